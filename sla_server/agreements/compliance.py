@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements import periods
-from sla_server.agreements.document import LatencyObjective, NoDataPolicy
+from sla_server.agreements.document import NoDataPolicy, Objective
 from sla_server.agreements.periods import CalendarWindow
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import State
@@ -61,7 +61,7 @@ class ObjectiveStatus:
 
 
 def standing(
-    item: InForce, objective: LatencyObjective, history: SliceHistory, judged_to_us: int, now_us: int
+    item: InForce, objective: Objective, history: SliceHistory, judged_to_us: int, now_us: int
 ) -> ObjectiveStatus:
     """Compute the figures.
 
@@ -110,7 +110,7 @@ def standing(
 
 
 def _burning(
-    objective: LatencyObjective, history: SliceHistory, period_us: int, judged_to_us: int
+    objective: Objective, history: SliceHistory, period_us: int, judged_to_us: int
 ) -> tuple[float, int, frozenset[str]]:
     """Burn rate over the last hour, bad slices in a row, and active alerts."""
     slice_us, target = history.length_us, objective.budgeting.target

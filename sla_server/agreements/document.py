@@ -125,9 +125,9 @@ class Agreement(Document):
     spec: AgreementSpec
 
     @property
-    def judged(self) -> list[LatencyObjective]:
-        """The objectives that this release judges."""
-        return [item for item in self.spec.objectives if isinstance(item, LatencyObjective)]
+    def judged(self) -> list[Objective]:
+        """The objectives that this release judges: all."""
+        return list(self.spec.objectives)
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any], known: dict[str, Any] | None = None) -> Agreement:
@@ -154,8 +154,7 @@ class Agreement(Document):
 
 # -- Models of the objectives: indicator, demand curve, applicability, budgeting.
 #
-# Latency at a percentile is judged in this release. The other indicators are validated and stored, so that
-# documents need no change later; ``Objective.is_judged`` says which is which.
+# All of them are judged (``slices``). Gateways count the limits of latency at a percentile.
 
 
 DAY_S: Final = 86_400
@@ -264,27 +263,27 @@ class _Metric(Strict):
 
 
 class MeanLatencyObjective(_Curve):
-    """Stored, not judged in this release."""
+    """The mean latency of a slice's I/Os is at or below the curve's value."""
 
     indicator: _Metric
 
 
 class IopsObjective(_Base):
-    """Stored, not judged in this release: at least this many I/Os a second when asked for."""
+    """At least this many I/Os a second when asked for."""
 
     indicator: _Metric
     promised_iops: float = Field(gt=0, le=1e9)
 
 
 class ThroughputObjective(_Base):
-    """Stored, not judged in this release: at least this many MB (10^6 bytes) a second when asked for."""
+    """At least this many MB (10^6 bytes) a second when asked for."""
 
     indicator: _Metric
     promised_mbps: float = Field(gt=0, le=1e6)
 
 
 class AvailabilityObjective(_Base):
-    """Stored, not judged in this release: some I/O completes within ``outage`` while any is outstanding."""
+    """Some I/O completes within ``outage`` while any is outstanding."""
 
     indicator: _Metric
     outage: Duration

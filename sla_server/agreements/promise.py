@@ -1,4 +1,4 @@
-"""A latency promise, reduced to what judging and control need, and what is in force at a moment.
+"""A promise, reduced to what judging and control need, and what is in force at a moment.
 
 The agreement document (``document``) is what people write; a ``Promise`` is one objective of one agreement in
 force. Pure data, no I/O. Source: SLA-MODEL.md 1 to 3.
@@ -6,6 +6,7 @@ force. Pure data, no I/O. Source: SLA-MODEL.md 1 to 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,7 +15,15 @@ from functools import cached_property
 from typing import Final, Literal
 
 from sla_server.agreements.calendars import CalendarInForce
-from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.document import (
+    Agreement,
+    AvailabilityObjective,
+    IopsObjective,
+    LatencyObjective,
+    MeanLatencyObjective,
+    Objective,
+    ThroughputObjective,
+)
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
 
@@ -50,14 +59,15 @@ class CurveStep:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One latency objective of one agreement in force.
+    """One objective of one agreement in force.
 
     Attributes:
         volumes: names or glob patterns; a stream is in scope if its volume matches one of them
         clients: names or glob patterns, ``("*",)`` for any client
         io: "any", "read" or "write"
-        percentile: 0..100, e.g. 95.0
-        curve: at least one step, rising in up_to_iops; the last may be infinite
+        percentile: 0..100, e.g. 95.0; of an indicator without one, that of I/Os that must not fail
+        curve: of the latencies at least one step, rising in up_to_iops, of which the last may be infinite;
+            of availability one step, ``outage``; of the rates none
         target_ratio: share of slices that must be good, 0..1
         floor_iops: the volumes in scope are never throttled below this
         metric: latency (at the percentile), mean_latency, iops, throughput or availability
@@ -158,14 +168,36 @@ class InForce:
         return is_excluded(self.agreement, self.work, start_us, end_us=end_us, calendar=self.calendar)
 
     @cached_property
-    def promises(self) -> tuple[Promise, ...]:
-        """Its judged objectives, reduced; made once, because a change of one agreement asks for all."""
+    def all_promises(self) -> tuple[Promise, ...]:
+        """Its objectives, reduced; made once, because a change of one agreement asks for all."""
         return tuple(promise_of(self, objective) for objective in self.agreement.judged)
 
+    @cached_property
+    def promises(self) -> tuple[Promise, ...]:
+        """Those of them whose limits gateways count: latency at a percentile."""
+        return tuple(promise for promise in self.all_promises if promise.metric == "latency")
 
-def promise_of(item: InForce, objective: LatencyObjective) -> Promise:
-    """One judged objective, reduced."""
+
+NO_PERCENTILE: Final = 99.0
+"""Of an indicator without a percentile: more than 1 % of failed I/Os are bad (SLA-MODEL.md 2)."""
+
+
+def promise_of(item: InForce, objective: Objective) -> Promise:
+    """One objective, reduced."""
     spec = item.agreement.spec
+    curve: tuple[CurveStep, ...] = ()
+    percentile, promised = NO_PERCENTILE, 0.0
+    match objective:
+        case LatencyObjective() | MeanLatencyObjective():
+            curve = tuple(CurveStep(step.limit_iops, step.threshold_us) for step in objective.demand_curve)
+            if isinstance(objective, LatencyObjective):
+                percentile = float(objective.indicator.percentile)
+        case IopsObjective():
+            promised = objective.promised_iops
+        case ThroughputObjective():
+            promised = objective.promised_mbps * MEGABYTE
+        case AvailabilityObjective():
+            curve = (CurveStep(math.inf, round(objective.outage * 1_000_000)),)
     return Promise(
         sla=item.name,
         version=item.version,
@@ -174,18 +206,20 @@ def promise_of(item: InForce, objective: LatencyObjective) -> Promise:
         volumes=tuple(spec.scope.volumes),
         clients=tuple(spec.scope.clients),
         io=spec.scope.io,
-        percentile=float(objective.indicator.percentile),
-        curve=tuple(CurveStep(step.limit_iops, step.threshold_us) for step in objective.demand_curve),
+        percentile=percentile,
+        curve=curve,
         target_ratio=objective.budgeting.target,
         slice_s=objective.budgeting.slice_s,
         floor_iops=spec.guarantee.floor_iops,
         floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
+        metric=objective.indicator.metric,
         counts_errors=objective.errors == "bad",
+        promised=promised,
     )
 
 
 def promises(items: Iterable[InForce]) -> list[Promise]:
-    """Every judged objective, in order of agreement and document."""
+    """Every latency objective at a percentile, in order of agreement and document."""
     return [promise for item in items for promise in item.promises]
 
 

@@ -21,7 +21,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -49,7 +49,7 @@ from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import Row, event_row
-from sla_server.db.ingest.transaction import IngestStore
+from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
@@ -164,6 +164,8 @@ def _run_threads(
     while True:
         watchdog.beat(LISTING_S)
         listing.refresh()
+        with suppress(DbError):  # away: the writer reports that
+            mark_alive(manager.engine, server_clock().unix_us())
         if stop.wait(REFRESH_S):
             break
     try:

@@ -44,6 +44,12 @@ COUNTERS: Final = (
     "cost_milli",
 )
 """Columns of a cut that are summed into rollups and hours, by the same names."""
+FAILED: Final = ("failed", "failed_reads", "failed_writes")
+"""I/Os completed with an error, as agents since release 0.2 count them by kind; summed into rollups."""
+OUTSTANDING: Final = ("oldest_ms", "stalled_ms")
+"""What a slot's cuts said of outstanding I/O, the largest of each (``wire.cut``)."""
+LATE_SUMS: Final = ("counted", "missed", "overdue", "settled", "failed", "failed_missed")
+"""Sums of ``rollup_missed``: I/Os compared with a limit, and what completions alone hide (``wire.cut``)."""
 
 
 def _key(name: str, kind: Any) -> Column[Any]:
@@ -124,6 +130,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
+    *(_count(name) for name in (*FAILED, *OUTSTANDING)),
     postgresql_partition_by="RANGE (slot_us)",
 )
 
@@ -134,7 +141,7 @@ rollup_missed = Table(
     _key("stream_id", BigInteger),
     _key("io", Integer),
     _key("threshold_us", BigInteger),
-    *(_count(name) for name in ("counted", "missed")),
+    *(_count(name) for name in LATE_SUMS),
     postgresql_partition_by="RANGE (slot_us)",
 )
 
@@ -154,9 +161,11 @@ coverage = Table(
     metadata,
     _key("slot_us", BigInteger),
     _key("gateway_id", Text),
-    *(_count(name) for name in ("covered_us", "cuts", "gap_cuts")),
+    *(_count(name) for name in ("covered_us", "cuts", "gap_cuts", "gap_ios")),
     postgresql_partition_by="RANGE (slot_us)",
 )
+
+outages = Table("outages", metadata, _key("from_us", BigInteger), _count("to_us"))
 
 progress = Table("progress", metadata, _key("gateway_id", Text), _count("corrected_us"))
 
@@ -221,6 +230,8 @@ slices = Table(
     _flag("inexact"),
     _flag("ours"),
     _count("judged_us"),
+    _text("reason"),
+    _float("measured"),
     Index("slices_start", "start_us"),
 )
 

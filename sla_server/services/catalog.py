@@ -24,7 +24,7 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements import thresholds
 from sla_server.agreements.calendars import BUILT_IN
 from sla_server.agreements.difference import bounded, differences
-from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
@@ -314,10 +314,6 @@ def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
 
 
 def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
-    for objective in agreement.spec.objectives:
-        if not isinstance(objective, LatencyObjective):
-            what = f"{objective.name} ({objective.indicator.metric})"
-            yield f"{agreement.name}: objective {what} is stored, not judged in this release"
     notice_s = agreement.spec.maintenance.notice
     for window in agreement.spec.maintenance.windows:
         start_us = from_local(window.start, window.tz or agreement.spec.time_zone)

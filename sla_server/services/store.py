@@ -78,6 +78,10 @@ class SqlReads:
         """Rollups, missed counts and coverage of the slots in the range."""
         return self._reader.slice_inputs(stream_ids, gateway_ids, from_us, to_us)
 
+    def outages(self, from_us: int, to_us: int) -> list[Row]:
+        """from_us and to_us of the times in which the server was down, of those that overlap the range."""
+        return self._reader.outages(from_us, to_us)
+
     def has_event(self, event_id: str, at_us: int) -> bool:
         """Whether an event that happened at ``at_us`` is in SQL."""
         cursor: str | None = None

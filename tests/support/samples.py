@@ -43,8 +43,9 @@ def make_cut(
     gap: int = 0,
     tg: int = 0,
     thresholds: Sequence[int] = (5_000, 12_000),
+    hidden: bool = False,
 ) -> Cut:
-    """A cut with pseudo-random contents that follow from (seq, seed)."""
+    """A cut with contents that follow from (seq, seed); ``hidden``: also OVERDUE, FAILED and OUTSTANDING."""
     gateway_id = gw or gateway(1)
     rng = np.random.default_rng((seq, seed, uuid.UUID(gateway_id).int & 0xFFFF))
     rows, hist, missed = [], [], []
@@ -79,6 +80,8 @@ def make_cut(
             missed.append(
                 (row, cuts.IO_ANY, threshold, len(latencies_us), int((latencies_us > threshold).sum()))
             )
+        if hidden:
+            missed += _hidden(rng, row, thresholds)
     return Cut(
         gateway_id=gateway_id,
         epoch=epoch,
@@ -92,6 +95,17 @@ def make_cut(
         missed=np.array(missed, dtype=MISSED_DTYPE),
         gap=gap,
     )
+
+
+def _hidden(rng: np.random.Generator, row: int, thresholds: Sequence[int]) -> list[tuple[int, ...]]:
+    """Entries of what completions alone hide."""
+    low, high = (int(value) for value in sorted(rng.integers(0, 9, size=2)))
+    found: list[tuple[int, ...]] = [(row, cuts.OUTSTANDING, 0, *(int(v) for v in rng.integers(0, 9_999, 2)))]
+    found += [(row, cuts.FAILED + io, 0, high, 0) for io in range(3)]
+    for threshold in thresholds:
+        found.append((row, cuts.OVERDUE + cuts.IO_ANY, threshold, low, high))
+        found.append((row, cuts.FAILED + cuts.IO_READ, threshold, high, low))
+    return found
 
 
 def cuts_message(items: Iterable[Cut], offset_us: int = 0, live: bool = False) -> bytes:
@@ -149,7 +163,7 @@ class Model:
     )
     hists: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0] * 198))
     missed: dict[tuple[int, int, int, int], list[int]] = field(
-        default_factory=lambda: defaultdict(lambda: [0, 0])
+        default_factory=lambda: defaultdict(lambda: [0] * len(schema.LATE_SUMS))
     )
     coverage: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -171,15 +185,24 @@ class Model:
                 for name in schema.COUNTERS:
                     sums[name] += int(item.counters[COL[name]][row])
                 sums["covered_us"] += item.duration_us
+                for name in (*schema.FAILED, *schema.OUTSTANDING):
+                    sums[name] += 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))
                 sums["inflight_max"] = max(sums["inflight_max"], int(item.counters[COL["inflight"]][row]))
             for row, bucket, count in item.hist.tolist():
                 if bucket < 198:
                     model.hists[slot, ids[row]][bucket] += count
-            for row, io, threshold, counted, missed in item.missed.tolist():
-                entry = model.missed[slot, ids[row], io, threshold]
-                entry[0] += counted
-                entry[1] += missed
+            for row, io, threshold, first, second in item.missed.tolist():
+                sums = model.slots[slot, ids[row]]
+                if io == cuts.OUTSTANDING:
+                    sums["oldest_ms"] = max(sums["oldest_ms"], first)
+                    sums["stalled_ms"] = max(sums["stalled_ms"], second)
+                elif io >= cuts.FAILED and threshold == 0:
+                    sums[schema.FAILED[io - cuts.FAILED]] += first
+                else:
+                    entry = model.missed[slot, ids[row], io % 4, threshold]
+                    entry[io // 4 * 2] += first
+                    entry[io // 4 * 2 + 1] += second
         return model
 
     def total(self, name: str) -> int:
@@ -203,7 +226,9 @@ def assert_database_holds(reader: SqlReader, items: Sequence[Cut], offset_us: in
         assert all(got[key][name] == whole[key][name] for name in got[key] if not name.startswith("hist"))
         assert [*got[key]["hist_read"].tolist(), *got[key]["hist_write"].tolist()] == model.hists[key]
     missed = {
-        (row["slot_us"], row["stream_id"], row["io"], row["threshold_us"]): [row["counted"], row["missed"]]
+        (row["slot_us"], row["stream_id"], row["io"], row["threshold_us"]): [
+            row[name] for name in schema.LATE_SUMS
+        ]
         for row in inputs.missed
     }
     assert missed == dict(model.missed)

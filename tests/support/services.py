@@ -15,6 +15,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from pmdaemon.wire.kinds import Kind
+from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
@@ -135,6 +136,10 @@ class FakeStore:
             within(self.coverage, "gateway_id", gateway_ids),
         )
 
+    def outages(self, from_us: int, to_us: int) -> list[Row]:
+        rows = self._table("outages", "outages")
+        return [row for row in rows if row["from_us"] < to_us and row["to_us"] > from_us]
+
     def has_event(self, event_id: str, at_us: int) -> bool:
         return any(row["event_id"] == event_id for row in self._table("events", "has_event"))
 
@@ -176,20 +181,27 @@ class FakeStore:
 
     def add_slot(
         self, slot_us: int, reads: int = 600, missed: int = 0, stream_id: int = 1, gateway: str = GATEWAY,
-        covered_us: int = MINUTE_US, gap_cuts: int = 0, threshold_us: int = 12_000,
+        covered_us: int = MINUTE_US, gap_cuts: int = 0, threshold_us: int = 12_000, gap_ios: int = 0,
+        **more: int,
     ) -> None:  # fmt: skip
-        """One minute of one stream, ingested: rollup, missed, coverage and progress."""
+        """One minute of one stream, ingested: rollup, missed, coverage and progress.
+
+        ``more``: further columns of the rollup, or of what is compared with the limit.
+        """
         hist = np.zeros(BUCKETS, dtype=np.int64)
         hist[bucket_of_ns(5_000_000)] = reads
-        if reads:
+        late = {name: more.pop(name, 0) for name in LATE_SUMS[2:]}
+        if reads or more or any(late.values()):
             self.rollups.append(
                 {"slot_us": slot_us, "stream_id": stream_id, "arrived": reads, "reads": reads, "writes": 0,
                  "read_bytes": reads * 4096, "write_bytes": 0, "hist_read": hist,
-                 "hist_write": np.zeros(BUCKETS, dtype=np.int64)}
+                 "hist_write": np.zeros(BUCKETS, dtype=np.int64), "lat_sum_us": reads * 5_000,
+                 **dict.fromkeys(("errors", *FAILED, *OUTSTANDING, "held_max", "inflight_max"), 0),
+                 "covered_us": covered_us, **more}
             )  # fmt: skip
             self.missed.append(
                 {"slot_us": slot_us, "stream_id": stream_id, "io": 0, "threshold_us": threshold_us,
-                 "counted": reads, "missed": missed}
+                 "counted": reads, "missed": missed, **late}
             )  # fmt: skip
         self.coverage.append(
             {
@@ -198,6 +210,7 @@ class FakeStore:
                 "covered_us": covered_us,
                 "cuts": 60,
                 "gap_cuts": gap_cuts,
+                "gap_ios": gap_ios,
             }
         )
         self.progress_us[gateway] = max(self.progress_us.get(gateway, 0), slot_us + MINUTE_US)

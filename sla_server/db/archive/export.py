@@ -48,8 +48,8 @@ PART_ROWS: Final = (
 _PARTS: Final = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)  # whole minutes, and so whole slots
 _MOVED: Final = ((ROLLUPS, schema.rollups), (MISSED, schema.rollup_missed))
 _SUMMED: Final = {
-    ROLLUPS: ("arrived", "reads", "writes", "read_bytes", "write_bytes", "others", "covered_us"),
-    MISSED: ("counted", "missed"),
+    ROLLUPS: ("arrived", "reads", "writes", "read_bytes", "write_bytes", "others", "errors", "covered_us"),
+    MISSED: ("counted", "missed", "overdue", "settled"),
 }
 
 

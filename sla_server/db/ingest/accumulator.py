@@ -24,12 +24,13 @@ import numpy.typing as npt
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut
+from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.intake import spool_floors
-from sla_server.db.schema import COUNTERS, HOUR_US, STREAM_SUMS
+from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
 
-SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts")
-"""Summed columns of an accumulator; the first ones are those of a cut."""
-MAXIMA: Final = ("held_max", "inflight_max", "last_us")
+SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", *FAILED)
+"""Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
+MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING)
 _FIRST_ROWS: Final = 256
 MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
 FULL_BYTES: Final = 512 << 20  # accumulators of 4 slots of 64,000 streams
@@ -38,9 +39,13 @@ FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 
 SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
-ROLLUP_SUMS: Final = (*COUNTERS, "covered_us")
-HOUR_SUMS: Final = (*ROLLUP_SUMS, "caps_us")
+ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", *FAILED)
+HOUR_SUMS: Final = (*COUNTERS, "covered_us", "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
+ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING)
+_FIRST_FAILED: Final = SUMS.index(FAILED[0])
+_FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING[0])
+_KEY: Final = (1 << 59) - 1  # of a key of MissedSums, without what is counted
 GatewaySums = dict[tuple[int, str], list[int]]
 
 
@@ -143,14 +148,23 @@ class Accumulator:
 
         Args:
             number: stream of each row, shape (rows,).
-            sums: a column of shape (rows,) for each of SUMS.
-            maxima: the same for MAXIMA.
+            sums: a column of shape (rows,) for each of SUMS, but FAILED.
+            maxima: the same for MAXIMA, but OUTSTANDING.
         """
-        for into, column in zip(self.sums, sums, strict=True):
+        for into, column in zip(self.sums[:_FIRST_FAILED], sums, strict=True):
             np.add.at(into, number, column)
-        for into, column in zip(self.maxima, maxima, strict=True):
+        for into, column in zip(self.maxima[:_FIRST_OUTSTANDING], maxima, strict=True):
             np.maximum.at(into, number, column)
         self.is_touched[number] = True
+
+    def add_failed(self, number: Int64s, io: Int64s, count: Int64s) -> None:
+        """Add failed I/Os of kinds IO_ANY, IO_READ and IO_WRITE, all of shape (entries,)."""
+        np.add.at(self.sums, (_FIRST_FAILED + io, number), count)
+
+    def add_outstanding(self, number: Int64s, oldest_ms: Int64s, stalled_ms: Int64s) -> None:
+        """Raise the ages of outstanding I/O, all of shape (entries,)."""
+        np.maximum.at(self.maxima[_FIRST_OUTSTANDING], number, oldest_ms)
+        np.maximum.at(self.maxima[_FIRST_OUTSTANDING + 1], number, stalled_ms)
 
     def add_hist(self, number: Int64s, bucket: Int64s, count: Int64s) -> None:
         """Add histogram entries, all of shape (entries,)."""
@@ -167,16 +181,17 @@ class Accumulator:
 
 
 class MissedSums:
-    """Counted and missed I/Os of one slot by (stream number, io, threshold)."""
+    """I/Os of one slot compared with limits, by (stream number, io, threshold): the columns of LATE_SUMS."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[Int64s, Int64s, Int64s]] = []
         self._entries = 0
 
     def add(self, number: Int64s, entries: npt.NDArray[Any]) -> None:
-        """Add MISSED_DTYPE entries of the streams ``number``."""
-        # 29 bits of stream number, 2 of io, 32 of threshold.
-        key = (number << 34) | (entries["io"].astype(np.int64) << 32) | entries["threshold_us"]
+        """Add MISSED_DTYPE entries of the streams ``number``: comparisons, OVERDUE and FAILED of a limit."""
+        # 2 bits of what is counted, 25 of stream number, 2 of io, 32 of threshold.
+        io = entries["io"].astype(np.int64)
+        key = (io >> 2 << 59) | (number << 34) | ((io & 3) << 32) | entries["threshold_us"]
         self._parts.append((key, entries["counted"].astype(np.int64), entries["missed"].astype(np.int64)))
         self._entries += len(key)
         if self._entries > MISSED_COMPACT:
@@ -195,18 +210,18 @@ class MissedSums:
         )
 
     def columns(self) -> dict[str, Int64s]:
-        """``number``, ``io``, ``threshold_us``, ``counted``, ``missed``, each of shape (n,)."""
+        """``number``, ``io``, ``threshold_us`` and the columns of LATE_SUMS, each of shape (n,)."""
         if not self._parts:
-            empty = np.zeros(0, dtype=np.int64)
-            return dict.fromkeys(("number", "io", "threshold_us", "counted", "missed"), empty)
-        key, counted, missed = self._added_up()
-        return {
-            "number": key >> 34,
-            "io": (key >> 32) & 3,
-            "threshold_us": key & 0xFFFF_FFFF,
-            "counted": counted,
-            "missed": missed,
-        }
+            return dict.fromkeys(("number", "io", "threshold_us", *LATE_SUMS), np.zeros(0, dtype=np.int64))
+        keys, first, second = self._added_up()
+        base = np.unique(keys & _KEY)
+        sums = {name: np.zeros(len(base), dtype=np.int64) for name in LATE_SUMS}
+        for kind in range(3):  # comparisons, OVERDUE, FAILED
+            chosen = keys >> 59 == kind
+            place = np.searchsorted(base, keys[chosen] & _KEY)
+            sums[LATE_SUMS[2 * kind]][place] = first[chosen]
+            sums[LATE_SUMS[2 * kind + 1]][place] = second[chosen]
+        return {"number": base >> 34, "io": (base >> 32) & 3, "threshold_us": base & 0xFFFF_FFFF, **sums}
 
 
 class IngestWindow:
@@ -214,20 +229,22 @@ class IngestWindow:
 
     Args:
         slot_us: rollup interval.
+        counters: of the cuts before; one of its own by default.
 
     Attributes:
         streams: numbers of all streams.
         slots: by slot_us.
         hours: by hour_us; only ``hist`` and ``is_touched`` are used: sums follow from the slots.
         missed: by slot_us.
-        coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts].
+        coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts, gap_ios].
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
         marks: (gateway_id, epoch) to the highest seq.
         left_out: numbers of streams that SQL does not get.
     """
 
-    def __init__(self, slot_us: int) -> None:
+    def __init__(self, slot_us: int, counters: CounterMemory | None = None) -> None:
         self._slot_us = slot_us
+        self._counters = counters or CounterMemory()
         self.reset()
 
     def reset(self) -> None:
@@ -271,11 +288,12 @@ class IngestWindow:
         for item in items:
             cut, start_us = item.cut, item.start_us
             sums = self.coverage.setdefault(
-                (start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0]
+                (start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0, 0]
             )
             sums[0] += cut.duration_us
             sums[1] += 1
             sums[2] += cut.gap
+            sums[3] += self._counters.unseen_ios(cut, start_us)
             last = self.newest.setdefault(cut.gateway_id, [0, 0, 0])
             # No cut ends after its receipt: an agent's clock that jumps must not say how far it got.
             end_us = min(start_us + cut.duration_us, item.recv_us)
@@ -309,6 +327,14 @@ class IngestWindow:
             if len(missed):
                 sums = self.missed.setdefault(slot, MissedSums())
                 sums.add(_picked(number[rows.missed_row], in_missed), missed)
+            for found, row, add in (
+                (rows.failed, rows.failed_row, accumulator.add_failed),
+                (rows.outstanding, rows.outstanding_row, accumulator.add_outstanding),
+            ):
+                if len(row):
+                    in_found = None if mask is None else mask[row]
+                    first, second = (_picked(column, in_found) for column in found)
+                    add(_picked(number[row], in_found), first, second)
 
     def _accumulator(self, accumulators: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
         accumulator = accumulators.get(time_us)
@@ -329,8 +355,9 @@ class IngestWindow:
         accumulator = self.slots[slot_us]
         rows = accumulator.rows(self._order)
         columns = {"slot_us": np.full(len(rows), slot_us), "stream_id": self.streams.ids[rows]}
-        columns |= {name: accumulator.sums[index][rows] for index, name in enumerate(ROLLUP_SUMS)}
-        return rows, columns | {name: accumulator.maxima[index][rows] for index, name in enumerate(GAUGES)}
+        columns |= {name: accumulator.sums[SUMS.index(name)][rows] for name in ROLLUP_SUMS}
+        columns |= {name: accumulator.maxima[MAXIMA.index(name)][rows] for name in ROLLUP_GAUGES}
+        return rows, columns
 
     def hour_columns(self, hour_us: int) -> tuple[Int64s, dict[str, Int64s]]:
         """The same of ``rollup_hours``."""
@@ -364,7 +391,7 @@ class IngestWindow:
                 columns = {name: column[kept] for name, column in columns.items()}
             columns["stream_id"] = self.streams.ids[columns.pop("number")]
             parts.append({"slot_us": np.full(len(columns["io"]), slot_us), **columns})
-        names = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
+        names = ("slot_us", "stream_id", "io", "threshold_us", *LATE_SUMS)
         empty: Int64s = np.zeros(0, dtype=np.int64)
         joined = {name: np.concatenate([empty, *(part[name] for part in parts)]) for name in names}
         order = np.lexsort((joined["threshold_us"], joined["io"], joined["stream_id"], joined["slot_us"]))

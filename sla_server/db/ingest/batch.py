@@ -24,7 +24,18 @@ from pmdaemon.errors import WireError
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE, Cut, overflows, problem_of
+from pmdaemon.wire.cut import (
+    COL,
+    FAILED,
+    IO_ANY,
+    IO_READ,
+    IO_WRITE,
+    OUTSTANDING,
+    OVERDUE,
+    Cut,
+    overflows,
+    problem_of,
+)
 from pmdaemon.wire.kinds import Kind
 from sla_server.db.errors import BadRecord
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
@@ -231,10 +242,13 @@ class CutRows:
 
     Attributes:
         item: index of each row's cut, shape (n,).
-        sums: the columns of SUMS, each of shape (n,).
-        maxima: the columns of MAXIMA.
+        sums: the columns of SUMS that each row has, each of shape (n,).
+        maxima: those of MAXIMA.
         hist_row: row of each entry of the two total histograms; ``hist_bucket`` and ``hist_count`` alike.
-        missed_row: row of each entry of ``missed`` (MISSED_DTYPE).
+        missed: MISSED_DTYPE, entries that compare I/Os with a limit: completions, OVERDUE and FAILED.
+        missed_row: row of each of them.
+        failed: (kind, count) of I/Os that failed, columns of shape (entries,); ``failed_row`` alike.
+        outstanding: (oldest_ms, stalled_ms) likewise; ``outstanding_row`` alike.
     """
 
     def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
@@ -255,8 +269,7 @@ class CutRows:
         self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
         self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
         self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
-        self.missed = columns.missed
-        self.missed_row: Int64s = self.missed["row"] + np.repeat(offsets, columns.missed_entries)
+        self._sort_missed(columns.missed, columns.missed["row"] + np.repeat(offsets, columns.missed_entries))
         held = counters[COL["held"]]
         was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
         self.sums = [
@@ -268,11 +281,33 @@ class CutRows:
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
 
+    def _sort_missed(self, missed: npt.NDArray[Any], row: Int64s) -> None:
+        """Entries by what they say; nearly always all of them compare completions with a limit."""
+        nothing: Int64s = np.zeros(0, dtype=np.int64)
+        self.missed, self.missed_row = missed, row
+        self.failed = self.outstanding = nothing, nothing
+        self.failed_row = self.outstanding_row = nothing
+        kind = missed["io"]
+        if not len(kind) or int(kind.max()) < OVERDUE:
+            return
+        is_outstanding = kind >= OUTSTANDING
+        is_failed = (kind >= FAILED) & ~is_outstanding & (missed["threshold_us"] == 0)
+        found = missed[is_outstanding]
+        self.outstanding_row = row[is_outstanding]
+        self.outstanding = found["counted"].astype(np.int64), found["missed"].astype(np.int64)
+        found = missed[is_failed]
+        self.failed_row = row[is_failed]
+        self.failed = found["io"].astype(np.int64) - FAILED, found["counted"].astype(np.int64)
+        of_limits = ~is_outstanding & ~is_failed
+        self.missed, self.missed_row = missed[of_limits], row[of_limits]
+
     def _missed_any(self) -> Int64s:
-        """I/Os of each row above the lowest threshold that applied to them."""
+        """Completed I/Os of each row above the lowest threshold that applied to them."""
         worst = np.zeros((3, self.n), dtype=np.int64)
-        flat = self.missed["io"].astype(np.int64) * self.n + self.missed_row
-        np.maximum.at(worst.reshape(-1), flat, self.missed["missed"].astype(np.int64))
+        io = self.missed["io"].astype(np.int64)
+        done = io <= IO_WRITE
+        flat = io[done] * self.n + self.missed_row[done]
+        np.maximum.at(worst.reshape(-1), flat, self.missed["missed"][done].astype(np.int64))
         most: Int64s = np.maximum(worst[IO_ANY], worst[IO_READ] + worst[IO_WRITE])
         return most
 

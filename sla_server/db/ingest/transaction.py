@@ -36,8 +36,9 @@ from sla_server.db.archive.manifest import FinishedFile
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
 from sla_server.db.histogram_codec import Int64s
-from sla_server.db.ingest.accumulator import GAUGES, HOUR_SUMS, ROLLUP_SUMS, IngestWindow
+from sla_server.db.ingest.accumulator import GAUGES, HOUR_SUMS, ROLLUP_GAUGES, ROLLUP_SUMS, IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
+from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.inventory import has_inventory, store_inventory
 from sla_server.db.ingest.queue import IngestRecord
@@ -50,6 +51,10 @@ log = structlog.get_logger("db-writer")
 Decode = Callable[[list[bytes]], Int64s]
 AHEAD_US: Final = 60_000_000
 """More than clocks in order, and ways, can make of a time."""
+ALIVE_KEY: Final = "alive_us"
+"""Key of ``meta``: when the server was last seen to be up."""
+OUTAGE_US: Final = 15_000_000
+"""Shorter ones lose nothing: agents keep their cuts. The mark is as old as REFRESH_S (``process``)."""
 FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
 MAX_NAMELESS: Final = MAX_ROWS
 
@@ -100,6 +105,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
+        self._counters = CounterMemory()
         self._now_us = 0
         self._rollup_s = rollup_s
         self._clock = clock
@@ -126,7 +132,7 @@ class IngestStore:
             # A database of an older release: its records were stored together with the sums.
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
-            self._check_clock(connection)
+            note_outage(connection, self._check_clock(connection))
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
@@ -172,7 +178,7 @@ class IngestStore:
 
     def window(self) -> IngestWindow:
         """An empty window of this store's interval."""
-        return IngestWindow(self._rollup_s * 1_000_000)
+        return IngestWindow(self._rollup_s * 1_000_000, self._counters)
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -326,7 +332,9 @@ def store_statistics(connection: Connection, window: IngestWindow, now_us: int) 
             connection, schema.rollups, slot_us, columns["stream_id"], hist, histogram_codec.decode_many
         )
         values: Columns = {**columns, "hist": histogram_codec.encode_many(hist)}
-        upsert_columns(connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=GAUGES, set_=("hist",))
+        upsert_columns(
+            connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=ROLLUP_GAUGES, set_=("hist",)
+        )
     for hour_us, accumulator in sorted(window.hours.items()):
         rows, columns = window.hour_columns(hour_us)
         hist, table = accumulator.hist_of(rows), schema.rollup_hours
@@ -334,10 +342,30 @@ def store_statistics(connection: Connection, window: IngestWindow, now_us: int) 
         values = {**columns, "hist": histogram_codec.encode_hours(hist)}
         upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
     missed = window.missed_columns()
-    upsert_columns(connection, schema.rollup_missed, missed, add=("counted", "missed"))
+    upsert_columns(connection, schema.rollup_missed, missed, add=schema.LATE_SUMS)
     _store_stream_sums(connection, window)
     _store_gateway_sums(connection, window)
     _store_watermarks(connection, window, now_us)
+
+
+def mark_alive(engine: Engine, now_us: int) -> None:
+    """Note in SQL that the server is up; ``note_outage`` of the next start compares.
+
+    Raises:
+        DatabaseUnavailable: retryable; a mark that is missing makes an outage longer by that time.
+    """
+    with begin(engine) as connection:
+        row = {"key": ALIVE_KEY, "value": str(now_us)}
+        upsert(connection, schema.meta, [row], set_=("value",))
+
+
+def note_outage(connection: Connection, now_us: int) -> None:
+    """At a start: record in ``outages`` since when the server was down, if it was for long."""
+    table = schema.meta
+    value = connection.execute(select(table.c.value).where(table.c.key == ALIVE_KEY)).scalar()
+    if value is not None and now_us - int(value) > OUTAGE_US:
+        upsert(connection, schema.outages, [{"from_us": int(value), "to_us": now_us}])
+    upsert(connection, table, [{"key": ALIVE_KEY, "value": str(now_us)}], set_=("value",))
 
 
 def forget_future(connection: Connection, now_us: int) -> int:
@@ -387,7 +415,7 @@ def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
 
 def _store_gateway_sums(connection: Connection, window: IngestWindow) -> None:
     """Coverage, progress and the gateways' newest cut: a row a gateway, not a row a stream."""
-    names = ("covered_us", "cuts", "gap_cuts")
+    names = ("covered_us", "cuts", "gap_cuts", "gap_ios")
     coverage = [
         {"slot_us": slot_us, "gateway_id": gateway_id, **dict(zip(names, sums, strict=True))}
         for (slot_us, gateway_id), sums in window.coverage.items()

@@ -50,6 +50,13 @@ _JUDGED: Final = (
     "writes",
     "read_bytes",
     "write_bytes",
+    "errors",
+    "lat_sum_us",
+    "covered_us",
+    "held_max",
+    "inflight_max",
+    *schema.FAILED,
+    *schema.OUTSTANDING,
     "hist",
 )
 IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
@@ -62,10 +69,13 @@ class SliceInputs:
 
     Attributes:
         rows: a dict a (slot, stream): slot_us, stream_id, arrived, reads, writes, read_bytes, write_bytes,
+            errors, lat_sum_us, covered_us, held_max, inflight_max, the columns of FAILED and OUTSTANDING,
             and hist_read, hist_write (int64, shape (99,)).
-        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, counted, missed.
+        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, and the columns
+            of LATE_SUMS.
         coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
-            had to drop). Covers gateways whose streams were idle, too: an idle stream has no row.
+            had to drop), gap_ios (I/Os that no cut counts). Covers gateways whose streams were idle, too: an
+            idle stream has no row.
     """
 
     rows: list[Row]
@@ -413,6 +423,12 @@ class SqlReader:
                 coverage += self._fetch(connection, statement)
         _decode_hist(rows)
         return SliceInputs(rows, missed, coverage)
+
+    def outages(self, from_us: int, to_us: int) -> list[Row]:
+        """Times in which the server was down, from_us and to_us, that overlap the range; oldest first."""
+        table = schema.outages
+        overlaps = table.c.from_us < to_us, table.c.to_us > from_us
+        return self._rows(select(table).where(*overlaps).order_by(table.c.from_us))
 
     def missed(
         self, stream_ids: Collection[int], from_us: int, to_us: int

@@ -7,9 +7,10 @@ replaces itself. Rows and the alert events they cause travel in one RECORD in th
 active before is computed from the slices in SQL, so a restart neither repeats an alert nor swallows one.
 
 A gap is *ours* (policy ``bad_if_ours``) when the agent lived through it and counted, but we lost the cuts:
-the first cut after the gap says how many the spool dropped (``coverage.gap_cuts``). A gateway host that was
-gone drops nothing, so its gaps are not ours. While a gap lasts nobody knows; the slice is no_data, not
-ours, and is revised when the gateway reports again.
+the first cut after the gap says how many the spool dropped (``coverage.gap_cuts``), or its lifetime counters
+have moved (``gap_ios``); or when the server was down in it (table ``outages``). A gateway host that was gone
+drops and counts nothing, so its gaps are not ours. While a gap lasts it is not known; the slice is no_data,
+not ours, and is revised when the gateway reports again.
 
 Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
 Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
@@ -32,7 +33,7 @@ from sla_server.agreements.compliance import ObjectiveStatus, code_of
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
 from sla_server.services.judging.inputs import SliceRows
-from sla_server.services.judging.objectives import Key, ObjectiveHistory
+from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
 from sla_server.services.judging.scopes import DueQueue, JudgeScopes, Name
 from sla_server.services.judging.track import (
     JUDGE_BACK_US,
@@ -73,6 +74,7 @@ class Judgement:
     Attributes:
         rows: slices and events to record, in order
         bad: (key, start_us, end_us) of slices that turned out bad for the first time
+        revised: (start_us, state before, state now) of slices that late data changed, by key
         standings: of every judged objective in force
         changed: those whose status was computed again
         interrupted: the database went away before all that was due was judged
@@ -80,6 +82,7 @@ class Judgement:
 
     rows: Rows = field(default_factory=list)
     bad: list[tuple[Key, int, int]] = field(default_factory=list)
+    revised: dict[Key, list[tuple[int, str, str]]] = field(default_factory=dict)
     standings: dict[Key, ObjectiveStatus] = field(default_factory=dict)
     changed: set[Key] = field(default_factory=set)
     interrupted: SlaError | None = None
@@ -197,6 +200,7 @@ class Judge:
         judged = {(row["name"], row["objective"]): None for _, row in result.rows}
         result.changed, events = self._books.stand(judged, now_us)
         result.rows += events
+        result.rows += revision_events(result.revised, now_us)
         result.standings = dict(self._books.standings)
         return result
 
@@ -297,7 +301,7 @@ class Judge:
         gateways = sorted(set(streams.values()))
         found = self._store.slice_inputs(list(streams), gateways, start_us, end_us)
         self._late_cuts.note(found.coverage)
-        inputs = SliceRows(found)
+        inputs = SliceRows(found, self._store.outages(start_us, end_us))
         by_gateway: dict[str, list[_Due]] = defaultdict(list)
         for due in dues:
             for name in {stream.gateway_id for stream in due.scope}:
@@ -332,12 +336,18 @@ class Judge:
             excluded=track.item.excluded(start_us, end_us) is not None,
             slack_us=max((inputs.cut_us(name, start_us, end_us) for name in gateways), default=0.0),
         )
-        thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
-        ours = verdict.state == "no_data" and any(inputs.is_ours(name, start_us, end_us) for name in thin)
-        row = _slice_row(track, start_us, verdict, ours, now_us)
+        lost = ""
+        if verdict.reason == "no-samples":
+            thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
+            lost = next(filter(None, (inputs.lost_by_us(name, start_us, end_us) for name in thin)), "")
+        ours = bool(lost)
+        row = _slice_row(track, start_us, verdict, lost, now_us)
+        before = track.state_of(start_us)
         if not track.settle(row, frozenset(name for name in gateways if progress.get(name, 0) < end_us)):
             return
         result.rows.append(("slices", row))
+        if before not in ("", verdict.state):
+            result.revised.setdefault(track.key, []).append((start_us, before, verdict.state))
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
         self._books.enter(track, start_us, code_of(verdict.state, ours))
@@ -366,7 +376,8 @@ def _is_thin(covered_us: int, due: _Due) -> bool:
     return covered_us < MIN_COVERAGE_RATIO * due.track.length_us
 
 
-def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, ours: bool, now_us: int) -> Row:
+def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, lost: str, now_us: int) -> Row:
+    """A row of table ``slices``; ``lost``: how we lost the data that are missing, if it was us."""
     return {
         "name": track.item.name,
         "objective": track.objective.name,
@@ -381,8 +392,10 @@ def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, ours: bool, n
         "threshold_us": verdict.threshold_us,
         "coverage_ratio": verdict.coverage_ratio,
         "inexact": verdict.inexact,
-        "ours": ours,
+        "ours": bool(lost),
         "judged_us": now_us,
+        "reason": lost or verdict.reason,
+        "measured": verdict.measured,
     }
 
 

@@ -9,7 +9,8 @@ State: a book and a standing an objective. Belongs to the SQL worker's thread; n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,9 @@ from sla_server.services.rows import Row, Rows, event_row, identity
 MOST_STANDINGS: Final = 512
 """Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
 PERIOD_BACK_US: Final = 445 * DAY_US  # the longest window and a tenth; slices are kept 13 months
+MOST_REVISED: Final = 20
+"""Objectives of one pass that have an event each about revised slices."""
+MOST_LISTED: Final = 20
 Key = tuple[str, str]
 
 
@@ -134,3 +138,36 @@ def _alert_events(found: ObjectiveStatus, before: frozenset[str], at_us: int) ->
         event_id = identity("alert", kind, subject, alert, at_us)
         rows.append(event_row(kind, severity, "sla", subject, f"{subject}: {text}", at_us, details, event_id))
     return rows
+
+
+def revision_events(revised: Mapping[Key, Sequence[tuple[int, str, str]]], now_us: int) -> Rows:
+    """Events about slices that were judged again because data came late, and turned out otherwise.
+
+    One an objective; but one for all if they are many, as after an outage.
+
+    Args:
+        revised: (start_us, state before, state now) of each slice.
+        now_us: wall clock.
+    """
+    rows: Rows = []
+    for (name, objective), slices in revised.items() if len(revised) <= MOST_REVISED else ():
+        subject = f"{name}/{objective}"
+        details = {"slices": [list(each) for each in slices[:MOST_LISTED]], "count": len(slices)}
+        text = f"{subject}: late data changed {_counted(slices)}"
+        rows.append(event_row("slices-revised", "info", "sla", subject, text, now_us, details))
+    if len(revised) > MOST_REVISED:
+        slices = [each for found in revised.values() for each in found]
+        names = sorted({name for name, _ in revised})
+        text = f"late data changed {_counted(slices)}, of {len(revised)} objectives"
+        details = {"agreements": names[:MOST_LISTED], "objectives": len(revised), "count": len(slices)}
+        rows.append(event_row("slices-revised", "info", "server", "judging", text, now_us, details))
+    return rows
+
+
+def _counted(slices: Sequence[tuple[int, str, str]]) -> str:
+    changes = Counter((before, now) for _, before, now in slices)
+    parts = [
+        f"{count} from {before} to {now}".replace("_", " ")
+        for (before, now), count in sorted(changes.items())
+    ]
+    return f"{len(slices)} judged slice{'s' * (len(slices) > 1)}: {', '.join(parts)}"

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sla_server.agreements.document import LatencyObjective
+from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, Promise
 from sla_server.services.store import Row
 
@@ -66,10 +66,10 @@ def fingerprint_of(row: Row) -> Fingerprint:
 class Track:
     """See the module."""
 
-    def __init__(self, item: InForce, objective: LatencyObjective) -> None:
+    def __init__(self, item: InForce, objective: Objective) -> None:
         self.item = item
         self.objective = objective
-        self.promise: Promise = next(p for p in item.promises if p.objective == objective.name)
+        self.promise: Promise = next(p for p in item.all_promises if p.objective == objective.name)
         self.length_us = objective.budgeting.slice_s * SECOND_US
         self.next_us = -(-item.applied_us // self.length_us) * self.length_us
         self.judged: dict[int, Judged] = {}
@@ -232,6 +232,11 @@ class Track:
         """A due slice could not be judged; it is due again."""
         if start_us in self.judged:
             self._late.add(start_us)
+
+    def state_of(self, start_us: int) -> str:
+        """The state of a slice that was judged and is remembered, else nothing."""
+        judged = self.judged.get(start_us)
+        return str(judged.fingerprint[0]) if judged is not None else ""
 
     def settle(self, row: Row, lacking: frozenset[str]) -> bool:
         """Note a judgement; sets the row's revision. False if it says nothing new."""

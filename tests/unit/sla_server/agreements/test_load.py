@@ -236,11 +236,11 @@ def test_too_large_a_text_is_refused() -> None:
         ("availability", "outage: 30s"),
     ],
 )
-def test_other_indicators_are_valid_and_not_judged(metric: str, keys: str) -> None:
+def test_all_indicators_are_judged(metric: str, keys: str) -> None:
     objective = f"  - {{name: other, indicator: {{metric: {metric}}}, {keys}, budgeting: {{target: 0.99}}}}\n"
     found = agreement(simple() + objective)
     assert [item.name for item in found.spec.objectives] == ["latency", "other"]
-    assert [item.name for item in found.judged] == ["latency"]
+    assert [item.name for item in found.judged] == ["latency", "other"]
     assert problems_of(simple() + objective.replace(keys, "nothing: 1"))
 
 

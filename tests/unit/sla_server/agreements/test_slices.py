@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
+from sla_server.agreements import slices
 from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import promises
-from sla_server.agreements.slices import SliceVerdict, StreamSlot, exceeds, judge_slice
+from sla_server.agreements.slices import REASONS, LimitCounts, SliceVerdict, StreamSlot, exceeds, judge_slice
 from tests.support.agreements import agreement, in_force, simple
 
 MINUTE_US = 60_000_000
@@ -24,11 +26,13 @@ def slot(
     reads: int = 100,
     missed: int | None = 0,
     latency_us: int = 5000,
-    counts: dict[tuple[int, int], tuple[int, int]] | None = None,
+    counts: dict[tuple[int, int], tuple[int, ...]] | None = None,
     **keys: Any,
 ) -> StreamSlot:
     hist = np.zeros(BUCKETS, dtype=np.int64)
     hist[bucket_of_ns(latency_us * 1000)] = reads
+    hist_write = np.zeros(BUCKETS, dtype=np.int64)
+    hist_write[bucket_of_ns(latency_us * 1000)] = keys.get("writes", 0)
     if counts is None:
         counts = {} if missed is None else {(IO_ANY, 12_000): (reads + keys.get("writes", 0), missed)}
     values: dict[str, Any] = {
@@ -38,8 +42,9 @@ def slot(
         "read_bytes": reads * 4096,
         "write_bytes": 0,
         "hist_read": hist,
-        "hist_write": np.zeros(BUCKETS, dtype=np.int64),
-        "missed": counts,
+        "hist_write": hist_write,
+        "lat_sum_us": (reads + keys.get("writes", 0)) * latency_us,
+        "missed": {key: LimitCounts(*values) for key, values in counts.items()},
     }
     return StreamSlot(**{**values, **keys})
 
@@ -168,3 +173,216 @@ def test_one_cut_that_stands_in_the_slice_before_is_not_missed() -> None:
     assert state(4, 1) == ("good", 0.8)
     assert state(3, 1) == ("no_data", 0.6)
     assert state(4, 0) == ("no_data", 0.8)
+
+
+# -- Never good without proof
+
+
+def judge_as(promise_keys: str, *slots: StreamSlot, io: str = "any", min_ios: int = 10) -> SliceVerdict:
+    """Judge the slots by an objective of these keys."""
+    text = simple().replace("clients:", f"io: {io}, clients:")
+    objective = f"  - {{name: other, {promise_keys}, budgeting: {{target: 0.99}}}}\n"
+    *_, promise = in_force(text + objective).all_promises
+    clauses = Applicability(min_ios_per_slice=min_ios)
+    return judge_slice(promise, clauses, slots, {"gw": MINUTE_US}, length_us=MINUTE_US, excluded=False)
+
+
+def outcome(found: SliceVerdict) -> tuple[str, str]:
+    return found.state, found.reason
+
+
+CURVE = "demand_curve: [{up_to_iops: 500, value_ms: 12}]"
+INDICATORS = {
+    "latency": f"indicator: {{metric: latency, percentile: 95}}, {CURVE}",
+    "mean_latency": f"indicator: {{metric: mean_latency}}, {CURVE}",
+    "iops": "indicator: {metric: iops}, promised_iops: 100",
+    "throughput": "indicator: {metric: throughput}, promised_mbps: 1",
+    "availability": "indicator: {metric: availability}, outage: 5s",
+}
+every_indicator = pytest.mark.parametrize("keys", INDICATORS.values(), ids=INDICATORS)
+
+
+@every_indicator
+def test_a_hang_is_bad_in_each_slice_it_reaches_into(keys: str) -> None:
+    """182 s with 32 I/Os in flight and no completion: two whole slices, and the ends of two more."""
+    began = slot(600, counts={(IO_ANY, 12_000): (600, 0, 32)}, oldest_ms=59_000, stalled_ms=59_000)
+    lasts = slot(0, counts={}, oldest_ms=119_000, stalled_ms=119_000, arrived=0)
+    ended = slot(32, counts={(IO_ANY, 12_000): (32, 32, 0, 32)}, stalled_ms=182_000)
+    for each in (began, lasts, ended):
+        assert outcome(judge_as(keys, each)) == ("bad", "hung")
+        assert judge_as(keys, slot(5000), each).state == "bad", "a stream of the scope hangs"
+
+
+@every_indicator
+def test_storage_that_fails_everything_is_bad_at_any_rate(keys: str) -> None:
+    for n in (3, 600, 10_000_000):
+        failing = slot(
+            n,
+            latency_us=50,
+            errors=n,
+            failed=n,
+            failed_reads=n,
+            counts={(IO_ANY, 12_000): (n, 0, 0, 0, n, 0)},
+        )
+        assert outcome(judge_as(keys, failing)) == ("bad", "failed")
+
+
+@every_indicator
+def test_an_agent_of_before_that_shows_i_o_in_flight_and_nothing_else_hangs(keys: str) -> None:
+    silent = slot(0, counts={}, arrived=0, outstanding=4, covered_us=MINUTE_US)
+    assert outcome(judge_as(keys, silent)) == ("bad", "hung")
+    assert (
+        outcome(judge_as(keys, slot(0, counts={}, arrived=4, outstanding=4, covered_us=MINUTE_US)))[0]
+        != "good"
+    )
+
+
+@every_indicator
+def test_an_idle_stream_is_neither_good_nor_bad(keys: str) -> None:
+    assert outcome(judge_as(keys, slot(0, counts={}))) == ("not_applicable", "few-ios")
+    assert outcome(judge_as(keys)) == ("not_applicable", "few-ios")
+
+
+def test_an_overdue_io_counts_once_in_the_slice_that_saw_it_first() -> None:
+    then = judge(slot(100, counts={(IO_ANY, 12_000): (100, 0, 6, 0)}))
+    assert (then.state, then.n, then.missed) == ("bad", 106, 6)
+    later = judge(slot(100, counts={(IO_ANY, 12_000): (100, 6, 0, 6)}))
+    assert (later.state, later.n, later.missed) == ("good", 94, 0)
+
+
+def test_failed_ios_count_as_missed_once() -> None:
+    some = {(IO_ANY, 12_000): (100, 4, 0, 0, 4, 2)}
+    assert (judge(slot(100, counts=some)).missed, judge(slot(100, counts=some)).state) == (6, "bad")
+
+
+def test_failed_ios_may_be_excluded() -> None:
+    keys = INDICATORS["latency"] + ", errors: exclude"
+    some = slot(100, counts={(IO_ANY, 12_000): (100, 6, 0, 0, 50, 2)}, errors=50, failed=50, failed_reads=50)
+    found = judge_as(keys, some)
+    assert (found.n, found.missed, found.state) == (50, 4, "bad")
+    fewer = slot(100, counts={(IO_ANY, 12_000): (100, 4, 0, 0, 50, 2)}, errors=50, failed=50, failed_reads=50)
+    assert judge_as(keys, fewer).state == "good"
+    all_failed = slot(100, counts={(IO_ANY, 12_000): (100, 0, 0, 0, 100, 0)}, errors=100, failed=100)
+    assert outcome(judge_as(keys, all_failed)) == ("not_applicable", "few-ios")
+
+
+def test_failures_of_an_agent_that_does_not_tell_them_by_kind_count_for_each_kind() -> None:
+    found = judge_as(INDICATORS["latency"], slot(100, writes=100, errors=11, counts=BOTH), io="read")
+    assert (found.missed, found.inexact, found.state) == (11, True, "bad")
+    told = slot(100, writes=100, errors=11, failed=11, failed_writes=11, counts=BOTH)
+    assert judge_as(INDICATORS["latency"], told, io="read").state == "good"
+
+
+BOTH = {(IO_READ, 12_000): (100, 0), (IO_WRITE, 12_000): (100, 0)}
+
+
+def test_without_exact_counts_the_oldest_outstanding_io_bounds_them() -> None:
+    found = judge(slot(100, missed=None, oldest_ms=13, outstanding=7))
+    assert (found.n, found.missed, found.inexact, found.state) == (107, 7, True, "bad")
+    assert judge(slot(100, missed=None, oldest_ms=12, outstanding=7)).missed == 0
+
+
+def test_a_stuck_io_is_bad_when_it_is_more_than_the_percentile_allows() -> None:
+    few = slot(4, counts={(IO_ANY, 12_000): (4, 0)}, oldest_ms=90_000)
+    assert outcome(judge(few)) == ("bad", "hung")
+    many = slot(1000, counts={(IO_ANY, 12_000): (1000, 0)}, oldest_ms=90_000)
+    assert judge(many).state == "good", "one of a thousand"
+
+
+def test_a_hang_of_writes_alone_does_not_concern_reads_that_go_on() -> None:
+    hanging = slot(100, counts={(IO_READ, 12_000): (100, 0)}, stalled_ms=9_000, oldest_ms=30_000)
+    assert judge_as(INDICATORS["latency"], hanging, io="read").state == "good"
+    assert judge_as(INDICATORS["latency"], hanging, io="write").state == "bad"
+
+
+# -- Sources beside the I/O path
+
+
+def host(reads: int = 600, **keys: Any) -> StreamSlot:
+    nothing = np.zeros(BUCKETS, dtype=np.int64)
+    return slot(reads, counts={}, hist_read=nothing, hist_write=nothing, **keys)
+
+
+def test_beside_the_io_path_a_percentile_and_availability_are_not_measurable() -> None:
+    for name in ("latency", "availability"):
+        assert outcome(judge_as(INDICATORS[name], host())) == ("no_data", "not-measurable")
+    assert judge_as(INDICATORS["latency"], host(), slot(100, missed=30)).state == "no_data"
+    assert judge_as(INDICATORS["latency"], host(100), slot(900, missed=90)).state == "bad", (
+        "whatever the rest"
+    )
+
+
+def test_beside_the_io_path_the_mean_is_measured_of_all_io() -> None:
+    assert judge_as(INDICATORS["mean_latency"], host(latency_us=12_000)).state == "good"
+    assert outcome(judge_as(INDICATORS["mean_latency"], host(latency_us=12_001))) == ("bad", "slow")
+    both = host(writes=10)
+    assert outcome(judge_as(INDICATORS["mean_latency"], both, io="read")) == ("no_data", "not-measurable")
+
+
+def test_beside_the_io_path_a_rate_is_kept_when_it_is_delivered_and_else_not_known() -> None:
+    assert judge_as(INDICATORS["iops"], host(6000)).state == "good"
+    assert outcome(judge_as(INDICATORS["iops"], host(5999))) == ("no_data", "not-measurable")
+
+
+# -- The other indicators
+
+
+def test_the_mean_latency_follows_the_demand_curve() -> None:
+    keys = (
+        "indicator: {metric: mean_latency}, "
+        "demand_curve: [{up_to_iops: 10, value_ms: 5}, {up_to_iops: 20, value_ms: 6}]"
+    )
+    found = judge_as(keys, slot(600, latency_us=5_001))
+    assert (found.state, found.threshold_us, found.measured) == ("bad", 5_000, 5_001)
+    assert judge_as(keys, slot(601, latency_us=6_000)).state == "good"
+    assert outcome(judge_as(keys, slot(1201, latency_us=9_000))) == ("not_applicable", "above-curve")
+
+
+def test_the_mean_of_one_kind_rests_on_bucket_edges_when_both_share_a_stream() -> None:
+    found = judge_as(INDICATORS["mean_latency"], slot(100, writes=1, latency_us=5_000), io="read")
+    assert (found.state, found.inexact) == ("good", True)
+    assert found.measured is not None
+    assert 5_000 <= found.measured <= 5_100
+    assert judge_as(INDICATORS["mean_latency"], slot(100, latency_us=5_000), io="read").measured == 5_000
+
+
+@pytest.mark.parametrize(("arrived", "done", "state"), [
+    (6000, 6000, "good"), (9000, 6000, "good"), (9000, 5879, "bad"), (9000, 5880, "good"),
+    (3000, 2940, "good"), (3000, 2939, "bad"), (9, 9, "not_applicable"), (600, 0, "bad"),
+])  # fmt: skip
+def test_iops_are_promised_up_to_what_is_offered(arrived: int, done: int, state: str) -> None:
+    assert judge_as(INDICATORS["iops"], slot(done, counts={}, arrived=arrived)).state == state
+
+
+def test_throughput_is_promised_up_to_what_is_offered() -> None:
+    def state(reads: int, size: int, arrived: int) -> str:
+        return judge_as(INDICATORS["throughput"], slot(reads, read_bytes=reads * size, arrived=arrived)).state
+
+    assert state(600, 100_000, 900) == "good"  # 1 MB a second
+    assert state(600, 98_000, 900) == "good"
+    assert state(600, 97_000, 900) == "bad"
+    assert state(600, 50_000, 600) == "good"  # no more was asked for
+    assert state(600, 50_000, 700) == "bad"
+
+
+def test_what_failed_was_not_delivered() -> None:
+    assert judge_as(INDICATORS["iops"], slot(6000, errors=59, failed=59, failed_reads=59)).state == "good"
+    assert judge_as(INDICATORS["iops"], slot(6000, errors=61, failed=61, failed_reads=61)).state == "bad"
+
+
+@pytest.mark.parametrize(("failed", "stalled_ms", "expected"), [
+    (0, 4_999, ("good", "")), (0, 5_000, ("bad", "hung")), (6, 0, ("good", "")), (7, 0, ("bad", "failed")),
+])  # fmt: skip
+def test_availability(failed: int, stalled_ms: int, expected: tuple[str, str]) -> None:
+    found = judge_as(
+        INDICATORS["availability"],
+        slot(600, errors=failed, failed=failed, failed_reads=failed, stalled_ms=stalled_ms),
+    )
+    assert outcome(found) == expected
+    assert (found.measured, found.threshold_us) == (stalled_ms * 1000, 5_000_000)
+
+
+def test_each_reason_is_explained() -> None:
+    source = Path(slices.__file__).read_text()
+    assert {word for word in REASONS if f'"{word}"' in source} == set(REASONS)
+    assert all(text[0].islower() and not text.endswith(".") for text in REASONS.values())

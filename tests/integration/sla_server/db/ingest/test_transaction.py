@@ -53,11 +53,40 @@ def test_histograms_of_one_slot_add_up_over_transactions(rig):
     assert_database_holds(rig.reader, items)
 
 
+def test_what_completions_hide_adds_up_over_transactions(rig):
+    """OVERDUE, FAILED and OUTSTANDING, also beside cuts of an agent that sends none of them."""
+    items = [make_cut(seq, start_us=T0 + seq * 7_000_000, hidden=seq % 3 > 0) for seq in range(1, 24)]
+    for start in range(0, len(items), 4):
+        rig.feed(cuts_message(items[start : start + 4]))
+    assert_database_holds(rig.reader, items)
+
+
+def test_an_outage_is_found_at_the_next_start(rig):
+    at_us = rig.clock.unix_us()
+    transaction.mark_alive(rig.engine, at_us)
+    rig.clock.advance(transaction.OUTAGE_US / 1e6)
+    rig.store.prepare()
+    assert rig.reader.outages(0, 1 << 62) == [], "agents keep their cuts for so long"
+    rig.clock.advance(300)
+    rig.store.prepare()
+    from_us = at_us + transaction.OUTAGE_US
+    expected = [{"from_us": from_us, "to_us": from_us + 300_000_000}]
+    assert rig.reader.outages(from_us + 1, from_us + 2) == rig.reader.outages(0, 1 << 62) == expected
+    assert rig.reader.outages(0, from_us) == rig.reader.outages(from_us + 300_000_000, 1 << 62) == []
+
+
 def test_an_idle_cut_counts_for_coverage_and_progress_only(rig):
     item = make_cut(1, streams=())
     rig.feed(cuts_message([item]))
     assert rig.reader.slice_inputs([], [gateway(1)], 0, 1 << 62).coverage == [
-        {"slot_us": T0, "gateway_id": gateway(1), "covered_us": 1_000_000, "cuts": 1, "gap_cuts": 0}
+        {
+            "slot_us": T0,
+            "gateway_id": gateway(1),
+            "covered_us": 1_000_000,
+            "cuts": 1,
+            "gap_cuts": 0,
+            "gap_ios": 0,
+        }
     ]
     assert rig.reader.progress() == {gateway(1): T0 + 1_000_000}
     assert rig.reader.totals()["streams"] == 0

@@ -121,7 +121,7 @@ def test_slice_inputs_are_limited_to_the_range_and_the_streams(filled):
 def test_missed_sums_over_slots(filled):
     model = Model.of(filled.items)
     expected: dict = {}
-    for (_, sid, io, threshold), (counted, missed) in model.missed.items():
+    for (_, sid, io, threshold), (counted, missed, *_) in model.missed.items():
         if sid == stream(1):
             before = expected.get((io, threshold), (0, 0))
             expected[io, threshold] = (before[0] + counted, before[1] + missed)

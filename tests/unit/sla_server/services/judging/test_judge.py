@@ -67,6 +67,7 @@ def test_the_row_says_how_it_was_judged() -> None:
         "name": "gold", "objective": "latency", "start_us": at(0), "revision": 0, "version": 1,
         "length_us": MINUTE_US, "state": "bad", "n": 600, "missed": 31, "offered_iops": 10.0,
         "threshold_us": 12_000, "coverage_ratio": 1.0, "inexact": False, "ours": False, "judged_us": at(1.1),
+        "reason": "slow", "measured": None,
     }  # fmt: skip
     assert found.bad == [(("gold", "latency"), at(0), at(1))]
     assert found.standings["gold", "latency"].counts.bad == 1
@@ -137,23 +138,88 @@ def test_after_a_restart_a_gap_that_was_filled_meanwhile_is_revised() -> None:
     assert found[1:] == [(minute, "good", 0) for minute in range(1, 30)]
 
 
-@pytest.mark.parametrize(("dropped", "ours"), [(0, False), (3, True)])
-def test_a_gap_is_ours_if_the_agent_lived_through_it(dropped: int, ours: bool) -> None:
+@pytest.mark.parametrize(
+    ("gap", "reason"),
+    [({}, "no-samples"), ({"gap_cuts": 3}, "cuts-lost"), ({"gap_ios": 1}, "cuts-lost")],
+    ids=["the host was gone", "its spool dropped cuts", "its counters moved"],
+)
+def test_a_gap_is_ours_if_the_agent_lived_through_it(gap: dict[str, int], reason: str) -> None:
+    ours = reason == "cuts-lost"
     scene = Scene()
     scene.store.add_slot(at(-1))
     found = scene.run(2.6)
     assert [row["ours"] for _, row in found.rows] == [False, False]
-    scene.store.add_slot(at(5), gap_cuts=dropped)
+    scene.store.add_slot(at(5), **gap)
     rows = [row for table, row in scene.run(6.1).rows if table == "slices" and row["start_us"] < at(5)]
     assert all(row["state"] == "no_data" for row in rows)
     newest = {row["start_us"]: row for row in rows}
     revised = newest.get(at(0))
     assert (revised is not None and revised["revision"] == 1) == ours
-    assert all(row["ours"] == ours for row in rows)
+    assert all((row["ours"], row["reason"]) == (ours, reason) for row in rows)
     good, bad = scene.run(6.2).standings["gold", "latency"].counts.good, ours * 5
     counts = scene.run(6.3).standings["gold", "latency"].counts
     assert (counts.no_data, counts.no_data_ours) == (5, bad)
     assert good == 1
+
+
+def test_a_gap_is_ours_if_the_server_was_down() -> None:
+    scene = Scene()
+    scene.store.tables["outages"] = [{"from_us": at(1.5), "to_us": at(3.5)}]
+    for minute in (-1, 0, 4, 5):
+        scene.store.add_slot(at(minute))
+    rows = [row for table, row in scene.run(6.1).rows if table == "slices"]
+    assert [(row["state"], row["reason"], row["ours"]) for row in rows] == [
+        ("good", "", False),
+        *([("no_data", "server-down", True)] * 3),
+        *([("good", "", False)] * 2),
+    ]
+
+
+def test_late_data_that_change_slices_make_one_event_an_objective() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(-1))
+    assert scene.slices(2.5) == [(0, "no_data", 0), (1, "no_data", 0)]
+    scene.store.add_slot(at(0))
+    scene.store.add_slot(at(1), missed=100)
+    events = [row for table, row in scene.run(2.6).rows if table == "events"]
+    assert [(row["kind"], row["subject"], row["text"]) for row in events] == [
+        (
+            "slices-revised",
+            "gold/latency",
+            "gold/latency: late data changed 2 judged slices: 1 from no data to bad, 1 from no data to good",
+        )
+    ]
+    changes = [[at(0), "no_data", "good"], [at(1), "no_data", "bad"]]
+    assert events[0]["details"] == {"slices": changes, "count": 2}
+    assert [table for table, _ in scene.run(2.7).rows] == []
+
+
+def test_late_data_for_many_objectives_make_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objectives, "MOST_REVISED", 1)
+    items = [in_force(simple(name=name), applied_us=START_US) for name in ("a", "b")]
+    scene = Scene(*items)
+    scene.store.add_slot(at(-1))
+    scene.run(1.5)
+    scene.store.add_slot(at(0))
+    ((_, event),) = [row for row in scene.run(1.6).rows if row[0] == "events"]
+    text = "late data changed 2 judged slices: 2 from no data to good, of 2 objectives"
+    assert (event["subject"], event["text"]) == ("judging", text)
+
+
+def test_a_hang_is_bad_to_its_end_and_leads_to_no_revision() -> None:
+    """182 s from 0:58 on: 32 I/Os in flight, none completed."""
+    scene = Scene()
+    scene.store.add_slot(at(0), overdue=32, oldest_ms=2_000, stalled_ms=2_000)
+    for minute in (1, 2, 3):
+        stalled_ms = (minute * 60 + 2) * 1000
+        scene.store.add_slot(at(minute), reads=0, arrived=0, oldest_ms=stalled_ms, stalled_ms=stalled_ms)
+    scene.store.add_slot(at(4), missed=32, settled=32)
+    found = [row for table, row in scene.run(5.1).rows if table == "slices"]
+    assert [(row["state"], row["reason"], row["n"], row["missed"]) for row in found] == [
+        ("bad", "slow", 632, 32),
+        *([("bad", "hung", 0, 0)] * 3),
+        ("good", "", 568, 0),
+    ]
 
 
 def test_an_idle_volume_is_not_applicable_and_a_dead_gateway_leaves_the_scope() -> None:

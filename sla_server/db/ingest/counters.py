@@ -1,0 +1,61 @@
+"""What agents counted while no cut of them arrived: the proof that a gap is ours (SLA-MODEL.md 2).
+
+Each cut carries the lifetime counters of its streams. When a cut does not follow the one before it, in time
+or in number, the counters of both are compared: what moved in between, less what the cut itself counts, are
+I/Os that an agent saw and that no cut tells of. A host that was gone counts nothing. Only streams of both
+cuts can be compared, and only within one epoch, as counters begin at 0 with each.
+
+State: of each gateway the newest cut's counters; nothing after a start, so the first cut of each proves
+nothing then. Belongs to the writer thread; no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from pmdaemon.wire.cut import Cut
+from sla_server.db.histogram_codec import Int64s
+
+GAP_RATIO: Final = 0.1  # of a cut: what lies between two cuts that follow each other is far less
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    epoch: int
+    seq: int
+    end_us: int
+    streams: Int64s
+    ios: Int64s
+
+
+class CounterMemory:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, _Newest] = {}
+
+    def unseen_ios(self, cut: Cut, start_us: int) -> int:
+        """I/Os since the gateway's cut before that no cut counts, at least; notes this cut.
+
+        Args:
+            cut: the next in order of its gateway.
+            start_us: its corrected start.
+        """
+        before = self._newest.get(cut.gateway_id)
+        streams = cut.column("stream_id").copy()
+        ios = cut.column("cum_reads") + cut.column("cum_writes")
+        end_us = start_us + cut.duration_us
+        if before is not None and before.epoch == cut.epoch and cut.seq <= before.seq:
+            return 0  # read again from the queue
+        self._newest[cut.gateway_id] = _Newest(cut.epoch, cut.seq, end_us, streams, ios)
+        if before is None or before.epoch != cut.epoch:
+            return 0
+        is_next = cut.seq == before.seq + 1 and start_us - before.end_us <= GAP_RATIO * cut.duration_us
+        if is_next:
+            return 0
+        _, here, there = np.intersect1d(streams, before.streams, return_indices=True)
+        own = cut.column("reads") + cut.column("writes")
+        return int(np.maximum(ios[here] - own[here] - before.ios[there], 0).sum())
