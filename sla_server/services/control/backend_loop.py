@@ -87,6 +87,7 @@ class LoopStep:
         reason: why, when changed; text with figures.
         notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
         violated: a promise is broken, not only at risk: the notice is critical.
+        lead: the promise whose figures decided, if one did.
     """
 
     changed: bool = False
@@ -95,6 +96,7 @@ class LoopStep:
     notice: str = ""
     notice_text: str = ""
     violated: bool = False
+    lead: Victim | None = None
 
 
 NOTHING = LoopStep()
@@ -264,7 +266,7 @@ class BackendControl:
         names = ", ".join(sorted(self.managed))
         text = f"{_figures(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
-        return self._move(wanted, Phase.DECREASE, reason, text, now_ns)
+        return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
     def _manage(self, lead: Victim, neighbours: Mapping[str, Neighbour]) -> None:
         """Let the neighbours that count into the managed set; each brings its present use into C."""
@@ -311,7 +313,7 @@ class BackendControl:
         self.reset()
         self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
         self.reported["unattributed"] = now_ns
-        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
+        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
@@ -328,7 +330,8 @@ class BackendControl:
         if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
             return NOTHING
         self.reported[kind] = now_ns
-        return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
+        text = f"{_figures(lead)}; {why}"
+        return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
         throttled = frozenset(self.managed)
@@ -354,7 +357,7 @@ class BackendControl:
         self.decreases = 0
         names = ", ".join(sorted(throttled))
         text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
-        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
+        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
@@ -378,11 +381,13 @@ class BackendControl:
             return self.allowed
         return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
 
-    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> LoopStep:
+    def _move(
+        self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
+    ) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = self._oscillates(sign, now_ns)
-        return LoopStep(True, reason, text, notice, text if notice else "")
+        return LoopStep(True, reason, text, notice, text if notice else "", lead=lead)
 
     def _oscillates(self, sign: int, now_ns: int) -> str:
         s = self.settings

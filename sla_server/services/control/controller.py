@@ -28,6 +28,7 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_batch import CutIntake
+from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
@@ -53,10 +54,15 @@ class Controller:
         self.live: dict[Key, LiveState] = {}
         self.inventory = BackendInventory(settings)
         self.scopes = PromiseScopes(settings, self.inventory.r_on)
+        self.log = DecisionLog()
         self.policy = PolicyManager(
-            settings, self.inventory.terms_of, self.inventory.mean_cost_of, self.inventory.carriers_of
+            settings,
+            self.inventory.terms_of,
+            self.inventory.mean_cost_of,
+            self.inventory.carriers_of,
+            log=self.log,
         )
-        self.loops = Loops(settings, self.inventory, self.scopes, self.policy)
+        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.log)
         self._usage = UsageTable()
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
@@ -96,7 +102,7 @@ class Controller:
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._intake.flush()
-        self.policy.mode = mode
+        self.policy.mode = self.log.mode = mode
         self.loops.set_mode(mode)
 
     # What is measured.
@@ -217,9 +223,8 @@ class Controller:
         restored = self.policy.restore(throttle_rows)
         self._restored = True
         if any(t.source != "manual" for t in restored):
-            self.policy.mode = (
-                "enforce"  # what was in force was so in that mode; the process sets the mode next
-            )
+            # What was in force was so in that mode; the process sets the mode next.
+            self.policy.mode = self.log.mode = "enforce"
         self.loops.restore(restored)
 
     # What follows.
@@ -231,7 +236,7 @@ class Controller:
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
-        return decisions + plan.decisions
+        return [*decisions, *plan.decisions, *self.log.take()]
 
     def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
         """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
