@@ -20,6 +20,7 @@ from pmdaemon.runtime.failures import outermost
 COMMANDS: Final = {
     "apply": ("change", "Put agreements in force, or new versions of them."),
     "get": ("get", "List gateways, volumes, slas, throttles, events or policies."),
+    "why": ("why", "Say why a volume is throttled or an agreement at risk, now or then."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
