@@ -184,6 +184,10 @@ def decisions() -> list[dict[str, Any]]:
     return [{**common, **cap}, {**common, **start}]
 
 
+def _moved(row: dict[str, Any], shift_us: int) -> dict[str, Any]:
+    return {key: value + shift_us if value and key.endswith("_us") else value for key, value in row.items()}
+
+
 def _asked_for(row: dict[str, Any], asked: dict[str, Any]) -> bool:
     victims, kinds = asked.get("victims") or (), asked.get("kinds") or ()
     return (
@@ -209,10 +213,14 @@ def gold() -> dict[str, Any]:
 
 
 class FakeSource:
-    """Fixed rows; ``away`` makes every question fail as a database that is not there."""
+    """Fixed rows; ``away`` makes every question fail as a database that is not there.
+
+    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one.
+    """
 
     def __init__(self) -> None:
         self.away = False
+        self.shift_us = 0
         self.asked: list[tuple[Any, ...]] = []
 
     def _row(self, *asked: Any) -> None:
@@ -361,7 +369,7 @@ class FakeSource:
 
     def decisions_from_us(self) -> int | None:
         self._row("decisions_from_us")
-        return NOW_US - 20 * 86_400_000_000
+        return NOW_US + self.shift_us - 20 * 86_400_000_000
 
     def known_names(self) -> list[tuple[str, str]]:
         self._row("known_names")
@@ -378,7 +386,8 @@ class FakeSource:
     def decisions(self, **asked: Any) -> list[dict[str, Any]]:
         """What was decided 42 s ago: the backend's first step, and the cap that followed."""
         self._row("decisions", asked)
-        rows = [row for row in decisions() if _asked_for(row, asked)]
+        moved = (_moved(row, self.shift_us) for row in decisions())
+        rows = [row for row in moved if _asked_for(row, asked)]
         return rows[: asked.get("limit", 100)]
 
     def decision_count(self, **asked: Any) -> int:
@@ -388,7 +397,7 @@ class FakeSource:
         self, at_us: int, volumes: Collection[str] = (), victims: Collection[str] = (), limit: int = 100
     ) -> list[dict[str, Any]]:
         self._row("throttles_at", at_us, tuple(volumes), tuple(victims))
-        row = throttle()
+        row = _moved(throttle(), self.shift_us)
         about = row["volume"] in volumes or row["victim"] in victims
         return [row] if about and row["requested_us"] <= at_us else []
 

@@ -34,6 +34,7 @@ from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loops import Loops
+from sla_server.services.control.manual import ManualEffect, effect
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
@@ -172,6 +173,22 @@ class Controller:
         """Whether a gateway that carries it is in its I/O path; also True while none is known."""
         carriers = self.inventory.carriers_of(volume).values()
         return not carriers or any(volume not in table.only_seen for table in carriers)
+
+    def manual_effect(
+        self,
+        volume: str,
+        *,
+        cost_per_s: float | None = None,
+        ops_per_s: float | None = None,
+        bytes_per_s: float | None = None,
+    ) -> ManualEffect:
+        """What such a throttle would do to the promises of the volume itself; nothing is set."""
+        asked, known = Rates(ops_per_s, bytes_per_s, cost_per_s), self.inventory.volumes()
+        covering = [state.promise for state in self.live.values() if state.promise.has_volume(volume)]
+        sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
+        held = self.policy.manual_held(volume, asked)
+        mean_cost = self.inventory.mean_cost_of(volume)
+        return effect(asked, held, mean_cost, zip(covering, sizes, strict=True))
 
     def manual_set(
         self,

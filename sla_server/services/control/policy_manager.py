@@ -278,14 +278,18 @@ class PolicyManager:
         for throttle in self.layers["manual"].values():
             if throttle.volume == volume:
                 manual = manual.tighter(throttle.rates)
-        if floor.agreed:
-            manual = self._lift(manual, floor, volume)
+        manual = self.manual_held(volume, manual)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(volume)
             if found is not None and (name != "policy" or manual.is_open):
                 automatic = automatic.tighter(found.rates)
-        return self._lift(automatic, floor, volume).tighter(manual.at_least(LEAST))
+        return self._lift(automatic, floor, volume).tighter(manual)
+
+    def manual_held(self, volume: str, rates: Rates) -> Rates:
+        """What an operator's rates come to on this volume: never below a floor that an agreement promises."""
+        floor = self.terms_of(volume)
+        return (self._lift(rates, floor, volume) if floor.agreed else rates).at_least(LEAST)
 
     def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
         mean_cost = self.mean_cost_of(volume)
