@@ -6,9 +6,11 @@ import {element, setText} from "./dom.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
+const REST = 10; // times what the last answer took: of a very large installation some seconds
 const BADGES = {throttled: "warn", observed: "warn", "at-risk": "warn", violated: "bad", "no-data": "warn", kept: "ok", free: "ok"};
 let shown = null; // {kind, name, objective}, while the detail is open
 let asked = 0; // answers of an older question are dropped
+let nextMs = 0;
 
 export const whyAddress = (kind, ...names) => `#why/${kind}/${names.map(encodeURIComponent).join("/")}`;
 
@@ -28,6 +30,7 @@ function question({kind, name, objective}) {
 async function refresh() {
   if (!shown) return;
   const number = ++asked;
+  const beganMs = Date.now();
   let answer;
   try {
     answer = (await call("GET", question(shown))).body;
@@ -35,6 +38,7 @@ async function refresh() {
     answer = {status: "unknown", headline: error.message, sections: []};
   }
   if (number !== asked || !shown) return;
+  nextMs = Date.now() + REST * (Date.now() - beganMs);
   $("why-status").className = `badge ${BADGES[answer.status] || ""}`.trim();
   setText($("why-status"), answer.status.replaceAll("-", " "));
   setText($("why-headline"), answer.headline);
@@ -69,6 +73,6 @@ export function startWhy() {
   $("why-at").addEventListener("change", refresh);
   $("why-now").addEventListener("click", () => { $("why-at").value = ""; refresh(); });
   $("why-close").addEventListener("click", () => $("why-dialog").close());
-  setInterval(() => { if (!document.hidden && !$("why-at").value) refresh(); }, REFRESH_MS);
+  setInterval(() => { if (!document.hidden && !$("why-at").value && Date.now() >= nextMs) refresh(); }, REFRESH_MS);
   follow();
 }

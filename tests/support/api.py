@@ -371,6 +371,10 @@ class FakeSource:
         self._row("decisions_from_us")
         return NOW_US + self.shift_us - 20 * 86_400_000_000
 
+    def kinds_of(self, name: str) -> set[str]:
+        self._row("kinds_of", name)
+        return {kind for known, kind in self.known_names() if known == name}
+
     def known_names(self) -> list[tuple[str, str]]:
         self._row("known_names")
         return [("batch", "volume"), ("erp-db", "volume"), ("erp-gold", "sla")]

@@ -74,9 +74,8 @@ def _kind_of(context: AppContext, name: str, wanted: str | None, live: Row) -> s
     """
     if wanted not in (None, "volume", "sla"):
         raise BadInput("kind", f"{str(wanted)[:40]!r} is neither volume nor sla")
-    known = context.source.known_names()
-    known += [(row["volume"], "volume") for row in live.get("volumes", ()) if row.get("volume")]
-    kinds = {kind for known_name, kind in known if known_name == name}
+    fresh = [str(row["volume"]) for row in live.get("volumes", ()) if row.get("volume")]
+    kinds = context.source.kinds_of(name) | ({"volume"} if name in fresh else set())
     if wanted is not None:
         kinds &= {wanted}
     if len(kinds) == 1:
@@ -85,6 +84,7 @@ def _kind_of(context: AppContext, name: str, wanted: str | None, live: Row) -> s
         raise BadInput(
             "kind", f"a volume and an agreement are called {name!r}", "Say which: kind=volume or kind=sla"
         )
+    known = context.source.known_names() + [(each, "volume") for each in fresh]
     near = _near(name, sorted({known_name for known_name, kind in known if wanted in (None, kind)}))
     what = {"volume": "no volume", "sla": "no agreement"}.get(str(wanted), "no volume or agreement")
     fix = f"Near it: {', '.join(near)}" if near else "'sla get volumes' and 'sla get slas' list what there is"
@@ -181,8 +181,7 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
     ]
     victims = [f"{name}/{promise['objective']}" for promise in promises]
     throttles = source.throttles_at(at_us, victims=victims) if victims else []
-    covered = [each for each, kind in source.known_names() if kind == "volume" and _covers(described, each)]
-    volumes = covered[:COVERED_MOST]
+    volumes = _volumes_of(context, described)[:COVERED_MOST]
     found: Row = {
         "version": described.get("version"),
         "in_force": agreement is not None,
@@ -278,6 +277,16 @@ def _covers(agreement: Row, volume: str) -> bool:
     scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
     patterns: Iterable[str] = scope.get("volumes") or ()
     return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
+
+
+def _volumes_of(context: AppContext, agreement: Row) -> list[str]:
+    """Volumes in an agreement's scope: those named, and those that its patterns match."""
+    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    named = [str(each) for each in scope.get("volumes") or ()]
+    if not any(character in each for each in named for character in "*?["):
+        return named
+    known = context.source.known_names()
+    return [each for each, kind in known if kind == "volume" and _covers(agreement, each)]
 
 
 def _first(rows: Sequence[Row]) -> Row | None:

@@ -108,6 +108,13 @@ def mode_rows(at_us: int) -> Select[Any]:
     return select(table.c.after, table.c.at_us).where(*wanted).order_by(table.c.at_us.desc()).limit(1)
 
 
+def kinds_of(name: str) -> Any:
+    """Which of the two a name is of, or both, or neither."""
+    volumes = select(literal("volume").label("kind")).where(schema.volumes.c.volume == name)
+    agreed = select(literal("sla").label("kind")).where(schema.agreements.c.name == name)
+    return union(volumes, agreed)
+
+
 def known_names() -> Any:
     """Names of all volumes and of all agreements ever applied: (name, kind)."""
     volumes = select(schema.volumes.c.volume.label("name"), literal("volume").label("kind"))

@@ -418,6 +418,10 @@ class SqlReader:
         rows = decode_json(self._rows(explanations.mode_rows(at_us)), ("after",))
         return (rows[0]["after"] or {}).get("mode") if rows else None
 
+    def kinds_of(self, name: str) -> set[str]:
+        """What has this name: "volume", "sla", both or neither."""
+        return {row["kind"] for row in self._rows(explanations.kinds_of(name))}
+
     def known_names(self) -> list[tuple[str, str]]:
         """(name, "volume" or "sla") of everything that can be asked about."""
         return sorted((row["name"], row["kind"]) for row in self._rows(explanations.known_names()))

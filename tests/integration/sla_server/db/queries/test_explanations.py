@@ -128,6 +128,7 @@ def test_names_mode_backend_and_reach(rig):
     assert set(reader.known_names()) == {("gold", "sla"), *((name, "volume") for name in volumes)}
     assert reader.backend_of(volumes[0]) == reader.volumes()[0]["backend"]
     assert reader.backend_of("none") is None
+    assert [reader.kinds_of(name) for name in ("gold", volumes[0], "none")] == [{"sla"}, {"volume"}, set()]
     assert [reader.mode_at(T0 + at_s * S) for at_s in (-1, 4, 9)] == [None, "enforce", "observe"]
     rig.retention.step()
     assert reader.decisions_from_us() == rig.clock.unix_us()
