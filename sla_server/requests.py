@@ -63,6 +63,8 @@ class ThrottleSet(RequestBody):
     """Without it the throttle holds until it is released."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
     """Others will read it."""
+    force: bool = False
+    """Set it although it breaks a promise of the volume itself."""
 
     @model_validator(mode="before")
     @classmethod

@@ -44,7 +44,7 @@ from sla_server.services.catalog import AgreementChange, AgreementChanges, Catal
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.cut_batch import read_cuts
-from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.decisions import RaiseEvent, RecordDecision, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
@@ -308,6 +308,8 @@ class Services:
                 self._post_caps(decision)
             elif isinstance(decision, RecordThrottle):
                 self._rows.append(("throttles", decision.row))
+            elif isinstance(decision, RecordDecision):
+                self._rows.append(("decisions", decision.row))
             else:
                 self._note(*self._event_rows(decision, now_us))
 

@@ -226,21 +226,37 @@ class Requests:
             problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
             self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
             return
+        rates = {
+            "cost_per_s": body.cost_per_s,
+            "ops_per_s": body.iops,
+            "bytes_per_s": body.bytes_per_s,
+        }
+        effect = self._desk.controller.manual_effect(body.volume, **rates)
+        if effect.broken and not body.force:
+            problem = (
+                f"that is below what is promised for {body.volume!r}: {'; '.join(effect.broken)}. Its I/Os "
+                f"would wait, and the wait counts against the promise. What would hold is {effect.held_text}"
+                + (", its floor" if effect.is_lifted else "")
+            )
+            self._refuse(request, 409, problem, "Give a higher rate, or set it all the same: --force")
+            return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
         self._desk.controller.manual_set(
             throttle_id,
             body.volume,
-            cost_per_s=body.cost_per_s,
-            ops_per_s=body.iops,
-            bytes_per_s=body.bytes_per_s,
+            **rates,
             until_unix_us=until_us,
             who=who,
             reason=body.reason,
         )
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
+        after["breaks"] = list(effect.broken)
         rows = [audit_row(who, "throttle-set", body.volume, now_us, after=after)]
-        self._when_durable(request, rows, {"throttle_id": throttle_id})
+        answer = {"throttle_id": throttle_id, "breaks": after["breaks"]}
+        if effect.is_lifted:
+            answer["holds"] = effect.held_text
+        self._when_durable(request, rows, answer)
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleRelease.model_validate(raw)

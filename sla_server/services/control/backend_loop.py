@@ -88,6 +88,7 @@ class LoopStep:
         reason: why, when changed; text with figures.
         notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
         violated: a promise is broken, not only at risk: the notice is critical.
+        lead: the promise whose figures decided, if one did.
     """
 
     changed: bool = False
@@ -96,6 +97,7 @@ class LoopStep:
     notice: str = ""
     notice_text: str = ""
     violated: bool = False
+    lead: Victim | None = None
 
 
 NOTHING = LoopStep()
@@ -287,7 +289,7 @@ class BackendControl:
         names = ", ".join(sorted(self.managed))
         text = f"{_figures(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
-        return self._move(wanted, Phase.DECREASE, reason, text, now_ns)
+        return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
     def _manage(self, lead: Victim, neighbours: Mapping[str, Neighbour]) -> None:
         """Let the neighbours that count into the managed set; each brings its present use into C."""
@@ -340,7 +342,7 @@ class BackendControl:
         self.futile += 1
         self.quiet_until_ns = now_ns + round(quiet_s * 1e9)
         self.reported["unattributed"] = Report(now_ns, quiet_s)
-        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
+        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
@@ -362,7 +364,8 @@ class BackendControl:
             if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
                 wait_s = min(2 * last.wait_s, s.backoff_max_s)
         self.reported[kind] = Report(now_ns, wait_s)
-        return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
+        text = f"{_figures(lead)}; {why}"
+        return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
         throttled = frozenset(self.managed)
@@ -388,7 +391,7 @@ class BackendControl:
         self.decreases = self.futile = 0
         names = ", ".join(sorted(throttled))
         text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
-        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
+        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
@@ -412,11 +415,13 @@ class BackendControl:
             return self.allowed
         return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
 
-    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> LoopStep:
+    def _move(
+        self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
+    ) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = self._oscillates(sign, now_ns)
-        return LoopStep(True, reason, text, notice, text if notice else "")
+        return LoopStep(True, reason, text, notice, text if notice else "", lead=lead)
 
     def _oscillates(self, sign: int, now_ns: int) -> str:
         s = self.settings

@@ -28,11 +28,13 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_batch import CutIntake
+from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loops import Loops
+from sla_server.services.control.manual import ManualEffect, effect
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
@@ -54,12 +56,17 @@ class Controller:
         self.live: dict[Key, LiveState] = {}
         self.inventory = BackendInventory(settings)
         self.scopes = PromiseScopes(settings, self.inventory.r_on)
+        self.log = DecisionLog()
         self.policy = PolicyManager(
-            settings, self.inventory.terms_of, self.inventory.mean_cost_of, self.inventory.carriers_of
+            settings,
+            self.inventory.terms_of,
+            self.inventory.mean_cost_of,
+            self.inventory.carriers_of,
+            log=self.log,
         )
         self._usage = UsageTable()
         self.faults = StorageFaults(settings, self._usage)
-        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults)
+        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
@@ -99,7 +106,7 @@ class Controller:
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._intake.flush()
-        self.policy.mode = mode
+        self.policy.mode = self.log.mode = mode
         self.loops.set_mode(mode)
 
     # What is measured.
@@ -186,6 +193,22 @@ class Controller:
         """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
         return self.inventory.can_throttle(volume)
 
+    def manual_effect(
+        self,
+        volume: str,
+        *,
+        cost_per_s: float | None = None,
+        ops_per_s: float | None = None,
+        bytes_per_s: float | None = None,
+    ) -> ManualEffect:
+        """What such a throttle would do to the promises of the volume itself; nothing is set."""
+        asked, known = Rates(ops_per_s, bytes_per_s, cost_per_s), self.inventory.volumes()
+        covering = [state.promise for state in self.live.values() if state.promise.has_volume(volume)]
+        sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
+        held = self.policy.manual_held(volume, asked)
+        mean_cost = self.inventory.mean_cost_of(volume)
+        return effect(asked, held, mean_cost, zip(covering, sizes, strict=True))
+
     def manual_set(
         self,
         throttle_id: str,
@@ -236,9 +259,8 @@ class Controller:
         restored = self.policy.restore(throttle_rows)
         self._restored = True
         if any(t.source != "manual" for t in restored):
-            self.policy.mode = (
-                "enforce"  # what was in force was so in that mode; the process sets the mode next
-            )
+            # What was in force was so in that mode; the process sets the mode next.
+            self.policy.mode = self.log.mode = "enforce"
         self.loops.restore(restored)
 
     # What follows.
@@ -252,7 +274,7 @@ class Controller:
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
-        return decisions + plan.decisions
+        return [*decisions, *plan.decisions, *self.log.take()]
 
     def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
         """The live view of docs/formats/messages.md, without compliance, processes, events and policy.

@@ -1,8 +1,9 @@
-"""What the controller decides: three kinds of value, and the reasons as an enum.
+"""What the controller decides: four kinds of value, and the reasons as an enum.
 
     Decision
     ├── SetCaps         complete set of caps of one gateway; posted to its pair
     ├── RecordThrottle  a row of table ``throttles`` (docs/formats/sql.md), upserted by throttle_id
+    ├── RecordDecision  a row of table ``decisions``: what was decided, from which figures (``decision_log``)
     └── RaiseEvent      one event; the process gives it an identity and records it
 
 Pure data, no behaviour beyond defaults. The order of a list of decisions is the order in which to act.
@@ -39,6 +40,26 @@ class Reason(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
+class DecisionKind(StrEnum):
+    """What a row of ``decisions`` is about."""
+
+    # C of a backend, the cost rate that all its throttled volumes together may have
+    START = "start"
+    DECREASE = "decrease"
+    INCREASE = "increase"
+    RELEASE = "release"
+    # findings of a backend's loop
+    UNATTRIBUTED = "unattributed"
+    INFEASIBLE = "infeasible"
+    OSCILLATION = "control-oscillation"
+    # a volume's cap, of whatever source
+    CAP_SET = "cap-set"
+    CAP_CHANGED = "cap-changed"
+    CAP_RELEASED = "cap-released"
+    OBSERVED = "observed"
+    NOT_EFFECTIVE = "not-effective"
+
+
 @dataclass(frozen=True, slots=True)
 class SetCaps:
     """Complete set of caps of one gateway (message SET_CAPS).
@@ -56,6 +77,13 @@ class SetCaps:
 @dataclass(frozen=True, slots=True)
 class RecordThrottle:
     """One row of table ``throttles``, complete."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """One row of table ``decisions``, complete."""
 
     row: dict[str, Any]
 
@@ -82,4 +110,4 @@ class RaiseEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-Decision: TypeAlias = SetCaps | RecordThrottle | RaiseEvent
+Decision: TypeAlias = SetCaps | RecordThrottle | RecordDecision | RaiseEvent

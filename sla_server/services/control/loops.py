@@ -16,11 +16,19 @@ controller's one thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
-from sla_server.services.control.decisions import Decision, RaiseEvent, Reason, RecordThrottle
+from sla_server.services.control.decision_log import (
+    DecisionLog,
+    LoopBefore,
+    loop_figures,
+    observed_figures,
+    step_kind,
+)
+from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
@@ -47,7 +55,9 @@ class Loops:
         scopes: PromiseScopes,
         policy: PolicyManager,
         faults: StorageFaults,
+        log: DecisionLog | None = None,
     ) -> None:
+        self._log = log or DecisionLog()
         self.controls: dict[str, BackendControl] = {}
         self._settings = settings
         self._inventory, self._scopes, self._policy = inventory, scopes, policy
@@ -193,7 +203,9 @@ class Loops:
             at_risk = at_risk | {v.key for v in victims if v.need is Need.AT_RISK}
             return self._observe(backend, victims, at_risk, neighbours, now_ns, unix_us)
         self._give_up_waiting(control, now_ns)
+        before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
+        self._record(before, control, step, neighbours, unix_us)
         left_out = self._name_left_out(backend, neighbours, now_ns) if step.changed or step.notice else []
         if control.active:
             self._actuate(control, neighbours, step, now_ns)
@@ -230,6 +242,31 @@ class Loops:
         for backend in backends:
             for scope in self._scopes.on_backend(backend):
                 scope.row.reset()
+
+    def _record(
+        self,
+        before: LoopBefore,
+        control: BackendControl,
+        step: LoopStep,
+        neighbours: Mapping[str, Neighbour],
+        unix_us: int,
+    ) -> None:
+        """Keep what the step rested on, if it did anything."""
+        if not (step.changed or step.notice):
+            return
+        lead, backend = step.lead or before.lead, control.backend
+        scope = self._scopes.on(backend, lead.key) if lead is not None and step.lead is lead else None
+        shares = self._shares(control, neighbours) if control.active else {}
+        figures = partial(loop_figures, before, control, neighbours, shares, step.lead, scope)
+        victim = lead.name if lead is not None else next(iter(before.victims), "")
+        changes = [(step_kind(before, control, step), step.text)] if step.changed else []
+        if step.notice and not (step.changed and step.notice == DecisionKind.UNATTRIBUTED):
+            changes.append((DecisionKind(step.notice), step.notice_text))
+        for kind, text in changes:
+            reason = step.reason or ""
+            self._log.add(
+                kind, unix_us, backend=backend, victim=victim, reason=reason, text=text, figures=figures
+            )
 
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}
@@ -284,7 +321,9 @@ class Loops:
         if at_risk <= self._observed.get(backend, set()):
             return []
         control = self._control(backend)
+        before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
+        self._record(before, control, step, neighbours, unix_us)
         decisions: list[Decision] = _notices(backend, step)
         if step.changed or step.notice:  # else the view has not settled yet
             decisions += self._name_left_out(backend, neighbours, now_ns)
@@ -306,6 +345,16 @@ class Loops:
                     requested_us=unix_us,
                 )
                 decisions.append(RecordThrottle(throttle.row()))
+                self._log.add(
+                    DecisionKind.OBSERVED,
+                    unix_us,
+                    backend=backend,
+                    volume=volume,
+                    victim=throttle.victim,
+                    reason=step.reason,
+                    text=step.text,
+                    figures=partial(observed_figures, throttle.throttle_id, share, neighbours[volume]),
+                )
         control.reset()
         return decisions
 
