@@ -361,16 +361,30 @@ def list_gateways(client: Client, output: str) -> None:
 
 @click.command()
 @click.argument(
-    "wanted", metavar="[observe|enforce]", required=False, type=click.Choice(["observe", "enforce"])
+    "wanted",
+    metavar="[observe|enforce|inherit]",
+    required=False,
+    type=click.Choice(["observe", "enforce", "inherit"]),
 )
+@click.option("--backend", help="Only on this backend; inherit: as the server again.")
 @pass_client
-def mode(client: Client, wanted: str | None) -> None:
-    """Show or switch the mode: observe (decide and log only) or enforce."""
+def mode(client: Client, wanted: str | None, backend: str | None) -> None:
+    """Show or switch the mode: observe (decide and log only) or enforce.
+
+    A backend may have a mode of its own, and so may an agreement (spec.control in its document): the
+    agreement's holds before that of the backend, and this before that of the server.
+    """
     if wanted is None:
         current = client.get("/mode")
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
+        for name, own in sorted((current.get("backends") or {}).items()):
+            click.echo(f"{own} on backend {name}")
         return
-    click.echo(client.change("PUT", "/mode", json={"mode": wanted}).get("mode", wanted))
+    if wanted == "inherit" and backend is None:
+        raise click.UsageError("inherit is for one backend: add --backend NAME, or give observe or enforce")
+    body = {"mode": wanted} if backend is None else {"mode": wanted, "backend": backend}
+    answer = client.change("PUT", "/mode", json=body)
+    click.echo(answer.get("mode", wanted) if backend is None else f"{wanted} on backend {backend}")
 
 
 @click.command()

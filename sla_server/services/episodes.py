@@ -23,7 +23,7 @@ from sla_server.services.rows import Row, Rows, event_row, identity
 SETTLE_US: Final = 20_000_000
 """As ``episode_calm_s``, and longer than the controller needs for three windows after a restart."""
 WORSE_RATIO: Final = 1.1  # smaller steps of worst_u are not worth a row a second
-_MEASURED: Final = frozenset(("ok", "at-risk", "idle", "out-of-curve"))
+_MEASURED: Final = frozenset(("ok", "at-risk", "idle", "out-of-curve", "not-applicable", "excluded"))
 Key = tuple[str, str]
 
 

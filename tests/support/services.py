@@ -243,6 +243,9 @@ class FakeController:
 
         return note
 
+    def backends(self) -> list[str]:
+        return ["array-1", "array-2"]
+
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 

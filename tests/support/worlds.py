@@ -220,6 +220,8 @@ class Piece:
     excused: float = 0.0
     completed: int = 0
     arrived: int = 0
+    reads: int = 0
+    size_bytes: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     failed: int = 0
     oldest_us: int = 0
@@ -238,6 +240,8 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         float(pieces.excused[index]),
         int(pieces.completed[index]),
         int(pieces.arrived[index]),
+        int(pieces.reads[index]),
+        int(pieces.size_bytes[index]),
         {step.threshold_us: int(pieces.counted[index, i]) for i, step in enumerate(promise.curve)},
         int(pieces.failed[index]),
         int(pieces.oldest_us[index]),
@@ -256,6 +260,8 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         waiting=np.array([float(each.waiting) for each in pieces]),
         completed=np.array([float(each.completed) for each in pieces]),
         arrived=np.array([float(each.arrived) for each in pieces]),
+        reads=np.array([float(each.reads) for each in pieces]),
+        size_bytes=np.array([float(each.size_bytes) for each in pieces]),
         counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
         failed=np.array([float(each.failed) for each in pieces]),
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
@@ -288,6 +294,8 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
     piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False)
     piece.completed, piece.arrived = int(done_all), arrived
+    piece.reads = int(cut.column("reads")[in_scope].sum())
+    piece.size_bytes = int((cut.column("read_bytes") + cut.column("write_bytes"))[in_scope].sum())
     says_more = bool((cut.missed["io"] > IO_WRITE).any())
     errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
     _compare(piece, cut.missed[in_scope[cut.missed["row"]]], promise, errors)

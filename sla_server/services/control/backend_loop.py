@@ -51,10 +51,12 @@ class Need(StrEnum):
     CLEAR = "clear"
     IDLE = "idle"
     OUT_OF_CURVE = "out-of-curve"
+    NOT_APPLICABLE = "not-applicable"  # its I/Os are not such as the promise is about
+    EXCLUDED = "excluded"  # in maintenance, or outside service hours
     GONE = "gone"  # no statistics for a lease
 
 
-_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.GONE))
+_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.NOT_APPLICABLE, Need.EXCLUDED, Need.GONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,10 @@ class BackendControl:
         names = ", ".join(v.name for v in waiting) or ", ".join("/".join(key) for key in sorted(self.victims))
         if Need.OUT_OF_CURVE in needs:
             return Reason.VICTIM_OUT_OF_CURVE, f"the demand of {names} is above its curve"
+        if Need.EXCLUDED in needs:
+            return Reason.VICTIM_EXCLUDED, f"{names}: in maintenance or outside service hours"
+        if Need.NOT_APPLICABLE in needs:
+            return Reason.VICTIM_OUT_OF_CURVE, f"the I/Os of {names} are not such as its promise is about"
         if Need.IDLE in needs:
             return Reason.VICTIM_IDLE, f"{names} had no I/O for {self.settings.idle_release_s:g} s"
         return Reason.VICTIM_GONE, f"{names} has no statistics or is no longer in force"

@@ -71,6 +71,7 @@ class Controller:
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
         self._restored = False
+        self._excluded: dict[str, str] = {}
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
     # What is promised.
@@ -84,7 +85,7 @@ class Controller:
         for promise in promises:
             kept = old.get(promise.key)
             if kept is None or kept.promise != promise:
-                kept = LiveState(self.settings, promise)
+                kept = LiveState(self.settings, promise, excluded=self._excluded.get(promise.sla, ""))
             self.live[promise.key] = kept
         self._link_rows(self.live)
         self._set_agreed_caps(self.inventory.volumes() | self.policy.layers["agreed"].keys(), complete=True)
@@ -97,6 +98,18 @@ class Controller:
         self.inventory.budgets[key] = (burn_1h, remaining_ratio)
         self.scopes.set_r_on(key)
 
+    def set_excluded(self, reasons: Mapping[str, str]) -> None:
+        """Agreements of which nothing is promised at present, and why; complete."""
+        if reasons == self._excluded:
+            return
+        self._intake.flush()
+        changed = reasons.keys() | self._excluded.keys()
+        self._excluded = dict(reasons)
+        for key, state in self.live.items():
+            if key[0] in changed:
+                state.excluded = reasons.get(key[0], "")
+        self.scopes.set_excluded(reasons.keys())
+
     def set_mode(self, mode: str) -> None:
         """Mode "observe" (decide and write down) or "enforce".
 
@@ -107,7 +120,30 @@ class Controller:
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._intake.flush()
         self.policy.mode = self.log.mode = mode
-        self.loops.set_mode(mode)
+        self._modes_changed()
+
+    def backends(self) -> list[str]:
+        """Names of the backends that some gateway has volumes on."""
+        return sorted(self.inventory.backends())
+
+    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
+        """Backends with a mode of their own, complete; it takes precedence over ``set_mode``."""
+        if dict(modes) == self.policy.backend_modes:
+            return
+        self._intake.flush()
+        self.policy.backend_modes = dict(modes)
+        self._modes_changed()
+
+    def set_agreement_modes(self, modes: Mapping[str, str]) -> None:
+        """Agreements with a mode of their own, complete; it takes precedence over that of a backend."""
+        if modes != self.policy.agreement_modes:
+            self._intake.flush()
+            self.policy.agreement_modes = dict(modes)
+            self._modes_changed()
+
+    def _modes_changed(self) -> None:
+        self.policy.modes_changed()
+        self.loops.modes_changed()
 
     # What is measured.
 
@@ -352,13 +388,13 @@ class Controller:
                 keys.append(promise.key)
         calm = [key for key, due_ns in self._closing.items() if now_ns >= due_ns]
         for key in dict.fromkeys((*keys, *calm)):
-            if (state := self.live.get(key)) is None:
+            if (live := self.live.get(key)) is None:
                 del self._closing[key]
                 continue
-            event = state.update(now_ns)
+            event = live.update(now_ns)
             self._set_state(key)
-            if state.closes_ns is not None:
-                self._closing[key] = state.closes_ns
+            if live.closes_ns is not None:
+                self._closing[key] = live.closes_ns
             else:
                 self._closing.pop(key, None)
             if event is not None:

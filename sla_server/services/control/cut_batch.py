@@ -42,7 +42,21 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 MOST_CUTS: Final = 256
 """Of one batch, and that wait: some 20 ms of work at 16 streams, between two reads of the mailbox."""
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
-_PIECE: Final = np.array([COL[name] for name in ("reads", "writes", "arrived", "held", "inflight", "errors")])
+_PIECE: Final = np.array(
+    [
+        COL[name]
+        for name in (
+            "reads",
+            "writes",
+            "arrived",
+            "held",
+            "inflight",
+            "errors",
+            "read_bytes",
+            "write_bytes",
+        )
+    ]
+)
 _EVERY: Final = np.arange(BUCKETS)
 NO_LINE: Final = -1
 
@@ -274,7 +288,8 @@ class CutBatch:
         line = _joined([plan.pair_line for plan in self.plans]) + np.repeat(self._line_start, pairs)
         finder = _Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
         io = _joined([plan.io for plan in self.plans])
-        reads, writes, arrived, held, inflight, errors = _sums(self.counters[_PIECE][:, row], line, total)
+        parts = _sums(self.counters[_PIECE][:, row], line, total)
+        reads, writes, arrived, held, inflight, errors, read_bytes, write_bytes = parts
         completed = done = reads + writes
         offered = arrived
         if io.any():  # not all of them are about reads and writes alike
@@ -287,7 +302,9 @@ class CutBatch:
         excludes = _joined([plan.excludes_errors for plan in self.plans])
         terse = np.repeat([not t.table.says_more for t in self.taken], self.lines)
         errors = np.minimum(errors, done) * terse
-        found = self._compared(finder, io, threshold_us, errors, excludes, done, hist)
+        compares = _joined([plan.compares for plan in self.plans])
+        limits_us = np.where(compares[:, None], threshold_us, 0.0)
+        found = self._compared(finder, io, limits_us, errors, excludes, done, hist)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=np.repeat([t.cut.duration_us for t in self.taken], self.lines),
@@ -295,6 +312,8 @@ class CutBatch:
             done=done,
             completed=completed,
             arrived=arrived,
+            reads=reads,
+            size_bytes=read_bytes + write_bytes,
             waiting=held + inflight,
             counted=found.counted,
             missed=found.missed,
@@ -303,7 +322,7 @@ class CutBatch:
             silence_us=found.silence_us,
             hist=hist,
             inexact=found.inexact,
-            latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])),
+            latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])) * compares,
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 

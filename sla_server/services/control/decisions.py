@@ -31,6 +31,7 @@ class Reason(StrEnum):
     DEMAND_FITS = "demand-fits"
     VICTIM_IDLE = "victim-idle"
     VICTIM_OUT_OF_CURVE = "victim-out-of-curve"
+    VICTIM_EXCLUDED = "victim-excluded"
     VICTIM_GONE = "victim-gone"
     UNATTRIBUTED = "unattributed"
     STORAGE_FAULT = "storage-fault"

@@ -176,6 +176,8 @@ class BackendInventory:
         s, row = self._settings, scope.row
         if row.last_piece_ns is not None and now_ns - row.last_piece_ns > s.lease_s * 1e9:
             return Need.GONE
+        if row.is_excluded:
+            return Need.EXCLUDED
         if row.idle:
             row.reset()
             return Need.IDLE
@@ -184,6 +186,8 @@ class BackendInventory:
             return Need.UNKNOWN
         if signal.threshold_us is None:
             return Need.OUT_OF_CURVE
+        if not signal.applies:
+            return Need.NOT_APPLICABLE
         if signal.at_risk:
             return Need.AT_RISK
         if signal.windows < s.at_risk_windows:

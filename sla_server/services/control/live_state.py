@@ -6,6 +6,8 @@
     violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
     at-risk       2 of 3 windows at risk
+    not-applicable  the I/Os are not such as the promise is about: too few, too large, too many writes
+    excluded      in maintenance or outside service hours: nothing is promised
     ok            otherwise
 
 All windows count, also those that ran under older caps: it says what customers see, not what the loop
@@ -35,6 +37,7 @@ class LiveState:
     Attributes:
         violating: an episode is open.
         calm_since_ns: since when it is open and the promise not violated; None if it is, or is not known.
+        excluded: why nothing is promised at present, "" if it is.
         flaps: episodes that opened soon after the one before, in a row.
     """
 
@@ -46,6 +49,7 @@ class LiveState:
     calm_since_ns: int | None = None
     closed_ns: int | None = None
     flaps: int = 0
+    excluded: str = ""
 
     @property
     def closes_ns(self) -> int | None:
@@ -72,11 +76,13 @@ class LiveState:
         return NOTHING if self.row is None else self.row.signal()
 
     def why_no_data(self, is_measured: bool) -> str:
-        """Why there is no data, for people; "" in any other state.
+        """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
             is_measured: whether a stream in scope is seen by a source that measures latencies.
         """
+        if self.state == "excluded":
+            return self.excluded
         if self.state != "no-data":
             return ""
         if self.row is None:
@@ -116,6 +122,8 @@ class LiveState:
     def _measured(self, signal: Signal, now_ns: int) -> str:
         was_violating = self.shows_violation
         last_ns = None if self.row is None else self.row.last_piece_ns
+        if self.excluded:
+            return "excluded"
         if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
         if self.row.idle:
@@ -125,6 +133,8 @@ class LiveState:
             return "violating" if was_violating else "no-data"
         if signal.threshold_us is None:
             return "out-of-curve"
+        if not signal.applies:
+            return "not-applicable"
         enough = self.settings.at_risk_windows
         if signal.over >= enough:
             return "violating"
@@ -144,6 +154,10 @@ class LiveState:
         figures = Figures(signal.u, signal.latency_us, signal.offered_iops)
         if self.state == "idle":
             why = "there is no I/O any more"
+        elif self.state == "excluded":
+            why = f"nothing is promised at present: {self.excluded}"
+        elif self.state == "not-applicable":
+            why = "its I/Os are not such as the promise is about (applicability)"
         elif signal.threshold_us is None:
             why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
         else:
@@ -153,6 +167,10 @@ class LiveState:
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
+        if self.promise.metric == "availability":
+            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
+            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
+            return f"{stall}, {failed}, {figures.offered_iops:.0f} I/O/s offered"
         what = ""
         if signal.stalled:
             what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "

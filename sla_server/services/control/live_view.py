@@ -27,7 +27,16 @@ from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
-_URGENT: Final = ("violating", "at-risk", "out-of-curve", "ok", "no-data", "idle")
+_URGENT: Final = (
+    "violating",
+    "at-risk",
+    "out-of-curve",
+    "ok",
+    "no-data",
+    "not-applicable",
+    "idle",
+    "excluded",
+)
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
 
@@ -137,6 +146,7 @@ def _slas(
         {
             "name": state.promise.sla,
             "objective": state.promise.objective,
+            "metric": state.promise.metric,
             "priority": state.promise.priority.label,
             "state": state.state,
             "reason": state.why_no_data(
@@ -245,6 +255,7 @@ def snapshot(
     return {
         "at_us": unix_us,
         "mode": mode,
+        "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
         "slas": _slas(_chosen_promises(live, names, most), scopes, tables),

@@ -71,6 +71,8 @@ class PolicyManager:
     mean_cost_of: Callable[[str], float]
     carriers_of: Callable[[str], Mapping[str, GatewayTable]]
     mode: str = "observe"
+    backend_modes: dict[str, str] = field(default_factory=dict)
+    agreement_modes: dict[str, str] = field(default_factory=dict)
     policy_version: int | None = None
     gen: int = 0
     layers: dict[str, dict[str, Throttle]] = field(
@@ -85,6 +87,23 @@ class PolicyManager:
     _events: list[RaiseEvent] = field(default_factory=list)
     _ended: list[tuple[Throttle, str, Reason, str]] = field(default_factory=list)
     _failed: list[tuple[Throttle, str]] = field(default_factory=list)
+
+    # Modes.
+
+    def mode_of(self, backend: str, agreement: str = "") -> str:
+        """Observe or enforce: what the agreement says, else its backend's mode, else that of the server."""
+        return self.agreement_modes.get(agreement) or self.backend_modes.get(backend) or self.mode
+
+    def modes_changed(self) -> None:
+        """Follow the modes with the next ``decide``."""
+        self._followed = ""
+
+    def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
+        """Whether a wish of this layer is carried out."""
+        tables = self.carriers_of(volume).values()
+        place = backend or next((table.backend_of(volume) for table in tables), "")
+        agreement = victim.partition("/")[0] if layer == "control" else ""
+        return self.mode_of(place, agreement) == "enforce"
 
     # Wishes.
 
@@ -180,7 +199,7 @@ class PolicyManager:
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
                 self._wanted[layer][throttle.volume] = throttle.rates
-                self._followed = ""
+            self._followed = ""
             restored.append(throttle)
         return restored
 
@@ -188,6 +207,8 @@ class PolicyManager:
 
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
+        if self.backend_modes:  # which backend a volume is on may be known only now
+            self._followed = ""
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
@@ -404,17 +425,16 @@ class PolicyManager:
 
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""
-        if self.mode != "enforce":
-            for name in ("control", "policy", "agreed"):
-                for key in list(self.layers[name]):
-                    self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
-            self._followed = self.mode
-            return
         if self._followed == self.mode:
             return
         self._followed = self.mode
+        for name in ("control", "policy", "agreed"):
+            for key, found in list(self.layers[name].items()):
+                if not self._enforces(name, found.volume, found.backend, found.victim):
+                    self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
-            layer, wanted = self.layers[name], self._wanted[name]
+            layer = self.layers[name]
+            wanted = {v: rates for v, rates in self._wanted[name].items() if self._enforces(name, v)}
             for volume in [v for v in layer if v not in wanted]:
                 self._end(name, volume, "released", Reason.WITHDRAWN, "no longer asked for")
             for volume, rates in wanted.items():

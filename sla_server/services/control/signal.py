@@ -62,10 +62,19 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]
 NEVER: Final = -(1 << 62)
-STATES: Final = ("no-data", "idle", "out-of-curve", "violating", "at-risk", "ok")
-NO_DATA, IDLE, OUT_OF_CURVE, VIOLATING, AT_RISK, OK = range(6)
+STATES: Final = (
+    "no-data",
+    "idle",
+    "out-of-curve",
+    "violating",
+    "at-risk",
+    "ok",
+    "not-applicable",
+    "excluded",
+)
+NO_DATA, IDLE, OUT_OF_CURVE, VIOLATING, AT_RISK, OK, NOT_APPLICABLE, EXCLUDED = range(8)
 CODE: Final = {name: code for code, name in enumerate(STATES)}
-QUIET: Final = frozenset((NO_DATA, OUT_OF_CURVE, AT_RISK, OK))
+QUIET: Final = frozenset((NO_DATA, OUT_OF_CURVE, AT_RISK, OK, NOT_APPLICABLE, EXCLUDED))
 """States that begin without an event and without a change of the windows."""
 _FIRST: Final = 64
 _EDGES: Final = EDGES_NS.astype(np.float64)
@@ -100,6 +109,8 @@ class Signal:
         stalled: windows in which nothing completed though I/O was outstanding.
         stall_us: for how long at least, as the newest of them says.
         failed_ratio: share of the I/Os that failed, and count as missed because of it.
+        applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
+            them is no excuse.
     """
 
     windows: int
@@ -118,6 +129,7 @@ class Signal:
     stalled: int = 0
     stall_us: float = 0.0
     failed_ratio: float = 0.0
+    applies: bool = True
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -130,7 +142,7 @@ class Pieces:
     Attributes:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
-        completed, arrived: reads and writes, also where the promise is about one of them.
+        completed, arrived, reads, size_bytes: reads and writes, also where the promise is about one of them.
         waiting: gauge, I/Os held or under way when the cut ended.
         counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
         missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
@@ -149,6 +161,8 @@ class Pieces:
     done: Floats
     completed: Floats
     arrived: Floats
+    reads: Floats
+    size_bytes: Floats
     waiting: Floats
     counted: Floats
     missed: Floats
@@ -163,9 +177,13 @@ class Pieces:
 
 @dataclass(slots=True)
 class _Sums:
-    """What goes into a window of each of some rows, which are distinct."""
+    """What goes into a window of each of some rows, which are distinct.
+
+    ``mix``: reads and writes completed, reads, bytes; shape (rows, 3).
+    """
 
     done: Floats
+    mix: Floats
     counted: Floats
     missed: Floats
     failed: Floats
@@ -179,6 +197,7 @@ class _Sums:
         """Of some of the rows."""
         return _Sums(
             self.done[index],
+            self.mix[index],
             self.counted[index],
             self.missed[index],
             self.failed[index],
@@ -196,7 +215,7 @@ class _Verdict:
 
     Attributes:
         slots: where they are stored; valid: whether there is one at all.
-        count, offered, inside, threshold_us, allowed: of each row; shape (rows,).
+        count, offered, inside, applies, threshold_us, allowed: of each row; shape (rows,).
         missed, counted, risky, over: of each window, every I/O counted.
         stalled: windows without completion for longer than the threshold.
         sure_r: r without what is excused.
@@ -208,6 +227,7 @@ class _Verdict:
     count: Ints
     offered: Floats
     inside: Bools
+    applies: Bools
     threshold_us: Floats
     allowed: Floats
     missed: Floats
@@ -243,6 +263,7 @@ class SignalTable:
         self.steps = 1
         self.promises: list[Promise | None] = []
         self.backends: list[str] = []
+        self._backend_numbers: dict[str, int] = {}
         self._free: list[int] = []
         self._free_members: list[int] = []
         self._members = 0
@@ -267,6 +288,7 @@ class SignalTable:
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
+        self.o_mix, self.w_mix = np.zeros((rows, 3)), np.zeros((rows * depth, 3))
         self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         self.o_counted, self.o_missed = np.zeros((rows, self.steps)), np.zeros((rows, self.steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
@@ -283,6 +305,11 @@ class SignalTable:
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
         self.over_all = np.zeros(rows, np.bool_)  # a row over all backends
+        self.is_outage = np.zeros(rows, np.bool_)  # of availability: a silence counts though it has ended
+        self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
+        self.most_bytes = np.full(rows, np.inf)
+        self.excluded = np.zeros(rows, np.bool_)
+        self.backend = np.full(rows, -1)
         self.code = np.zeros(rows, np.int8)
         self.broken = np.zeros(rows, np.bool_)
         self.at_risk = np.zeros(rows, np.bool_)
@@ -336,8 +363,12 @@ class SignalTable:
             self.promises.append(promise)
             self.backends.append(backend)
         self.promises[row], self.backends[row] = promise, backend
+        self.backend[row] = self._backend_numbers.setdefault(backend, len(self._backend_numbers))
         self.allowed[row], self.percentile[row] = promise.allowed_miss_ratio, promise.percentile
         self.r_on[row], self.over_all[row] = r_on, backend == ""
+        self.is_outage[row], self.excluded[row] = promise.metric == "availability", False
+        self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
+        self.most_bytes[row] = promise.max_mean_bytes
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
         for index, step in enumerate(promise.curve):
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
@@ -371,7 +402,7 @@ class SignalTable:
     def free(self, row: int) -> None:
         """No scope needs the row any more."""
         self._free_members += self._shared.pop(row, self.member[row : row + 1]).tolist()
-        self.promises[row] = None
+        self.promises[row], self.backend[row] = None, -1
         self.over_all[row] = self._fed[row] = self.at_risk[row] = self.outside[row] = False
         self.several[row] = False
         self.last_ns[row], self.code[row] = NEVER, NO_DATA
@@ -382,6 +413,12 @@ class SignalTable:
         if self.r_on[row] != r_on:
             self.r_on[row] = r_on
             self.version[row] += 1
+            self._fed[row] = True
+
+    def set_excluded(self, row: int, is_excluded: bool) -> None:
+        """Nothing is promised at present, as in maintenance; or it is again."""
+        if bool(self.excluded[row]) != is_excluded:
+            self.excluded[row] = is_excluded
             self._fed[row] = True
 
     def reset(self, rows: Ints) -> None:
@@ -425,7 +462,8 @@ class SignalTable:
         """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
         seen_us = self.m_stall_us[members]
         stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
-        return stall
+        outage = self.is_outage[self.m_row[members]]
+        return np.maximum(stall, pieces.silence_us[pick] * outage)
 
     def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
@@ -446,6 +484,7 @@ class SignalTable:
         stall_us = self._stall_us(members, pick, pieces)
         sums = _Sums(
             pieces.done[pick],
+            _mix_of(pieces, pick),
             pieces.counted[pick],
             pieces.missed[pick],
             pieces.failed[pick],
@@ -501,7 +540,7 @@ class SignalTable:
         stall_us = self._stall_us(members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
         done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
-        hangs = (stall_us > self.threshold_us[rows, 0][run]) & (done == 0)
+        hangs = (stall_us > self.threshold_us[rows, 0][run]) & ((done == 0) | self.is_outage[rows][run])
         enough = (counted >= s.window_min_ios) | hangs
         full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
@@ -529,6 +568,7 @@ class SignalTable:
         hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
         return _Sums(
             np.add.reduceat(pieces.done[pick], first),
+            np.add.reduceat(_mix_of(pieces, pick), first, axis=0),
             np.add.reduceat(pieces.counted[pick], first, axis=0),
             np.add.reduceat(pieces.missed[pick], first, axis=0),
             np.add.reduceat(pieces.failed[pick], first),
@@ -553,6 +593,7 @@ class SignalTable:
     def _add_open(self, sums: _Sums, at: Ints, rows: Ints) -> None:
         """Add the open windows of ``rows`` to ``sums`` at ``at``."""
         sums.done[at] += self.o_done[rows]
+        sums.mix[at] += self.o_mix[rows]
         sums.counted[at] += self.o_counted[rows]
         sums.missed[at] += self.o_missed[rows]
         sums.failed[at] += self.o_failed[rows]
@@ -563,6 +604,7 @@ class SignalTable:
         sums.latency_us[at] = percentiles_us(sums.hist[at], self.percentile[rows])
 
     def _keep_open(self, rows: Ints, sums: _Sums) -> None:
+        self.o_mix[rows] = sums.mix
         self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
         self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
@@ -570,12 +612,12 @@ class SignalTable:
     def _push(self, rows: Ints, iops: Floats, sums: _Sums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
         # Nothing completed in all of the window: one gateway of several that hangs is in the counts.
-        stall_us = np.where(sums.done == 0, sums.stall_us, 0.0)
+        stall_us = np.where((sums.done == 0) | self.is_outage[rows], sums.stall_us, 0.0)
         push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
         slot = rows * self.depth + self.pos[rows]
-        self.w_iops[slot], self.w_done[slot] = iops, sums.done
+        self.w_iops[slot], self.w_done[slot], self.w_mix[slot] = iops, sums.done, sums.mix
         self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
         self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
@@ -600,6 +642,34 @@ class SignalTable:
         speaking = now_ns - self.last_ns <= gone_s * 1e9
         rows: list[int] = np.flatnonzero(self.at_risk & ~self.over_all & speaking).tolist()
         return rows
+
+    def rows_on(self, backend: str) -> Ints:
+        """All rows on one backend."""
+        return np.flatnonzero(self.backend == self._backend_numbers.get(backend, -2))
+
+    def least_room(self, rows: Ints, now_ns: int) -> list[Ints]:
+        """Which of these rows keep C from rising, as ``inventory`` finds it promise by promise.
+
+        Returns:
+            Those that are not clear, worst first; if there is none, the others by r, and by u.
+        """
+        s = self.settings
+        found = self._verdict(rows)
+        speaking = (now_ns - self.last_ns[rows] <= s.lease_s * 1e9) & ~self.excluded[rows] & ~self.idle(rows)
+        asks = speaking & ((found.count == 0) | (found.inside & found.applies))
+        counted = np.maximum((found.counted * found.valid).sum(axis=1), 1)
+        u = (found.missed * found.valid).sum(axis=1) / counted / found.allowed
+        hist = (self.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=1)
+        r = percentiles_us(hist, self.percentile[rows]) / found.threshold_us
+        clear = (found.count >= s.at_risk_windows) & ~found.risky.any(axis=1)
+        clear &= (u <= s.clear_u) & (r <= s.clear_r)
+        not_clear = np.flatnonzero(asks & ~clear)
+        if len(not_clear):
+            worst = rows[not_clear[np.argsort(-u[not_clear], kind="stable")]]
+            by_r = rows[np.flatnonzero(asks & clear)]  # those of throttled volumes do not count
+            return [worst, by_r[np.argsort(-r[asks & clear], kind="stable")]]
+        at = np.flatnonzero(asks)
+        return [rows[at[np.argsort(-values[at], kind="stable")]] for values in (r, u)]
 
     def outside_rows(self) -> list[int]:
         """Rows on one backend whose demand is above their curve, as the last ``assess`` found them."""
@@ -646,17 +716,20 @@ class SignalTable:
         found = self._verdict(rows)
         known, over = found.count > 0, found.over.sum(axis=1)
         counted = (found.counted * found.valid).sum(axis=1)
-        self.at_risk[rows] = found.at_risk & found.inside & ~idle
-        self.outside[rows] = known & ~found.inside & ~idle
+        holds = found.applies & ~self.excluded[rows]
+        self.at_risk[rows] = found.at_risk & found.inside & ~idle & holds
+        self.outside[rows] = known & ~found.inside & ~idle & holds
         ratio = (found.missed * found.valid).sum(axis=1) / np.maximum(counted, 1)
         self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=1), 1.0, ratio) / found.allowed
         code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING
+        code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = IDLE
+        code[self.excluded[rows]] = EXCLUDED
         return code
 
     def _verdict(self, rows: Ints) -> _Verdict:
@@ -686,12 +759,18 @@ class SignalTable:
         every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
         falls = sure_r[every, newest] <= s.falling_ratio * sure_r[every, newest - 1]
         enough = sure.sum(axis=1) >= s.at_risk_windows
+        mix = (self.w_mix[slots] * valid[:, :, None]).sum(axis=1)
+        ios = np.maximum(mix[:, 0], 1)
+        applies = (offered >= self.least_iops[rows]) & (mix[:, 2] <= self.most_bytes[rows] * ios)
+        applies &= mix[:, 1] >= self.least_reads[rows] * mix[:, 0]
+        applies |= stalled.any(axis=1) | ((self.w_failed[slots] > 0) & valid).any(axis=1) | (count == 0)
         return _Verdict(
             slots,
             valid,
             count,
             offered,
             fits.any(axis=1),
+            applies,
             threshold_us,
             allowed,
             missed,
@@ -734,6 +813,7 @@ class SignalTable:
             stalled=int(found.stalled.sum()),
             stall_us=float(self.w_stall_us[slots[found.stalled[0, :count]]][-1:].sum()),
             failed_ratio=float(self.w_failed[slots].sum() / counted),
+            applies=bool(found.applies[0]),
         )
 
     def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
@@ -765,6 +845,11 @@ class SignalRow:
         return None if last_ns == NEVER else last_ns
 
     @property
+    def is_excluded(self) -> bool:
+        """Whether nothing is promised at present."""
+        return bool(self._table.excluded[self.row])
+
+    @property
     def idle(self) -> bool:
         """See ``SignalTable.idle``."""
         return bool(self._table.idle(np.array([self.row]))[0])
@@ -779,6 +864,10 @@ class SignalRow:
         if self._known is None or self._known[0] != version:
             self._known = (version, self._table.signal(self.row))
         return self._known[1]
+
+
+def _mix_of(pieces: Pieces, pick: Ints) -> Floats:
+    return np.stack((pieces.completed[pick], pieces.reads[pick], pieces.size_bytes[pick]), axis=1)
 
 
 def _running(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:

@@ -55,7 +55,7 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     assert ("add_streams", (GATEWAY, [STREAM])) in bench.controller.calls
     taken = [(args[0].seq, *args[1:4]) for name, args in bench.controller.calls if name == "add_cut"]
     assert taken == [(1, 10, 1, False), (2, 20, 2, True)]
-    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.controller.calls
+    assert ("caps_state", (GATEWAY, 3, "sent", "", 77, ())) in bench.controller.calls
     assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.controller.calls
     assert bench.core.bad_frames == 0
 
@@ -615,7 +615,9 @@ def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> Non
     throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
     known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
     bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
-    assert bench.controller.names() == ["set_agreements", "restore", "set_mode", "gateway_up", "add_streams"]
+    modes = ["set_agreement_modes", "set_backend_modes"]
+    names = ["set_agreements", *modes, "restore", "set_mode", "gateway_up", "add_streams"]
+    assert bench.controller.names() == names
     assert bench.controller.last("restore") == ([throttle],)
     bench.tick()
     assert bench.main.take_posted(Kind.SET_CAPS) == []

@@ -234,6 +234,8 @@ def random_pieces(
         offered=done + [rng.choice((0, 0, 7)) for _ in range(count)],
         done=done,
         completed=done,
+        reads=done // 2,
+        size_bytes=done * 4096,
         arrived=done + [float(rng.randrange(3)) for _ in range(count)],
         counted=np.repeat(done[:, None], steps, axis=1),
         failed=np.array([float(rng.randrange(3)) for _ in range(count)]),
