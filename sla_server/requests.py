@@ -63,6 +63,8 @@ class ThrottleSet(RequestBody):
     """Without it the throttle holds until it is released."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
     """Others will read it."""
+    force: bool = False
+    """Set it although it breaks a promise of the volume itself."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,9 +89,19 @@ class ThrottleRelease(RequestBody):
 
 
 class ModeSet(RequestBody):
-    """Whether decisions are enforced or only observed."""
+    """Whether decisions are enforced or only observed, on all backends or on one.
 
-    mode: Literal["observe", "enforce"]
+    ``inherit`` takes a backend's own mode away: it has that of the server again.
+    """
+
+    mode: Literal["observe", "enforce", "inherit"]
+    backend: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+
+    @model_validator(mode="after")
+    def _inherits(self) -> ModeSet:
+        if self.mode == "inherit" and self.backend is None:
+            raise ValueError("mode inherit is for one backend: give backend, or observe or enforce")
+        return self
 
 
 class GatewayName(RequestBody):

@@ -14,7 +14,8 @@ export async function call(method, path, body) {
   }
   const answer = response.status === 204 ? null : await response.json().catch(() => ({}));
   if (response.ok) return {status: response.status, body: answer};
-  throw new Error([answer.detail || response.statusText, answer.fix].filter(Boolean).join(". "));
+  const text = [answer.detail || response.statusText, answer.fix].filter(Boolean).join(". ");
+  throw Object.assign(new Error(text), {status: response.status});
 }
 
 // Reading that may fail quietly: the banner already says that the server is away.

@@ -6,6 +6,7 @@ import {element, setText} from "./dom.js";
 import {clock, duration, latency, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
+import {startWhy} from "./why.js";
 
 const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
@@ -163,6 +164,7 @@ function openDialog(volume) {
   form.dataset.volume = volume;
   setText($("throttle-title"), `Throttle ${volume}`);
   form.querySelector(".problem").hidden = true;
+  form.querySelector(".force").hidden = true;
   $("throttle-dialog").showModal();
 }
 
@@ -173,10 +175,11 @@ $("throttle-form").addEventListener("submit", async (event) => {
   const rate = Number(given.rate) * (given.unit === "bytes_per_s" ? 1e6 : 1);
   try {
     await call("POST", "/throttles", {volume: form.dataset.volume, [given.unit]: rate,
-      duration_s: given.duration ? Number(given.duration) : null, reason: given.reason});
+      duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})});
     $("throttle-dialog").close();
   } catch (error) {
     form.querySelector(".problem").hidden = false;
+    form.querySelector(".force").hidden = error.status !== 409; // it would break the volume's own promise
     setText(form.querySelector(".problem"), error.message);
   }
 });
@@ -184,6 +187,7 @@ $("throttle-form").querySelector("[value=cancel]").addEventListener("click", () 
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 document.addEventListener("visibilitychange", draw);
+startWhy();
 setInterval(showFeed, 1000);
 setInterval(everySoOften, 5000);
 loadSlow().then(() => startFeed({onSnapshot, onConnection}));

@@ -3,6 +3,7 @@
 import * as f from "./format.js";
 import {drawSpark} from "./chart.js";
 import {element, fillList, fillTable, setBadge, setPair, setText} from "./dom.js";
+import {whyAddress} from "./why.js";
 
 const $ = (id) => document.getElementById(id);
 const code = (text) => element("code", {}, text);
@@ -42,7 +43,8 @@ export function showSlas(snapshot, selected, onSelect) {
     {label: "Agreement", cls: "wrap head", fill: (td, row) => {
       if (!td.firstChild) {
         td.append(element("button", {type: "button", class: "link", title: "Show in the chart",
-          onclick: () => onSelect(keyOf(row))}, row.name), element("small"));
+          onclick: () => onSelect(keyOf(row))}, row.name), " ", element("a", {class: "why",
+          href: whyAddress("sla", row.name, row.objective)}, "why?"), element("small"));
       }
       td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === selected));
       setText(td.lastChild, `${row.objective} · ${row.priority}`);
@@ -86,7 +88,13 @@ export function showSlas(snapshot, selected, onSelect) {
 export function showVolumes(snapshot, totals, actions) {
   const manual = new Set(snapshot.throttles.filter((row) => row.source === "manual").map((row) => row.volume));
   const columns = [
-    {label: "Volume", cls: "wrap head full", text: (row) => [row.volume, `on ${row.backend}`]},
+    {label: "Volume", cls: "wrap head full", fill: (td, row) => {
+      if (!td.firstChild) {
+        td.append(row.volume, " ", element("a", {class: "why", href: whyAddress("volume", row.volume)}, "why?"),
+          element("small"));
+      }
+      setText(td.lastChild, `on ${row.backend}`);
+    }},
     {label: "IOPS", cls: "num", text: (row) => [f.count(row.iops), `${f.count(row.read_iops)} r, ${f.count(row.write_iops)} w`]},
     {label: "Throughput", cls: "num", text: (row) => f.bytesRate(row.bytes_per_s)},
     {label: "p50", cls: "num", text: (row) => f.latency(row.p50_us)},
@@ -116,7 +124,8 @@ export function showVolumes(snapshot, totals, actions) {
 
 export function showThrottles(snapshot, nowUs) {
   fillList($("throttles"), snapshot.throttles, (row) => row.throttle_id,
-    (row) => element("li", {"data-throttle": row.throttle_id}, element("div", {}, element("strong"), " ", element("span", {class: "soft"})),
+    (row) => element("li", {"data-throttle": row.throttle_id}, element("div", {}, element("strong"), " ", element("span", {class: "soft"}),
+      " ", element("a", {class: "why", href: whyAddress("volume", row.volume)}, "why?")),
       element("p"), element("p", {class: "soft"})),
     (li, row) => {
       setText(li.querySelector("strong"), `${row.volume} at most ${f.capWords(row)}`);

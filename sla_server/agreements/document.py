@@ -87,6 +87,8 @@ class AgreementSpec(Strict):
     maintenance: Maintenance = Field(default_factory=Maintenance)
     penalties: list[Penalty] = Field(default_factory=list, max_length=10)
     credit_cap: float = Field(default=1.0, gt=0, le=1)
+    control: Literal["observe", "enforce"] | None = None
+    """Whether neighbours are slowed down for it; absent: as its backend, else the whole server."""
     """The most that is credited for one period, all objectives together."""
 
     @model_validator(mode="after")

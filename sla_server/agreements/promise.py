@@ -73,6 +73,7 @@ class Promise:
         metric: latency (at the percentile), mean_latency, iops, throughput or availability
         counts_errors: whether a failed I/O counts as missed; else it does not count at all
         promised: of iops I/Os, of throughput bytes a second; else 0
+        least_iops, max_mean_bytes, least_read_ratio: of I/Os it applies to, as rates; what ``control`` asks
     """
 
     sla: str
@@ -91,6 +92,9 @@ class Promise:
     metric: Metric = "latency"
     counts_errors: bool = True
     promised: float = 0.0
+    least_iops: float = 0.0
+    max_mean_bytes: float = math.inf
+    least_read_ratio: float = 0.0
 
     @property
     def outage_us(self) -> int:
@@ -116,12 +120,12 @@ class Promise:
 
     def covers(self, volume: str, client: str) -> bool:
         """Whether a stream of this volume and client is in scope."""
-        return self.covers_volume(volume) and (
+        return self.has_volume(volume) and (
             "*" in self.clients or any(fnmatchcase(client, pattern) for pattern in self.clients)
         )
 
-    def covers_volume(self, volume: str) -> bool:
-        """Whether streams of this volume may be in scope."""
+    def has_volume(self, volume: str) -> bool:
+        """Whether the volume is in scope for some client."""
         # A name is compared first: a pattern costs a regular expression, once for each of very many names.
         return volume in self.volumes or any(fnmatchcase(volume, pattern) for pattern in self.volumes)
 
@@ -219,6 +223,9 @@ def promise_of(item: InForce, objective: Objective) -> Promise:
         metric=objective.indicator.metric,
         counts_errors=objective.errors == "bad",
         promised=promised,
+        least_iops=objective.applicability.min_ios_per_slice / objective.budgeting.slice_s,
+        max_mean_bytes=(objective.applicability.max_mean_io_kib or math.inf) * 1024,
+        least_read_ratio=objective.applicability.min_read_fraction or 0.0,
     )
 
 

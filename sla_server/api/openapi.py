@@ -42,6 +42,33 @@ SCHEMAS: Final[dict[str, Any]] = {
             "version": {"type": "string"},
         },
     },
+    "Explanation": {
+        "type": "object",
+        "required": ["kind", "name", "at_us", "is_now", "status", "headline", "sections", "facts"],
+        "properties": {
+            "kind": {"type": "string", "enum": ["volume", "sla"]},
+            "name": {"type": "string"},
+            "at_us": {"type": "integer"},
+            "is_now": {"type": "boolean"},
+            "status": {
+                "type": "string",
+                "description": "e.g. throttled, observed, free, at-risk, violated, kept",
+            },
+            "headline": {"type": "string"},
+            "sections": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["title", "lines"],
+                    "properties": {
+                        "title": {"type": "string"},
+                        "lines": {"type": "array", "items": {"type": "string"}},
+                    },
+                },
+            },
+            "facts": {"type": "object", "description": "The rows that the text was made from"},
+        },
+    },
     "Problem": {
         "type": "object",
         "description": "RFC 9457; `fix` says what to do next.",

@@ -1,7 +1,7 @@
 """The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
 ``changes`` marks routes that need token or session. ``operation`` names the handler, a function of that name
-in ``handlers.read``, ``handlers.documents``, ``handlers.write`` or ``handlers.live``.
+in ``handlers.read``, ``handlers.documents``, ``handlers.write``, ``handlers.live`` or ``handlers.why``.
 """
 
 from __future__ import annotations
@@ -110,6 +110,19 @@ ROUTES: Final = (
         "history",
         "One row a rollup slot, or an hour (`length_us`).",
         (FROM, TO),
+    ),
+    ApiRoute(
+        "GET",
+        "/why/{name}",
+        "why",
+        "Why a volume is throttled or an agreement at risk, now or then, in words and with the facts.",
+        (
+            Query("kind", "string", "volume or sla, if both are called so."),
+            Query("objective", "string", "Of an agreement: only this objective."),
+            Query("at_us", "integer", "When, microseconds UTC; default: now.", least=0, most=MAX_US),
+            Query("tz", "string", "Time zone of the texts (IANA name); default: UTC."),
+        ),
+        schema="Explanation",
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
     ApiRoute("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),

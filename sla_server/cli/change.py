@@ -216,6 +216,7 @@ def throttle() -> None:
 )
 @click.option("--for", "lasting", help="How long: 90s, 10m, 2h. Default: until released.")
 @click.option("--reason", required=True, help="Why; others will read it.")
+@click.option("--force", is_flag=True, help="Also if it breaks a promise of the volume itself.")
 @OUTPUT
 @pass_client
 def throttle_set(
@@ -226,6 +227,7 @@ def throttle_set(
     cost: float | None,
     lasting: str | None,
     reason: str,
+    force: bool,
     output: str,
 ) -> None:
     """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost)."""
@@ -237,6 +239,8 @@ def throttle_set(
         raise BadUsage("the rate is not a number; to let a volume have all it wants: sla throttle release")
     body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
     body["duration_s"] = duration_s(lasting) if lasting else None
+    if force:
+        body["force"] = True
     answer = client.change("POST", "/throttles", json=body)
     if output == "json":
         print_json(answer)
@@ -247,6 +251,10 @@ def throttle_set(
         else f"until 'sla throttle release {volume}'"
     )
     click.echo(f"{volume}: throttled {until} (throttle {answer.get('throttle_id')})")
+    if answer.get("holds"):
+        click.echo(f"note: what holds is {answer['holds']}, the floor of its agreement", err=True)
+    for promise in answer.get("breaks") or []:
+        click.echo(f"note: this breaks {printable_lines(str(promise))}", err=True)
 
 
 @throttle.command("release")
@@ -353,16 +361,30 @@ def list_gateways(client: Client, output: str) -> None:
 
 @click.command()
 @click.argument(
-    "wanted", metavar="[observe|enforce]", required=False, type=click.Choice(["observe", "enforce"])
+    "wanted",
+    metavar="[observe|enforce|inherit]",
+    required=False,
+    type=click.Choice(["observe", "enforce", "inherit"]),
 )
+@click.option("--backend", help="Only on this backend; inherit: as the server again.")
 @pass_client
-def mode(client: Client, wanted: str | None) -> None:
-    """Show or switch the mode: observe (decide and log only) or enforce."""
+def mode(client: Client, wanted: str | None, backend: str | None) -> None:
+    """Show or switch the mode: observe (decide and log only) or enforce.
+
+    A backend may have a mode of its own, and so may an agreement (spec.control in its document): the
+    agreement's holds before that of the backend, and this before that of the server.
+    """
     if wanted is None:
         current = client.get("/mode")
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
+        for name, own in sorted((current.get("backends") or {}).items()):
+            click.echo(f"{own} on backend {name}")
         return
-    click.echo(client.change("PUT", "/mode", json={"mode": wanted}).get("mode", wanted))
+    if wanted == "inherit" and backend is None:
+        raise click.UsageError("inherit is for one backend: add --backend NAME, or give observe or enforce")
+    body = {"mode": wanted} if backend is None else {"mode": wanted, "backend": backend}
+    answer = client.change("PUT", "/mode", json=body)
+    click.echo(answer.get("mode", wanted) if backend is None else f"{wanted} on backend {backend}")
 
 
 @click.command()

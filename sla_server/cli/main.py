@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "describe": ("documents", "An agreement's document, how it is kept, and what is credited."),
     "history": ("documents", "An agreement's versions: since when, by whom, what changed."),
     "maintenance": ("maintenance", "Begin maintenance now, or end it early."),
+    "why": ("why", "Say why a volume is throttled or an agreement at risk, now or then."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),

@@ -73,6 +73,9 @@ class RetentionConfig(StrictModel):
     events_days: float = Field(default=90.0, ge=1)
     """Events, and throttles that are over."""
 
+    decisions_days: float = Field(default=30.0, ge=1)
+    """What the controller decided and why: what ``sla why`` answers from."""
+
     audit_days: float = Field(default=1096.0, ge=1)
     """Who changed what: three years."""
 

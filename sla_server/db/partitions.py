@@ -24,13 +24,14 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import structlog
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, select, text
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.db.config import RetentionConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
-from sla_server.db.schema import DAY_US
+from sla_server.db.schema import DAY_US, meta
+from sla_server.db.upsert import upsert
 
 log = structlog.get_logger("partitions")
 AHEAD_US: Final = 3 * DAY_US  # a manager that cannot make any (locks, rights) has that long to be helped
@@ -156,8 +157,11 @@ RULES: Final = (
     RetentionRule(
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),
+    RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
     RetentionRule("audit", "at_us", "audit_days"),
 )
+DECISIONS_KEY: Final = "decisions_from_us"
+"""Key of ``meta``: decisions made before it may have been deleted, or were never stored."""
 
 
 class Retention:
@@ -204,8 +208,26 @@ class Retention:
             for rule in RULES:
                 if rule.table in SPANS:
                     self._drop_old(rule, now_us)
+        self._note_reach(now_us)
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
         return any(has_more)
+
+    def _note_reach(self, now_us: int) -> None:
+        """Say how far back decisions reach, before any of them is deleted.
+
+        The first time it is now: an older release stored none. A time ahead of now is that of a clock that
+        was wrong, and under which all of them were deleted.
+        """
+        limit_us = now_us - round(self._settings.decisions_days * DAY_US)
+        row = {"key": DECISIONS_KEY, "value": str(now_us)}
+        with begin(self._engine) as connection:
+            value = connection.execute(select(meta.c.value).where(meta.c.key == DECISIONS_KEY)).scalar()
+            if value is not None:
+                from_us = max(min(int(value), now_us), limit_us)
+                if from_us == int(value):
+                    return
+                row["value"] = str(from_us)
+            upsert(connection, meta, [row], set_=["value"])
 
     def _limit_us(self, rule: RetentionRule, now_us: int) -> int:
         days: float = getattr(self._settings, rule.days)

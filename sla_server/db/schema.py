@@ -258,6 +258,21 @@ throttles = Table(
     *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
     *(_float(name) for name in ("loop_start", "loop_ceiling")),
     Index("throttles_requested", "requested_us"),
+    Index("throttles_volume", "volume", "requested_us"),
+    Index("throttles_victim", "victim", "requested_us"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    _key("decision_id", Text),
+    _count("at_us"),
+    *(_text(name) for name in ("kind", "reason", "mode", "backend", "volume", "victim", "text", "figures")),
+    *(_big(name) for name in ("confirmed_us", "seen_us")),
+    Index("decisions_at", "at_us"),
+    Index("decisions_backend", "backend", "at_us"),
+    Index("decisions_volume", "volume", "at_us"),
+    Index("decisions_victim", "victim", "at_us"),
 )
 
 events = Table(
@@ -308,6 +323,7 @@ policy_caps = Table(
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),
     "documents": ("spec",),
+    "decisions": ("figures",),
     "events": ("details",),
     "audit": ("before", "after"),
     "policies": ("job", "report"),
@@ -321,6 +337,7 @@ RECORDABLE: Final = frozenset(
         "slices",
         "episodes",
         "throttles",
+        "decisions",
         "events",
         "processes",
         "audit",

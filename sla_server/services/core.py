@@ -44,9 +44,10 @@ from sla_server.services.catalog import AgreementChange, AgreementChanges, Catal
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.cut_batch import read_cuts
-from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.decisions import RaiseEvent, RecordDecision, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
+from sla_server.services.exclusions import Exclusions
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
@@ -60,6 +61,8 @@ log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
 VIEW_REST: Final = 19  # times what making the live view took: for 64,000 agreements that is 0.3 s
 VIEW_MOST_NS: Final = 2_500_000_000  # pages call it stale after 5 s
+LIVE: Final = frozenset(("latency", "availability"))
+"""Indicators that have a live state; the others are judged in slices only."""
 FIRST_PAIR: Final = "pair-0"
 _GONE: Final = frozenset(("lost", "detached", "stalled"))
 
@@ -86,6 +89,7 @@ class Services:
         self.record_sender = record_sender
         self.rollup_s = start.rollup_s
         self.mode = start.mode
+        self.backend_modes: Mapping[str, str] = start.backend_modes
         self.changes = AgreementChanges(start.catalog, record_sender, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
@@ -105,6 +109,7 @@ class Services:
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
         self._thresholds = ThresholdSets()
+        self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
         self._second_ns = 0
         self._view_ns = 0
@@ -121,6 +126,7 @@ class Services:
         # Restore caps from SQL first: the controller trusts SQL about what is in force. Gateways and the mode
         # follow.
         self._catalog_changed(start.catalog)
+        controller.set_backend_modes(self.backend_modes)
         controller.restore(start.throttles)
         controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
@@ -191,7 +197,9 @@ class Services:
 
     def _caps_state(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         said = CapsState.parse(message.header, now_us)
-        self.controller.caps_state(said.gateway_id, said.gen, said.state, said.reason, said.at_us)
+        self.controller.caps_state(
+            said.gateway_id, said.gen, said.state, said.reason, said.at_us, said.refused or ()
+        )
 
     def _gateway_alert(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         received = GatewayAlert.parse(message.header, now_us)
@@ -238,6 +246,11 @@ class Services:
         self.mode = mode
         self.controller.set_mode(mode)
 
+    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
+        """See ``requests.Desk``."""
+        self.backend_modes = modes
+        self.controller.set_backend_modes(modes)
+
     def policy_version(self) -> int | None:
         """See ``requests.Desk``."""
         return self._policy.version or None
@@ -251,7 +264,11 @@ class Services:
             return  # only volumes were learnt, which those below hear of by themselves
         self._agreed = catalog.items
         promises, classes = compiler.promises(catalog.items), compiler.classes(catalog.items)
-        self.controller.set_agreements(promises, classes)
+        live = [p for item in catalog.items for p in item.all_promises if p.metric in LIVE]
+        self.controller.set_agreements(live, classes)
+        modes = {item.name: mode for item in catalog.items if (mode := item.agreement.spec.control)}
+        self.controller.set_agreement_modes(modes)
+        self._exclusions.set_items(catalog.items)
         self._thresholds.set_promises(promises)
         self.sql_worker.set_catalog(catalog)
 
@@ -308,6 +325,8 @@ class Services:
                 self._post_caps(decision)
             elif isinstance(decision, RecordThrottle):
                 self._rows.append(("throttles", decision.row))
+            elif isinstance(decision, RecordDecision):
+                self._rows.append(("decisions", decision.row))
             else:
                 self._note(*self._event_rows(decision, now_us))
 
@@ -338,6 +357,7 @@ class Services:
         for pair in sorted(self._pairs):
             lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")
+        self.controller.set_excluded(self._exclusions.look(now_us))
         states = self.controller.promise_states(self._episodes.open_keys())
         self._note(*self._episodes.look(states, now_us))
         if now_ns >= self._view_ns:

@@ -1,6 +1,7 @@
 """Violation episodes: one row from the moment a promise is broken until it is kept again, over restarts.
 
-The controller tells of a violation that opens and of one that closes; it forgets everything with its process.
+The controller says when a violation opens and when it closes, each after a time in which that held
+(``control.live_state``); it forgets everything with its process.
 The rows in SQL do not, so:
 
     controller opens, no row open      new row, event ``violation-opened``
@@ -19,10 +20,10 @@ from typing import Any, Final
 
 from sla_server.services.rows import Row, Rows, event_row, identity
 
-SETTLE_US: Final = 15_000_000
-"""Longer than the controller needs for three windows after a restart (one poll each as a rule)."""
+SETTLE_US: Final = 20_000_000
+"""As ``episode_calm_s``, and longer than the controller needs for three windows after a restart."""
 WORSE_RATIO: Final = 1.1  # smaller steps of worst_u are not worth a row a second
-_MEASURED: Final = frozenset(("ok", "at-risk", "idle", "out-of-curve"))
+_MEASURED: Final = frozenset(("ok", "at-risk", "idle", "out-of-curve", "not-applicable", "excluded"))
 Key = tuple[str, str]
 
 
@@ -92,6 +93,9 @@ class Episodes:
         rows: Rows = []
         for key, row in list(self._open.items()):
             live = states.get(key)
+            if live is not None and live.get("is_open") and live.get("state") != "violating":
+                self._calm_since.pop(key, None)  # the controller waits until it is calm for good
+                continue
             if live is not None and live.get("state") == "violating":
                 self._calm_since.pop(key, None)
                 u = _number(live.get("u"))

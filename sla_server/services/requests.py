@@ -9,6 +9,7 @@ Belongs to the main loop.
 
 from __future__ import annotations
 
+import difflib
 import math
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -39,6 +40,8 @@ from sla_server.services.sql_worker import SqlWorker
 
 log = structlog.get_logger("requests")
 Body = dict[str, Any]
+BACKEND_MODES: Final = "backend-mode"
+"""Action of the audit rows that say which backends have a mode of their own."""
 MAX_PENDING: Final = 1024
 
 
@@ -51,6 +54,7 @@ class RequestTarget(Protocol):
     sql_worker: SqlWorker
     rollup_s: int
     mode: str
+    backend_modes: Mapping[str, str]
 
     @property
     def documents(self) -> DocumentParser:
@@ -61,6 +65,9 @@ class RequestTarget(Protocol):
 
     def set_mode(self, mode: str) -> None:
         """Switch the controller."""
+
+    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
+        """Modes of single backends, complete."""
 
     def policy_version(self) -> int | None:
         """Version in force."""
@@ -226,21 +233,37 @@ class Requests:
             problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
             self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
             return
+        rates = {
+            "cost_per_s": body.cost_per_s,
+            "ops_per_s": body.iops,
+            "bytes_per_s": body.bytes_per_s,
+        }
+        effect = self._desk.controller.manual_effect(body.volume, **rates)
+        if effect.broken and not body.force:
+            problem = (
+                f"that is below what is promised for {body.volume!r}: {'; '.join(effect.broken)}. Its I/Os "
+                f"would wait, and the wait counts against the promise. What would hold is {effect.held_text}"
+                + (", its floor" if effect.is_lifted else "")
+            )
+            self._refuse(request, 409, problem, "Give a higher rate, or set it all the same: --force")
+            return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
         self._desk.controller.manual_set(
             throttle_id,
             body.volume,
-            cost_per_s=body.cost_per_s,
-            ops_per_s=body.iops,
-            bytes_per_s=body.bytes_per_s,
+            **rates,
             until_unix_us=until_us,
             who=who,
             reason=body.reason,
         )
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
+        after["breaks"] = list(effect.broken)
         rows = [audit_row(who, "throttle-set", body.volume, now_us, after=after)]
-        self._when_durable(request, rows, {"throttle_id": throttle_id})
+        answer = {"throttle_id": throttle_id, "breaks": after["breaks"]}
+        if effect.is_lifted:
+            answer["holds"] = effect.held_text
+        self._when_durable(request, rows, answer)
 
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleRelease.model_validate(raw)
@@ -258,13 +281,39 @@ class Requests:
         self._when_durable(request, rows, {"released": released})
 
     def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:
-        mode, before = ModeSet.model_validate(raw).mode, self._desk.mode
+        body, before = ModeSet.model_validate(raw), self._desk.mode
+        if body.backend is not None:
+            self._backend_mode(request, who, body.backend, body.mode, now_us)
+            return
+        mode = body.mode
         self._desk.set_mode(mode)
         rows: Rows = [audit_row(who, "mode", "server", now_us, before={"mode": before}, after={"mode": mode})]
         if mode != before:
             text = f"mode is {mode}, was {before}"
             rows.append(event_row("mode-changed", "info", "server", "services", text, now_us, {"who": who}))
         self._when_durable(request, rows, {"mode": mode})
+
+    def _backend_mode(self, request: str, who: str, backend: str, mode: str, now_us: int) -> None:
+        """One backend's own mode; the audit row holds those of all, so that the newest one is enough."""
+        known = self._desk.controller.backends()
+        before = dict(self._desk.backend_modes)
+        if backend not in known and backend not in before:
+            near = ", ".join(difflib.get_close_matches(backend, known, 3)) or "'sla get volumes' names them"
+            self._refuse(request, 404, f"no backend {backend!r} is known", f"Near: {near}")
+            return
+        after = {name: own for name, own in before.items() if name != backend}
+        if mode != "inherit":
+            after[backend] = mode
+        self._desk.set_backend_modes(after)
+        rows: Rows = [
+            audit_row(
+                who, BACKEND_MODES, backend, now_us, before={"backends": before}, after={"backends": after}
+            )
+        ]
+        if after != before:
+            text = f"mode of backend {backend} is {mode}, was {before.get(backend, 'inherit')}"
+            rows.append(event_row("mode-changed", "info", "backend", backend, text, now_us, {"who": who}))
+        self._when_durable(request, rows, {"mode": mode, "backend": backend})
 
     def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = GatewayListing.model_validate(raw)

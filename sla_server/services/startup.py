@@ -13,11 +13,14 @@ from typing import Final
 from pmdaemon.runtime.clock import Clock
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
+from sla_server.services.requests import BACKEND_MODES
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 
 MODES: Final = ("observe", "enforce")
+HOST_PREFIX: Final = "host:"
+"""Names of volumes that an agent's host source counts (messages.md, "Sources"); their kind is not in SQL."""
 CONNECTED: Final = frozenset(("up", "recovered"))
 
 
@@ -57,6 +60,7 @@ class Start:
     events: list[Row] = field(default_factory=list)
     rows: Rows = field(default_factory=list)
     mode: str = "observe"
+    backend_modes: dict[str, str] = field(default_factory=dict)
     policy_version: int = 0
     policy_applied_us: int = 0
     rollup_s: int = 60
@@ -100,10 +104,17 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         events=store.newest_events(SHOWN_EVENTS, now_us + AHEAD_US),
         rows=problems,
         mode=mode if mode in MODES else default_mode,
+        backend_modes=_backend_modes(store.last_audit(BACKEND_MODES)),
         policy_version=version,
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
     )
+
+
+def _backend_modes(row: Row | None) -> dict[str, str]:
+    """Backends with a mode of their own, from the newest audit row about one."""
+    found = (row["after"] or {}).get("backends", {}) if row is not None else {}
+    return {name: mode for name, mode in found.items() if mode in MODES}
 
 
 def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> list[KnownGateway]:
@@ -123,7 +134,7 @@ def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> li
                 "backend": backend,
                 "size_bytes": by_volume.get(volume, {}).get("size_bytes", 0),
                 "read_only": bool(by_volume.get(volume, {}).get("read_only", False)),
-                "source": "nbd",
+                "source": "host" if volume.startswith(HOST_PREFIX) else "nbd",
             }
             for volume, backend in sorted(backend_of.items())
         ]

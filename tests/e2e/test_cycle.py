@@ -55,7 +55,8 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
 
     # The live view is ahead of the database by up to a flush.
     stage.wait(
-        lambda: "throttle-released" in {event["kind"] for event in events(stage)}, "the release stored"
+        lambda: {"throttle-released", "violation-closed"} <= {event["kind"] for event in events(stage)},
+        "the release and the end of the violation stored",
     )
     kinds = [event["kind"] for event in events(stage)]
     for kind in ("gateway-up", "violation-opened", "throttle-set", "violation-closed", "throttle-released"):

@@ -61,6 +61,7 @@ class Site:
         self.stop = Stop()
         self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
         self.source = api.FakeSource()
+        self.source.shift_us = time.time_ns() // 1000 - api.NOW_US
         self.snapshot = snapshot
         self.start("127.0.0.1:0")
 
@@ -270,6 +271,67 @@ def test_a_refused_throttle_says_why_in_the_dialog(site: Site, page: Page) -> No
         driver.find_element(By.NAME, "reason").send_keys("try", Keys.ENTER)
         wait_for(driver, "#throttle-form .problem", visible=True)
         assert text(driver, "#throttle-form .problem") == "below the floor of 500 IOPS. Give more"
+
+
+def test_a_throttle_that_breaks_a_promise_is_set_all_the_same_on_demand(site: Site, page: Page) -> None:
+    refusal = {"errors": [{"line": 0, "problem": "below what is promised", "fix": "--force"}]}
+    site.mailbox.answer = lambda header: (
+        (True, 200, {"throttle_id": "t"}) if header["body"].get("force") else (False, 409, refusal)
+    )
+    with page() as driver:
+        sign_in(driver, site)
+        wait_for(driver, "[data-volume=batch] button", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
+        assert not driver.find_element(By.NAME, "force").is_displayed()
+        driver.find_element(By.NAME, "rate").send_keys("1")
+        driver.find_element(By.NAME, "reason").send_keys("try", Keys.ENTER)
+        wait_for(driver, "[name=force]", visible=True)
+        driver.find_element(By.NAME, "force").send_keys(Keys.SPACE)
+        driver.find_element(By.NAME, "reason").send_keys(Keys.ENTER)
+        until(
+            driver,
+            lambda: not driver.find_elements(By.CSS_SELECTOR, "#throttle-dialog[open]"),
+            "dialog closed",
+        )
+    assert [header["body"].get("force") for header in site.mailbox.posted] == [None, True]
+
+
+@pytest.mark.parametrize("width", [WIDE_PX, NARROW_PX])
+def test_the_detail_says_why(site: Site, page: Page, width: int) -> None:
+    with page(width, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-volume=batch] a.why")
+        driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] a.why").send_keys(Keys.ENTER)
+        until(driver, lambda: "to keep erp-gold" in text(driver, "#why-headline"), "the answer is shown")
+        assert text(driver, "#why-headline").startswith("batch is throttled to 290 cost/s")
+        assert text(driver, "#why-status") == "throttled"
+        sections = text(driver, "#why-sections")
+        assert "batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in sections
+        assert driver.current_url.endswith("#why/volume/batch")
+        overflow = "const d = arguments[0]; return d.scrollWidth - d.clientWidth"
+        assert driver.execute_script(overflow, driver.find_element(By.ID, "why-dialog")) <= 0
+        driver.find_element(By.ID, "why-close").click()
+        until(driver, lambda: "#why" not in driver.current_url, "the address is that of the page again")
+        driver.find_element(By.CSS_SELECTOR, "[data-sla='erp-gold/latency'] a.why").click()
+        until(driver, lambda: "erp-gold/latency is kept" in text(driver, "#why-headline"), "the promise")
+        assert text(driver, "#why-title") == "erp-gold/latency"
+
+
+def test_the_detail_of_then_and_of_an_unknown_name_by_address(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(f"{site.url}#why/volume/bach")
+        until(driver, lambda: "Near it: batch" in text(driver, "#why-headline"), "near names")
+        driver.get(f"{site.url}#why/volume/batch")
+        until(driver, lambda: "batch is throttled" in text(driver, "#why-headline"), "another address")
+        script = (
+            "const at = document.getElementById('why-at'); at.value = '2025-01-01T12:00:00'; "
+            "at.dispatchEvent(new Event('change'))"
+        )
+        driver.execute_script(script)
+        until(driver, lambda: "was throttled at 2025-01-01" in text(driver, "#why-headline"), "then")
+        assert "Decisions are stored from 20" in text(driver, "#why-sections")
+        driver.find_element(By.ID, "why-now").click()
+        until(driver, lambda: "batch is throttled" in text(driver, "#why-headline"), "now again")
 
 
 def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> None:

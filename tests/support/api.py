@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,118 @@ EPISODE = {
 }
 
 
+def throttle(**changed: Any) -> dict[str, Any]:
+    """A row of ``throttles``: batch is slowed down for erp-gold."""
+    row = {
+        "throttle_id": "t-1",
+        "volume": "batch",
+        "backend": "disk-0",
+        "source": "control",
+        "cost_per_s": 290.0,
+        "ops_per_s": None,
+        "bytes_per_s": None,
+        "reason": "promise-at-risk",
+        "text": "erp-gold/latency at 15.1 ms of 12 ms allowed (u 2.40): batch from 581 to 290 cost/s",
+        "victim": "erp-gold/latency",
+        "who": "",
+        "state": "seen",
+        "gen": 7,
+        "requested_us": NOW_US - 42_000_000,
+        "confirmed_us": NOW_US - 41_000_000,
+        "seen_us": NOW_US - 40_000_000,
+        "released_us": None,
+        "expires_us": None,
+    }
+    return {**row, **changed}
+
+
+def decisions() -> list[dict[str, Any]]:
+    """Rows of ``decisions``, newest first: the cap of ``throttle`` and the step it came from."""
+    promised = {"u": 2.4, "r": 1.26, "latency_us": 15_100, "threshold_us": 12_000, "percentile": 95.0}
+    windows = {"windows": 3, "risky": 3, "over": 3, "offered_iops": 80.6, "excused_ratio": 0.0}
+    common = {"at_us": NOW_US - 42_000_000, "reason": "promise-violated", "mode": "enforce"}
+    greedy = {"volume": "batch", "cost_per_s": 581.0, "share_ratio": 0.872, "priority": "best-effort"}
+    gold_use = {"volume": "erp-db", "cost_per_s": 85.6, "share_ratio": 0.128, "priority": "gold"}
+    start = {
+        "decision_id": "d-1",
+        "kind": "start",
+        "backend": "disk-0",
+        "volume": "",
+        "victim": "erp-gold/latency",
+        "text": throttle()["text"],
+        "figures": {
+            "c_before": 581.0,
+            "c_after": 290.0,
+            "backend_cost_per_s": 666.6,
+            "volumes": 2,
+            "throttled": ["batch"],
+            "use": [
+                {**greedy, "queueing": False, "throttled": True, "cap_cost_per_s": 290.0},
+                {**gold_use, "queueing": False, "throttled": False, "cap_cost_per_s": None},
+            ],
+            "promise": {**promised, **windows},
+        },
+    }
+    cap = {
+        "decision_id": "d-2",
+        "kind": "cap-set",
+        "backend": "disk-0",
+        "volume": "batch",
+        "victim": "erp-gold/latency",
+        "text": throttle()["text"],
+        "confirmed_us": NOW_US - 41_000_000,
+        "seen_us": NOW_US - 40_000_000,
+        "figures": {
+            "throttle_id": "t-1",
+            "source": "control",
+            "before": None,
+            "after": {"cost_per_s": 290.0},
+            "in_force": {"cost_per_s": 290.0},
+            "floor_iops": 50.0,
+            "floor_cost_per_s": 53.1,
+            "gateways": ["gateway-b"],
+        },
+    }
+    return [{**common, **cap}, {**common, **start}]
+
+
+def _moved(row: dict[str, Any], shift_us: int) -> dict[str, Any]:
+    return {key: value + shift_us if value and key.endswith("_us") else value for key, value in row.items()}
+
+
+def _asked_for(row: dict[str, Any], asked: dict[str, Any]) -> bool:
+    victims, kinds = asked.get("victims") or (), asked.get("kinds") or ()
+    return (
+        asked.get("volume") in (None, row["volume"])
+        and asked.get("backend") in (None, row["backend"])
+        and (not victims or row["victim"] in victims)
+        and (not kinds or row["kind"] in kinds)
+        and (asked.get("from_us") is None or row["at_us"] > asked["from_us"])
+        and (asked.get("until_us") is None or row["at_us"] <= asked["until_us"])
+    )
+
+
+def gold() -> dict[str, Any]:
+    """A row of ``agreements`` with its spec, as ``agreements_at`` gives it."""
+    curve = [{"up_to_iops": 150.0, "value_ms": 12.0}]
+    objective = {
+        "name": "latency",
+        "indicator": {"metric": "latency", "percentile": 95.0},
+        "demand_curve": curve,
+    }
+    spec = {"kind": "SLA", "spec": {"scope": {"volumes": ["erp-*"]}, "objectives": [objective]}}
+    return {"name": "erp-gold", "version": 2, "priority": "gold", "spec": spec, "ended_us": None}
+
+
 class FakeSource:
-    """Fixed rows; ``away`` makes every question fail as a database that is not there."""
+    """Fixed rows; ``away`` makes every question fail as a database that is not there.
+
+    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one.
+    """
 
     def __init__(self) -> None:
         self.away = False
+        self.shift_us = 0
         self.asked: list[tuple[Any, ...]] = []
 
     def _row(self, *asked: Any) -> None:
@@ -356,6 +463,58 @@ class FakeSource:
     def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("rollup_history", volume, from_us, to_us)
         return [{"slot_us": from_us, "iops": 80.0}]
+
+    def decisions_from_us(self) -> int | None:
+        self._row("decisions_from_us")
+        return NOW_US + self.shift_us - 20 * 86_400_000_000
+
+    def kinds_of(self, name: str) -> set[str]:
+        self._row("kinds_of", name)
+        return {kind for known, kind in self.known_names() if known == name}
+
+    def known_names(self) -> list[tuple[str, str]]:
+        self._row("known_names")
+        return [("batch", "volume"), ("erp-db", "volume"), ("erp-gold", "sla")]
+
+    def mode_at(self, at_us: int) -> str | None:
+        self._row("mode_at", at_us)
+        return "enforce"
+
+    def backend_of(self, volume: str) -> str | None:
+        self._row("backend_of", volume)
+        return "disk-0"
+
+    def decisions(self, **asked: Any) -> list[dict[str, Any]]:
+        """What was decided 42 s ago: the backend's first step, and the cap that followed."""
+        self._row("decisions", asked)
+        moved = (_moved(row, self.shift_us) for row in decisions())
+        rows = [row for row in moved if _asked_for(row, asked)]
+        return rows[: asked.get("limit", 100)]
+
+    def decision_count(self, **asked: Any) -> int:
+        return len(self.decisions(**asked))
+
+    def throttles_at(
+        self, at_us: int, volumes: Collection[str] = (), victims: Collection[str] = (), limit: int = 100
+    ) -> list[dict[str, Any]]:
+        self._row("throttles_at", at_us, tuple(volumes), tuple(victims))
+        row = _moved(throttle(), self.shift_us)
+        about = row["volume"] in volumes or row["victim"] in victims
+        return [row] if about and row["requested_us"] <= at_us else []
+
+    def agreements_at(self, at_us: int, name: str | None = None) -> Iterator[dict[str, Any]]:
+        self._row("agreements_at", at_us, name)
+        if name in (None, "erp-gold"):
+            yield gold()
+
+    def slice_at(self, name: str, objective: str, at_us: int) -> dict[str, Any] | None:
+        self._row("slice_at", name, objective, at_us)
+        row = {"start_us": at_us // 60_000_000 * 60_000_000, "length_us": 60_000_000, "state": "good"}
+        return {**row, "n": 4_820, "missed": 41, "offered_iops": 80.3, "threshold_us": 12_000}
+
+    def episodes_until(self, name: str, objective: str, at_us: int, limit: int = 2) -> list[dict[str, Any]]:
+        self._row("episodes_until", name, objective, at_us)
+        return []
 
     def totals(self) -> dict[str, Any]:
         self._row("totals")

@@ -15,10 +15,12 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.rates import Rates
 from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
+from sla_server.services.control.manual import ManualEffect
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
@@ -225,6 +227,12 @@ class FakeController:
         self.released: list[str] = []
         self.slas: list[Row] = []
         self.only_seen: set[str] = set()
+        self.broken: tuple[str, ...] = ()
+        self.held: Rates | None = None
+
+    def manual_effect(self, volume: str, **rates: float | None) -> ManualEffect:
+        asked = Rates(rates.get("ops_per_s"), rates.get("bytes_per_s"), rates.get("cost_per_s"))
+        return ManualEffect(self.held or asked, self.held is not None, self.broken)
 
     def can_throttle(self, volume: str) -> bool:
         return volume not in self.only_seen
@@ -234,6 +242,9 @@ class FakeController:
             self.calls.append((name, (*args, *kwargs.values())))
 
         return note
+
+    def backends(self) -> list[str]:
+        return ["array-1", "array-2"]
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]

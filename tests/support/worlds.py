@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.cut import (
+    COL,
+    COLUMNS,
+    FAILED,
+    HIST_DTYPE,
+    IO_ANY,
+    IO_KINDS,
+    IO_READ,
+    IO_WRITE,
+    MISSED_DTYPE,
+    OUTSTANDING,
+    OVERDUE,
+    Cut,
+)
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_READ, TOTAL_WRITE, bucket_of_ns, missed_upper
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
@@ -84,19 +97,50 @@ def cut(
     duration_s: float = 1.0,
     held: int = 0,
     starved_us: int = 0,
+    waiting: dict[str, tuple[int, float]] | None = None,
+    overdue: dict[str, tuple[int, int]] | None = None,
+    failed: dict[str, int] | None = None,
+    arriving: dict[str, int] | None = None,
+    old_agent: bool = False,
 ) -> Cut:
-    """``ios``: volume to (I/Os completed, latency of each in ms). It ends at second ``seq`` unless told."""
+    """A cut that ends at second ``seq`` unless told.
+
+    Args:
+        gateway: its id.
+        seq: of the cut.
+        ios: volume to (I/Os completed, latency of each in ms).
+        waiting: volume to (I/Os sent upstream and outstanding, age of the oldest in ms).
+        overdue: volume to (newly overdue, settled), for every threshold.
+        failed: volume to how many of the completions failed.
+        arriving: volume to I/Os that arrived and did not complete in this cut.
+        old_agent: sends none of the entries for the last three.
+        gen, epoch, thresholds_us, end_s, duration_s, held, starved_us: as the cut has them.
+    """
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
     hist, missed = [], []
     for row, (volume, (count, ms)) in enumerate(ios.items()):
         counters[COL["stream_id"], row] = stream_id(gateway, volume, "client")
-        counters[COL["arrived"], row] = counters[COL["reads"], row] = count
+        counters[COL["arrived"], row] = count + (arriving or {}).get(volume, 0)
+        counters[COL["reads"], row] = count
         counters[COL["read_bytes"], row] = count * 4096
         counters[COL["cost_milli"], row] = round(count * 1062.5)
         counters[COL["held"], row] = held
         if count:
             hist.append((row, bucket_of_ns(round(ms * 1e6)), count))
             missed += [(row, IO_ANY, t, count, count if ms * 1000 > t else 0) for t in thresholds_us]
+        inflight, oldest_ms = (waiting or {}).get(volume, (0, 0.0))
+        counters[COL["inflight"], row] = inflight
+        errors = counters[COL["errors"], row] = (failed or {}).get(volume, 0)
+        if old_agent:
+            continue
+        if inflight:
+            missed.append((row, OUTSTANDING, 0, round(oldest_ms), round(oldest_ms)))
+        if volume in (overdue or {}):
+            missed += [(row, OVERDUE + IO_ANY, t, *overdue[volume]) for t in thresholds_us]
+        if errors:
+            missed += [(row, FAILED + io, 0, errors, 0) for io in (IO_ANY, IO_READ)]
+            slow = [errors if ms * 1000 > t else 0 for t in thresholds_us]
+            missed += [(row, FAILED, t, errors, n) for t, n in zip(thresholds_us, slow, strict=True)]
     end = seq if end_s is None else end_s
     return Cut(
         gateway,
@@ -118,6 +162,7 @@ class Feeder:
 
     def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
         self.controller, self.second = made, 0
+        self._waited: dict[str, int] = {}
         for gateway, volumes in volumes_of:
             made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
             made.add_streams(gateway, streams(gateway, *volumes))
@@ -130,11 +175,16 @@ class Feeder:
     def unix_us(self) -> int:
         return UNIX_0_US + self.second * 1_000_000
 
-    def step(self, *cuts: tuple[str, dict[str, tuple[int, float]], int], held: int = 0) -> list[Any]:
-        """A second passes; ``cuts``: (gateway, ios, generation); returns the tick's decisions."""
+    def step(
+        self, *cuts: tuple[str, dict[str, tuple[int, float]], int], held: int = 0, **more: Any
+    ) -> list[Any]:
+        """A second passes; ``cuts``: (gateway, ios, generation), more as ``cut``; the tick's decisions."""
         self.second += 1
+        waits = {volume: count for volume, (count, _) in more.get("waiting", {}).items()}
+        new = {volume: max(count - self._waited.get(volume, 0), 0) for volume, count in waits.items()}
+        self._waited = waits
         for gateway, ios, gen in cuts:
-            made = cut(gateway, self.second, ios, gen=gen, held=held)
+            made = cut(gateway, self.second, ios, gen=gen, held=held, arriving=new, **more)
             self.controller.add_cut(made, self.unix_us, 0, False, self.now_ns)
         return self.controller.tick(self.now_ns, self.unix_us)
 
@@ -168,6 +218,14 @@ class Piece:
     waiting: int
     inexact: bool
     excused: float = 0.0
+    completed: int = 0
+    arrived: int = 0
+    reads: int = 0
+    size_bytes: int = 0
+    counted: dict[int, int] = field(default_factory=dict)
+    failed: int = 0
+    oldest_us: int = 0
+    silence_us: int = 0
 
 
 def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
@@ -180,6 +238,14 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         int(pieces.waiting[index]),
         bool(pieces.inexact[index]),
         float(pieces.excused[index]),
+        int(pieces.completed[index]),
+        int(pieces.arrived[index]),
+        int(pieces.reads[index]),
+        int(pieces.size_bytes[index]),
+        {step.threshold_us: int(pieces.counted[index, i]) for i, step in enumerate(promise.curve)},
+        int(pieces.failed[index]),
+        int(pieces.oldest_us[index]),
+        int(pieces.silence_us[index]),
     )
 
 
@@ -192,6 +258,14 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         offered=np.array([each.offered for each in pieces]),
         done=np.array([float(each.done) for each in pieces]),
         waiting=np.array([float(each.waiting) for each in pieces]),
+        completed=np.array([float(each.completed) for each in pieces]),
+        arrived=np.array([float(each.arrived) for each in pieces]),
+        reads=np.array([float(each.reads) for each in pieces]),
+        size_bytes=np.array([float(each.size_bytes) for each in pieces]),
+        counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
+        failed=np.array([float(each.failed) for each in pieces]),
+        oldest_us=np.array([float(each.oldest_us) for each in pieces]),
+        silence_us=np.array([float(each.silence_us) for each in pieces]),
         missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
         hist=hist,
         inexact=np.array([each.inexact for each in pieces]),
@@ -217,9 +291,15 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     # Arrivals are not counted by kind: assume the mix of what completed.
     offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
     hist = _hist(cut, in_scope, promise.io)
-    missed, inexact = _missed(cut, in_scope, promise, done, hist)
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
-    return Piece(cut.duration_us, offered, done, missed, hist, waiting, inexact)
+    piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False)
+    piece.completed, piece.arrived = int(done_all), arrived
+    piece.reads = int(cut.column("reads")[in_scope].sum())
+    piece.size_bytes = int((cut.column("read_bytes") + cut.column("write_bytes"))[in_scope].sum())
+    says_more = bool((cut.missed["io"] > IO_WRITE).any())
+    errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
+    _compare(piece, cut.missed[in_scope[cut.missed["row"]]], promise, errors)
+    return piece
 
 
 def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.int64]:
@@ -233,17 +313,32 @@ def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.
     return np.bincount(folded, weights=cut.hist["count"][chosen], minlength=BUCKETS).astype(np.int64)
 
 
-def _missed(
-    cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise, done: int, hist: npt.NDArray[np.int64]
-) -> tuple[dict[int, int], bool]:
-    entries = cut.missed[in_scope[cut.missed["row"]] & (cut.missed["io"] == IO_KINDS[promise.io])]
-    missed: dict[int, int] = {}
-    inexact = False
+def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: int) -> None:
+    """Fill in what the missed entries of its rows say of a piece."""
+    io = IO_KINDS[promise.io]
+
+    def sums(kind: int, threshold_us: int) -> tuple[int, int]:
+        found = entries[(entries["io"] == kind) & (entries["threshold_us"] == threshold_us)]
+        return int(found["counted"].sum()), int(found["missed"].sum())
+
+    for each in entries[entries["io"] == OUTSTANDING]:
+        piece.oldest_us = max(piece.oldest_us, int(each["counted"]) * 1000)
+        piece.silence_us = max(piece.silence_us, int(each["missed"]) * 1000)
+    kinds = (IO_READ, IO_WRITE) if promise.io == "any" else (io,)
+    failed = errors + sum(sums(FAILED + kind, 0)[0] for kind in kinds)
+    rest = max(sums(FAILED, 0)[0] - sums(FAILED + IO_READ, 0)[0] - sums(FAILED + IO_WRITE, 0)[0], 0)
+    gone = rest if piece.done == 0 else 0
+    failed += gone
+    exclude = not promise.counts_errors
     for step in promise.curve:
-        chosen = entries[entries["threshold_us"] == step.threshold_us]
-        if int(chosen["counted"].sum()) == done:
-            missed[step.threshold_us] = int(chosen["missed"].sum())
-        else:
-            missed[step.threshold_us] = missed_upper(hist, step.threshold_us)
-            inexact = True
-    return missed, inexact
+        limit = step.threshold_us
+        counted, missed = sums(io, limit)
+        if counted != piece.done:
+            missed, piece.inexact = missed_upper(piece.hist, limit), True
+        overdue, settled = sums(OVERDUE + io, limit)
+        slow = sums(FAILED + io, limit)[1]
+        counted = max(piece.done + gone + overdue - settled - (failed if exclude else 0), 0)
+        piece.counted[limit] = counted
+        missed += overdue - settled + (0 if exclude else failed) - slow
+        piece.missed[limit] = min(max(missed, 0), counted)
+    piece.failed = 0 if exclude else min(failed, *piece.missed.values())

@@ -97,7 +97,11 @@ class EventStream:
 def mode(context: AppContext, _request: Request) -> Response:
     """From the newest snapshot; null before the first."""
     return responses.as_json(
-        {"mode": context.live.newest().snapshot["mode"], "stale": context.live.is_stale()}
+        {
+            "mode": context.live.newest().snapshot["mode"],
+            "backends": context.live.newest().snapshot.get("backend_modes", {}),
+            "stale": context.live.is_stale(),
+        }
     )
 
 

@@ -36,6 +36,8 @@ from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
+from sla_server.db.partitions import DECISIONS_KEY
+from sla_server.db.queries import explanations
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import IN_LIST, Row, chunks, decode_json, one_of
 from sla_server.db.schema import STREAM_SUMS
@@ -415,6 +417,84 @@ class SqlReader:
         if hour_of_week is not None:
             statement = statement.where(table.c.hour_of_week == hour_of_week)
         return self._rows(statement)
+
+    # -- Around one moment: what ``sla why`` asks (``explanations``).
+
+    def decisions(
+        self,
+        *,
+        volume: str | None = None,
+        victims: Collection[str] = (),
+        backend: str | None = None,
+        kinds: Collection[str] = (),
+        from_us: int | None = None,
+        until_us: int | None = None,
+        newest_first: bool = True,
+        limit: int = 100,
+    ) -> list[Row]:
+        """Decisions of the controller with from_us < at_us <= until_us, ``figures`` decoded.
+
+        ``volume``, ``victims`` ("agreement/objective"), ``backend``, ``kinds``: all that are given must hold.
+        """
+        wanted = explanations.decisions_where(volume, victims, backend, kinds, from_us, until_us)
+        statement = explanations.decisions(wanted, newest_first, limit)
+        return decode_json(self._rows(statement), ("figures",))
+
+    def decision_count(
+        self, *, volume: str | None = None, victims: Collection[str] = (), from_us: int | None = None
+    ) -> int:
+        """How many decisions there are after a time."""
+        wanted = explanations.decisions_where(volume, victims, None, (), from_us, None)
+        statement = select(func.count().label("rows")).select_from(schema.decisions).where(*wanted)
+        return int(self._rows(statement)[0]["rows"])
+
+    def backend_of(self, volume: str) -> str | None:
+        """Backend of a volume; None if it was never seen."""
+        table = schema.volumes
+        row = self._one(select(table.c.backend).where(table.c.volume == volume))
+        return None if row is None else row["backend"]
+
+    def throttles_at(
+        self, at_us: int, volumes: Collection[str] = (), victims: Collection[str] = (), limit: int = 100
+    ) -> list[Row]:
+        """Throttles in force at that time, of these volumes or for these victims, newest first."""
+        return self._rows(explanations.throttles_at(volumes, victims, at_us, limit))
+
+    def agreements_at(self, at_us: int, name: str | None = None, page: int = 2048) -> Iterator[Row]:
+        """Agreements in force at that time, one or all, by name, ``spec`` decoded; read page by page."""
+        after = ""
+        while rows := self._rows(explanations.agreements_at(at_us, name, after, page)):
+            yield from decode_json(rows, ("spec",))
+            if name is not None:
+                return
+            after = rows[-1]["name"]
+
+    def slice_at(self, name: str, objective: str, at_us: int) -> Row | None:
+        """The judged slice that holds this time, newest revision; None if none is stored."""
+        row = self._one(explanations.slice_at(name, objective, at_us))
+        return row if row is not None and row["start_us"] + row["length_us"] > at_us else None
+
+    def episodes_until(self, name: str, objective: str, at_us: int, limit: int = 2) -> list[Row]:
+        """Violations of an objective that had begun by then, newest first."""
+        return self._rows(explanations.episodes_until(name, objective, at_us, limit))
+
+    def mode_at(self, at_us: int) -> str | None:
+        """The mode that was switched to last by then; None if no switch is stored."""
+        rows = decode_json(self._rows(explanations.mode_rows(at_us)), ("after",))
+        return (rows[0]["after"] or {}).get("mode") if rows else None
+
+    def kinds_of(self, name: str) -> set[str]:
+        """What has this name: "volume", "sla", both or neither."""
+        return {row["kind"] for row in self._rows(explanations.kinds_of(name))}
+
+    def known_names(self) -> list[tuple[str, str]]:
+        """(name, "volume" or "sla") of everything that can be asked about."""
+        return sorted((row["name"], row["kind"]) for row in self._rows(explanations.known_names()))
+
+    def decisions_from_us(self) -> int | None:
+        """Decisions are stored from here on; None: none ever was."""
+        value = self.meta(DECISIONS_KEY)
+        return None if value is None else int(value)
 
     # -- Statistics: what slices are judged from, history for charts, hours for policies.
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
@@ -50,10 +51,12 @@ class Need(StrEnum):
     CLEAR = "clear"
     IDLE = "idle"
     OUT_OF_CURVE = "out-of-curve"
+    NOT_APPLICABLE = "not-applicable"  # its I/Os are not such as the promise is about
+    EXCLUDED = "excluded"  # in maintenance, or outside service hours
     GONE = "gone"  # no statistics for a lease
 
 
-_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.GONE))
+_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.NOT_APPLICABLE, Need.EXCLUDED, Need.GONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class LoopStep:
         reason: why, when changed; text with figures.
         notice: event kind to raise ("unattributed", "infeasible", "control-oscillation") with its text.
         violated: a promise is broken, not only at risk: the notice is critical.
+        lead: the promise whose figures decided, if one did.
     """
 
     changed: bool = False
@@ -95,9 +99,17 @@ class LoopStep:
     notice: str = ""
     notice_text: str = ""
     violated: bool = False
+    lead: Victim | None = None
 
 
 NOTHING = LoopStep()
+
+
+class Report(NamedTuple):
+    """When a notice of a kind was given, and how long to wait before the next."""
+
+    at_ns: int
+    wait_s: float
 
 
 @dataclass(slots=True)
@@ -125,7 +137,8 @@ class BackendControl:
     moves: deque[tuple[int, int]] = field(default_factory=deque)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
     quiet_until_ns: int = 0
-    reported: dict[str, int] = field(default_factory=dict)
+    futile: int = 0  # attempts in a row that had no effect
+    reported: dict[str, Report] = field(default_factory=dict)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
 
     @property
@@ -161,8 +174,22 @@ class BackendControl:
         known = loop or LoopMemory(allowed, allowed / self.settings.park_ratio)
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
+    def leave_out(self, volumes: Iterable[str]) -> None:
+        """These volumes turned out to be out of reach: C is about the others from now on."""
+        total = sum(n.cost_per_s for n in self.managed.values())
+        for volume in volumes:
+            del self.managed[volume]
+        ratio = sum(n.cost_per_s for n in self.managed.values()) / total if total > 0 else 1.0
+        self.allowed, self.start, self.ceiling = (
+            self.allowed * ratio,
+            self.start * ratio,
+            self.ceiling * ratio,
+        )
+        if not self.managed:
+            self.reset()
+
     def reset(self) -> None:
-        """Give up C and what was learned; back-off and the times of reports stay."""
+        """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -225,6 +252,10 @@ class BackendControl:
         names = ", ".join(v.name for v in waiting) or ", ".join("/".join(key) for key in sorted(self.victims))
         if Need.OUT_OF_CURVE in needs:
             return Reason.VICTIM_OUT_OF_CURVE, f"the demand of {names} is above its curve"
+        if Need.EXCLUDED in needs:
+            return Reason.VICTIM_EXCLUDED, f"{names}: in maintenance or outside service hours"
+        if Need.NOT_APPLICABLE in needs:
+            return Reason.VICTIM_OUT_OF_CURVE, f"the I/Os of {names} are not such as its promise is about"
         if Need.IDLE in needs:
             return Reason.VICTIM_IDLE, f"{names} had no I/O for {self.settings.idle_release_s:g} s"
         return Reason.VICTIM_GONE, f"{names} has no statistics or is no longer in force"
@@ -264,7 +295,7 @@ class BackendControl:
         names = ", ".join(sorted(self.managed))
         text = f"{_figures(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
-        return self._move(wanted, Phase.DECREASE, reason, text, now_ns)
+        return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
     def _manage(self, lead: Victim, neighbours: Mapping[str, Neighbour]) -> None:
         """Let the neighbours that count into the managed set; each brings its present use into C."""
@@ -298,20 +329,26 @@ class BackendControl:
                 0,
                 lead.signal.r_step,
             )  # it helped: measure the next ones from here
+            self.futile = 0
             return None
         return self._restore(lead, now_ns)
 
     def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
+        # A cause that is elsewhere may stay there for hours: each attempt costs the neighbours some seconds.
+        if now_ns - self.quiet_until_ns > self.settings.backoff_max_s * 1e9:
+            self.futile = 0
+        quiet_s = min(self.settings.backoff_s * 2.0**self.futile, self.settings.backoff_max_s)
         text = (
             f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
             f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
-            f"Restored for {self.settings.backoff_s:g} s"
+            f"Restored for {quiet_s:g} s"
         )
         self.reset()
-        self.quiet_until_ns = now_ns + round(self.settings.backoff_s * 1e9)
-        self.reported["unattributed"] = now_ns
-        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1)
+        self.futile += 1
+        self.quiet_until_ns = now_ns + round(quiet_s * 1e9)
+        self.reported["unattributed"] = Report(now_ns, quiet_s)
+        return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
@@ -324,11 +361,17 @@ class BackendControl:
         return self._report("infeasible", now_ns, lead, "its neighbours are at their floors already")
 
     def _report(self, kind: str, now_ns: int, lead: Victim, why: str) -> LoopStep:
-        last_ns = self.reported.get(kind)
-        if last_ns is not None and now_ns - last_ns < self.settings.backoff_s * 1e9:
-            return NOTHING
-        self.reported[kind] = now_ns
-        return LoopStep(notice=kind, notice_text=f"{_figures(lead)}; {why}", violated=lead.signal.u > 1)
+        """Once, and again after a time that doubles while it goes on."""
+        s, last = self.settings, self.reported.get(kind)
+        wait_s = s.backoff_s
+        if last is not None:
+            if now_ns - last.at_ns < last.wait_s * 1e9:
+                return NOTHING
+            if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
+                wait_s = min(2 * last.wait_s, s.backoff_max_s)
+        self.reported[kind] = Report(now_ns, wait_s)
+        text = f"{_figures(lead)}; {why}"
+        return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
         throttled = frozenset(self.managed)
@@ -351,10 +394,10 @@ class BackendControl:
         if wanted <= self.allowed or not biting:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
-        self.decreases = 0
+        self.decreases = self.futile = 0
         names = ", ".join(sorted(throttled))
         text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
-        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, now_ns)
+        return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
@@ -378,11 +421,13 @@ class BackendControl:
             return self.allowed
         return self.allowed + max(s.approach_ratio / self.hold_up_factor * room, smallest)
 
-    def _move(self, wanted: float, phase: Phase, reason: Reason, text: str, now_ns: int) -> LoopStep:
+    def _move(
+        self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
+    ) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = self._oscillates(sign, now_ns)
-        return LoopStep(True, reason, text, notice, text if notice else "")
+        return LoopStep(True, reason, text, notice, text if notice else "", lead=lead)
 
     def _oscillates(self, sign: int, now_ns: int) -> str:
         s = self.settings

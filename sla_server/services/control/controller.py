@@ -28,15 +28,18 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_batch import CutIntake
+from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loops import Loops
+from sla_server.services.control.manual import ManualEffect, effect
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
+from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
 
@@ -53,15 +56,23 @@ class Controller:
         self.live: dict[Key, LiveState] = {}
         self.inventory = BackendInventory(settings)
         self.scopes = PromiseScopes(settings, self.inventory.r_on)
+        self.log = DecisionLog()
         self.policy = PolicyManager(
-            settings, self.inventory.terms_of, self.inventory.mean_cost_of, self.inventory.carriers_of
+            settings,
+            self.inventory.terms_of,
+            self.inventory.mean_cost_of,
+            self.inventory.carriers_of,
+            log=self.log,
         )
-        self.loops = Loops(settings, self.inventory, self.scopes, self.policy)
         self._usage = UsageTable()
+        self.faults = StorageFaults(settings, self._usage)
+        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
         self._restored = False
+        self._excluded: dict[str, str] = {}
+        self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
     # What is promised.
 
@@ -74,7 +85,7 @@ class Controller:
         for promise in promises:
             kept = old.get(promise.key)
             if kept is None or kept.promise != promise:
-                kept = LiveState(self.settings, promise)
+                kept = LiveState(self.settings, promise, excluded=self._excluded.get(promise.sla, ""))
             self.live[promise.key] = kept
         self._link_rows(self.live)
         self._set_agreed_caps(self.inventory.volumes() | self.policy.layers["agreed"].keys(), complete=True)
@@ -87,6 +98,18 @@ class Controller:
         self.inventory.budgets[key] = (burn_1h, remaining_ratio)
         self.scopes.set_r_on(key)
 
+    def set_excluded(self, reasons: Mapping[str, str]) -> None:
+        """Agreements of which nothing is promised at present, and why; complete."""
+        if reasons == self._excluded:
+            return
+        self._intake.flush()
+        changed = reasons.keys() | self._excluded.keys()
+        self._excluded = dict(reasons)
+        for key, state in self.live.items():
+            if key[0] in changed:
+                state.excluded = reasons.get(key[0], "")
+        self.scopes.set_excluded(reasons.keys())
+
     def set_mode(self, mode: str) -> None:
         """Mode "observe" (decide and write down) or "enforce".
 
@@ -96,8 +119,31 @@ class Controller:
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._intake.flush()
-        self.policy.mode = mode
-        self.loops.set_mode(mode)
+        self.policy.mode = self.log.mode = mode
+        self._modes_changed()
+
+    def backends(self) -> list[str]:
+        """Names of the backends that some gateway has volumes on."""
+        return sorted(self.inventory.backends())
+
+    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
+        """Backends with a mode of their own, complete; it takes precedence over ``set_mode``."""
+        if dict(modes) == self.policy.backend_modes:
+            return
+        self._intake.flush()
+        self.policy.backend_modes = dict(modes)
+        self._modes_changed()
+
+    def set_agreement_modes(self, modes: Mapping[str, str]) -> None:
+        """Agreements with a mode of their own, complete; it takes precedence over that of a backend."""
+        if modes != self.policy.agreement_modes:
+            self._intake.flush()
+            self.policy.agreement_modes = dict(modes)
+            self._modes_changed()
+
+    def _modes_changed(self) -> None:
+        self.policy.modes_changed()
+        self.loops.modes_changed()
 
     # What is measured.
 
@@ -111,6 +157,8 @@ class Controller:
         exports = list(exports)
         table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
+        table.refused = frozenset()  # another set of exports: the next acknowledgement says again
+        self.scopes.replan(gateway_id)
         for volume in table.exports:
             self.inventory.carries(volume, table)
         self.policy.gateway_up(table, now_ns)
@@ -155,17 +203,47 @@ class Controller:
         """
         self._intake.put(cut, recv_us, offset_us, now_ns)
 
-    def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, at_unix_us: int) -> None:
-        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock."""
+    def caps_state(
+        self,
+        gateway_id: str,
+        gen: int,
+        state: str,
+        reason: str,
+        at_unix_us: int,
+        refused: Iterable[str] = (),
+    ) -> None:
+        """A SET_CAPS was sent, confirmed or refused at ``at_unix_us``, by the server's wall clock.
+
+        ``refused``: volumes of it whose caps the gateway did not take, as it does not serve them.
+        """
         self._intake.flush()
+        table = self.tables.get(gateway_id)
+        if table is not None and state != "sent" and (names := frozenset(refused)) - table.refused:
+            table.refused |= names
+            self.policy.volumes_refused(table, names)
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
 
     def can_throttle(self, volume: str) -> bool:
-        """Whether a gateway that carries it is in its I/O path; also True while none is known."""
-        carriers = self.inventory.carriers_of(volume).values()
-        return not carriers or any(volume not in table.only_seen for table in carriers)
+        """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
+        return self.inventory.can_throttle(volume)
+
+    def manual_effect(
+        self,
+        volume: str,
+        *,
+        cost_per_s: float | None = None,
+        ops_per_s: float | None = None,
+        bytes_per_s: float | None = None,
+    ) -> ManualEffect:
+        """What such a throttle would do to the promises of the volume itself; nothing is set."""
+        asked, known = Rates(ops_per_s, bytes_per_s, cost_per_s), self.inventory.volumes()
+        covering = [state.promise for state in self.live.values() if state.promise.has_volume(volume)]
+        sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
+        held = self.policy.manual_held(volume, asked)
+        mean_cost = self.inventory.mean_cost_of(volume)
+        return effect(asked, held, mean_cost, zip(covering, sizes, strict=True))
 
     def manual_set(
         self,
@@ -217,9 +295,8 @@ class Controller:
         restored = self.policy.restore(throttle_rows)
         self._restored = True
         if any(t.source != "manual" for t in restored):
-            self.policy.mode = (
-                "enforce"  # what was in force was so in that mode; the process sets the mode next
-            )
+            # What was in force was so in that mode; the process sets the mode next.
+            self.policy.mode = self.log.mode = "enforce"
         self.loops.restore(restored)
 
     # What follows.
@@ -227,11 +304,13 @@ class Controller:
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
         self._intake.flush()
-        decisions = self._assess_promises(now_ns)
+        events, ended = self.faults.look(self.tables, now_ns)
+        self.loops.forget(ended)
+        decisions = [*self._assess_promises(now_ns), *events]
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
-        return decisions + plan.decisions
+        return [*decisions, *plan.decisions, *self.log.take()]
 
     def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
         """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
@@ -245,18 +324,27 @@ class Controller:
             self.policy.mode,
             self.tables,
             self.live,
+            self.scopes,
             self.policy,
             self.loops.controls,
             self.inventory,
+            self.faults,
             self._usage,
             most,
             unix_us,
         )
 
     def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
-        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out."""
+        """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out.
+
+        ``is_open``: the controller has an episode of it open, also while the promise is kept.
+        """
         return {
-            key: {"state": self.live[key].state, "u": self.live[key].signal.u}
+            key: {
+                "state": self.live[key].state,
+                "u": self.live[key].signal.u,
+                "is_open": self.live[key].violating,
+            }
             for key in keys
             if key in self.live
         }
@@ -282,7 +370,7 @@ class Controller:
         """Write the live state into the signal table, so that the table finds a change of it."""
         state = self.live[key]
         if state.row is not None:
-            self.scopes.table.set_state(state.row.row, CODE[state.state], state.violating)
+            self.scopes.table.set_state(state.row.row, CODE[state.state], state.shows_violation)
 
     def _assess_promises(self, now_ns: int) -> list[Decision]:
         """Violations that opened or closed, of promises whose windows or silence changed their state."""
@@ -298,9 +386,17 @@ class Controller:
                 table.set_state(row, code, False)
             else:
                 keys.append(promise.key)
-        for key in keys:
-            event = self.live[key].update(now_ns)
+        calm = [key for key, due_ns in self._closing.items() if now_ns >= due_ns]
+        for key in dict.fromkeys((*keys, *calm)):
+            if (live := self.live.get(key)) is None:
+                del self._closing[key]
+                continue
+            event = live.update(now_ns)
             self._set_state(key)
+            if live.closes_ns is not None:
+                self._closing[key] = live.closes_ns
+            else:
+                self._closing.pop(key, None)
             if event is not None:
                 decisions.append(event)
         return decisions

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, Cut, parse_late
+from pmdaemon.wire.cut import COL, FAILED, IO_READ, IO_WRITE, OUTSTANDING, OVERDUE, Cut, parse_late
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
 from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl
@@ -42,7 +42,21 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 MOST_CUTS: Final = 256
 """Of one batch, and that wait: some 20 ms of work at 16 streams, between two reads of the mailbox."""
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
-_PIECE: Final = np.array([COL[name] for name in ("reads", "writes", "arrived", "held", "inflight")])
+_PIECE: Final = np.array(
+    [
+        COL[name]
+        for name in (
+            "reads",
+            "writes",
+            "arrived",
+            "held",
+            "inflight",
+            "errors",
+            "read_bytes",
+            "write_bytes",
+        )
+    ]
+)
 _EVERY: Final = np.arange(BUCKETS)
 NO_LINE: Final = -1
 
@@ -196,12 +210,14 @@ class CutIntake:
         table = self._scopes.table
         over_all, on_backend = batch.targets()
         closed = _lines_shut(batch, shut)
-        feeds = on_backend != NO_MEMBER
+        # I/Os without any latency are of a source that measures none: nothing follows from them.
+        measured = (pieces.done == 0) | (pieces.latency_us > 0) | ~pieces.inexact
+        feeds = (on_backend != NO_MEMBER) & measured
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)
             table.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
-        shown, fed = np.flatnonzero(over_all != NO_MEMBER), np.flatnonzero(feeds)
+        shown, fed = np.flatnonzero((over_all != NO_MEMBER) & measured), np.flatnonzero(feeds)
         members = np.concatenate((over_all[shown], on_backend[fed]))
         if len(members):
             table.add(members, np.concatenate((shown, fed)), pieces)
@@ -218,6 +234,10 @@ class CutBatch:
         self._rows = np.array([t.cut.rows for t in taken])
         self._row_start = _starts(self._rows)
         self._line_start = _starts(self.lines)
+        for each in taken:
+            missed = each.cut.missed
+            if not each.table.says_more and len(missed) and int(missed["io"].max()) > IO_WRITE:
+                each.table.says_more = True
 
     def measure(self, usage_table: UsageTable) -> None:
         """Enter the use of every volume of these gateways; one not named in a cut had none."""
@@ -235,6 +255,8 @@ class CutBatch:
                 c[COL["read_bytes"]] + c[COL["write_bytes"]],
                 c[COL["held"]],
                 c[COL["inflight"]],
+                self._failed(),
+                c[COL["arrived"]],
             )
         )
         if len(place) != parts.shape[1]:  # some streams are not announced
@@ -243,6 +265,18 @@ class CutBatch:
         sums = _sums(parts, place, total)
         seconds = np.repeat([t.cut.duration_us / 1e6 for t in self.taken], sizes)
         usage_table.update(_joined([t.table.places for t in self.taken]), sums, seconds)
+
+    def _failed(self) -> Ints:
+        """Reads and writes that failed, by row."""
+        terse = np.repeat([not t.table.says_more for t in self.taken], self._rows)
+        failed: Ints = self.counters[COL["errors"]] * terse
+        for each, start in zip(self.taken, self._row_start.tolist(), strict=True):
+            entries = each.cut.missed
+            if each.table.says_more and len(entries):
+                kind = entries["io"]
+                said = (kind > FAILED) & (kind <= FAILED + IO_WRITE) & (entries["threshold_us"] == 0)
+                np.add.at(failed, entries["row"][said] + start, entries["counted"][said])
+        return failed
 
     def pieces(self) -> Pieces | None:
         """The piece of every line, in order of cuts and their plans' lines; None if there is no line."""
@@ -254,27 +288,41 @@ class CutBatch:
         line = _joined([plan.pair_line for plan in self.plans]) + np.repeat(self._line_start, pairs)
         finder = _Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
         io = _joined([plan.io for plan in self.plans])
-        reads, writes, arrived, held, inflight = _sums(self.counters[_PIECE][:, row], line, total)
-        done = reads + writes
+        parts = _sums(self.counters[_PIECE][:, row], line, total)
+        reads, writes, arrived, held, inflight, errors, read_bytes, write_bytes = parts
+        completed = done = reads + writes
         offered = arrived
         if io.any():  # not all of them are about reads and writes alike
-            every, done = done, np.choose(io, (done, reads, writes))
+            done = np.choose(io, (done, reads, writes))
             # Arrivals are not counted by kind: assume the mix of what completed.
-            mix = (io > 0) & (every > 0)
-            offered = np.where(mix, arrived * done / np.maximum(every, 1), arrived)
+            mix = (io > 0) & (completed > 0)
+            offered = np.where(mix, arrived * done / np.maximum(completed, 1), arrived)
         hist = self._hist(finder, io, total)
         threshold_us = _joined([plan.threshold_us for plan in self.plans])
-        missed, inexact = self._missed(finder, io, threshold_us, done, hist)
+        excludes = _joined([plan.excludes_errors for plan in self.plans])
+        terse = np.repeat([not t.table.says_more for t in self.taken], self.lines)
+        errors = np.minimum(errors, done) * terse
+        compares = _joined([plan.compares for plan in self.plans])
+        limits_us = np.where(compares[:, None], threshold_us, 0.0)
+        found = self._compared(finder, io, limits_us, errors, excludes, done, hist)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=np.repeat([t.cut.duration_us for t in self.taken], self.lines),
             offered=offered,
             done=done,
+            completed=completed,
+            arrived=arrived,
+            reads=reads,
+            size_bytes=read_bytes + write_bytes,
             waiting=held + inflight,
-            missed=missed,
+            counted=found.counted,
+            missed=found.missed,
+            failed=found.failed,
+            oldest_us=found.oldest_us,
+            silence_us=found.silence_us,
             hist=hist,
-            inexact=inexact,
-            latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])),
+            inexact=found.inexact,
+            latency_us=percentiles_us(hist, _joined([plan.percentile for plan in self.plans])) * compares,
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 
@@ -300,9 +348,27 @@ class CutBatch:
         dense = np.bincount(cell, weights=count, minlength=total * BUCKETS)
         return dense.astype(np.int32).reshape(total, BUCKETS)
 
-    def _missed(
-        self, finder: _Lines, io: Ints, threshold_us: Floats, done: Floats, hist: npt.NDArray[np.int32]
-    ) -> tuple[Floats, Bools]:
+    def _compared(
+        self,
+        finder: _Lines,
+        io: Ints,
+        threshold_us: Floats,
+        errors: Floats,
+        excludes: Bools,
+        done: Floats,
+        hist: npt.NDArray[np.int32],
+    ) -> _Compared:
+        """What the missed entries say of each line, whatever their kind (``wire.cut``).
+
+        Args:
+            finder: from rows to lines.
+            io: of each line; ``threshold_us``: of each line and step.
+            threshold_us: see there.
+            errors: completions with an error, of a gateway that says no more of them; else 0.
+            excludes: lines in which an I/O that failed does not count at all.
+            done: completions of the line's kind.
+            hist: of each line.
+        """
         total, steps = threshold_us.shape
         lens = np.array([len(t.cut.missed) for t in self.taken])
         # {u16 row, u16 io, u32 threshold_us, u32 counted, u32 missed}
@@ -310,25 +376,95 @@ class CutBatch:
         chosen, line = finder.of((entries[:, 0] & 0xFFFF) + np.repeat(self._row_start, lens))
         if chosen is not None:
             entries = entries[chosen]
-        about = (entries[:, 0] >> 16) == io[line]
-        missed, counted = np.zeros((total, steps)), np.zeros((total, steps))
+        word = entries[:, 0] >> 16
+        missed, compared = np.zeros((total, steps)), np.zeros((total, steps))
+        own = np.flatnonzero(word == io[line])
         for step in range(steps):
-            found = np.flatnonzero(about & (entries[:, 1] == threshold_us[line, step]))
+            found = own[entries[own, 1] == threshold_us[line[own], step]]
             of = line[found]
-            counted[:, step] = np.bincount(of, weights=entries[found, 2], minlength=total)
+            compared[:, step] = np.bincount(of, weights=entries[found, 2], minlength=total)
             missed[:, step] = np.bincount(of, weights=entries[found, 3], minlength=total)
-        guessed = (counted != done[:, None]) & (threshold_us > 0)
+        guessed = (compared != done[:, None]) & (threshold_us > 0)
         if guessed.any():
             # Not counted for this threshold: pessimistic, a bucket counts unless it lies wholly below.
             at, which = np.nonzero(guessed)
             bucket = np.searchsorted(EDGES_NS, threshold_us[at, which] * 1000, side="right") - 1
             missed[at, which] = (hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
-        return missed, guessed.any(axis=1)
+        counted: Floats = np.repeat(done[:, None], steps, axis=1)
+        result = _Compared(
+            counted, missed, guessed.any(axis=1), np.zeros(total), np.zeros(total), np.zeros(total)
+        )
+        special = np.flatnonzero(word > IO_WRITE)
+        if len(special) or errors.any():
+            result.add(entries[special], line[special], io, threshold_us, errors, excludes, done)
+        return result
 
     def targets(self) -> tuple[Ints, Ints]:
         """Members of the signal table that each line feeds, over all backends and on one."""
         over_all = _joined([plan.over_all for plan in self.plans])
         return over_all, _joined([plan.on_backend for plan in self.plans])
+
+
+@dataclass(slots=True)
+class _Compared:
+    """I/Os of each line against its thresholds; shapes (lines,) and (lines, steps).
+
+    Attributes:
+        counted: compared with each threshold, the n of SLA-MODEL.md 2; missed: of them slower, or failed.
+        failed: how many of ``missed`` are there because they failed, at whatever speed.
+        oldest_us: age of the oldest I/O outstanding at the end; silence_us: longest time without completion.
+    """
+
+    counted: Floats
+    missed: Floats
+    inexact: Bools
+    failed: Floats
+    oldest_us: Floats
+    silence_us: Floats
+
+    def add(
+        self,
+        entries: Ints,
+        line: Ints,
+        io: Ints,
+        threshold_us: Floats,
+        errors: Floats,
+        excludes: Bools,
+        done: Floats,
+    ) -> None:
+        """Add what completions do not show: entries of the kinds OVERDUE, FAILED and OUTSTANDING."""
+        total, steps = threshold_us.shape
+        word, limit_us = entries[:, 0] >> 16, entries[:, 1]
+        kind, about = word & ~3, (word & 3) == io[line]
+
+        def sums(which: Bools, column: int) -> Floats:
+            return np.bincount(line[which], weights=entries[which, column], minlength=total).astype(float)
+
+        waits = kind == OUTSTANDING
+        np.maximum.at(self.oldest_us, line[waits], entries[waits, 2] * 1000.0)
+        np.maximum.at(self.silence_us, line[waits], entries[waits, 3] * 1000.0)
+        fails = kind == FAILED
+        # All kinds together also count flush and trim: reads and writes are added up instead.
+        ours = fails & (limit_us == 0) & np.where(io[line] == 0, (word & 3) != 0, about)
+        failed = sums(ours, 2) + errors
+        # Storage that is gone completes nothing: its flushes fail, and clients are refused.
+        every = fails & (limit_us == 0) & ((word & 3) == 0)
+        parts = fails & (limit_us == 0) & ((word & 3) != 0)
+        gone = np.where(done == 0, np.maximum(sums(every, 2) - sums(parts, 2), 0.0), 0.0)
+        self.counted += gone[:, None]
+        failed += gone
+        for step in range(steps):
+            at = about & (limit_us == threshold_us[line, step]) & (limit_us > 0)
+            overdue = at & (kind == OVERDUE)
+            late = sums(overdue, 2) - sums(overdue, 3)
+            self.counted[:, step] += late
+            self.missed[:, step] += late
+            slow = sums(at & fails, 3)  # they failed, and are in the missed ones already
+            self.missed[:, step] += np.where(excludes, 0.0, failed) - slow
+            self.counted[:, step] -= np.where(excludes, failed, 0.0)
+        np.maximum(self.counted, 0.0, out=self.counted)
+        np.clip(self.missed, 0.0, self.counted, out=self.missed)
+        self.failed = np.where(excludes, 0.0, np.minimum(failed, self.missed.min(axis=1)))
 
 
 class _Lines:

@@ -1,8 +1,9 @@
-"""What the controller decides: three kinds of value, and the reasons as an enum.
+"""What the controller decides: four kinds of value, and the reasons as an enum.
 
     Decision
     ├── SetCaps         complete set of caps of one gateway; posted to its pair
     ├── RecordThrottle  a row of table ``throttles`` (docs/formats/sql.md), upserted by throttle_id
+    ├── RecordDecision  a row of table ``decisions``: what was decided, from which figures (``decision_log``)
     └── RaiseEvent      one event; the process gives it an identity and records it
 
 Pure data, no behaviour beyond defaults. The order of a list of decisions is the order in which to act.
@@ -30,12 +31,34 @@ class Reason(StrEnum):
     DEMAND_FITS = "demand-fits"
     VICTIM_IDLE = "victim-idle"
     VICTIM_OUT_OF_CURVE = "victim-out-of-curve"
+    VICTIM_EXCLUDED = "victim-excluded"
     VICTIM_GONE = "victim-gone"
     UNATTRIBUTED = "unattributed"
+    STORAGE_FAULT = "storage-fault"
     MODE_OBSERVE = "mode-observe"
     MANUAL_RELEASE = "manual-release"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
+
+
+class DecisionKind(StrEnum):
+    """What a row of ``decisions`` is about."""
+
+    # C of a backend, the cost rate that all its throttled volumes together may have
+    START = "start"
+    DECREASE = "decrease"
+    INCREASE = "increase"
+    RELEASE = "release"
+    # findings of a backend's loop
+    UNATTRIBUTED = "unattributed"
+    INFEASIBLE = "infeasible"
+    OSCILLATION = "control-oscillation"
+    # a volume's cap, of whatever source
+    CAP_SET = "cap-set"
+    CAP_CHANGED = "cap-changed"
+    CAP_RELEASED = "cap-released"
+    OBSERVED = "observed"
+    NOT_EFFECTIVE = "not-effective"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +83,20 @@ class RecordThrottle:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordDecision:
+    """One row of table ``decisions``, complete."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RaiseEvent:
     """One event.
 
     Attributes:
         kind: violation-opened, violation-closed, throttle-set, throttle-released, throttle-not-effective,
-            unattributed, infeasible or control-oscillation.
+            unattributed, infeasible, control-oscillation, neighbour-out-of-reach,
+            storage-fault or storage-recovered.
         severity: info, warning or critical.
         element: what it is about: "sla", "volume", "backend" or "gateway".
         subject: its name; an agreement's objective is "agreement/objective".
@@ -80,4 +111,4 @@ class RaiseEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-Decision: TypeAlias = SetCaps | RecordThrottle | RaiseEvent
+Decision: TypeAlias = SetCaps | RecordThrottle | RecordDecision | RaiseEvent

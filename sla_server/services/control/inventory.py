@@ -22,6 +22,8 @@ from sla_server.services.control.usage import GatewayTable
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
 """Mean cost assumed of a volume that has not done any I/O yet."""
+SEEN_ONLY: Final = "is only counted on its host, beside the I/O path"
+REFUSED: Final = "is not served by the gateway that was sent its caps"
 FULL_RATIO: Final = 0.9
 """A volume that holds I/Os back but uses less of its cap met a short burst, not its cap."""
 
@@ -114,14 +116,18 @@ class BackendInventory:
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]
     ) -> dict[str, Neighbour]:
-        """All volumes of a backend, the victims' own among them.
+        """All volumes of a backend that can be slowed down, the victims' own among them.
 
         Args:
             backend: whose volumes.
             scopes: promises on it.
             caps: what the loop allows a volume now.
         """
-        found = {v: self.neighbour(v, caps.get(v)) for v in sorted(self._on_backend.get(backend, ()))}
+        found = {
+            v: self.neighbour(v, caps.get(v))
+            for v in sorted(self._on_backend.get(backend, ()))
+            if self.can_throttle(v)
+        }
         for scope in scopes:
             signal = scope.row.signal()
             if signal.windows and signal.threshold_us is None:  # above its own curve
@@ -129,6 +135,31 @@ class BackendInventory:
                 for volume in scope.volumes & found.keys():
                     found[volume] = replace(found[volume], curve_end=end_iops * self.mean_cost_of(volume))
         return found
+
+    def can_throttle(self, volume: str) -> bool:
+        """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
+        carriers = self.carriers_of(volume).values()
+        return not carriers or any(table.can_throttle(volume) for table in carriers)
+
+    def out_of_reach(self, backend: str, neighbours: Mapping[str, Neighbour]) -> dict[str, str]:
+        """Volumes of a backend that use much of it and that no gateway can slow down, and why.
+
+        Args:
+            backend: whose volumes.
+            neighbours: those that can be slowed down.
+        """
+        others = self._on_backend.get(backend, set()) - neighbours.keys()
+        if not others:
+            return {}
+        cost = {v: self.neighbour(v, None).cost_per_s for v in others}
+        least = self._settings.small_share_ratio * (
+            sum(cost.values()) + sum(n.cost_per_s for n in neighbours.values())
+        )
+        return {
+            v: SEEN_ONLY if all(v in t.only_seen for t in self.carriers_of(v).values()) else REFUSED
+            for v in sorted(others)
+            if cost[v] > 0 and cost[v] >= least
+        }
 
     def victim(self, scope: PromiseScope, now_ns: int) -> Victim:
         """A promise on a backend as the loop sees it."""
@@ -145,6 +176,8 @@ class BackendInventory:
         s, row = self._settings, scope.row
         if row.last_piece_ns is not None and now_ns - row.last_piece_ns > s.lease_s * 1e9:
             return Need.GONE
+        if row.is_excluded:
+            return Need.EXCLUDED
         if row.idle:
             row.reset()
             return Need.IDLE
@@ -153,6 +186,8 @@ class BackendInventory:
             return Need.UNKNOWN
         if signal.threshold_us is None:
             return Need.OUT_OF_CURVE
+        if not signal.applies:
+            return Need.NOT_APPLICABLE
         if signal.at_risk:
             return Need.AT_RISK
         if signal.windows < s.at_risk_windows:

@@ -3,13 +3,20 @@
     no-data       no cut for ``stale_intervals`` polls, or none yet
     idle          no I/O for ``idle_release_s``
     out-of-curve  demand above the curve: nothing is promised
-    violating     2 of 3 windows with u > 1 open it; it closes when no window has u > 1 and all together are
-                  below ``at_risk_u``, or the promise goes idle or out of its curve
+    violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
+                  ``at_risk_u``, or the promise goes idle or out of its curve
     at-risk       2 of 3 windows at risk
+    not-applicable  the I/Os are not such as the promise is about: too few, too large, too many writes
+    excluded      in maintenance or outside service hours: nothing is promised
     ok            otherwise
 
 All windows count, also those that ran under older caps: it says what customers see, not what the loop
-may learn. No data neither opens nor closes an episode. ``services.episodes`` stores the episodes.
+may learn.
+
+An *episode* opens with the state violating, and closes when the promise has not been violating for
+``episode_calm_s``: a noisy promise is one episode, not a hundred. One that opens again soon after must be
+calm for twice as long, up to ``episode_calm_max_s``. No data neither opens nor closes an episode.
+``services.episodes`` stores the episodes.
 """
 
 from __future__ import annotations
@@ -25,13 +32,38 @@ from sla_server.services.control.signal import NOTHING, Figures, Signal, SignalR
 
 @dataclass(slots=True)
 class LiveState:
-    """State of one promise; ``row`` has its windows over all backends, None while it has no streams."""
+    """State of one promise; ``row`` has its windows over all backends, None while it has no streams.
+
+    Attributes:
+        violating: an episode is open.
+        calm_since_ns: since when it is open and the promise not violated; None if it is, or is not known.
+        excluded: why nothing is promised at present, "" if it is.
+        flaps: episodes that opened soon after the one before, in a row.
+    """
 
     settings: ControlSettings
     promise: Promise
     row: SignalRow | None = None
     state: str = "no-data"
     violating: bool = False
+    calm_since_ns: int | None = None
+    closed_ns: int | None = None
+    flaps: int = 0
+    excluded: str = ""
+
+    @property
+    def closes_ns(self) -> int | None:
+        """When the open episode closes if all stays calm; None while it does not."""
+        if self.calm_since_ns is None:
+            return None
+        s = self.settings
+        calm_s = min(s.episode_calm_s * 2.0 ** min(self.flaps, 30), s.episode_calm_max_s)
+        return self.calm_since_ns + round(calm_s * 1e9)
+
+    @property
+    def shows_violation(self) -> bool:
+        """Whether it is shown as violated until its windows say otherwise; a gap in the data says nothing."""
+        return self.state == "violating" or (self.state == "no-data" and self.violating)
 
     @property
     def name(self) -> str:
@@ -43,38 +75,70 @@ class LiveState:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
 
+    def why_no_data(self, is_measured: bool) -> str:
+        """Why there is no data, or nothing is promised, for people; "" in any other state.
+
+        Args:
+            is_measured: whether a stream in scope is seen by a source that measures latencies.
+        """
+        if self.state == "excluded":
+            return self.excluded
+        if self.state != "no-data":
+            return ""
+        if self.row is None:
+            return "no stream in its scope is known"
+        if not is_measured:
+            return "its volumes are counted beside the I/O path: no latency percentile can be measured there"
+        if self.row.last_piece_ns is None:
+            return "no statistics with latencies have come yet"
+        limit_s = self.settings.silent_s
+        return f"no window of I/O yet, or no statistics for {limit_s:g} s"
+
     def update(self, now_ns: int) -> RaiseEvent | None:
         """Follow the windows; returns the event of a violation that opened or closed."""
-        signal = (
-            self.signal
-        )  # read first: an idle row is emptied next, and the event has the figures of before
-        state = self._measured(signal, now_ns)
-        opened = state == "violating" and not self.violating
-        closed = self.violating and state not in ("violating", "no-data")
-        self.state = state
-        if opened:
-            self.violating = True
-            return self._opened(signal)
-        if closed:
-            self.violating = False
-            return self._closed(signal)
+        # Read first: an idle row is emptied next, and the event has the figures of before.
+        signal = self.signal
+        self.state = self._measured(signal, now_ns)
+        if self.state == "violating":
+            self.calm_since_ns = None
+            if not self.violating:
+                return self._open(signal, now_ns)
+        elif self.violating:
+            if self.state == "no-data":
+                self.calm_since_ns = None
+            elif self.calm_since_ns is None:
+                self.calm_since_ns = now_ns
+            if self.closes_ns is not None and now_ns >= self.closes_ns:
+                self.violating, self.closed_ns, self.calm_since_ns = False, now_ns, None
+                return self._closed(signal)
         return None
 
+    def _open(self, signal: Signal, now_ns: int) -> RaiseEvent:
+        soon_ns = self.settings.episode_calm_max_s * 1e9
+        is_flap = self.closed_ns is not None and now_ns - self.closed_ns < soon_ns
+        self.violating, self.flaps = True, self.flaps + 1 if is_flap else 0
+        return self._opened(signal)
+
     def _measured(self, signal: Signal, now_ns: int) -> str:
+        was_violating = self.shows_violation
         last_ns = None if self.row is None else self.row.last_piece_ns
+        if self.excluded:
+            return "excluded"
         if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
         if self.row.idle:
             self.row.reset()
             return "idle"
         if not signal.windows:
-            return "violating" if self.violating else "no-data"
+            return "violating" if was_violating else "no-data"
         if signal.threshold_us is None:
             return "out-of-curve"
+        if not signal.applies:
+            return "not-applicable"
         enough = self.settings.at_risk_windows
         if signal.over >= enough:
             return "violating"
-        if self.violating and (signal.over or signal.u >= self.settings.at_risk_u):
+        if was_violating and (signal.over or signal.u >= self.settings.at_risk_u):
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
@@ -90,6 +154,10 @@ class LiveState:
         figures = Figures(signal.u, signal.latency_us, signal.offered_iops)
         if self.state == "idle":
             why = "there is no I/O any more"
+        elif self.state == "excluded":
+            why = f"nothing is promised at present: {self.excluded}"
+        elif self.state == "not-applicable":
+            why = "its I/Os are not such as the promise is about (applicability)"
         elif signal.threshold_us is None:
             why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
         else:
@@ -99,7 +167,16 @@ class LiveState:
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
-        return (
+        if self.promise.metric == "availability":
+            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
+            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
+            return f"{stall}, {failed}, {figures.offered_iops:.0f} I/O/s offered"
+        what = ""
+        if signal.stalled:
+            what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
+        if signal.failed_ratio:
+            what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
+        return what + (
             f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
             f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
             f"{figures.offered_iops:.0f} I/O/s offered"
@@ -114,4 +191,6 @@ class LiveState:
             "threshold_us": signal.threshold_us,
             "offered_iops": round(figures.offered_iops, 1),
             "windows": signal.windows,
+            "windows_stalled": signal.stalled,
+            "failed_ratio": round(signal.failed_ratio, 4),
         }

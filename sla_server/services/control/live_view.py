@@ -20,12 +20,23 @@ from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.policy_manager import PolicyManager
+from sla_server.services.control.scopes import PromiseScopes
+from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
-_URGENT: Final = ("violating", "at-risk", "out-of-curve", "ok", "no-data", "idle")
+_URGENT: Final = (
+    "violating",
+    "at-risk",
+    "out-of-curve",
+    "ok",
+    "no-data",
+    "not-applicable",
+    "idle",
+    "excluded",
+)
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
 
@@ -128,13 +139,19 @@ def _volumes(
     ]
 
 
-def _slas(live: Iterable[LiveState]) -> list[dict[str, Any]]:
+def _slas(
+    live: Iterable[LiveState], scopes: PromiseScopes, tables: Mapping[str, GatewayTable]
+) -> list[dict[str, Any]]:
     return [
         {
             "name": state.promise.sla,
             "objective": state.promise.objective,
+            "metric": state.promise.metric,
             "priority": state.promise.priority.label,
             "state": state.state,
+            "reason": state.why_no_data(
+                state.state != "no-data" or scopes.is_measured(state.promise.key, tables)
+            ),
             "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
             "threshold_us": state.signal.threshold_us or state.promise.curve[0].threshold_us,
             "percentile": state.promise.percentile,
@@ -142,6 +159,8 @@ def _slas(live: Iterable[LiveState]) -> list[dict[str, Any]]:
             "offered_iops": round(state.signal.offered_iops, 1),
             "inexact": state.signal.inexact,
             "excused_ratio": round(state.signal.excused_ratio, 3),
+            "stall_us": round(state.signal.stall_us),
+            "failed_ratio": round(state.signal.failed_ratio, 4),
         }
         for state in live
     ]
@@ -173,6 +192,7 @@ def _backends(
     inventory: BackendInventory,
     usage_table: UsageTable,
     controls: Mapping[str, BackendControl],
+    faults: StorageFaults,
     most: int,
 ) -> list[dict[str, Any]]:
     silent = (table.places for table in tables if table.state != "up")
@@ -185,6 +205,7 @@ def _backends(
             "cost_per_s": round(cost[backend], 1),
             "cap_cost_per_s": round(c.allowed, 1) if (c := controls.get(backend)) and c.active else None,
             "phase": controls[backend].phase.value if backend in controls else "idle",
+            "fault": faults.kind_of(backend),
         }
         for backend in sorted(shown)
     ]
@@ -218,9 +239,11 @@ def snapshot(
     mode: str,
     tables: Mapping[str, GatewayTable],
     live: Mapping[Key, LiveState],
+    scopes: PromiseScopes,
     policy: PolicyManager,
     controls: Mapping[str, BackendControl],
     inventory: BackendInventory,
+    faults: StorageFaults,
     usage_table: UsageTable,
     most: int,
     unix_us: int,
@@ -232,11 +255,12 @@ def snapshot(
     return {
         "at_us": unix_us,
         "mode": mode,
+        "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
-        "slas": _slas(_chosen_promises(live, names, most)),
+        "slas": _slas(_chosen_promises(live, names, most), scopes, tables),
         "throttles": _throttles(throttles[:most]),
-        "backends": _backends(tables.values(), inventory, usage_table, controls, most),
+        "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
         "totals": {
             "gateways": dict(Counter(t.state for t in tables.values())),
             "volumes": len(inventory.volumes()),

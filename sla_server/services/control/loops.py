@@ -5,7 +5,13 @@ more when it is calm again (what was noted of it is withdrawn then). The others 
 whose loop is idle needs only the promise that would lead it; one that is active needs all of them.
 
 So that a day on which everything is at risk at once does not make the whole server late, backends
-take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first.
+take turns once they have more than ``MOST_VOLUMES`` volumes together; active ones come first, and one that is
+larger than that rests in between.
+
+Modes: a promise is enforced or only observed (``PolicyManager.mode_of``). The loop of a backend works for
+those enforced; for the others a loop that is thrown away says what it would do first.
+
+A backend whose storage hangs or fails takes no step (``storage_faults``).
 
 State: ``controls`` by backend, what was observed, whose turn it is. No clock, no I/O. Changed only by the
 controller's one thread.
@@ -13,22 +19,37 @@ controller's one thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
-from sla_server.services.control.decisions import Decision, RaiseEvent, Reason, RecordThrottle
+from sla_server.services.control.decision_log import (
+    DecisionLog,
+    LoopBefore,
+    loop_figures,
+    observed_figures,
+    step_kind,
+)
+from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, claims, spread, water_fill
+from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
 
+MOST_PROMISES: Final = 64
+"""Of an active backend looked at one by one; of more, arrays tell which of them decide."""
 MOST_VOLUMES: Final = 4096
 """Of the backends of one tick: some 40 ms of work, a sixth of the time between two ticks."""
+
+NAMED_AGAIN_S: Final = 3600.0
+"""An hour: what no gateway can slow down is a matter of how the site is built."""
 
 
 class Loops:
@@ -40,19 +61,29 @@ class Loops:
         inventory: BackendInventory,
         scopes: PromiseScopes,
         policy: PolicyManager,
+        faults: StorageFaults,
+        log: DecisionLog | None = None,
     ) -> None:
+        self._log = log or DecisionLog()
         self.controls: dict[str, BackendControl] = {}
         self._settings = settings
         self._inventory, self._scopes, self._policy = inventory, scopes, policy
+        self._faults = faults
         self._observed: dict[str, set[Key]] = {}
+        self._left_out: dict[str, dict[str, int]] = {}
+        self._shadows: dict[str, BackendControl] = {}
         self._stepped: set[str] = set()
-        self._turn = ""
+        self._turns = ["", ""]  # last one of each group that took a step
+        self._tick = 0
+        self._rests: dict[str, int] = {}
 
-    def set_mode(self, mode: str) -> None:
-        """In mode observe nothing is in force."""
+    def modes_changed(self) -> None:
+        """Where no promise that is being helped is enforced any more, nothing is in force."""
         self._observed.clear()
-        if mode == "observe":
-            for control in self.controls.values():
+        for backend, control in self.controls.items():
+            if all(
+                self._policy.mode_of(backend, sla) == "observe" for sla, _ in control.victims or {("", "")}
+            ):
                 control.reset()
 
     def gateway_lost(self, gateway_id: str) -> None:
@@ -88,12 +119,15 @@ class Loops:
                 outside.setdefault(table.backends[row], []).append(scope)
         decisions: list[Decision] = []
         for backend in self._by_turns(due | self._stepped, active):
-            scopes: list[PromiseScope] = []
+            fault_ns = self._faults.since_ns(backend)
+            if fault_ns is not None:
+                self._suspend(self._control(backend), now_ns - fault_ns)
+                continue
+            rows = risky.get(backend, [])
+            scopes = self._leads(backend, rows)
             if backend in active:
-                scopes = self._scopes.on_backend(backend)
-            elif backend in risky:
-                scopes = [self._lead(backend, risky[backend])]
-            at_risk = {p.key for row in risky.get(backend, ()) if (p := table.promises[row]) is not None}
+                scopes = self._deciding(backend, scopes, now_ns)
+            at_risk = {p.key for row in rows if (p := table.promises[row]) is not None}
             decisions += self._step(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
         self._stepped = set(due)
         return decisions
@@ -108,9 +142,7 @@ class Loops:
                 backend = tables[gateway_id].backend_of(volume)
                 self._control(backend).wait_for(gateway_id, gen, now_ns)
                 shut.add(backend)
-        for backend in shut:
-            for scope in self._scopes.on_backend(backend):
-                scope.row.reset()
+        self.forget(shut)
 
     # Inside.
 
@@ -118,32 +150,73 @@ class Loops:
         return self.controls.setdefault(backend, BackendControl(self._settings, backend))
 
     def _by_turns(self, due: set[str], active: set[str]) -> list[str]:
-        """The backends that take a step in this tick, in order of name unless they are too many."""
-        names = sorted(due)
-        size_of = self._inventory.volumes_on
+        """The backends that take a step in this tick, in order of name unless they are too many.
+
+        Active ones go first, each group in turn. A backend that is larger than a whole turn rests after its
+        step for as many turns as it was too large, and takes no more than half of the others' room.
+        """
+        names, size_of = sorted(due), self._inventory.volumes_on
+        self._tick += 1
         if sum(size_of(name) for name in names) <= MOST_VOLUMES:
             return names
-        later = [name for name in names if name > self._turn]
-        names = [name for name in (*later, *names[: len(names) - len(later)]) if name not in active]
-        chosen, room = sorted(active & due), MOST_VOLUMES
-        room -= sum(size_of(name) for name in chosen)
-        for index, name in enumerate(names):
-            room -= size_of(name)
-            if room < 0 and index:
-                break
-            self._turn = name
-            chosen.append(name)
+        chosen, room = list[str](), MOST_VOLUMES
+        for group, members in enumerate(
+            ([n for n in names if n in active], [n for n in names if n not in active])
+        ):
+            turn = self._turns[group]
+            members = [*(n for n in members if n > turn), *(n for n in members if n <= turn)]
+            taken = 0
+            for name in members:
+                size = size_of(name)
+                if size > MOST_VOLUMES:
+                    if self._rests.get(name, 0) > self._tick:
+                        continue
+                    self._rests[name] = self._tick + math.ceil(size / MOST_VOLUMES)
+                    size = MOST_VOLUMES // 2
+                room -= size
+                if room < 0 and taken:
+                    break
+                taken, self._turns[group] = taken + 1, name
+                chosen.append(name)
         return chosen
 
-    def _lead(self, backend: str, rows: Sequence[int]) -> PromiseScope:
-        """Of promises at risk the one that asks loudest, as ``control`` ranks them."""
-        table, found = self._scopes.table, list[tuple[tuple[int, float, float], Key]]()
+    def _leads(self, backend: str, rows: Sequence[int]) -> list[PromiseScope]:
+        """Of promises at risk those that ask loudest: one of those enforced, one of those only observed."""
+        table, found = self._scopes.table, dict[str, tuple[tuple[int, float, float], Key]]()
         for row in rows:
             promise = table.promises[row]
             if promise is not None:
                 rank = int(promise.priority), self._inventory.urgency_of(promise.key), table.u.item(row)
-                found.append((rank, promise.key))
-        return self._scopes.on(backend, max(found, key=lambda each: each[0])[1])
+                mode = self._policy.mode_of(backend, promise.sla)
+                if mode not in found or rank > found[mode][0]:
+                    found[mode] = rank, promise.key
+        return [self._scopes.on(backend, key) for _, key in found.values()]
+
+    def _deciding(self, backend: str, leads: list[PromiseScope], now_ns: int) -> list[PromiseScope]:
+        """Promises of an active backend that decide its step: all of them, or of very many a few.
+
+        These are those at risk that ask loudest, those that are being helped, and, for what is given back,
+        one that is not clear, or those that are clear with the least room.
+        """
+        rows = self._scopes.table.rows_on(backend)
+        if len(rows) <= MOST_PROMISES:
+            return self._scopes.on_backend(backend)
+        control, table = self._control(backend), self._scopes.table
+        found = {scope.promise.key: scope for scope in leads}
+        for key in control.victims:
+            if (scope := self._scopes.find(backend, key)) is not None:
+                found[key] = scope
+        throttled = control.managed.keys()
+        for order in table.least_room(rows, now_ns):
+            for row in order.tolist():
+                promise = table.promises[row]
+                if promise is None or self._policy.mode_of(backend, promise.sla) == "observe":
+                    continue
+                scope = self._scopes.on(backend, promise.key)
+                if scope.volumes.isdisjoint(throttled):
+                    found[promise.key] = scope
+                    break
+        return list(found.values())
 
     def _step(
         self,
@@ -166,21 +239,105 @@ class Loops:
         """
         victims = [self._inventory.victim(scope, now_ns) for scope in scopes]
         control = self._control(backend)
-        if not control.active and not any(v.need is Need.AT_RISK for v in victims):
+        if gone := [v for v in control.managed if not self._inventory.can_throttle(v)]:
+            control.leave_out(gone)
+            if not control.active:
+                text = f"no gateway can slow down {', '.join(gone)}"
+                self._policy.release_control(backend, Reason.WITHDRAWN, text)
+        is_observed = {v.key: self._policy.mode_of(backend, v.key[0]) == "observe" for v in victims}
+        watched = [v for v in victims if is_observed[v.key] and v.need is Need.AT_RISK]
+        victims = [v for v in victims if not is_observed[v.key]]
+        decisions, neighbours = list[Decision](), dict[str, Neighbour]()
+        if control.active or watched or any(v.need is Need.AT_RISK for v in victims):
+            neighbours = self._inventory.neighbours(backend, above, self._control_caps())
+        if watched:
+            keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "observe"}
+            keys |= {v.key for v in watched}
+            decisions += self._observe(backend, watched, keys, neighbours, now_ns, unix_us)
+        else:
             self._observed.pop(backend, None)
+            if backend in self._shadows:
+                self._shadows[backend].helpless_since_ns = None
+        if control.active or any(v.need is Need.AT_RISK for v in victims):
+            decisions += self._enforce(control, victims, neighbours, now_ns, unix_us)
+        else:
             control.helpless_since_ns = None
-            return []
-        neighbours = self._inventory.neighbours(backend, above, self._control_caps())
-        if self._policy.mode == "observe":
-            at_risk = at_risk | {v.key for v in victims if v.need is Need.AT_RISK}
-            return self._observe(backend, victims, at_risk, neighbours, now_ns, unix_us)
+        return decisions
+
+    def _enforce(
+        self,
+        control: BackendControl,
+        victims: Sequence[Victim],
+        neighbours: Mapping[str, Neighbour],
+        now_ns: int,
+        unix_us: int,
+    ) -> list[Decision]:
+        """One step of the loop, and what follows from it."""
+        backend = control.backend
         self._give_up_waiting(control, now_ns)
+        before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
+        self._record(before, control, step, neighbours, unix_us)
+        left_out = self._name_left_out(backend, neighbours, now_ns) if step.changed or step.notice else []
         if control.active:
             self._actuate(control, neighbours, step, now_ns)
         elif step.changed and step.reason is not None:
             self._policy.release_control(backend, step.reason, step.text)
-        return _notices(backend, step)
+        return [*_notices(backend, step), *left_out]
+
+    def _name_left_out(
+        self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
+    ) -> list[Decision]:
+        """Volumes that take a large part and that nothing can slow down; named once in ``NAMED_AGAIN_S``."""
+        found, named = (
+            self._inventory.out_of_reach(backend, neighbours),
+            self._left_out.setdefault(backend, {}),
+        )
+        new = [v for v in found if v not in named or now_ns - named[v] >= NAMED_AGAIN_S * 1e9]
+        if not new:
+            return []
+        named |= dict.fromkeys(found, now_ns)
+        why = "; ".join(f"{volume} {reason}" for volume, reason in found.items())
+        text = f"backend {backend}: {why}. It is left out of what control shares"
+        details = {"backend": backend, "volumes": sorted(found)}
+        return [RaiseEvent("neighbour-out-of-reach", "warning", "backend", backend, text, details)]
+
+    def _suspend(self, control: BackendControl, lasted_ns: int) -> None:
+        """Its storage hangs or fails: no step; what is in force stays for a lease, as it may be over soon."""
+        if control.active and lasted_ns > self._settings.lease_s * 1e9:
+            control.reset()
+            text = f"backend {control.backend} {self._faults.kind_of(control.backend)}: no cap can help"
+            self._policy.release_control(control.backend, Reason.STORAGE_FAULT, text)
+
+    def forget(self, backends: Iterable[str]) -> None:
+        """The windows of these backends begin again: what they say is of other caps, or of a fault."""
+        for backend in backends:
+            self._scopes.table.reset(self._scopes.table.rows_on(backend))
+
+    def _record(
+        self,
+        before: LoopBefore,
+        control: BackendControl,
+        step: LoopStep,
+        neighbours: Mapping[str, Neighbour],
+        unix_us: int,
+    ) -> None:
+        """Keep what the step rested on, if it did anything."""
+        if not (step.changed or step.notice):
+            return
+        lead, backend = step.lead or before.lead, control.backend
+        scope = self._scopes.on(backend, lead.key) if lead is not None and step.lead is lead else None
+        shares = self._shares(control, neighbours) if control.active else {}
+        figures = partial(loop_figures, before, control, neighbours, shares, step.lead, scope)
+        victim = lead.name if lead is not None else next(iter(before.victims), "")
+        changes = [(step_kind(before, control, step), step.text)] if step.changed else []
+        if step.notice and not (step.changed and step.notice == DecisionKind.UNATTRIBUTED):
+            changes.append((DecisionKind(step.notice), step.notice_text))
+        for kind, text in changes:
+            reason = step.reason or ""
+            self._log.add(
+                kind, unix_us, backend=backend, victim=victim, reason=reason, text=text, figures=figures
+            )
 
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}
@@ -234,11 +391,15 @@ class Loops:
         """What the loop would do first; said once until the victims are no longer at risk."""
         if at_risk <= self._observed.get(backend, set()):
             return []
-        control = self._control(backend)
+        # The loop of this backend may be at work for other promises.
+        control = self._shadows.setdefault(backend, BackendControl(self._settings, backend))
+        before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
-        if step.changed or step.notice:  # else the view has not settled yet
-            self._observed[backend] = at_risk | self._observed.get(backend, set())
+        self._record(before, control, step, neighbours, unix_us)
         decisions: list[Decision] = _notices(backend, step)
+        if step.changed or step.notice:  # else the view has not settled yet
+            decisions += self._name_left_out(backend, neighbours, now_ns)
+            self._observed[backend] = at_risk | self._observed.get(backend, set())
         if step.changed and control.active and step.reason is not None:
             lead = control.lead
             shares = self._shares(control, neighbours)
@@ -256,6 +417,16 @@ class Loops:
                     requested_us=unix_us,
                 )
                 decisions.append(RecordThrottle(throttle.row()))
+                self._log.add(
+                    DecisionKind.OBSERVED,
+                    unix_us,
+                    backend=backend,
+                    volume=volume,
+                    victim=throttle.victim,
+                    reason=step.reason,
+                    text=step.text,
+                    figures=partial(observed_figures, throttle.throttle_id, share, neighbours[volume]),
+                )
         control.reset()
         return decisions
 

@@ -24,8 +24,10 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Late
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.decision_log import DecisionLog, rates_figures
 from sla_server.services.control.decisions import (
     Decision,
+    DecisionKind,
     RaiseEvent,
     Reason,
     RecordThrottle,
@@ -33,7 +35,14 @@ from sla_server.services.control.decisions import (
 )
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import NeighbourTerms, split
-from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, LoopMemory, Throttle
+from sla_server.services.control.throttle import (
+    LEAST,
+    MAX_GEN,
+    SAME_RATIO,
+    GatewayCaps,
+    LoopMemory,
+    Throttle,
+)
 from sla_server.services.control.usage import GatewayTable
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
@@ -62,18 +71,39 @@ class PolicyManager:
     mean_cost_of: Callable[[str], float]
     carriers_of: Callable[[str], Mapping[str, GatewayTable]]
     mode: str = "observe"
+    backend_modes: dict[str, str] = field(default_factory=dict)
+    agreement_modes: dict[str, str] = field(default_factory=dict)
     policy_version: int | None = None
     gen: int = 0
     layers: dict[str, dict[str, Throttle]] = field(
         default_factory=lambda: {"manual": {}, "control": {}, "policy": {}, "agreed": {}}
     )
     gateways: dict[str, GatewayCaps] = field(default_factory=dict)
+    log: DecisionLog = field(default_factory=DecisionLog)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
     _dirty: dict[str, Throttle] = field(default_factory=dict)
     _events: list[RaiseEvent] = field(default_factory=list)
     _ended: list[tuple[Throttle, str, Reason, str]] = field(default_factory=list)
+    _failed: list[tuple[Throttle, str]] = field(default_factory=list)
+
+    # Modes.
+
+    def mode_of(self, backend: str, agreement: str = "") -> str:
+        """Observe or enforce: what the agreement says, else its backend's mode, else that of the server."""
+        return self.agreement_modes.get(agreement) or self.backend_modes.get(backend) or self.mode
+
+    def modes_changed(self) -> None:
+        """Follow the modes with the next ``decide``."""
+        self._followed = ""
+
+    def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
+        """Whether a wish of this layer is carried out."""
+        tables = self.carriers_of(volume).values()
+        place = backend or next((table.backend_of(volume) for table in tables), "")
+        agreement = victim.partition("/")[0] if layer == "control" else ""
+        return self.mode_of(place, agreement) == "enforce"
 
     # Wishes.
 
@@ -161,6 +191,7 @@ class PolicyManager:
                 expires_us=row.get("expires_us"),
                 loop=_loop_of(row),
             )
+            throttle.noted_rates = throttle.rates
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.volume
             self.layers[layer][key] = throttle
@@ -168,7 +199,7 @@ class PolicyManager:
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
                 self._wanted[layer][throttle.volume] = throttle.rates
-                self._followed = ""
+            self._followed = ""
             restored.append(throttle)
         return restored
 
@@ -176,6 +207,8 @@ class PolicyManager:
 
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
+        if self.backend_modes:  # which backend a volume is on may be known only now
+            self._followed = ""
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
@@ -242,6 +275,8 @@ class PolicyManager:
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
             elif state == "refused":
+                if throttle.state != "refused":
+                    self._failed.append((throttle, f"gateway {gateway_id} refused its caps: {reason}"))
                 throttle.state = "refused"
             elif state != "confirmed" or not throttle.confirmed(gateway_id, gen, unix_us):
                 continue
@@ -255,6 +290,19 @@ class PolicyManager:
         if state != "sent":
             gateway.refused = reason if state == "refused" else ""
 
+    def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:
+        """A gateway does not serve these volumes: it gets no caps for them until its exports change."""
+        for volume in sorted(volumes):
+            for throttle in self.throttles():
+                if throttle.volume == volume:
+                    throttle.forget(table.gateway_id)
+            where = table.name or table.gateway_id
+            text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
+            details = {"gateway_id": table.gateway_id, "volume": volume}
+            self._events.append(
+                RaiseEvent("throttle-not-effective", "critical", "volume", volume, text, details)
+            )
+
     # Decisions.
 
     def effective(self, volume: str) -> Rates:
@@ -264,14 +312,18 @@ class PolicyManager:
         for throttle in self.layers["manual"].values():
             if throttle.volume == volume:
                 manual = manual.tighter(throttle.rates)
-        if floor.agreed:
-            manual = self._lift(manual, floor, volume)
+        manual = self.manual_held(volume, manual)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(volume)
             if found is not None and (name != "policy" or manual.is_open):
                 automatic = automatic.tighter(found.rates)
-        return self._lift(automatic, floor, volume).tighter(manual.at_least(LEAST))
+        return self._lift(automatic, floor, volume).tighter(manual)
+
+    def manual_held(self, volume: str, rates: Rates) -> Rates:
+        """What an operator's rates come to on this volume: never below a floor that an agreement promises."""
+        floor = self.terms_of(volume)
+        return (self._lift(rates, floor, volume) if floor.agreed else rates).at_least(LEAST)
 
     def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
         mean_cost = self.mean_cost_of(volume)
@@ -292,6 +344,7 @@ class PolicyManager:
             self._events.append(_event("throttle-set", throttle, throttle.text))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
+            self._note_ended(throttle, reason, text, unix_us)
             throttle.end(state, reason.value, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
@@ -302,25 +355,86 @@ class PolicyManager:
         for throttle in self.throttles():
             if why := throttle.failure(self.settings, now_ns):
                 self._events.append(_event("throttle-not-effective", throttle, why))
+                self._failed.append((throttle, why))
         self._dirty.pop("", None)
+        for throttle in self._dirty.values():
+            self._note_cap(throttle, unix_us)
+        for throttle, why in self._failed:
+            self._add_row(DecisionKind.NOT_EFFECTIVE, throttle, throttle.reason, why, throttle.rates, unix_us)
+        self._failed = []
         decisions += [RecordThrottle(t.row()) for t in self._dirty.values()]
         decisions += self._events
         self._dirty, self._events = {}, []
         return ThrottlePlan(decisions, waits)
 
+    def _note_cap(self, throttle: Throttle, unix_us: int) -> None:
+        """Keep a cap that is new or has another rate, and what its gateways have confirmed since."""
+        noted = throttle.noted_rates
+        if noted is None or throttle.rates.differs(noted, SAME_RATIO):
+            kind = DecisionKind.CAP_SET if noted is None else DecisionKind.CAP_CHANGED
+            text, rates = throttle.text, throttle.rates
+            throttle.noted = self._add_row(kind, throttle, throttle.reason, text, rates, unix_us)
+            throttle.noted_rates = rates
+            return
+        if throttle.noted is not None:
+            self.log.confirm(throttle.noted, throttle.confirmed_us, throttle.seen_us)
+
+    def _note_ended(self, throttle: Throttle, reason: Reason, text: str, unix_us: int) -> None:
+        if throttle.throttle_id and throttle.noted_rates is not None:  # else it never was in force
+            self._add_row(DecisionKind.CAP_RELEASED, throttle, reason, text, None, unix_us)
+
+    def _add_row(
+        self,
+        kind: DecisionKind,
+        throttle: Throttle,
+        reason: str,
+        text: str,
+        rates: Rates | None,
+        unix_us: int,
+    ) -> dict[str, Any] | None:
+        return self.log.add(
+            kind,
+            unix_us,
+            backend=throttle.backend,
+            volume=throttle.volume,
+            victim=throttle.victim,
+            reason=reason,
+            text=text,
+            figures=lambda: self._cap_figures(throttle, rates),
+        )
+
+    def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
+        volume, floor = throttle.volume, self.terms_of(throttle.volume)
+        carriers = self.carriers_of(volume)
+        used = sum(table.use[volume].cost_per_s for table in carriers.values() if volume in table.use)
+        return {
+            "throttle_id": throttle.throttle_id,
+            "source": "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source,
+            "before": rates_figures(throttle.noted_rates),
+            "after": rates_figures(rates),
+            "in_force": rates_figures(self.effective(volume)),
+            "use_cost_per_s": round(used, 1),
+            "floor_iops": floor.floor_iops,
+            "floor_bytes_per_s": floor.floor_bytes_per_s,
+            "floor_cost_per_s": round(floor.floor_cost(self.mean_cost_of(volume)), 1),
+            "who": throttle.who,
+            "expires_us": throttle.expires_us,
+            "policy_version": self.policy_version if throttle.reason == Reason.POLICY else None,
+            "gateways": sorted(table.name or gateway_id for gateway_id, table in carriers.items()),
+        }
+
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""
-        if self.mode != "enforce":
-            for name in ("control", "policy", "agreed"):
-                for key in list(self.layers[name]):
-                    self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
-            self._followed = self.mode
-            return
         if self._followed == self.mode:
             return
         self._followed = self.mode
+        for name in ("control", "policy", "agreed"):
+            for key, found in list(self.layers[name].items()):
+                if not self._enforces(name, found.volume, found.backend, found.victim):
+                    self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
-            layer, wanted = self.layers[name], self._wanted[name]
+            layer = self.layers[name]
+            wanted = {v: rates for v, rates in self._wanted[name].items() if self._enforces(name, v)}
             for volume in [v for v in layer if v not in wanted]:
                 self._end(name, volume, "released", Reason.WITHDRAWN, "no longer asked for")
             for volume, rates in wanted.items():
@@ -378,14 +492,14 @@ class PolicyManager:
         return waits
 
     def _shares(self, volume: str, rates: Rates) -> dict[str, Rates]:
-        """A volume's rates at each gateway that is up and carries it.
+        """A volume's rates at each gateway that is up, carries it and can throttle it.
 
         A gateway that is lost has no place in the split: what it held lapses with its lease.
         """
         recent = {
             gateway_id: table.use[volume].cost_per_s if volume in table.use else 0.0
             for gateway_id, table in self.carriers_of(volume).items()
-            if table.state == "up"
+            if table.state == "up" and table.can_throttle(volume)
         }
         if not recent:
             return {}

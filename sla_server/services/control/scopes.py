@@ -15,7 +15,7 @@ Changed only by the controller's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,6 +43,8 @@ class RowPlan:
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
+        compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
+        excludes_errors: whether an I/O that failed does not count; shape (lines,).
         gateway: its number in the signal table.
         over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
             none; shape (lines,).
@@ -59,6 +61,8 @@ class RowPlan:
     io: Ints
     percentile: Floats
     threshold_us: Floats
+    compares: npt.NDArray[np.bool_]
+    excludes_errors: npt.NDArray[np.bool_]
     gateway: int
     over_all: Ints
     on_backend: Ints
@@ -109,6 +113,7 @@ class PromiseScopes:
         self._promises: dict[Key, Promise] = {}
         self._named: dict[str, list[Promise]] = {}
         self._patterned: list[Promise] = []
+        self._excluded: frozenset[str] = frozenset()
 
     # What is promised, and where.
 
@@ -175,6 +180,7 @@ class PromiseScopes:
             windows = self.table.allot(promise, gateway_id, backend, self._r_on(promise.key))
             scope = scopes[backend] = PromiseScope(promise, backend, windows)
             self._by_backend.setdefault(backend, {})[promise.key] = scope
+            self.table.set_excluded(windows.row, promise.sla in self._excluded)
         scope.volumes.add(volume)
         part = scope.parts.get(gateway_id)
         if part is None:
@@ -185,6 +191,29 @@ class PromiseScopes:
         part.mask = _longer(part.mask, len(table.streams))
         part.mask[row] = True
         return new
+
+    def set_excluded(self, agreements: Collection[str]) -> None:
+        """Agreements of which nothing is promised at present, complete."""
+        before, self._excluded = self._excluded, frozenset(agreements)
+        changed = before ^ self._excluded
+        if not changed:
+            return
+        for key, scopes in self._by_key.items():
+            if key[0] in changed:
+                for scope in scopes.values():
+                    self.table.set_excluded(scope.row.row, key[0] in self._excluded)
+
+    def replan(self, gateway_id: str) -> None:
+        """What a gateway can measure of its volumes may have changed."""
+        self._plans.pop(gateway_id, None)
+
+    def is_measured(self, key: Key, tables: Mapping[str, GatewayTable]) -> bool:
+        """Whether some stream in scope is seen by a source that measures latencies."""
+        scope = self.over_all(key)
+        return scope is not None and any(
+            bool(_measured_rows(tables[gateway_id], scope.promise, part.mask).any())
+            for gateway_id, part in scope.parts.items()
+        )
 
     def set_r_on(self, key: Key) -> None:
         """An objective's entry threshold of r has changed."""
@@ -208,6 +237,10 @@ class PromiseScopes:
             KeyError: it has no streams there.
         """
         return self._by_backend[backend][key]
+
+    def find(self, backend: str, key: Key) -> PromiseScope | None:
+        """One promise on one backend, None if it has no streams there."""
+        return self._by_backend.get(backend, {}).get(key)
 
     def backends(self) -> set[str]:
         """Backends on which some promise has streams."""
@@ -237,11 +270,16 @@ class PromiseScopes:
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
-            pairs += [(row, line) for row in known[scopes[0].parts[gateway_id].mask[rows[known]]].tolist()]
+            measured = _measured_rows(table, promise, scopes[0].parts[gateway_id].mask)
+            pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
+            if not measured.any():
+                continue  # fed with nothing, it would look idle
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
             for scope in scopes:
                 member = scope.parts[gateway_id].member
+                if scope.backend and promise.metric != "latency":
+                    continue  # slowing others down is for latencies
                 if scope.backend:
                     on_backend[line], backends[line] = member, scope.backend
                 else:
@@ -258,6 +296,8 @@ class PromiseScopes:
             io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,
+            compares=np.array([promise.metric == "latency" for promise in promises], dtype=np.bool_),
+            excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
             gateway=self.table.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,
@@ -271,6 +311,17 @@ class PromiseScopes:
         for scope in self.at(gateway_id):
             lines.setdefault((scope.promise.key, scope.parts[gateway_id].mask.tobytes()), []).append(scope)
         return list(lines.values())
+
+
+def _measured_rows(
+    table: GatewayTable, promise: Promise, mask: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Those of the rows in scope whose source measures what is promised: beside the path no latencies."""
+    if not table.only_seen or promise.metric != "latency":
+        return mask
+    found = np.array([stream.volume not in table.only_seen for stream in table.streams[: len(mask)]])
+    measured: npt.NDArray[np.bool_] = mask & found
+    return measured
 
 
 def _longer(mask: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:

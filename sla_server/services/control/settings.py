@@ -95,10 +95,24 @@ class ControlSettings(StrictModel):
     """r must have fallen by this much, else the cause is elsewhere."""
     backoff_s: float = Field(default=60.0, ge=0)
     """How long a backend is left alone after that, and the least time between two such events."""
+    backoff_max_s: float = Field(default=960.0, ge=0)
+    """Where the doubling of that ends, while one attempt after another has no effect."""
 
     settled_s: float = Field(default=10.0, ge=0)
     """Nobody to slow down must have held this long before it is said: as long as the longest window, so that
     every volume that was there while the windows ran has shown itself in several cuts."""
+
+    # Episodes of violation.
+    episode_calm_s: float = Field(default=20.0, ge=0)
+    """It must be kept for this long before its violation has ended: several windows, also long ones."""
+    episode_calm_max_s: float = Field(default=600.0, ge=0)
+    """Where the doubling for violations that come again soon ends; later than this is not soon."""
+
+    # Storage that hangs or fails.
+    fault_stall_s: float = Field(default=1.0, gt=0)
+    """A backend that completes nothing for so long is no longer busy: at 1 I/O/s it could not be used."""
+    fault_calm_s: float = Field(default=5.0, ge=0)
+    """A fault has ended once it has not been seen for this long: what was queued has drained by then."""
 
     # Sharing.
     small_share_ratio: float = Field(default=0.05, ge=0, lt=1)

@@ -7,10 +7,18 @@ they are emptied when caps change and fed again only with cuts that began under 
 is always about the caps in force (SLA-MODEL.md 3, "Signal").
 
 Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
-version) they are taken from histogram edges, pessimistically, and the window is ``inexact``.
+version) they are taken from histogram edges, pessimistically, and the window is ``inexact``. An I/O that is
+outstanding for longer than the threshold counts as missed from then on, once, and so does one that failed
+(SLA-MODEL.md 2, "Never good without proof"); ``counted`` has both.
+
+Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
+all through it, and for longer than the threshold, is *stalled*: the promise is broken whatever was counted,
+and closes at once. What was outstanding at the end of the last cut still is, if nothing has completed since;
+so it is known of agents that send no entries about it, too.
 
 What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must be slowed down
-(``at_risk``, ``r_step``) leaves out the I/Os that the gateway's own host may have made late (``excused``): if
+(``at_risk``, ``r_step``) leaves out the I/Os that failed, for load does not make them fail, and those that
+the gateway's own host may have made late (``excused``): if
 its data plane wanted to run and was kept waiting for a tenth of a cut, the slowest fifth of the cut's I/Os
 and as many of its misses are no evidence against a neighbour. The rest is: under contention nearly all I/Os
 are late.
@@ -24,7 +32,9 @@ State of ``SignalTable``, all of it in arrays that grow by doubling; freed numbe
       times    first, last and last active piece, monotonic ns, NEVER before the first
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
                several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
-               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it
+               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
+               ``m_waiting`` counts reads and writes outstanding at the end of its last piece (negative: not
+               known), ``m_stall_us`` for how long nothing has completed though there were some
     gateways   when each spoke last, and whether it is up
 
 ``add`` feeds the pieces of a whole batch of cuts, ``assess`` looks once a tick at the rows fed since then; it
@@ -52,10 +62,19 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]
 NEVER: Final = -(1 << 62)
-STATES: Final = ("no-data", "idle", "out-of-curve", "violating", "at-risk", "ok")
-NO_DATA, IDLE, OUT_OF_CURVE, VIOLATING, AT_RISK, OK = range(6)
+STATES: Final = (
+    "no-data",
+    "idle",
+    "out-of-curve",
+    "violating",
+    "at-risk",
+    "ok",
+    "not-applicable",
+    "excluded",
+)
+NO_DATA, IDLE, OUT_OF_CURVE, VIOLATING, AT_RISK, OK, NOT_APPLICABLE, EXCLUDED = range(8)
 CODE: Final = {name: code for code, name in enumerate(STATES)}
-QUIET: Final = frozenset((NO_DATA, OUT_OF_CURVE, AT_RISK, OK))
+QUIET: Final = frozenset((NO_DATA, OUT_OF_CURVE, AT_RISK, OK, NOT_APPLICABLE, EXCLUDED))
 """States that begin without an event and without a change of the windows."""
 _FIRST: Final = 64
 _EDGES: Final = EDGES_NS.astype(np.float64)
@@ -87,6 +106,11 @@ class Signal:
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
         excused_ratio: share of the I/Os that is excused.
+        stalled: windows in which nothing completed though I/O was outstanding.
+        stall_us: for how long at least, as the newest of them says.
+        failed_ratio: share of the I/Os that failed, and count as missed because of it.
+        applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
+            them is no excuse.
     """
 
     windows: int
@@ -102,6 +126,10 @@ class Signal:
     at_risk: bool = False
     r_step: float = 0.0
     excused_ratio: float = 0.0
+    stalled: int = 0
+    stall_us: float = 0.0
+    failed_ratio: float = 0.0
+    applies: bool = True
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -114,8 +142,13 @@ class Pieces:
     Attributes:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
+        completed, arrived, reads, size_bytes: reads and writes, also where the promise is about one of them.
         waiting: gauge, I/Os held or under way when the cut ended.
-        missed: for each step of the curve, how many took longer; shape (pieces, steps).
+        counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
+        missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
+        failed: how many of ``missed`` failed.
+        oldest_us: age of the oldest I/O outstanding when the cut ended, 0 if not known.
+        silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
         hist: latency histogram; shape (pieces, 99).
         inexact: whether misses are from histogram edges.
         latency_us: the promise's percentile of ``hist``.
@@ -126,8 +159,16 @@ class Pieces:
     covered_us: Ints
     offered: Floats
     done: Floats
+    completed: Floats
+    arrived: Floats
+    reads: Floats
+    size_bytes: Floats
     waiting: Floats
+    counted: Floats
     missed: Floats
+    failed: Floats
+    oldest_us: Floats
+    silence_us: Floats
     hist: Counts
     inexact: Bools
     latency_us: Floats
@@ -136,10 +177,17 @@ class Pieces:
 
 @dataclass(slots=True)
 class _Sums:
-    """What goes into a window of each of some rows, which are distinct."""
+    """What goes into a window of each of some rows, which are distinct.
+
+    ``mix``: reads and writes completed, reads, bytes; shape (rows, 3).
+    """
 
     done: Floats
+    mix: Floats
+    counted: Floats
     missed: Floats
+    failed: Floats
+    stall_us: Floats
     hist: Counts
     inexact: Bools
     excused: Floats
@@ -149,7 +197,11 @@ class _Sums:
         """Of some of the rows."""
         return _Sums(
             self.done[index],
+            self.mix[index],
+            self.counted[index],
             self.missed[index],
+            self.failed[index],
+            self.stall_us[index],
             self.hist[index],
             self.inexact[index],
             self.excused[index],
@@ -163,8 +215,9 @@ class _Verdict:
 
     Attributes:
         slots: where they are stored; valid: whether there is one at all.
-        count, offered, inside, threshold_us, allowed: of each row; shape (rows,).
-        missed, done, risky, over: of each window, every I/O counted.
+        count, offered, inside, applies, threshold_us, allowed: of each row; shape (rows,).
+        missed, counted, risky, over: of each window, every I/O counted.
+        stalled: windows without completion for longer than the threshold.
         sure_r: r without what is excused.
         at_risk: see ``Signal``; shape (rows,).
     """
@@ -174,12 +227,14 @@ class _Verdict:
     count: Ints
     offered: Floats
     inside: Bools
+    applies: Bools
     threshold_us: Floats
     allowed: Floats
     missed: Floats
-    done: Floats
+    counted: Floats
     risky: Bools
     over: Bools
+    stalled: Bools
     sure_r: Floats
     at_risk: Bools
 
@@ -208,6 +263,7 @@ class SignalTable:
         self.steps = 1
         self.promises: list[Promise | None] = []
         self.backends: list[str] = []
+        self._backend_numbers: dict[str, int] = {}
         self._free: list[int] = []
         self._free_members: list[int] = []
         self._members = 0
@@ -219,6 +275,7 @@ class SignalTable:
         self.m_gateway = np.zeros(_FIRST, np.int64)
         self.m_covered = np.zeros(_FIRST, np.int64)
         self.m_offered = np.zeros(_FIRST)
+        self.m_waiting, self.m_stall_us = np.zeros(_FIRST), np.zeros(_FIRST)
         self._make_rows(_FIRST)
 
     def _make_rows(self, rows: int) -> None:
@@ -231,12 +288,16 @@ class SignalTable:
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
-        self.o_done, self.o_missed = np.zeros(rows), np.zeros((rows, self.steps))
+        self.o_mix, self.w_mix = np.zeros((rows, 3)), np.zeros((rows * depth, 3))
+        self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        self.o_counted, self.o_missed = np.zeros((rows, self.steps)), np.zeros((rows, self.steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)
         self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
         self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
-        self.w_done = np.ones(rows * depth)
+        self.w_done, self.w_failed = np.zeros(rows * depth), np.zeros(rows * depth)
+        self.w_counted = np.ones((rows * depth, self.steps))
         self.w_missed = np.zeros((rows * depth, self.steps))
+        self.w_stall_us = np.zeros(rows * depth)
         self.w_hist = np.zeros((rows * depth, BUCKETS), np.int32)
         self.w_inexact, self.w_excused = np.zeros(rows * depth, np.bool_), np.zeros(rows * depth)
         self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused
@@ -244,6 +305,11 @@ class SignalTable:
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
         self.over_all = np.zeros(rows, np.bool_)  # a row over all backends
+        self.is_outage = np.zeros(rows, np.bool_)  # of availability: a silence counts though it has ended
+        self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
+        self.most_bytes = np.full(rows, np.inf)
+        self.excluded = np.zeros(rows, np.bool_)
+        self.backend = np.full(rows, -1)
         self.code = np.zeros(rows, np.int8)
         self.broken = np.zeros(rows, np.bool_)
         self.at_risk = np.zeros(rows, np.bool_)
@@ -297,8 +363,12 @@ class SignalTable:
             self.promises.append(promise)
             self.backends.append(backend)
         self.promises[row], self.backends[row] = promise, backend
+        self.backend[row] = self._backend_numbers.setdefault(backend, len(self._backend_numbers))
         self.allowed[row], self.percentile[row] = promise.allowed_miss_ratio, promise.percentile
         self.r_on[row], self.over_all[row] = r_on, backend == ""
+        self.is_outage[row], self.excluded[row] = promise.metric == "availability", False
+        self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
+        self.most_bytes[row] = promise.max_mean_bytes
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
         for index, step in enumerate(promise.curve):
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
@@ -314,11 +384,12 @@ class SignalTable:
         else:
             member, self._members = self._members, self._members + 1
             if member == len(self.m_row):
-                for name in ("m_row", "m_gateway", "m_covered", "m_offered"):
+                for name in ("m_row", "m_gateway", "m_covered", "m_offered", "m_waiting", "m_stall_us"):
                     value = getattr(self, name)
                     setattr(self, name, np.concatenate((value, np.zeros_like(value))))
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
-        self.m_covered[member] = 0
+        self.m_covered[member] = self.m_stall_us[member] = 0
+        self.m_waiting[member] = -1  # not known
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -331,7 +402,7 @@ class SignalTable:
     def free(self, row: int) -> None:
         """No scope needs the row any more."""
         self._free_members += self._shared.pop(row, self.member[row : row + 1]).tolist()
-        self.promises[row] = None
+        self.promises[row], self.backend[row] = None, -1
         self.over_all[row] = self._fed[row] = self.at_risk[row] = self.outside[row] = False
         self.several[row] = False
         self.last_ns[row], self.code[row] = NEVER, NO_DATA
@@ -342,6 +413,12 @@ class SignalTable:
         if self.r_on[row] != r_on:
             self.r_on[row] = r_on
             self.version[row] += 1
+            self._fed[row] = True
+
+    def set_excluded(self, row: int, is_excluded: bool) -> None:
+        """Nothing is promised at present, as in maintenance; or it is again."""
+        if bool(self.excluded[row]) != is_excluded:
+            self.excluded[row] = is_excluded
             self._fed[row] = True
 
     def reset(self, rows: Ints) -> None:
@@ -369,8 +446,24 @@ class SignalTable:
         begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
         self.first_ns[rows[begins]] = now_ns[begins]
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
+        active |= pieces.counted[pick, 0] > 0
         self.active_ns[rows[active]] = now_ns[active]
         self._fed[rows] = True
+        # Reads and writes outstanding: the gauges have flush and trim as well, the sums clients that left.
+        waiting, before = pieces.waiting[pick], self.m_waiting[members]
+        before = np.where(before < 0, waiting, before)
+        balance = before + pieces.arrived[pick] - pieces.completed[pick]
+        after = np.clip(balance, 0.0, waiting)
+        stuck = (pieces.completed[pick] == 0) & (before > 0) & (after > 0)
+        self.m_stall_us[members] = (self.m_stall_us[members] + pieces.covered_us[pick]) * stuck
+        self.m_waiting[members] = after
+
+    def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
+        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
+        seen_us = self.m_stall_us[members]
+        stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
+        outage = self.is_outage[self.m_row[members]]
+        return np.maximum(stall, pieces.silence_us[pick] * outage)
 
     def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
@@ -388,9 +481,14 @@ class SignalTable:
         """Rows with one member, each with one piece."""
         s = self.settings
         covered, offered = pieces.covered_us[pick], pieces.offered[pick]
+        stall_us = self._stall_us(members, pick, pieces)
         sums = _Sums(
             pieces.done[pick],
+            _mix_of(pieces, pick),
+            pieces.counted[pick],
             pieces.missed[pick],
+            pieces.failed[pick],
+            stall_us,
             pieces.hist[pick],
             pieces.inexact[pick],
             pieces.excused[pick],
@@ -402,7 +500,8 @@ class SignalTable:
             covered[opened] += self.m_covered[into]
             offered[opened] += self.m_offered[into]
             self._add_open(sums, opened, rows[opened])
-        closes = (sums.done >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
+        closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
+        closes |= stall_us > self.threshold_us[rows, 0]
         if not closes.all():
             stays = np.flatnonzero(~closes)
             into = members[stays]
@@ -436,9 +535,14 @@ class SignalTable:
         new = self._speaking(members, newest_ns[run]) & (self.m_covered[members] == 0)
         awaited = np.bincount(owner, silent, len(rows))[run] - _running(new, first, run)
         covered = self.m_covered[members] + pieces.covered_us[pick]
-        done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        counted = _running(pieces.counted[pick, 0], first, run)
+        counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
+        stall_us = self._stall_us(members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
-        full = ((done >= s.window_min_ios) & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
+        done = _running(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        hangs = (stall_us > self.threshold_us[rows, 0][run]) & ((done == 0) | self.is_outage[rows][run])
+        enough = (counted >= s.window_min_ios) | hangs
+        full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
         closes = end < len(at)
         taken = at <= end[run]
@@ -447,7 +551,8 @@ class SignalTable:
             self.m_covered[into] > 0, self.m_offered[into], 0.0
         )
         self.m_covered[into] = covered[taken]
-        sums = self._sums_of(rows, pick[taken], np.flatnonzero(np.diff(run[taken], prepend=-1)), pieces)
+        starts = np.flatnonzero(np.diff(run[taken], prepend=-1))
+        sums = self._sums_of(rows, pick[taken], starts, stall_us[taken], pieces)
         if opened.any():
             self._add_open(sums, np.flatnonzero(opened), rows[opened])
         self._keep_open(rows[~closes], sums.at(~closes))
@@ -458,12 +563,16 @@ class SignalTable:
         self._push(rows, iops, sums, closes)
         return ~taken
 
-    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, pieces: Pieces) -> _Sums:
+    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, stall_us: Floats, pieces: Pieces) -> _Sums:
         """Pieces summed by run: the run of each of ``rows`` begins at ``pick[first]``."""
         hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
         return _Sums(
             np.add.reduceat(pieces.done[pick], first),
+            np.add.reduceat(_mix_of(pieces, pick), first, axis=0),
+            np.add.reduceat(pieces.counted[pick], first, axis=0),
             np.add.reduceat(pieces.missed[pick], first, axis=0),
+            np.add.reduceat(pieces.failed[pick], first),
+            np.maximum.reduceat(stall_us, first),
             hist,
             np.logical_or.reduceat(pieces.inexact[pick], first),
             np.add.reduceat(pieces.excused[pick], first),
@@ -484,29 +593,38 @@ class SignalTable:
     def _add_open(self, sums: _Sums, at: Ints, rows: Ints) -> None:
         """Add the open windows of ``rows`` to ``sums`` at ``at``."""
         sums.done[at] += self.o_done[rows]
+        sums.mix[at] += self.o_mix[rows]
+        sums.counted[at] += self.o_counted[rows]
         sums.missed[at] += self.o_missed[rows]
+        sums.failed[at] += self.o_failed[rows]
+        sums.stall_us[at] = np.maximum(sums.stall_us[at], self.o_stall_us[rows])
         sums.hist[at] += self.o_hist[rows]
         sums.inexact[at] |= self.o_inexact[rows]
         sums.excused[at] += self.o_excused[rows]
         sums.latency_us[at] = percentiles_us(sums.hist[at], self.percentile[rows])
 
     def _keep_open(self, rows: Ints, sums: _Sums) -> None:
-        self.o_done[rows], self.o_missed[rows], self.o_hist[rows] = sums.done, sums.missed, sums.hist
+        self.o_mix[rows] = sums.mix
+        self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
+        self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
 
     def _push(self, rows: Ints, iops: Floats, sums: _Sums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
-        push = closes & (sums.done > 0)
+        # Nothing completed in all of the window: one gateway of several that hangs is in the counts.
+        stall_us = np.where((sums.done == 0) | self.is_outage[rows], sums.stall_us, 0.0)
+        push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
         if not push.all():
-            rows, iops, sums = rows[push], iops[push], sums.at(push)
+            rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
         slot = rows * self.depth + self.pos[rows]
-        self.w_iops[slot], self.w_done[slot] = iops, sums.done
-        self.w_missed[slot], self.w_hist[slot] = sums.missed, sums.hist
+        self.w_iops[slot], self.w_done[slot], self.w_mix[slot] = iops, sums.done, sums.mix
+        self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
+        self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
         self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
         self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
         excused = np.flatnonzero(sums.excused)
         if len(excused):
-            ratio = sums.excused[excused] / sums.done[excused]
+            ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)
             percentile = self.percentile[rows[excused]] * (1 - ratio)
             self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
         self.pos[rows] = (self.pos[rows] + 1) % self.depth
@@ -525,6 +643,34 @@ class SignalTable:
         rows: list[int] = np.flatnonzero(self.at_risk & ~self.over_all & speaking).tolist()
         return rows
 
+    def rows_on(self, backend: str) -> Ints:
+        """All rows on one backend."""
+        return np.flatnonzero(self.backend == self._backend_numbers.get(backend, -2))
+
+    def least_room(self, rows: Ints, now_ns: int) -> list[Ints]:
+        """Which of these rows keep C from rising, as ``inventory`` finds it promise by promise.
+
+        Returns:
+            Those that are not clear, worst first; if there is none, the others by r, and by u.
+        """
+        s = self.settings
+        found = self._verdict(rows)
+        speaking = (now_ns - self.last_ns[rows] <= s.lease_s * 1e9) & ~self.excluded[rows] & ~self.idle(rows)
+        asks = speaking & ((found.count == 0) | (found.inside & found.applies))
+        counted = np.maximum((found.counted * found.valid).sum(axis=1), 1)
+        u = (found.missed * found.valid).sum(axis=1) / counted / found.allowed
+        hist = (self.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=1)
+        r = percentiles_us(hist, self.percentile[rows]) / found.threshold_us
+        clear = (found.count >= s.at_risk_windows) & ~found.risky.any(axis=1)
+        clear &= (u <= s.clear_u) & (r <= s.clear_r)
+        not_clear = np.flatnonzero(asks & ~clear)
+        if len(not_clear):
+            worst = rows[not_clear[np.argsort(-u[not_clear], kind="stable")]]
+            by_r = rows[np.flatnonzero(asks & clear)]  # those of throttled volumes do not count
+            return [worst, by_r[np.argsort(-r[asks & clear], kind="stable")]]
+        at = np.flatnonzero(asks)
+        return [rows[at[np.argsort(-values[at], kind="stable")]] for values in (r, u)]
+
     def outside_rows(self) -> list[int]:
         """Rows on one backend whose demand is above their curve, as the last ``assess`` found them."""
         rows: list[int] = np.flatnonzero(self.outside & ~self.over_all).tolist()
@@ -538,8 +684,11 @@ class SignalTable:
 
         Args:
             now_ns: monotonic.
-            silent_s: age of the last piece from which on there is no data.
+            silent_s: age of the last piece from which on there is no data, and windows are forgotten.
         """
+        stale = np.flatnonzero((self.count > 0) & (now_ns - self.last_ns > silent_s * 1e9))
+        if len(stale):  # what was measured then says nothing of now
+            self.reset(stale)
         rows = np.flatnonzero(self._fed)
         self._fed[rows] = False
         code = self._states(rows) if len(rows) else self.code[rows]
@@ -566,17 +715,21 @@ class SignalTable:
             self._fed[empty] = False
         found = self._verdict(rows)
         known, over = found.count > 0, found.over.sum(axis=1)
-        done = np.maximum((found.done * found.valid).sum(axis=1), 1)
-        self.at_risk[rows] = found.at_risk & found.inside & ~idle
-        self.outside[rows] = known & ~found.inside & ~idle
-        self.u[rows] = (found.missed * found.valid).sum(axis=1) / done / found.allowed
+        counted = (found.counted * found.valid).sum(axis=1)
+        holds = found.applies & ~self.excluded[rows]
+        self.at_risk[rows] = found.at_risk & found.inside & ~idle & holds
+        self.outside[rows] = known & ~found.inside & ~idle & holds
+        ratio = (found.missed * found.valid).sum(axis=1) / np.maximum(counted, 1)
+        self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=1), 1.0, ratio) / found.allowed
         code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING
+        code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = IDLE
+        code[self.excluded[rows]] = EXCLUDED
         return code
 
     def _verdict(self, rows: Ints) -> _Verdict:
@@ -587,30 +740,44 @@ class SignalTable:
         fits = offered[:, None] <= self.up_to[rows]
         step = fits.argmax(axis=1)
         threshold_us, allowed, r_on = self.threshold_us[rows, step], self.allowed[rows], self.r_on[rows]
-        missed, done = self.w_missed[slots, step[:, None]], self.w_done[slots]
+        missed, counted = self.w_missed[slots, step[:, None]], self.w_counted[slots, step[:, None]]
+        limit_us = threshold_us[:, None]
+        stalled = (self.w_stall_us[slots] > limit_us) & valid
+        stall_r = np.where(stalled, self.w_stall_us[slots], 0.0) / limit_us
+
+        def u_of(missed: Floats) -> Floats:
+            u: Floats = missed / np.maximum(counted, 1) / allowed[:, None]
+            return u
 
         def risky(missed: Floats, r: Floats) -> Bools:
-            u = missed / done / allowed[:, None]
-            found: Bools = ((u >= s.at_risk_u) | (r >= r_on[:, None])) & valid
+            found: Bools = ((u_of(missed) >= s.at_risk_u) | (r >= r_on[:, None]) | stalled) & valid
             return found
 
-        sure_r = self.w_sure[slots] / threshold_us[:, None]
-        sure = risky(np.maximum(missed - self.w_excused[slots], 0.0), sure_r)
+        sure_r = np.maximum(self.w_sure[slots] / limit_us, stall_r)
+        left_out = self.w_excused[slots] + self.w_failed[slots]
+        sure = risky(np.maximum(missed - left_out, 0.0), sure_r)
         every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
         falls = sure_r[every, newest] <= s.falling_ratio * sure_r[every, newest - 1]
         enough = sure.sum(axis=1) >= s.at_risk_windows
+        mix = (self.w_mix[slots] * valid[:, :, None]).sum(axis=1)
+        ios = np.maximum(mix[:, 0], 1)
+        applies = (offered >= self.least_iops[rows]) & (mix[:, 2] <= self.most_bytes[rows] * ios)
+        applies &= mix[:, 1] >= self.least_reads[rows] * mix[:, 0]
+        applies |= stalled.any(axis=1) | ((self.w_failed[slots] > 0) & valid).any(axis=1) | (count == 0)
         return _Verdict(
             slots,
             valid,
             count,
             offered,
             fits.any(axis=1),
+            applies,
             threshold_us,
             allowed,
             missed,
-            done,
-            risky(missed, self.w_latency[slots] / threshold_us[:, None]),
-            (missed / done / allowed[:, None] > 1) & valid,
+            counted,
+            risky(missed, np.maximum(self.w_latency[slots] / limit_us, stall_r)),
+            ((u_of(missed) > 1) | stalled) & valid,
+            stalled,
             sure_r,
             enough & sure[every, newest] & ~(falls & (count > 1)),
         )
@@ -624,6 +791,7 @@ class SignalTable:
         offered = float(found.offered[0])
         if promise is None or not found.inside[0]:
             return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+        counted = max(float(found.counted[0, :count].sum()), 1.0)
         threshold_us, slots = int(found.threshold_us[0]), found.slots[0, :count]
         together = self._figures(found, slots, np.arange(count))
         over = np.flatnonzero(found.over[0])
@@ -641,16 +809,24 @@ class SignalTable:
             of_over=self._figures(found, slots, over) if len(over) else NO_FIGURES,
             at_risk=bool(found.at_risk[0]),
             r_step=float(np.sort(found.sure_r[0, :count])[-least]) if count >= least else 0.0,
-            excused_ratio=float(self.w_excused[slots].sum() / found.done[0, :count].sum()),
+            excused_ratio=float(self.w_excused[slots].sum() / counted),
+            stalled=int(found.stalled.sum()),
+            stall_us=float(self.w_stall_us[slots[found.stalled[0, :count]]][-1:].sum()),
+            failed_ratio=float(self.w_failed[slots].sum() / counted),
+            applies=bool(found.applies[0]),
         )
 
     def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
         """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
         hist = self.w_hist[slots[ages]].sum(axis=0)[None]
         percentile = self.percentile[slots[:1] // self.depth]
-        u = found.missed[0, ages].sum() / found.done[0, ages].sum() / found.allowed[0]
+        counted, stalled = found.counted[0, ages].sum(), found.stalled[0, ages]
+        ratio = found.missed[0, ages].sum() / counted if counted else float(stalled.any())
         offered = self.w_iops[slots[ages]].sum() / len(ages)
-        return Figures(float(u), float(percentiles_us(hist, percentile)[0]), float(offered))
+        latency_us = float(percentiles_us(hist, percentile)[0])
+        if stalled.any():  # what is outstanding is at least as slow as that
+            latency_us = max(latency_us, float(self.w_stall_us[slots[ages[stalled]]].max()))
+        return Figures(float(ratio / found.allowed[0]), latency_us, float(offered))
 
 
 class SignalRow:
@@ -669,6 +845,11 @@ class SignalRow:
         return None if last_ns == NEVER else last_ns
 
     @property
+    def is_excluded(self) -> bool:
+        """Whether nothing is promised at present."""
+        return bool(self._table.excluded[self.row])
+
+    @property
     def idle(self) -> bool:
         """See ``SignalTable.idle``."""
         return bool(self._table.idle(np.array([self.row]))[0])
@@ -683,6 +864,10 @@ class SignalRow:
         if self._known is None or self._known[0] != version:
             self._known = (version, self._table.signal(self.row))
         return self._known[1]
+
+
+def _mix_of(pieces: Pieces, pick: Ints) -> Floats:
+    return np.stack((pieces.completed[pick], pieces.reads[pick], pieces.size_bytes[pick]), axis=1)
 
 
 def _running(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:

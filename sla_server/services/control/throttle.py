@@ -92,6 +92,8 @@ class Throttle:
         late_ios, longest_hold_us: I/Os that its gateways let through later than their ``max_hold_s``, since
             it was set or this process started, and the longest delay; also of one that is still held.
         expires_ns: when it expires, on the monotonic clock; None until ``expired`` was asked first.
+        noted, noted_rates: its newest row of ``decisions``, as far as this process wrote it, and the rates
+            that this row has.
         reported_late, reported_over: kinds of failure reported already; withdrawn by a confirmation, or a
             rate within the cap.
     """
@@ -120,6 +122,8 @@ class Throttle:
     loop: LoopMemory | None = None
     late_ios: int = 0
     longest_hold_us: int = 0
+    noted: dict[str, Any] | None = None
+    noted_rates: Rates | None = None
     reported_late: bool = False
     reported_over: bool = False
 

@@ -37,6 +37,8 @@ RECENT: Final = {name: index for index, name in enumerate(RECENT_COLUMNS)}
 _SELECT: Final = np.array([COL[name] for name in RECENT_COLUMNS])
 SMOOTHING: Final = 0.5
 """Weight of the newest cut in a volume's smoothed rate: half forgotten after a poll."""
+FAILING_RATIO: Final = 0.5
+"""Share of a volume's I/Os that fail, from which on the volume as a whole does."""
 PEAK_DECAY: Final = 0.9
 """A peak counts less by this factor with each cut: half of it after some 7 s."""
 Floats = npt.NDArray[np.float64]
@@ -57,10 +59,11 @@ class UsageTable:
     """Recent use of every place: rates a second, gauges at the newest cut's end.
 
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
-    newest cut's cost, ops and bytes, held, inflight. Grown by doubling.
+    newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
+    completed of what was sent upstream, and reads and writes outstanding. Grown by doubling.
     """
 
-    COLUMNS: Final = 9
+    COLUMNS: Final = 12
 
     def __init__(self) -> None:
         self.values: Floats = np.zeros((self.COLUMNS, 64))
@@ -98,18 +101,54 @@ class UsageTable:
 
         Args:
             places: shape (n,).
-            sums: shape (5, n): cost in 1/1000, ops, bytes, held, inflight.
+            sums: shape (7, n): cost in 1/1000, ops, bytes, held, inflight, failed, arrived.
             seconds: duration of the cut, shape (n,).
         """
+        held, inflight = sums[3], sums[4]
+        # What was outstanding at the end of the cut before still is, if nothing has completed since. The
+        # gauges also have flush and trim, which may take long while nothing else is wanted.
+        before = self.values[:, places]
+        outstanding = np.clip(before[11] + sums[6] - sums[1], 0.0, held + inflight)
+        stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
+        stuck &= (before[11] > before[7]) & (outstanding > held)
+        self.values[10, places] = (before[10] + seconds * 1e6) * stuck
+        self.values[11, places] = outstanding
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
-        old = self.values[:4, places]
+        old = before[:4]
         smoothed = old[:3]
         smoothed += SMOOTHING * (last - smoothed)
         np.maximum(last[0], PEAK_DECAY * old[3], out=old[3])
         self.values[:4, places] = old
-        self.values[4:, places] = sums
+        self.values[4:9, places] = sums[:5]
+        self.values[9, places] = sums[5] / seconds
+
+    def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
+        """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.
+
+        Args:
+            silent: gateways whose places say nothing of now; asked only if there is something to see.
+            stall_us: how long nothing of a volume must have completed.
+        """
+        count = len(self.volumes)
+        ops, errors, stall = self.values[5, :count], self.values[9, :count], self.values[10, :count]
+        stalled, failing = stall >= stall_us, (ops > 0) & (errors >= FAILING_RATIO * ops)
+        if not (stalled | failing).any():
+            return {}
+        fresh = np.ones(count, np.bool_)
+        for table in silent:
+            fresh[table.places] = False
+
+        def backends(places: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+            found = np.bincount(self._backend[:count][places & fresh], minlength=len(self.backends))
+            return found > 0
+
+        well = backends((ops > 0) & ~failing)
+        fails, hangs = backends(failing) & ~well, backends(stalled) & ~backends(ops > 0)
+        names = list(self.backends)
+        found = {names[number]: "fails" for number in np.flatnonzero(fails).tolist()}
+        return found | {names[number]: "hangs" for number in np.flatnonzero(hangs).tolist()}
 
 
 class Usage:
@@ -186,7 +225,9 @@ class Recent:
 class GatewayTable:
     """One gateway. ``state`` is "up" or "lost"; ``exports`` maps a volume to its backend.
 
-    ``only_seen``: volumes that it counts beside the I/O path, and cannot throttle.
+    ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
+    ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
+    ``refused``: volumes of which it refused the newest caps.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
 
@@ -197,6 +238,8 @@ class GatewayTable:
     reason: str = ""
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+    says_more: bool = False
     epoch: int = 0
     old_epochs: set[int] = field(default_factory=set)
     seq: int = 0
@@ -246,6 +289,10 @@ class GatewayTable:
     def carries(self, volume: str) -> bool:
         """Whether this gateway exports the volume or has served a stream of it."""
         return volume in self.exports or volume in self.use
+
+    def can_throttle(self, volume: str) -> bool:
+        """Whether caps of a volume that it carries have an effect here."""
+        return volume not in self.only_seen and volume not in self.refused
 
     def backend_of(self, volume: str) -> str:
         """Backend of a volume that this gateway carries."""

@@ -98,6 +98,30 @@ def test_what_is_open_stays_and_what_is_over_leaves(rig):
     assert count(rig, "audit") == 0
 
 
+def test_decisions_leave_and_say_how_far_back_they_reach(rig):
+    def reach():
+        return int(rig.reader.meta(partitions.DECISIONS_KEY))
+
+    rig.drain()
+    began_us = rig.clock.unix_us()
+    assert reach() == began_us, "an older release stored none"
+    rows = [{"decision_id": "old", "at_us": began_us, "kind": "start", "figures": {"c_after": 5.0}}]
+    rig.feed(record_message([("decisions", row) for row in rows]))
+    rig.clock.advance(29 * DAY_S)
+    retain(rig)
+    assert (count(rig, "decisions"), reach()) == (1, began_us)
+    rig.clock.advance(2 * DAY_S)
+    retain(rig)
+    assert (count(rig, "decisions"), reach()) == (0, rig.clock.unix_us() - 30 * DAY_US)
+    with begin(rig.engine) as connection:  # a clock that was ahead, and under which all were deleted
+        connection.execute(
+            text("UPDATE meta SET value = :ahead WHERE key = :key"),
+            {"ahead": str(rig.clock.unix_us() + 900 * DAY_US), "key": partitions.DECISIONS_KEY},
+        )
+    retain(rig)
+    assert reach() == rig.clock.unix_us()
+
+
 def test_ranges_leave_in_small_steps(rig, monkeypatch):
     monkeypatch.setattr(partitions, "STEP_ROWS", 4)
     rig.feed(record_message([("events", {"event_id": str(n), "at_us": T0 + n}) for n in range(10)]))

@@ -12,6 +12,7 @@ import pytest
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.rates import Rates
 from sla_server.services import core
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
@@ -54,7 +55,7 @@ def test_gateways_streams_and_cuts_reach_the_brain() -> None:
     assert ("add_streams", (GATEWAY, [STREAM])) in bench.controller.calls
     taken = [(args[0].seq, *args[1:4]) for name, args in bench.controller.calls if name == "add_cut"]
     assert taken == [(1, 10, 1, False), (2, 20, 2, True)]
-    assert ("caps_state", (GATEWAY, 3, "sent", "", 77)) in bench.controller.calls
+    assert ("caps_state", (GATEWAY, 3, "sent", "", 77, ())) in bench.controller.calls
     assert ("gateway_lost", (GATEWAY, "why", now_ns)) in bench.controller.calls
     assert bench.core.bad_frames == 0
 
@@ -341,6 +342,30 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     assert bench.controller.last("manual_release") == ("vol-1", None, "ann")
 
 
+def test_a_throttle_that_breaks_the_volumes_own_promise_needs_force() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.controller.broken = ("gold/latency (p95 within 12.0 ms up to 150 I/O/s)",)
+    bench.controller.held = Rates(ops_per_s=50.0)
+    asked = {"volume": "vol-1", "iops": 10, "reason": "noisy"}
+    bench.request("throttle_set", asked)
+    (answer,) = bench.answers()
+    assert answer["code"] == 409
+    (error,) = answer["body"]["errors"]
+    assert "gold/latency (p95 within 12.0 ms up to 150 I/O/s)" in error["problem"]
+    assert "What would hold is 50 IOPS, its floor" in error["problem"]
+    assert "--force" in error["fix"]
+    assert "manual_set" not in bench.controller.names()
+    bench.request("throttle_set", {**asked, "force": True}, "r2")
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert (audit["after"]["force"], audit["after"]["breaks"]) == (True, list(bench.controller.broken))
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["holds"]) == (200, "50 IOPS")
+    assert answer["body"]["breaks"] == list(bench.controller.broken)
+
+
 def test_a_volume_beside_the_io_path_cannot_be_throttled_and_the_answer_says_so_at_once() -> None:
     bench = Bench()
     bench.message(Kind.GATEWAY, gateway())
@@ -590,7 +615,9 @@ def test_after_a_restart_the_brain_is_told_what_sql_knows_in_this_order() -> Non
     throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
     known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
     bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
-    assert bench.controller.names() == ["set_agreements", "restore", "set_mode", "gateway_up", "add_streams"]
+    modes = ["set_agreement_modes", "set_backend_modes"]
+    names = ["set_agreements", *modes, "restore", "set_mode", "gateway_up", "add_streams"]
+    assert bench.controller.names() == names
     assert bench.controller.last("restore") == ([throttle],)
     bench.tick()
     assert bench.main.take_posted(Kind.SET_CAPS) == []

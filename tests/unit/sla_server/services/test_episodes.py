@@ -75,3 +75,12 @@ def test_bad_slices_that_overlap_are_counted() -> None:
     ((_, row),) = book.bad_slice(KEY, START_US - S, START_US + S)
     assert row["slices_bad"] == 1
     assert book.bad_slice(("silver", "latency"), START_US, START_US + S) == []
+
+
+def test_an_episode_that_the_controller_holds_open_is_not_closed_here() -> None:
+    book = Episodes([], START_US)
+    opened(book)
+    states = {KEY: {"state": "ok", "u": 0.1, "is_open": True}}
+    assert book.look(states, START_US + 100 * SETTLE_US) == []
+    assert book.look(states, START_US + 200 * SETTLE_US) == []
+    assert book.open_keys() == {KEY}

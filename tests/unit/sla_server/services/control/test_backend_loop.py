@@ -364,3 +364,30 @@ def test_adopted_caps_whose_victim_never_speaks_are_released_after_a_lease(contr
     control.adopt({"greedy": neighbour()}, {("gold", "latency")}, 250.0)
     control.step([], world(neighbour()), 100 * S)
     assert control.step([], world(neighbour()), 131 * S).reason is Reason.VICTIM_GONE
+
+
+def test_an_hour_of_harm_from_elsewhere_is_few_attempts_and_few_notices(control):
+    found, notices, attempts = world(neighbour(cost=4000.0)), [], 0
+    for second in range(100, 3700, 3):
+        before = control.active
+        step = control.step([victim()], found, second * S)
+        notices += [step.notice] if step.notice else []
+        attempts += control.active and not before
+    assert attempts <= 8  # 60, 120, 240, 480 and 960 s apart, not sixty of them
+    assert notices == ["unattributed"] * len(notices)
+    assert len(notices) <= 8
+
+
+def test_notices_that_go_on_for_an_hour_come_ever_more_rarely(control):
+    equal = world(neighbour("gold2", priority=Priority.GOLD))
+    notices = [control.step([victim()], equal, second * S).notice for second in range(3600)]
+    assert [second for second, notice in enumerate(notices) if notice] == [10, 70, 190, 430, 910, 1870, 2830]
+
+
+def test_a_volume_out_of_reach_leaves_c_to_the_others(control):
+    control.step([victim()], world(neighbour(), neighbour("other", 100.0)), 100 * S)
+    assert control.allowed == 250.0
+    control.leave_out(["greedy"])
+    assert (control.allowed, set(control.managed)) == (50.0, {"other"})
+    control.leave_out(["other"])
+    assert not control.active

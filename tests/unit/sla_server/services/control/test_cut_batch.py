@@ -13,7 +13,17 @@ import pytest
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_KINDS, MISSED_DTYPE, Cut
+from pmdaemon.wire.cut import (
+    COL,
+    COLUMNS,
+    FAILED,
+    HIST_DTYPE,
+    IO_KINDS,
+    MISSED_DTYPE,
+    OUTSTANDING,
+    OVERDUE,
+    Cut,
+)
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.names import stream_id
@@ -121,6 +131,17 @@ def random_cut(rng: random.Random, gateway: str, names: list[str]) -> Cut:
             for threshold_us in (5_000, 12_000):
                 if rng.random() < 0.8:  # else nobody counted
                     missed.append((row, IO_KINDS[io], threshold_us, done, rng.randrange(done + 1)))
+                if rng.random() < 0.4:
+                    missed.append(
+                        (row, OVERDUE + IO_KINDS[io], threshold_us, rng.randrange(5), rng.randrange(3))
+                    )
+        if rng.random() < 0.5:
+            missed.append((row, OUTSTANDING, 0, rng.randrange(9000), rng.randrange(9000)))
+        if rng.random() < 0.5:  # else an agent that says no more than ``errors``
+            for io in IO_KINDS.values():
+                failed = rng.randrange(9)
+                missed.append((row, FAILED + io, 0, failed, 0))
+                missed += [(row, FAILED + io, t, failed, rng.randrange(failed + 1)) for t in (5_000, 12_000)]
     return Cut(
         gateway,
         1,
@@ -141,7 +162,7 @@ def many_promises() -> list[Promise]:
         promise("gold", volumes=("gold-*",)),
         promise("gold-1", 5),
         promise("writes", volumes=("both",), io="write", curve=steps),
-        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0),
+        promise("reads", volumes=("both", "gold-2"), io="read", percentile=99.0, counts_errors=False),
     ]
 
 

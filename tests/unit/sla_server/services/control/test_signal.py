@@ -233,6 +233,14 @@ def random_pieces(
         covered_us=np.array([rng.randrange(900_000, 1_100_000) for _ in range(count)]),
         offered=done + [rng.choice((0, 0, 7)) for _ in range(count)],
         done=done,
+        completed=done,
+        reads=done // 2,
+        size_bytes=done * 4096,
+        arrived=done + [float(rng.randrange(3)) for _ in range(count)],
+        counted=np.repeat(done[:, None], steps, axis=1),
+        failed=np.array([float(rng.randrange(3)) for _ in range(count)]),
+        oldest_us=np.array([rng.choice((0.0, 0.0, 2e6)) for _ in range(count)]),
+        silence_us=np.zeros(count),
         waiting=np.array([float(rng.random() < 0.1) for _ in range(count)]),
         missed=missed,
         hist=hist,
@@ -253,6 +261,7 @@ def windows_of(made: SignalTable, row: int) -> list[object]:
         found += [made.w_done[slot], made.w_missed[slot].tolist(), made.w_hist[slot].tolist()]
         found += [bool(made.w_inexact[slot]), made.w_iops[slot], made.w_latency[slot]]
         found += [pytest.approx(made.w_excused[slot]), pytest.approx(made.w_sure[slot])]
+        found += [made.w_counted[slot].tolist(), made.w_failed[slot], made.w_stall_us[slot]]
     opened = made.m_covered[made.m_row == row]
     found += [opened.tolist(), made.m_offered[made.m_row == row][opened > 0].tolist()]
     if opened.any():

@@ -21,7 +21,9 @@ def use_of(cost: float, ops: float, size: float = 0.0) -> Usage:
     """A place whose newest cut lasted a second."""
     usage_table = UsageTable()
     place = usage_table.allot("v", "disk")
-    usage_table.update(np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0]]), np.ones(1))
+    usage_table.update(
+        np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0], [0.0], [ops]]), np.ones(1)
+    )
     return Usage(usage_table, place)
 
 

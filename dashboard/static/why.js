@@ -1,0 +1,78 @@
+// The detail of a volume or of a promise: why it is throttled or at risk, now or at a time, in the server's words.
+// It is opened by its address (#why/volume/NAME, #why/sla/NAME/OBJECTIVE), so that it can be linked to.
+
+import {call} from "./api.js";
+import {element, setText} from "./dom.js";
+
+const $ = (id) => document.getElementById(id);
+const REFRESH_MS = 3000;
+const REST = 10; // times what the last answer took: of a very large installation some seconds
+const BADGES = {throttled: "warn", observed: "warn", "at-risk": "warn", violated: "bad", "no-data": "warn", kept: "ok", free: "ok"};
+let shown = null; // {kind, name, objective}, while the detail is open
+let asked = 0; // answers of an older question are dropped
+let nextMs = 0;
+
+export const whyAddress = (kind, ...names) => `#why/${kind}/${names.map(encodeURIComponent).join("/")}`;
+
+function parse(hash) {
+  const [what, kind, name, objective] = hash.slice(1).split("/").map(decodeURIComponent);
+  return what === "why" && name ? {kind, name, objective} : null;
+}
+
+function question({kind, name, objective}) {
+  const query = new URLSearchParams({kind, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC"});
+  if (objective) query.set("objective", objective);
+  const at = $("why-at").value;
+  if (at) query.set("at_us", String(new Date(at).getTime() * 1000));
+  return `/why/${encodeURIComponent(name)}?${query}`;
+}
+
+async function refresh() {
+  if (!shown) return;
+  const number = ++asked;
+  const beganMs = Date.now();
+  let answer;
+  try {
+    answer = (await call("GET", question(shown))).body;
+  } catch (error) {
+    answer = {status: "unknown", headline: error.message, sections: []};
+  }
+  if (number !== asked || !shown) return;
+  nextMs = Date.now() + REST * (Date.now() - beganMs);
+  $("why-status").className = `badge ${BADGES[answer.status] || ""}`.trim();
+  setText($("why-status"), answer.status.replaceAll("-", " "));
+  setText($("why-headline"), answer.headline);
+  const text = JSON.stringify(answer.sections);
+  if ($("why-sections").dataset.shown === text) return; // a selection or the place scrolled to survives
+  $("why-sections").dataset.shown = text;
+  $("why-sections").replaceChildren(...answer.sections.flatMap(({title, lines}) => [
+    element("dt", {}, title), element("dd", {}, ...lines.map((line) => element("p", {}, line)))]));
+}
+
+function follow() {
+  shown = parse(location.hash);
+  if (!shown) {
+    $("why-dialog").close();
+    return;
+  }
+  setText($("why-title"), [shown.name, shown.objective].filter(Boolean).join("/"));
+  setText($("why-headline"), "");
+  $("why-sections").replaceChildren();
+  delete $("why-sections").dataset.shown;
+  if (!$("why-dialog").open) $("why-dialog").showModal();
+  refresh();
+}
+
+export function startWhy() {
+  addEventListener("hashchange", follow);
+  $("why-dialog").addEventListener("close", () => {
+    shown = null;
+    $("why-at").value = "";
+    if (parse(location.hash)) history.replaceState(null, "", location.pathname);
+  });
+  $("why-at").addEventListener("change", refresh);
+  $("why-now").addEventListener("click", () => { $("why-at").value = ""; refresh(); });
+  $("why-close").addEventListener("click", () => $("why-dialog").close());
+  setInterval(() => { if (!document.hidden && !$("why-at").value && Date.now() >= nextMs) refresh(); }, REFRESH_MS);
+  follow();
+}

@@ -1,0 +1,293 @@
+"""``GET /why/NAME``: the facts about one volume or agreement, now or then, and their explanation.
+
+Now: states and rates come from the live snapshot while it is fresh, everything else from SQL. Then: from SQL
+alone. What is not known is left out of the facts, and the text says so (``sla_server.explanation``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from flask import Request, Response
+
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.explanation import explain
+
+Row = dict[str, Any]
+NEAR: Final = 5
+NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
+DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown
+COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
+STEPS: Final = ("start", "decrease", "increase", "release")
+FINDINGS: Final = ("unattributed", "infeasible", "control-oscillation")
+
+
+def why(context: AppContext, request: Request, name: str) -> Response:
+    """Why a volume is throttled or an agreement at risk, now or at ``at_us``."""
+    now_us = context.clock.unix_us()
+    at_us = responses.number(request, "at_us", now_us)
+    if at_us > now_us:
+        raise BadInput(
+            "at_us", f"{at_us} lies ahead of the server's clock ({now_us})", "Give a time in the past"
+        )
+    zone = _zone(request.args.get("tz", "UTC"))
+    facts: Row = {
+        "name": name,
+        "at_us": at_us,
+        "now_us": now_us,
+        "is_now": not request.args.get("at_us"),
+        "decisions_from_us": context.source.decisions_from_us(),
+    }
+    live: Row = {} if context.live.is_stale() or not facts["is_now"] else context.live.newest().snapshot
+    facts["mode"] = live.get("mode") or _mode(context, at_us)
+    kind = _kind_of(context, name, request.args.get("kind"), live)
+    if kind == "volume":
+        facts |= _about_volume(context, name, facts, live)
+    else:
+        facts |= _about_agreement(context, name, request.args.get("objective"), facts, live)
+    facts["kind"] = kind
+    head = {"kind": kind, "name": name, "at_us": at_us, "is_now": facts["is_now"]}
+    return responses.as_json({**head, **explain(facts, zone).as_dict(), "facts": facts})
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as exc:  # also a name that is a folder, or too long
+        raise BadInput(
+            "tz", f"{name[:40]!r} is no time zone", "Give an IANA name such as Europe/Berlin"
+        ) from exc
+
+
+def _kind_of(context: AppContext, name: str, wanted: str | None, live: Row) -> str:
+    """What the name is of.
+
+    Raises:
+        NotFound: of nothing; says which names are near.
+        BadInput: of both, or ``wanted`` is neither "volume" nor "sla".
+    """
+    if wanted not in (None, "volume", "sla"):
+        raise BadInput("kind", f"{str(wanted)[:40]!r} is neither volume nor sla")
+    fresh = [str(row["volume"]) for row in live.get("volumes", ()) if row.get("volume")]
+    kinds = context.source.kinds_of(name) | ({"volume"} if name in fresh else set())
+    if wanted is not None:
+        kinds &= {wanted}
+    if len(kinds) == 1:
+        return kinds.pop()
+    if kinds:
+        raise BadInput(
+            "kind", f"a volume and an agreement are called {name!r}", "Say which: kind=volume or kind=sla"
+        )
+    known = context.source.known_names() + [(each, "volume") for each in fresh]
+    near = _near(name, sorted({known_name for known_name, kind in known if wanted in (None, kind)}))
+    what = {"volume": "no volume", "sla": "no agreement"}.get(str(wanted), "no volume or agreement")
+    fix = f"Near it: {', '.join(near)}" if near else "'sla get volumes' and 'sla get slas' list what there is"
+    raise NotFound(f"{what} {name[:200]!r} is known", fix)
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """Names like this one, the nearest first; letters' case does not count."""
+    by_lower = {each.lower(): each for each in names}
+    found = difflib.get_close_matches(name.lower(), list(by_lower), NEAR, NEAR_RATIO)
+    return [by_lower[each] for each in found]
+
+
+def _mode(context: AppContext, at_us: int) -> str | None:
+    """The mode at that time: by the last switch, else by the newest decision; None if neither is stored."""
+    mode = context.source.mode_at(at_us)
+    if mode is None:
+        newest = context.source.decisions(until_us=at_us, limit=1)
+        mode = newest[0]["mode"] if newest else None
+    return mode or None
+
+
+# -- A volume.
+
+
+def _about_volume(context: AppContext, name: str, facts: Row, live: Row) -> Row:
+    source, at_us = context.source, facts["at_us"]
+    throttles = sorted(source.throttles_at(at_us, volumes=[name]), key=_tightness)
+    decisions = source.decisions(volume=name, until_us=at_us, limit=DECISIONS)
+    backend = source.backend_of(name) or next(
+        (row.get("backend") for row in live.get("volumes", ()) if row.get("volume") == name), None
+    )
+    found: Row = {
+        "backend": backend,
+        "throttles": throttles,
+        "decisions": decisions,
+        "promises": [
+            promise
+            for agreement in source.agreements_at(at_us)
+            if _covers(agreement, name)
+            for promise in _promises(context, agreement, facts, live)
+        ],
+        "measured": _measured(context, name, facts, live),
+        **_later(context, facts, volume=name),
+    }
+    helped = next((row for row in throttles if row["source"] == "control"), None)
+    if helped is None and decisions and decisions[0]["kind"] == "observed":
+        helped = {**decisions[0], "requested_us": decisions[0]["at_us"]}
+    if helped is None:
+        return found
+    # The step that set it, or moved it since; both have the time of one tick.
+    since_us, backend = helped["requested_us"] - 1, helped["backend"]
+    span = {"backend": backend, "from_us": since_us, "until_us": at_us, "limit": 1}
+    found["loop"] = _first(source.decisions(kinds=STEPS, **span))
+    found["finding"] = _first(source.decisions(kinds=FINDINGS, **span))
+    found["protected"] = _promise_named(context, str(helped.get("victim") or ""), facts, live)
+    return found
+
+
+def _tightness(throttle: Row) -> float:
+    """The lowest rate first; rates of different kinds are compared as numbers, an I/O costs little over 1."""
+    rates = (throttle.get("cost_per_s"), throttle.get("ops_per_s"))
+    return min((rate for rate in rates if rate is not None), default=float("inf"))
+
+
+def _measured(context: AppContext, name: str, facts: Row, live: Row) -> Row | None:
+    if facts["is_now"]:
+        found = next((row for row in live.get("volumes", ()) if row.get("volume") == name), None)
+        return None if found is None else {key: found.get(key) for key in ("iops", "p95_us", "delay_us")}
+    at_us = facts["at_us"]
+    row = _first(context.source.rollup_history(name, at_us, at_us + 1))
+    if row is None:
+        return None
+    done = (row.get("reads") or 0) + (row.get("writes") or 0)
+    delay_us = (row.get("delay_sum_us") or 0) / done if done else 0
+    return {**{key: row.get(key) for key in ("slot_us", "length_us", "iops", "p95_us")}, "delay_us": delay_us}
+
+
+# -- An agreement.
+
+
+def _about_agreement(context: AppContext, name: str, objective: str | None, facts: Row, live: Row) -> Row:
+    source, at_us = context.source, facts["at_us"]
+    agreement = next(source.agreements_at(at_us, name), None)
+    described = agreement or source.agreement(name) or {"name": name, "spec": {}}
+    names = [str(item.get("name")) for item in _objectives(described)]
+    if objective is not None and objective not in names:
+        known = f"It has {', '.join(names)}" if names else "It has none"
+        raise NotFound(f"agreement {name!r} has no objective {objective[:200]!r}", known)
+    promises = [
+        promise
+        for promise in _promises(context, described, facts, live)
+        if objective in (None, promise["objective"])
+    ]
+    victims = [f"{name}/{promise['objective']}" for promise in promises]
+    throttles = source.throttles_at(at_us, victims=victims) if victims else []
+    volumes = _volumes_of(context, described)[:COVERED_MOST]
+    found: Row = {
+        "version": described.get("version"),
+        "in_force": agreement is not None,
+        "promises": promises,
+        "throttles": throttles,
+        "own_throttles": source.throttles_at(at_us, volumes=volumes) if volumes else [],
+        "volumes": volumes,
+        "decisions": source.decisions(victims=victims, until_us=at_us, limit=DECISIONS) if victims else [],
+        **(_later(context, facts, victims=victims) if victims else {}),
+    }
+    if not victims:
+        return found
+    about = {"victims": victims, "until_us": at_us, "limit": 1}
+    if throttles or any(promise.get("state") in ("at-risk", "violating", "bad") for promise in promises):
+        found["loop"] = _first(source.decisions(kinds=STEPS, **about))
+        if not throttles and (found["loop"] or {}).get("mode") != "observe":
+            found["loop"] = None  # of an earlier time of trouble
+    found["finding"] = _first(source.decisions(kinds=FINDINGS, **about))
+    return found
+
+
+# -- Both.
+
+
+def _promise_named(context: AppContext, name: str, facts: Row, live: Row) -> Row | None:
+    """The promise "agreement/objective" as it was in force then; None if there was none."""
+    agreement_name, _, objective = name.partition("/")
+    agreement = (
+        next(context.source.agreements_at(facts["at_us"], agreement_name), None) if agreement_name else None
+    )
+    if agreement is None:
+        return None
+    return next(
+        (row for row in _promises(context, agreement, facts, live) if row["objective"] == objective), None
+    )
+
+
+def _promises(context: AppContext, agreement: Row, facts: Row, live: Row) -> list[Row]:
+    """Each objective of an agreement, with its state at the time asked for."""
+    rows = []
+    for item in _objectives(agreement):
+        indicator = item.get("indicator") or {}
+        row: Row = {
+            "sla": agreement["name"],
+            "objective": str(item.get("name")),
+            "priority": agreement.get("priority"),
+            "metric": indicator.get("metric"),
+            "percentile": indicator.get("percentile"),
+            "curve": item.get("demand_curve") or [],
+        }
+        if row["metric"] == "latency":
+            row |= _state(context, row, facts, live)
+        rows.append(row)
+    return rows
+
+
+def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
+    source, at_us = context.source, facts["at_us"]
+    key = promise["sla"], promise["objective"]
+    now = next((row for row in live.get("slas", ()) if (row.get("name"), row.get("objective")) == key), None)
+    judged = None if facts["is_now"] else source.slice_at(*key, at_us)
+    episodes = source.episodes_until(*key, at_us)
+    is_open = bool(episodes) and (episodes[0]["closed_us"] is None or episodes[0]["closed_us"] > at_us)
+    closed = episodes[1:] if is_open else episodes
+    episode = episodes[0] if is_open else None
+    state = now["state"] if now is not None else judged["state"] if judged is not None else None
+    return {
+        "state": state or ("violating" if episode is not None else None),
+        "live": now,
+        "slice": judged,
+        "episode": episode,
+        "last_episode": _first(closed),
+    }
+
+
+def _later(context: AppContext, facts: Row, **about: Any) -> Row:
+    """The newest decision after the time asked for, and how many there are besides."""
+    if facts["is_now"]:
+        return {"later": [], "later_more": 0}
+    source, at_us = context.source, facts["at_us"]
+    newest = source.decisions(from_us=at_us, limit=1, **about)
+    count = source.decision_count(from_us=at_us, **about) if newest else 0
+    return {"later": newest, "later_more": max(count - 1, 0)}
+
+
+def _objectives(agreement: Row) -> list[Row]:
+    objectives: list[Row] = ((agreement.get("spec") or {}).get("spec") or {}).get("objectives") or []
+    return objectives
+
+
+def _covers(agreement: Row, volume: str) -> bool:
+    """Whether the agreement's scope has the volume, whatever its clients."""
+    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    patterns: Iterable[str] = scope.get("volumes") or ()
+    return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
+
+
+def _volumes_of(context: AppContext, agreement: Row) -> list[str]:
+    """Volumes in an agreement's scope: those named, and those that its patterns match."""
+    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    named = [str(each) for each in scope.get("volumes") or ()]
+    if not any(character in each for each in named for character in "*?["):
+        return named
+    known = context.source.known_names()
+    return [each for each, kind in known if kind == "volume" and _covers(agreement, each)]
+
+
+def _first(rows: Sequence[Row]) -> Row | None:
+    return rows[0] if rows else None

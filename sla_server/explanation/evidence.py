@@ -1,0 +1,209 @@
+"""Lines of text from single rows: a promise, the windows of a decision, who used what, one decision, a proof.
+
+Shared by the explanations of volumes and of agreements. Pure. Rows are those of docs/formats/sql.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sla_server.explanation import words
+from sla_server.explanation.words import Row, Times
+
+MOST_USERS = 5
+
+
+def promise_line(promise: Row) -> str:
+    """What was promised.
+
+    Args:
+        promise: {sla, objective, priority, metric, percentile, curve: [{up_to_iops, value_ms}]}.
+    """
+    name = f"{promise['sla']}/{promise['objective']} ({promise.get('priority') or 'no priority'})"
+    if promise.get("metric") != "latency":
+        return f"{name}: {promise.get('metric')}, which this release does not judge."
+    steps = [
+        f"{words.latency(step['value_ms'] * 1000)}"
+        + (f" up to {words.number(step['up_to_iops'])} I/O/s" if step.get("up_to_iops") else " at any demand")
+        for step in promise.get("curve") or ()
+    ]
+    within = ", ".join(steps) or "a limit that is not stored"
+    return f"{name}: {_percentile(promise)} within {within}."
+
+
+def _percentile(row: Row) -> str:
+    found = row.get("percentile")
+    return "latency" if found is None else f"p{found:g} of latency"
+
+
+def windows_line(figures: Row, at_us: int, times: Times) -> str:
+    """What the windows of a promise said when a decision was taken; "" without figures."""
+    seen: Row = figures.get("promise") or {}
+    if not seen.get("windows"):
+        return ""
+    limit = seen.get("threshold_us")
+    measured = f"{_percentile(seen)} {words.latency(seen.get('latency_us'))}"
+    measured += f" of {words.latency(limit)} allowed" if limit else ", and demand above the curve"
+    counted = f"{seen.get('over', 0)} of {words.plural(seen['windows'], 'window')} over the promise"
+    busy = seen.get("excused_ratio") or 0
+    return words.sentence(
+        words.joined(
+            (
+                f"{times.when(at_us)}: {measured}",
+                f"{seen.get('u', 0):.2f} times the misses allowed",
+                counted,
+                f"{words.number(seen.get('offered_iops') or 0)} I/O/s offered",
+                f"{words.percent(busy)} of the I/Os left out, as the gateway's own host was busy"
+                if busy
+                else "",
+            )
+        )
+    )
+
+
+def live_line(live: Row, objective: str) -> str:
+    """What the newest windows of a promise say, from the live snapshot."""
+    if live.get("latency_us") is None:
+        return f"{objective}: there is no I/O to measure."
+    measured = f"{_percentile(live)} {words.latency(live['latency_us'])}"
+    allowed = f"of {words.latency(live.get('threshold_us'))} allowed, "
+    allowed += f"{live.get('u', 0):.2f} times the misses allowed"
+    offered = live.get("offered_iops")
+    rate = f", {words.number(offered)} I/O/s offered" if offered is not None else ""
+    return f"{objective}: the last windows have {measured} {allowed}{rate}."
+
+
+def use_lines(decision: Row) -> list[str]:
+    """Who used what of the backend when it was decided; [] without figures."""
+    figures: Row = decision.get("figures") or {}
+    rows: Sequence[Row] = figures.get("use") or ()
+    if not rows:
+        return []
+    total, volumes = words.cost(figures.get("backend_cost_per_s")), figures.get("volumes", len(rows))
+    backend = decision.get("backend") or "The backend"
+    lines = [f"{backend} did {total} for {words.plural(volumes, 'volume')}:"]
+    for row in rows[:MOST_USERS]:
+        marks = [str(row.get("priority") or "")]
+        if row.get("throttled"):
+            cap = row.get("cap_cost_per_s")
+            marks.append(f"throttled to {words.cost(cap)}" if cap else "throttled")
+        if row.get("queueing"):
+            marks.append("I/Os held back")
+        share = words.percent(row.get("share_ratio") or 0)
+        lines.append(
+            f"- {row['volume']}: {share}, {words.cost(row['cost_per_s'])} ({words.joined(marks, ', ')})"
+        )
+    if volumes > MOST_USERS:
+        lines.append(f"- {words.plural(volumes - MOST_USERS, 'other volume')}: the rest")
+    return lines
+
+
+def decision_line(row: Row, times: Times) -> str:
+    """One decision with its time."""
+    return f"{times.when(row['at_us'])} {decided(row)}"
+
+
+def decided(row: Row) -> str:
+    """One decision as a sentence without its time; ends with a full stop."""
+    figures: Row = row.get("figures") or {}
+    kind, why = str(row.get("kind")), words.reason_of(row)
+    observed = "would have " if row.get("mode") == "observe" else ""
+    before, after = words.cost(figures.get("c_before")), words.cost(figures.get("c_after"))
+    named = words.listed(figures.get("throttled") or ["its neighbours"])
+    new, old = words.rates(figures.get("after")), words.rates(figures.get("before"))
+    together = " together" if len(figures.get("throttled") or ()) > 1 else ""
+    text = {
+        "start": f"{observed}throttled {named} from {before} to {after}{together}, because {why}",
+        "decrease": f"{observed}cut {named} from {before} to {after}{together}, because {why}",
+        "increase": f"{observed}gave back: {named} from {before} to {after}{together}, because {why}",
+        "release": f"released {named}, because {why}",
+        "unattributed": f"found no cause among the neighbours: {row.get('text')}",
+        "infeasible": f"found no way to help: {row.get('text')}",
+        "control-oscillation": f"oscillated, so that steps were halved: {row.get('text')}",
+        "cap-set": f"set the cap of {row.get('volume')} to {new} ({why})",
+        "cap-changed": f"changed the cap of {row.get('volume')} from {old} to {new} ({why})",
+        "cap-released": f"released {row.get('volume')} from {old or 'its cap'} ({why})",
+        "observed": f"would have set the cap of {row.get('volume')} to {new} ({why})",
+        "not-effective": f"the cap of {row.get('volume')} is not effective: {row.get('text')}",
+    }.get(kind, str(row.get("text") or kind))
+    left_out = figures.get("left_out")
+    more = (
+        f" ({words.plural(left_out, 'decision')} before it made no row: too many at once)" if left_out else ""
+    )
+    return f"{text.rstrip('.')}{more}."
+
+
+def proof_line(proof: Row, gateways: Sequence[str], at_us: int, times: Times, *, is_now: bool) -> str:
+    """What gateways confirmed of a cap by ``at_us``.
+
+    Args:
+        proof: confirmed_us and seen_us, and a throttle's ``state`` if it is the newest.
+        gateways: names of those that carry the volume.
+        at_us: what was known then.
+        times: for text.
+        is_now: whether it speaks of now.
+    """
+    who = f"by {words.listed(gateways)} " if gateways else "by its gateways "
+    confirmed, seen = (
+        at if at and at <= at_us else None for at in (proof.get("confirmed_us"), proof.get("seen_us"))
+    )
+    if is_now and proof.get("state") == "refused":
+        return "Refused by a gateway: the cap is not in force there ('sla get events' has the reason)."
+    if seen:
+        first = f"Confirmed {who}at {times.when(confirmed)}" if confirmed else f"Confirmed {who.strip()}"
+        return f"{first}; the measured rate was within it at {times.when(seen)}."
+    if confirmed:
+        return f"Confirmed {who}at {times.when(confirmed)}; not yet seen in the measured rate."
+    return (
+        "Not confirmed by a gateway yet." if is_now else "No confirmation by a gateway is stored from before."
+    )
+
+
+def floor_text(figures: Row) -> str:
+    """The floor of a volume as a sentence's part; "" if not known."""
+    parts = []
+    if figures.get("floor_iops"):
+        parts.append(f"{words.number(figures['floor_iops'])} IOPS")
+    if figures.get("floor_bytes_per_s"):
+        parts.append(f"{words.number(figures['floor_bytes_per_s'] / 1e6)} MB/s")
+    in_cost = figures.get("floor_cost_per_s")
+    floor = " and ".join(parts)
+    return (
+        f"{floor} ({words.cost(in_cost)})"
+        if floor and in_cost
+        else floor or (words.cost(in_cost) if in_cost else "")
+    )
+
+
+def measured_line(measured: Row | None, times: Times) -> str:
+    """What one volume did, from the live view or a stored slot; "" if nothing is known."""
+    if not measured:
+        return ""
+    figures = [f"{words.number(measured.get('iops') or 0)} I/O/s"]
+    if measured.get("p95_us") is not None:
+        figures.append(f"p95 {words.latency(measured['p95_us'])}")
+    if measured.get("delay_us"):
+        figures.append(f"held back by its cap for {words.latency(measured['delay_us'])} on average")
+    if measured.get("slot_us") is None:
+        return f"The last seconds: {', '.join(figures)}."
+    start, length_us = measured["slot_us"], measured.get("length_us") or 0
+    note = (
+        " (means over the whole hour: single minutes are no longer stored)"
+        if length_us >= 3_600_000_000
+        else ""
+    )
+    return f"{times.when(start)} to {times.when(start + length_us)}: {', '.join(figures)}{note}."
+
+
+def changes_line(rows: Sequence[Row], more: int, times: Times) -> str:
+    """How many decisions came after a time, with the last of them; "" for none."""
+    if not rows:
+        return ""
+    count = len(rows) + more
+    return f"{words.plural(count, 'decision')} since; the last: {decision_line(rows[-1], times)}"
+
+
+def as_rows(value: Any) -> list[Row]:
+    """A list of rows out of facts; [] if there is none."""
+    return list(value or ())

@@ -1,0 +1,468 @@
+"""Facts in, an explanation out: the one function behind ``sla why``, ``GET /api/v1/why/NAME`` and the page.
+
+Facts (all of them rows as stored or as in the live snapshot; anything may be missing):
+
+    kind                "volume" or "sla"
+    name, at_us, now_us what is asked about, for when, and when that was; ``is_now`` if no time was given
+    mode                "observe", "enforce", or None: not known for that time
+    decisions_from_us   decisions are stored from here on; None: none was ever stored
+    throttles           in force then: on the volume; for an agreement those that protect it
+    decisions           about the same, newest first, none later than ``at_us``
+    loop                newest step of the backend's loop for the promise in question, or None
+    finding             newest finding (unattributed, infeasible, ...) of the loop, or None
+    later, later_more   decisions after ``at_us``, oldest first, and how many more there are
+    volume only:        backend, promises (its own), protected (that of the throttle), measured
+    agreement only:     version, in_force, promises, own_throttles (on its own volumes), volumes
+
+A promise: {sla, objective, priority, metric, percentile, curve, state, live, slice, episode, last_episode};
+of ``live``, ``slice`` and ``episode`` each may be None.
+
+Pure: no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, tzinfo
+from typing import Any, Final
+
+from sla_server.explanation import evidence, words
+from sla_server.explanation.evidence import as_rows
+from sla_server.explanation.words import Row, Times
+
+RECENT_US: Final = 120_000_000
+"""A finding is repeated once in a minute while it lasts; an older one may be past."""
+MOST_DECISIONS: Final = 5
+MANUAL: Final = "manual"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title and sentences under it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is shown.
+
+    Attributes:
+        status: of a volume throttled, observed, free or unknown; of an agreement violated, at-risk, kept,
+            idle, no-data, above-demand, excluded, not-judged, not-in-force or unknown.
+        headline: the answer in a sentence or two.
+        sections: what it rests on.
+    """
+
+    status: str
+    headline: str
+    sections: tuple[Section, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def explain(facts: Row, zone: tzinfo | None = UTC) -> Explanation:
+    """The explanation of ``facts``, see the module; times in ``zone``, None for this machine's own."""
+    times = Times(facts["now_us"], zone)
+    made = _volume(facts, times) if facts["kind"] == "volume" else _agreement(facts, times)
+    sections = [section for section in made.sections if section.lines]
+    if any("cost/s" in line for section in sections for line in section.lines) or "cost/s" in made.headline:
+        sections.append(Section("Units", (words.COST_NOTE,)))
+    return Explanation(made.status, made.headline, tuple(sections))
+
+
+# -- A volume.
+
+
+def _volume(facts: Row, times: Times) -> Explanation:
+    name, is_now, at_us = facts["name"], facts["is_now"], facts["at_us"]
+    be = "is" if is_now else "was"
+    moment = "" if is_now else f" at {times.full(at_us)}"
+    throttles = as_rows(facts.get("throttles"))
+    newest = next(iter(as_rows(facts.get("decisions"))), None)
+    observed = _observed(facts, newest)
+    if throttles:
+        tightest = throttles[0]
+        status = "throttled"
+        limit = words.rates(_in_force(throttles, facts)) or "a rate that is no longer stored"
+        headline = f"{name} {be} throttled to {limit}{moment}, {_purpose(tightest, times)}."
+    elif observed is not None:
+        status = "observed"
+        limit = words.rates((observed.get("figures") or {}).get("after"))
+        headline = (
+            f"{name} {be} not throttled{moment}: the mode {be} observe. Mode enforce would have throttled "
+            f"it to {limit} to keep {observed.get('victim')}."
+        )
+    elif not is_now and _is_too_old(facts):
+        status = "unknown"
+        headline = f"Nothing that is stored says that {name} was throttled{moment}."
+    else:
+        status = "free"
+        headline = f"{name} {be} not throttled{moment}."
+    sections = [
+        Section("Stored", tuple(_reach_lines(facts, times))),
+        Section("Why", tuple(_why_throttled(throttles, facts, times))),
+        *_loop_sections(facts, throttles, times),
+        Section("Volume", tuple(_filled(evidence.measured_line(facts.get("measured"), times)))),
+        Section("Own promise", tuple(_own_promise(facts, times))),
+        Section("Decisions", tuple(_decision_lines(facts, times, name))),
+        Section("Since then", tuple(_later_lines(facts, times))),
+    ]
+    return Explanation(status, headline, tuple(sections))
+
+
+def _observed(facts: Row, newest: Row | None) -> Row | None:
+    """What observe would have done to the volume, if that is the newest thing decided about it."""
+    if newest is None or newest.get("kind") != "observed" or facts.get("mode") not in (None, "observe"):
+        return None
+    protected = (facts.get("protected") or {}).get("state")
+    calm = protected not in (None, "violating", "at-risk", "bad")
+    return None if calm else newest
+
+
+def _in_force(throttles: Sequence[Row], facts: Row) -> Row:
+    """The lowest of each rate over all throttles of the volume, as far as their rates then are stored.
+
+    A cap below a floor is lifted to it; the newest decision about the throttle says to what.
+    """
+    lowest: dict[str, float] = {}
+    for throttle in throttles:
+        found = _rates_then(throttle, facts)
+        for name in ("cost_per_s", "ops_per_s", "bytes_per_s"):
+            rate = (found or {}).get(name)
+            if rate is not None:
+                lowest[name] = min(rate, lowest.get(name, rate))
+    return lowest
+
+
+def _decision_of(throttle: Row, facts: Row) -> Row | None:
+    """The newest decision, by then, that set this throttle's rate."""
+    wanted = throttle["throttle_id"]
+    for row in as_rows(facts.get("decisions")):
+        if (
+            row.get("kind") in ("cap-set", "cap-changed")
+            and (row.get("figures") or {}).get("throttle_id") == wanted
+        ):
+            return row
+    return None
+
+
+def _rates_then(throttle: Row, facts: Row) -> Row | None:
+    """Rates of a throttle at the time asked for: what its decision put in force, else its own row's."""
+    decision = _decision_of(throttle, facts)
+    if decision is not None:
+        figures: Row = decision.get("figures") or {}
+        after: Row = figures.get("after") or {}
+        # What holds is this one's rate, lifted to the floor, if no other throttle is in force.
+        held: Row = (figures.get("in_force") or {}) if _is_only(throttle, facts) else {}
+        return {name: max(rate, held.get(name) or rate) for name, rate in after.items()}
+    # A throttle's row has its last rate only; one set by hand never has another.
+    return throttle if facts["is_now"] or throttle.get("source") == MANUAL else None
+
+
+def _is_only(throttle: Row, facts: Row) -> bool:
+    """Whether no other throttle of the volume is in force."""
+    return all(other["throttle_id"] == throttle["throttle_id"] for other in as_rows(facts.get("throttles")))
+
+
+def _purpose(throttle: Row, times: Times) -> str:
+    source, victim = throttle.get("source"), throttle.get("victim")
+    if source == MANUAL:
+        by = f" by {throttle['who']}" if throttle.get("who") else ""
+        return f"set by hand{by} at {times.when(throttle['requested_us'])}"
+    if throttle.get("reason") == "agreed-cap":
+        return "the cap of its own agreement"
+    if source == "policy":
+        return "asked for by the policy"
+    return f"to keep {victim}" if victim else "by the control loop"
+
+
+def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[str]:
+    lines = []
+    if not throttles and facts.get("mode") == "observe":
+        lines.append("In mode observe the loop and the policies only log; what is set by hand acts.")
+    for throttle in throttles:
+        decision = _decision_of(throttle, facts)
+        figures: Row = (decision or {}).get("figures") or {}
+        since = f"Since {times.when(throttle['requested_us'])}"
+        asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
+        lines.append(f"{since}: {asked} at most, {_purpose(throttle, times)}.")
+        if throttle.get("source") == MANUAL and throttle.get("text"):
+            lines.append(f"Its reason: {words.sentence(str(throttle['text']).partition('; ')[0])}")
+        if throttle.get("expires_us"):
+            lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
+        elif throttle.get("source") == MANUAL and facts["is_now"]:
+            lines.append(f"It holds until 'sla throttle release {throttle['volume']}'.")
+        if figures.get("policy_version"):
+            lines.append(
+                f"Policy version {figures['policy_version']} has this cap for this hour of the week."
+            )
+        if lifted := _lifted(figures):
+            lines.append(lifted)
+        elif floor := evidence.floor_text(figures):
+            lines.append(f"Never below its floor, {floor}.")
+        lines += _filled(_changes_of(throttle, facts, times))
+        gateways = [str(name) for name in figures.get("gateways") or ()]
+        proof = decision if decision is not None and not facts["is_now"] else throttle
+        lines.append(evidence.proof_line(proof, gateways, facts["at_us"], times, is_now=facts["is_now"]))
+    if len(throttles) > 1:
+        lines.append("Of several throttles the lowest rate holds.")
+    return lines
+
+
+def _changes_of(throttle: Row, facts: Row, times: Times) -> str:
+    """How often the rate of a throttle was changed since it was set; "" if never."""
+    changed = [
+        row
+        for row in as_rows(facts.get("decisions"))
+        if row.get("kind") == "cap-changed"
+        and (row.get("figures") or {}).get("throttle_id") == throttle["throttle_id"]
+    ]
+    if not changed:
+        return ""
+    last: Row = changed[0]
+    from_to = (
+        f"from {words.rates(last['figures'].get('before'))} to {words.rates(last['figures'].get('after'))}"
+    )
+    count = "Its rate was changed once" if len(changed) == 1 else f"Its rate was changed {len(changed)} times"
+    return f"{count} lately, last at {times.when(last['at_us'])} {from_to} ({words.reason_of(last)})."
+
+
+def _asked(throttle: Row, decision: Row | None, facts: Row) -> Row | None:
+    if decision is not None:
+        after: Row = (decision.get("figures") or {}).get("after") or {}
+        return after
+    return throttle if facts["is_now"] or throttle.get("source") == MANUAL else None
+
+
+def _lifted(figures: Row) -> str:
+    """Where the floor holds instead of the rate that was asked for; "" if it does not."""
+    after, held = figures.get("after") or {}, figures.get("in_force") or {}
+    if any(held.get(name, rate) > rate * 1.001 for name, rate in after.items()):
+        floor = evidence.floor_text(figures)
+        return f"What holds is {words.rates(held)}: the volume's floor, {floor}, lies above it."
+    return ""
+
+
+def _own_promise(facts: Row, times: Times) -> list[str]:
+    promises = as_rows(facts.get("promises"))
+    if not promises:
+        return ["No agreement is in force for it: it is best-effort."]
+    risky = [p for p in promises if p.get("state") in ("violating", "at-risk", "bad")]
+    lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
+    lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")
+    if risky:
+        lines.append(f"'sla why {risky[0]['sla']}' says more.")
+    return _filled(*lines)
+
+
+# -- An agreement.
+
+
+def _agreement(facts: Row, times: Times) -> Explanation:
+    name, is_now = facts["name"], facts["is_now"]
+    moment = "" if is_now else f" at {times.full(facts['at_us'])}"
+    promises = as_rows(facts.get("promises"))
+    judged = [p for p in promises if p.get("metric") == "latency"]
+    if not facts.get("in_force"):
+        status, headline = "not-in-force", f"{name} {'is' if is_now else 'was'} not in force{moment}."
+    elif not judged:
+        status, headline = "not-judged", f"{name} has no promise that is judged."
+    else:
+        worst = min(judged, key=_rank)
+        status = words.SLA_STATES.get(str(worst.get("state")), ("unknown", "", ""))[0]
+        headline = (
+            f"{name}/{worst['objective']} {_state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
+        )
+    sections = [
+        Section("Stored", tuple(_reach_lines(facts, times))),
+        Section("Promise", tuple(evidence.promise_line(promise) for promise in promises)),
+        Section("State", tuple(line for promise in judged for line in _state_lines(promise, facts, times))),
+        *_loop_sections(facts, as_rows(facts.get("throttles")), times),
+        Section("For it", tuple(_helpers(facts, times))),
+        Section("Its volumes", tuple(_own_throttles(facts, times))),
+        Section("Decisions", tuple(_decision_lines(facts, times, name))),
+        Section("Since then", tuple(_later_lines(facts, times))),
+    ]
+    return Explanation(status, headline, tuple(sections))
+
+
+_ORDER: Final = ("violating", "bad", "at-risk", "no-data", "no_data", "out-of-curve", "ok", "good")
+
+
+def _rank(promise: Row) -> int:
+    state = promise.get("state")
+    return _ORDER.index(state) if state in _ORDER else len(_ORDER)
+
+
+def _state_words(promise: Row, facts: Row) -> str:
+    found = words.SLA_STATES.get(str(promise.get("state")))
+    if found is None:
+        return (
+            "is in a state that is not known here" if facts["is_now"] else "was in a state that is not stored"
+        )
+    return found[1] if facts["is_now"] else found[2]
+
+
+def _help(facts: Row, worst: Row, status: str) -> str:
+    """What is done about it, in the headline; "" when nothing has to be."""
+    throttled = sorted({row["volume"] for row in as_rows(facts.get("throttles"))})
+    be = "is" if facts["is_now"] else "was"
+    if throttled:
+        are = be if len(throttled) == 1 else "are" if facts["is_now"] else "were"
+        return f" {words.listed(throttled)} {are} throttled for it."
+    if status not in ("violated", "at-risk"):
+        return ""
+    if facts.get("mode") == "observe":
+        return f" Nothing {be} throttled for it: the mode {be} observe."
+    finding: Row | None = facts.get("finding")
+    found_out = finding is not None and facts["at_us"] - finding["at_us"] <= RECENT_US
+    return f" Nothing {be} throttled for it{': see below' if found_out else ''}."
+
+
+def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
+    lines = []
+    live: Row | None = promise.get("live")
+    if live is not None:
+        lines.append(evidence.live_line(live, promise["objective"]))
+        left = live.get("budget_remaining")
+        if left is not None:
+            lines.append(f"Error budget left: {words.percent(max(left, 0))}.")
+    found: Row | None = promise.get("slice")
+    if found is not None:
+        end = found["start_us"] + found.get("length_us", 0)
+        counted = f"{found.get('missed') or 0:,} of {words.plural(found.get('n') or 0, 'I/O')} were too slow"
+        limit = f" for {words.latency(found['threshold_us'])}" if found.get("threshold_us") else ""
+        lines.append(
+            f"{promise['objective']}: the slice {times.when(found['start_us'])} to {times.when(end)} is "
+            f"{str(found.get('state')).replace('_', ' ')}: {counted}{limit}, "
+            f"{words.number(found.get('offered_iops') or 0)} I/O/s offered."
+        )
+    elif not facts["is_now"] and facts.get("in_force"):
+        lines.append(f"{promise['objective']}: no slice of that time is stored.")
+    episode: Row | None = promise.get("episode")
+    if episode is not None:
+        lines.append(f"Violated since {times.when(episode['opened_us'])}, {_worst(episode)}.")
+    elif (last := promise.get("last_episode")) is not None:
+        ended = last["closed_us"]
+        lines.append(f"The last violation was from {times.when(last['opened_us'])} to {times.when(ended)}.")
+    return lines
+
+
+def _worst(episode: Row) -> str:
+    worst = episode.get("worst_u")
+    return (
+        f"at worst {worst:.2f} times the misses allowed" if worst is not None else "its depth is not stored"
+    )
+
+
+def _helpers(facts: Row, times: Times) -> list[str]:
+    lines = []
+    for throttle in as_rows(facts.get("throttles")):
+        decision = _decision_of(throttle, facts)
+        asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
+        gateways = [str(name) for name in ((decision or {}).get("figures") or {}).get("gateways") or ()]
+        proof = decision if decision is not None and not facts["is_now"] else throttle
+        said = evidence.proof_line(proof, gateways, facts["at_us"], times, is_now=facts["is_now"])
+        lines.append(
+            f"{throttle['volume']}: {asked} at most since {times.when(throttle['requested_us'])}. {said}"
+        )
+    return lines
+
+
+def _own_throttles(facts: Row, times: Times) -> list[str]:
+    """Throttles on the agreement's own volumes: their delay counts against its own promise."""
+    lines = []
+    for row in as_rows(facts.get("own_throttles")):
+        verb = "is" if facts["is_now"] else "was"
+        lines.append(
+            f"{row['volume']} {verb} throttled itself since {times.when(row['requested_us'])}, "
+            f"{_purpose(row, times)}: the delay counts against this promise."
+        )
+    return lines
+
+
+# -- Both.
+
+
+def _loop_sections(facts: Row, throttles: Sequence[Row], times: Times) -> list[Section]:
+    """What the windows said and who used what when the loop last decided, and what it found out."""
+    loop: Row | None = facts.get("loop")
+    finding: Row | None = facts.get("finding")
+    if finding is not None and facts["at_us"] - finding["at_us"] > RECENT_US:
+        finding = None
+    if facts["kind"] == "volume" and not any(row.get("source") == "control" for row in throttles):
+        finding = None
+        if facts.get("mode") == "enforce" or not as_rows(facts.get("decisions")):
+            loop = None
+    newest = max(
+        (row for row in (loop, finding) if row is not None), key=lambda row: row["at_us"], default=None
+    )
+    if newest is None:
+        return []
+    figures: Row = newest.get("figures") or {}
+    protected: Row | None = facts.get("protected")
+    kept = [evidence.promise_line(protected)] if protected else []
+    return [
+        Section("It protects", tuple(kept)),
+        Section("Windows", tuple(_filled(evidence.windows_line(figures, newest["at_us"], times)))),
+        Section("Who used it", tuple(evidence.use_lines(newest))),
+        Section("Decided", tuple(_decided_lines(loop, finding, facts, times))),
+    ]
+
+
+def _decided_lines(loop: Row | None, finding: Row | None, facts: Row, times: Times) -> list[str]:
+    lines = [evidence.decision_line(loop, times)] if loop is not None else []
+    if finding is not None and (loop is None or finding["decision_id"] != loop["decision_id"]):
+        lines.append(evidence.decision_line(finding, times))
+    return lines
+
+
+def _decision_lines(facts: Row, times: Times, name: str) -> list[str]:
+    """The newest decisions, newest first; that there is none is an answer, too."""
+    rows = as_rows(facts.get("decisions"))
+    reach = facts.get("decisions_from_us")
+    if rows:
+        return [evidence.decision_line(row, times) for row in rows[:MOST_DECISIONS]]
+    if reach is None or _is_too_old(facts):
+        return []
+    until = "" if facts["is_now"] else " up to then"
+    return [f"None about {name} is stored{until} (they are stored from {times.full(reach)} on)."]
+
+
+def _later_lines(facts: Row, times: Times) -> list[str]:
+    if facts["is_now"]:
+        return []
+    rows = as_rows(facts.get("later"))
+    line = evidence.changes_line(rows, facts.get("later_more") or 0, times)
+    return [line] if line else ["Nothing was decided about it since."]
+
+
+def _is_too_old(facts: Row) -> bool:
+    reach = facts.get("decisions_from_us")
+    return reach is None or facts["at_us"] < reach
+
+
+def _reach_lines(facts: Row, times: Times) -> list[str]:
+    """What is no longer, or not yet, stored of that time."""
+    reach = facts.get("decisions_from_us")
+    if facts["is_now"] or not _is_too_old(facts):
+        return []
+    if reach is None:
+        return ["No decision is stored yet: this server has not kept them before."]
+    return [
+        f"Decisions are stored from {times.full(reach)} on. What was decided before, and why, is no longer "
+        "known; what follows is what is left of that time."
+    ]
+
+
+def _filled(*lines: str) -> list[str]:
+    return [line for line in _unique(lines) if line]
+
+
+def _unique(lines: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,149 @@
+"""Values and reasons in words. A value that is missing is never a 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+
+COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
+
+REASONS: Final = {
+    "promise-violated": "the promise was violated",
+    "promise-at-risk": "the promise was at risk",
+    "recovery-step": "the promise was kept with room to spare",
+    "fair-share": "the allowance was shared again by demand",
+    "manual": "set by hand",
+    "policy": "asked for by the policy",
+    "agreed-cap": "the cap of its own agreement",
+    "demand-fits": "it was allowed more than it wanted",
+    "victim-idle": "the protected volume had no I/O",
+    "victim-out-of-curve": "the protected volume asked for more than its promise covers",
+    "victim-gone": "the promise had no statistics, or was no longer in force",
+    "unattributed": "throttling did not help: the cause is elsewhere",
+    "mode-observe": "the mode was switched to observe",
+    "manual-release": "released by hand",
+    "expired": "its time had passed",
+    "withdrawn": "no longer asked for",
+}
+"""Every ``Reason`` of the controller."""
+
+SLA_STATES: Final = {
+    "ok": ("kept", "is kept", "was kept"),
+    "at-risk": ("at-risk", "is at risk", "was at risk"),
+    "violating": ("violated", "is violated", "was violated"),
+    "no-data": ("no-data", "has no data", "had no data"),
+    "idle": ("idle", "has no I/O to judge", "had no I/O to judge"),
+    "out-of-curve": ("above-demand", "is asked for more than it covers", "was asked for more than it covers"),
+    "good": ("kept", "is kept", "was kept"),
+    "bad": ("violated", "is violated", "was violated"),
+    "no_data": ("no-data", "has no data", "had no data"),
+    "not_applicable": ("idle", "is not applicable", "was not applicable"),
+    "excluded": ("excluded", "is excluded (maintenance, or outside service hours)",
+                 "was excluded (maintenance, or outside service hours)"),
+}  # fmt: skip
+"""State of a promise, live or of a slice: (status, now, then)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Times as text, in one zone; ``zone`` None is this machine's own."""
+
+    now_us: int
+    zone: tzinfo | None = UTC
+
+    def _at(self, at_us: int) -> datetime:
+        at = datetime.fromtimestamp(at_us / 1e6, UTC)
+        return at.astimezone(self.zone)
+
+    def when(self, at_us: int) -> str:
+        """Time of day, with the date before it when that is not today's."""
+        at, now = self._at(at_us), self._at(self.now_us)
+        return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+
+    def full(self, at_us: int) -> str:
+        """Date, time and zone."""
+        return self._at(at_us).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+    def zone_name(self) -> str:
+        """Of the zone now."""
+        return self._at(self.now_us).strftime("%Z")
+
+
+def number(value: float) -> str:
+    """With separators; one digit behind the point below 10."""
+    return f"{value:,.1f}".removesuffix(".0") if abs(value) < 10 else f"{value:,.0f}"
+
+
+def cost(value: float | None) -> str:
+    """A cost rate."""
+    return "an unknown rate" if value is None else f"{number(value)} cost/s"
+
+
+def rates(row: Row | None) -> str:
+    """Rates that are set: of a throttle's row, or of a decision's figures."""
+    parts = []
+    if row and row.get("cost_per_s") is not None:
+        parts.append(cost(row["cost_per_s"]))
+    if row and row.get("ops_per_s") is not None:
+        parts.append(f"{number(row['ops_per_s'])} IOPS")
+    if row and row.get("bytes_per_s") is not None:
+        parts.append(f"{number(row['bytes_per_s'] / 1e6)} MB/s")
+    return " and ".join(parts)
+
+
+def latency(us: float | None) -> str:
+    """In the unit a person would use."""
+    if us is None:
+        return "an unknown latency"
+    if us < 995:
+        return f"{us:.0f} us"
+    return (
+        f"{us / 1000:.{2 if us < 9_995 else 1 if us < 99_950 else 0}f} ms"
+        if us < 1e6
+        else f"{us / 1e6:.1f} s"
+    )
+
+
+def percent(ratio: float) -> str:
+    """A share; below one percent it says so."""
+    return "under 1 %" if 0 < ratio < 0.01 else f"{ratio * 100:.0f} %"
+
+
+def span(seconds: float) -> str:
+    """A duration, in one unit."""
+    whole = max(0, round(seconds))
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
+        if whole < limit:
+            return f"{round(whole / unit)} {name}"
+    return f"{round(whole / 86_400)} days"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names with commas; of many the first, and how many more."""
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def reason_of(row: Row) -> str:
+    """A reason in words; the enum itself if a newer release wrote it."""
+    return REASONS.get(str(row.get("reason")), str(row.get("reason") or ""))
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def joined(parts: Iterable[str], between: str = "; ") -> str:
+    """Those that say something."""
+    return between.join(part for part in parts if part)

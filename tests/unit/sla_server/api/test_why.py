@@ -1,0 +1,125 @@
+"""``GET /why/NAME``: which facts are gathered for which question, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.api.context import AppContext
+from tests.support import api
+from tests.support.api import NOW_US, snapshot
+
+
+def asked(source: api.FakeSource, name: str) -> list[tuple[Any, ...]]:
+    return [call[1:] for call in source.asked if call[0] == name]
+
+
+def test_a_throttled_volume_now(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
+    answer = web.get("/api/v1/why/batch").json
+    assert (answer["kind"], answer["status"], answer["is_now"]) == ("volume", "throttled", True)
+    assert answer["headline"] == "batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    titles = [section["title"] for section in answer["sections"]]
+    assert titles == ["Why", "It protects", "Windows", "Who used it", "Decided", "Volume", "Own promise",
+                      "Decisions", "Units"]  # fmt: skip
+    facts = answer["facts"]
+    assert facts["measured"] == {"iops": 291.0, "p95_us": 131_000, "delay_us": 81_000}
+    assert facts["protected"]["state"] == "ok", "as the live snapshot has it"
+    assert (facts["loop"]["decision_id"], facts["finding"]) == ("d-1", None)
+
+
+def test_a_volume_that_nothing_happens_to(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
+    answer = web.get("/api/v1/why/erp-db").json
+    assert (answer["status"], answer["headline"]) == ("free", "erp-db is not throttled.")
+    assert [row["sla"] for row in answer["facts"]["promises"]] == ["erp-gold"]
+    assert "loop" not in answer["facts"]
+
+
+def test_an_agreement_and_those_throttled_for_it(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
+    answer = web.get("/api/v1/why/erp-gold?objective=latency").json
+    assert answer["headline"] == "erp-gold/latency is kept. batch is throttled for it."
+    assert answer["facts"]["volumes"] == ["erp-db"]
+    missing = web.get("/api/v1/why/erp-gold?objective=other")
+    assert (missing.status_code, missing.json["fix"]) == (404, "It has latency")
+
+
+def test_then_is_asked_of_sql_alone(web: FlaskClient, source: api.FakeSource, context: AppContext) -> None:
+    context.live.put(snapshot())
+    at_us = NOW_US - 41_500_000
+    answer = web.get(f"/api/v1/why/batch?at_us={at_us}&tz=Europe/Berlin").json
+    assert "was throttled to 290 cost/s at 2027-01-15 08:59:18 CET" in answer["headline"]
+    assert asked(source, "rollup_history") == [("batch", at_us, at_us + 1)]
+    assert asked(source, "mode_at") == [(at_us,)]
+    before = web.get(f"/api/v1/why/batch?at_us={NOW_US - 60_000_000}").json
+    assert (before["status"], before["facts"]["later_more"]) == ("free", 0)
+    assert before["facts"]["later"][0]["decision_id"] == "d-2"
+    promise = web.get(f"/api/v1/why/erp-gold?at_us={at_us}").json["facts"]["promises"][0]
+    assert (promise["state"], promise["live"], promise["slice"]["n"]) == ("good", None, 4_820)
+
+
+def test_a_live_view_that_is_old_is_not_taken_for_now(
+    web: FlaskClient, context: AppContext, clock: FakeClock
+) -> None:
+    context.live.put(snapshot())
+    clock.advance(60)
+    facts = web.get("/api/v1/why/batch").json["facts"]
+    assert facts["measured"] is None
+    assert facts["protected"]["state"] is None
+
+
+def test_an_unknown_name_is_answered_with_near_ones(web: FlaskClient) -> None:
+    answer = web.get("/api/v1/why/ERP-gld")
+    assert answer.status_code == 404
+    assert answer.json["fix"] == "Near it: erp-gold, erp-db"
+    far = web.get("/api/v1/why/zzz").json
+    assert "sla get volumes" in far["fix"]
+    of_kind = web.get("/api/v1/why/erp-gold?kind=volume")
+    assert (of_kind.status_code, of_kind.json["detail"]) == (404, "no volume 'erp-gold' is known")
+
+
+def test_a_name_of_two_things(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "known_names", lambda: [("erp-gold", "volume"), ("erp-gold", "sla")])
+    answer = web.get("/api/v1/why/erp-gold")
+    assert (answer.status_code, "kind=volume or kind=sla" in answer.json["fix"]) == (400, True)
+    assert web.get("/api/v1/why/erp-gold?kind=sla").json["kind"] == "sla"
+
+
+def test_a_volume_that_is_only_live_yet(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot(volumes=[{**snapshot()["volumes"][0], "volume": "new-one"}]))
+    assert web.get("/api/v1/why/new-one").json["status"] == "free"
+
+
+def test_an_agreement_that_has_ended(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "agreements_at", lambda *_args: iter(()))
+    assert web.get("/api/v1/why/erp-gold").json["headline"] == "erp-gold is not in force."
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (f"at_us={NOW_US + 1}", "ahead of the server's clock"),
+        ("at_us=x", "not an integer"),
+        ("tz=Nowhere/City", "no time zone"),
+        ("tz=../etc", "no time zone"),
+        ("kind=x", "neither volume nor sla"),
+        ("at=5", "no such parameter"),
+    ],
+)
+def test_bad_questions(web: FlaskClient, query: str, words: str) -> None:
+    answer = web.get(f"/api/v1/why/batch?{query}")
+    assert answer.status_code == 400
+    assert words in answer.json["detail"]
+
+
+def test_a_database_that_is_away(web: FlaskClient, source: api.FakeSource) -> None:
+    source.away = True
+    assert web.get("/api/v1/why/batch").status_code == 503

@@ -1,0 +1,328 @@
+"""Stored rows in, plain words out: each case of why a volume is throttled, or is not, and of a promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sla_server.explanation import Explanation, evidence, explain, words
+from sla_server.services.control.decisions import DecisionKind, Reason
+from tests.support.api import NOW_US, decisions, throttle
+
+DAY_US = 86_400_000_000
+REACH_US = NOW_US - 20 * DAY_US
+CAP, STEP = decisions()
+PROMISE = {
+    "sla": "erp-gold",
+    "objective": "latency",
+    "priority": "gold",
+    "metric": "latency",
+    "percentile": 95.0,
+    "curve": [{"up_to_iops": 150.0, "value_ms": 12.0}],
+    "state": "ok",
+    "live": None,
+    "slice": None,
+    "episode": None,
+    "last_episode": None,
+}
+
+
+def volume(**changed: Any) -> dict[str, Any]:
+    facts = {
+        "kind": "volume",
+        "name": "batch",
+        "at_us": NOW_US,
+        "now_us": NOW_US,
+        "is_now": True,
+        "mode": "enforce",
+        "decisions_from_us": REACH_US,
+        "throttles": [],
+        "decisions": [],
+        "loop": None,
+        "finding": None,
+        "later": [],
+        "later_more": 0,
+        "backend": "disk-0",
+        "promises": [],
+        "protected": None,
+        "measured": None,
+    }
+    return {**facts, **changed}
+
+
+def agreement(**changed: Any) -> dict[str, Any]:
+    about = {"kind": "sla", "name": "erp-gold", "version": 2, "in_force": True, "own_throttles": []}
+    return volume(**{**about, "promises": [PROMISE], "volumes": ["erp-db"], **changed})
+
+
+def throttled(**changed: Any) -> dict[str, Any]:
+    return volume(
+        **{"throttles": [throttle()], "decisions": [CAP], "loop": STEP, "protected": PROMISE, **changed}
+    )
+
+
+def cap(**figures: Any) -> dict[str, Any]:
+    return {**CAP, "figures": {**CAP["figures"], **figures}}
+
+
+def finding(kind: str, age_us: int = 0, **changed: Any) -> dict[str, Any]:
+    text = "erp-gold/latency at 15.1 ms of 12 ms allowed (u 2.40); its neighbours are at their floors already"
+    return {**STEP, "decision_id": "d-9", "kind": kind, "at_us": NOW_US - age_us, "text": text, **changed}
+
+
+def said(found: Explanation, title: str) -> str:
+    """All lines under a title; "" if there is no such section."""
+    return " ".join(line for section in found.sections if section.title == title for line in section.lines)
+
+
+def test_throttled_for_a_promise() -> None:
+    found = explain(throttled())
+    assert found.status == "throttled"
+    assert found.headline == "batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    assert said(found, "It protects") == (
+        "erp-gold/latency (gold): p95 of latency within 12.0 ms up to 150 I/O/s."
+    )
+    assert (
+        "p95 of latency 15.1 ms of 12.0 ms allowed; 2.40 times the misses allowed; 3 of 3 windows over"
+        in said(found, "Windows")
+    )
+    use = said(found, "Who used it")
+    assert "disk-0 did 667 cost/s for 2 volumes" in use
+    assert "batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in use
+    assert said(found, "Decided") == (
+        "07:59:18 throttled batch from 581 cost/s to 290 cost/s, because the promise was violated."
+    )
+    why = said(found, "Why")
+    assert "Since 07:59:18: 290 cost/s at most" in why
+    assert "Never below its floor, 50 IOPS (53 cost/s)" in why
+    assert "Confirmed by gateway-b at 07:59:19; the measured rate was within it at 07:59:20." in why
+    assert "64 KiB" in said(found, "Units")
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"confirmed_us": None, "seen_us": None}, "Not confirmed by a gateway yet."),
+        ({"seen_us": None}, "Confirmed by gateway-b at 07:59:19; not yet seen in the measured rate."),
+        ({"state": "refused"}, "Refused by a gateway: the cap is not in force there"),
+    ],
+)
+def test_what_gateways_have_not_confirmed_is_not_claimed(changed: dict[str, Any], text: str) -> None:
+    assert text in said(explain(throttled(throttles=[throttle(**changed)])), "Why")
+
+
+def test_changes_of_the_rate_are_counted() -> None:
+    later = {**cap(before={"cost_per_s": 290.0}, after={"cost_per_s": 310.0}, in_force={"cost_per_s": 310.0}),
+             "kind": "cap-changed", "at_us": NOW_US - 5_000_000, "reason": "recovery-step"}  # fmt: skip
+    found = explain(throttled(decisions=[later, CAP]))
+    assert "to 310 cost/s" in found.headline
+    assert (
+        "changed once lately, last at 07:59:55 from 290 cost/s to 310 cost/s (the promise was kept"
+        in said(found, "Why")
+    )
+
+
+def test_by_hand() -> None:
+    row = throttle(source="manual", victim="", who="ann", reason="manual", text="a copy; released",
+                   cost_per_s=None, ops_per_s=100.0, expires_us=NOW_US + 600_000_000)  # fmt: skip
+    found = explain(volume(throttles=[row]))
+    assert found.headline == "batch is throttled to 100 IOPS, set by hand by ann at 07:59:18."
+    assert "Its reason: A copy. It ends by itself at 08:10:00." in said(found, "Why")
+    assert said(found, "Windows") == said(found, "Who used it") == ""
+    forever = explain(volume(throttles=[{**row, "expires_us": None}]))
+    assert "It holds until 'sla throttle release batch'." in said(forever, "Why")
+
+
+def test_by_hand_below_the_floor_says_what_holds() -> None:
+    row = throttle(source="manual", victim="", reason="manual", cost_per_s=None, ops_per_s=100.0)
+    made = cap(source="manual", after={"ops_per_s": 100.0}, in_force={"ops_per_s": 500.0}, floor_iops=500.0,
+               floor_cost_per_s=531.2)  # fmt: skip
+    found = explain(volume(throttles=[row], decisions=[made]))
+    assert "batch is throttled to 500 IOPS" in found.headline
+    assert "100 IOPS at most" in said(found, "Why")
+    assert "What holds is 500 IOPS: the volume's floor, 500 IOPS (531 cost/s), lies above it." in said(
+        found, "Why"
+    )
+
+
+def test_by_the_policy_and_by_its_own_agreement() -> None:
+    row = throttle(source="policy", victim="", reason="policy")
+    found = explain(volume(throttles=[row], decisions=[cap(source="policy", policy_version=3)]))
+    assert found.headline == "batch is throttled to 290 cost/s, asked for by the policy."
+    assert "Policy version 3 has this cap for this hour of the week." in said(found, "Why")
+    agreed = explain(
+        volume(throttles=[{**row, "reason": "agreed-cap", "ops_per_s": 400.0, "cost_per_s": None}])
+    )
+    assert agreed.headline == "batch is throttled to 400 IOPS, the cap of its own agreement."
+
+
+def test_of_several_the_lowest_holds() -> None:
+    other = throttle(throttle_id="t-2", source="manual", victim="", who="ann", cost_per_s=100.0)
+    found = explain(throttled(throttles=[other, throttle()]))
+    assert "throttled to 100 cost/s, set by hand by ann" in found.headline
+    assert "Of several throttles the lowest rate holds." in said(found, "Why")
+
+
+def test_observe_says_what_enforce_would_do() -> None:
+    row = {**CAP, "kind": "observed", "mode": "observe"}
+    facts = volume(mode="observe", decisions=[row], loop={**STEP, "mode": "observe"},
+                   protected={**PROMISE, "state": "at-risk"})  # fmt: skip
+    found = explain(facts)
+    assert found.status == "observed"
+    assert found.headline == (
+        "batch is not throttled: the mode is observe. Mode enforce would have throttled it to 290 cost/s to "
+        "keep erp-gold/latency."
+    )
+    assert "would have throttled batch from 581 cost/s to 290 cost/s" in said(found, "Decided")
+    calm = explain({**facts, "protected": PROMISE})
+    assert (calm.status, calm.headline) == ("free", "batch is not throttled.")
+    assert "only log; what is set by hand acts" in said(calm, "Why")
+
+
+def test_never() -> None:
+    found = explain(volume(promises=[PROMISE]))
+    assert (found.status, found.headline) == ("free", "batch is not throttled.")
+    assert said(found, "Own promise").endswith("It is kept. At risk: no.")
+    assert said(found, "Decisions") == (
+        "None about batch is stored (they are stored from 2026-12-26 08:00:00 UTC on)."
+    )
+    assert said(found, "Units") == ""
+
+
+def test_released() -> None:
+    row = {**cap(before={"cost_per_s": 290.0}, after=None), "kind": "cap-released", "reason": "victim-idle",
+           "at_us": NOW_US - 3_000_000}  # fmt: skip
+    found = explain(volume(decisions=[row, CAP]))
+    assert found.status == "free"
+    assert said(found, "Decisions").startswith(
+        "07:59:57 released batch from 290 cost/s (the protected volume had no I/O)."
+    )
+
+
+def test_at_risk_with_nothing_to_slow_down() -> None:
+    live = {"latency_us": 15_100, "threshold_us": 12_000, "percentile": 95.0, "u": 2.4, "offered_iops": 80.0,
+            "budget_remaining": 0.635}  # fmt: skip
+    risky = {**PROMISE, "state": "violating", "live": live, "episode": {"opened_us": NOW_US - 9_000_000,
+             "closed_us": None, "worst_u": 3.1}}  # fmt: skip
+    for kind in ("infeasible", "unattributed"):
+        found = explain(agreement(promises=[risky], finding=finding(kind)))
+        assert found.status == "violated"
+        assert found.headline == "erp-gold/latency is violated. Nothing is throttled for it: see below."
+        assert "its neighbours are at their floors already" in said(found, "Decided")
+        assert "p95 of latency 15.1 ms of 12.0 ms allowed" in said(found, "State")
+        assert "Violated since 07:59:51, at worst 3.10 times the misses allowed." in said(found, "State")
+    old = explain(agreement(promises=[risky], finding=finding("infeasible", 600_000_000)))
+    assert old.headline == "erp-gold/latency is violated. Nothing is throttled for it."
+    assert said(old, "Decided") == "", "what was found ten minutes ago is no reason now"
+
+
+def test_a_promise_for_which_a_neighbour_is_throttled() -> None:
+    found = explain(agreement(throttles=[throttle()], decisions=[CAP, STEP], loop=STEP))
+    assert found.headline == "erp-gold/latency is kept. batch is throttled for it."
+    assert said(found, "For it").startswith(
+        "batch: 290 cost/s at most since 07:59:18. Confirmed by gateway-b"
+    )
+    two = explain(agreement(throttles=[throttle(), throttle(volume="copy", throttle_id="t-3")]))
+    assert two.headline.endswith("batch, copy are throttled for it.")
+
+
+def test_observe_and_a_promise_at_risk() -> None:
+    found = explain(agreement(mode="observe", promises=[{**PROMISE, "state": "at-risk"}]))
+    assert found.headline == (
+        "erp-gold/latency is at risk. Nothing is throttled for it: the mode is observe."
+    )
+
+
+def test_a_promise_whose_own_volume_is_throttled() -> None:
+    row = throttle(volume="erp-db", source="manual", victim="", who="ann")
+    found = explain(agreement(own_throttles=[row]))
+    assert said(found, "Its volumes") == (
+        "erp-db is throttled itself since 07:59:18, set by hand by ann at 07:59:18: the delay counts against "
+        "this promise."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "headline"),
+    [
+        ({"in_force": False}, "not-in-force", "erp-gold is not in force."),
+        ({"promises": []}, "not-judged", "erp-gold has no promise that is judged."),
+        ({"promises": [{**PROMISE, "state": None}]}, "unknown",
+         "erp-gold/latency is in a state that is not known here."),
+        ({"promises": [{**PROMISE, "state": "idle"}]}, "idle", "erp-gold/latency has no I/O to judge."),
+    ],
+)  # fmt: skip
+def test_agreements_about_which_there_is_little_to_say(
+    changed: dict[str, Any], status: str, headline: str
+) -> None:
+    found = explain(agreement(**changed))
+    assert (found.status, found.headline) == (status, headline)
+
+
+def test_then() -> None:
+    at_us = NOW_US - 40_500_000
+    found = explain(throttled(is_now=False, at_us=at_us, later=[CAP], later_more=4))
+    assert found.headline == (
+        "batch was throttled to 290 cost/s at 2027-01-15 07:59:19 UTC, to keep erp-gold/latency."
+    )
+    assert "Confirmed by gateway-b at 07:59:19; not yet seen" in said(found, "Why"), "as it was known then"
+    assert said(found, "Since then").startswith("5 decisions since; the last: 07:59:18 set the cap")
+    quiet = explain(volume(is_now=False, at_us=at_us))
+    assert quiet.headline == "batch was not throttled at 2027-01-15 07:59:19 UTC."
+    assert said(quiet, "Since then") == "Nothing was decided about it since."
+    assert "None about batch is stored up to then" in said(quiet, "Decisions")
+
+
+def test_then_a_rate_that_is_no_longer_stored_is_not_made_up() -> None:
+    found = explain(throttled(is_now=False, at_us=NOW_US - 40_000_000, decisions=[]))
+    assert found.headline.startswith("batch was throttled to a rate that is no longer stored at ")
+    assert "290" not in found.headline + said(found, "Why")
+
+
+def test_older_than_what_is_stored() -> None:
+    at_us = REACH_US - DAY_US
+    measured = {"slot_us": at_us // 3_600_000_000 * 3_600_000_000, "length_us": 3_600_000_000, "iops": 5.0}
+    found = explain(volume(is_now=False, at_us=at_us, mode=None, measured=measured))
+    assert found.status == "unknown"
+    assert found.headline.startswith("Nothing that is stored says that batch was throttled at ")
+    assert "Decisions are stored from 2026-12-26 08:00:00 UTC on." in said(found, "Stored")
+    assert "means over the whole hour" in said(found, "Volume"), "a mean of an hour is none of a minute"
+    never = explain(volume(is_now=False, at_us=at_us, decisions_from_us=None))
+    assert "No decision is stored yet" in said(never, "Stored")
+
+
+def test_then_a_slice_says_how_the_promise_was() -> None:
+    judged = {"start_us": NOW_US - 120_000_000, "length_us": 60_000_000, "state": "bad", "n": 4820,
+              "missed": 410, "offered_iops": 80.3, "threshold_us": 12_000}  # fmt: skip
+    row = {**PROMISE, "state": "bad", "slice": judged}
+    found = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[row]))
+    assert found.status == "violated"
+    assert "is bad: 410 of 4,820 I/Os were too slow for 12.0 ms, 80 I/O/s offered." in said(found, "State")
+    none = explain(agreement(is_now=False, at_us=NOW_US - 90_000_000, promises=[{**PROMISE, "state": None}]))
+    assert "no slice of that time is stored" in said(none, "State")
+    assert none.headline.startswith("erp-gold/latency was in a state that is not stored")
+
+
+def test_every_reason_and_kind_has_words() -> None:
+    assert set(words.REASONS) == set(Reason)
+    for kind in DecisionKind:
+        text = evidence.decided({**CAP, "kind": kind.value, "text": "why"})
+        assert text != "why.", kind
+        assert text.endswith(".")
+
+
+def test_rows_that_were_left_out_are_admitted() -> None:
+    found = explain(volume(decisions=[cap(left_out=7)]))
+    assert "(7 decisions before it made no row: too many at once)" in said(found, "Decisions")
+
+
+def test_facts_may_be_missing() -> None:
+    """Rows of an older release, or of a newer one."""
+    bare = {"decision_id": "d", "at_us": NOW_US - 5, "kind": "new-kind", "text": "something"}
+    found = explain(
+        volume(throttles=[{"throttle_id": "t", "volume": "batch", "requested_us": NOW_US - 5}],
+               decisions=[bare], loop=bare, protected=None, measured={})
+    )  # fmt: skip
+    assert found.status == "throttled"
+    assert "something" in said(found, "Decisions")

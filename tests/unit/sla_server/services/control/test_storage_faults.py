@@ -1,0 +1,136 @@
+"""Storage that hangs or fails: it is said, and nobody is slowed down for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, promise, volume_class
+
+GOOD, GREEDY = (100, 2.0), (400, 30.0)
+NOTHING = (0, 1.0)
+
+
+def world(mode: str = "enforce", **settings: float) -> Feeder:
+    made = controller((promise(),), (volume_class(),), mode, **settings)
+    return Feeder(made, (A, ("gold",)), (B, ("greedy",)))
+
+
+class Run:
+    """Seconds of a world; what was decided in them."""
+
+    def __init__(self, made: Feeder) -> None:
+        self.made, self.gen, self.decided = made, {A: 0, B: 0}, list[tuple[int, object]]()
+
+    def second(self, gold: tuple[int, float], greedy: tuple[int, float], **more: object) -> None:
+        cuts = ((A, {"gold": gold}, self.gen[A]), (B, {"greedy": greedy}, self.gen[B]))
+        for decision in self.made.step(*cuts, **more):
+            self.decided.append((self.made.second, decision))
+            if hasattr(decision, "caps"):
+                self.gen[decision.gateway_id] = decision.gen
+
+    def kinds(self, element: str) -> list[str]:
+        return [e.kind for e in events_of([d for _, d in self.decided]) if e.element == element]
+
+    @property
+    def caps(self) -> list[object]:
+        return [d for _, d in self.decided if hasattr(d, "caps")]
+
+
+ALL_WAIT = {"gold": (32, 900.0), "greedy": (64, 900.0)}
+
+
+@pytest.mark.parametrize("old_agent", [False, True])
+def test_nobody_is_slowed_down_while_the_whole_backend_hangs(old_agent: bool) -> None:
+    run = Run(world())
+    for _ in range(5):
+        run.second(GOOD, (400, 2.0), waiting=ALL_WAIT, old_agent=old_agent)
+    for _ in range(60):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT, old_agent=old_agent)
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
+    assert run.kinds("sla") == ["violation-opened"]
+    view = run.made.controller.snapshot(0)["backends"][0]
+    assert (view["fault"], view["phase"]) == ("hangs", "idle")
+    # What had waited completes at last, a minute late: that is no reason to slow anybody down either.
+    run.second((32, 60_000.0), (64, 60_000.0))
+    for _ in range(25):
+        run.second(GOOD, (400, 2.0))
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
+    assert run.made.controller.snapshot(0)["backends"][0]["fault"] == ""
+    for _ in range(35):
+        run.second(GOOD, (400, 2.0))
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault", "storage-recovered"])
+    assert run.kinds("sla") == ["violation-opened", "violation-closed"]
+    assert run.made.controller.snapshot(0)["backends"][0]["fault"] == ""
+
+
+def test_a_hang_of_one_volume_while_others_complete_may_be_load_and_is_treated_so() -> None:
+    run = Run(world())
+    for _ in range(3):
+        run.second(GOOD, (400, 2.0), waiting=ALL_WAIT)
+    for _ in range(6):
+        run.second(NOTHING, GREEDY, waiting=ALL_WAIT)
+    assert run.kinds("backend") == []
+    (first, *_) = run.caps
+    assert caps_of([first], B).caps[0]["volume"] == "greedy"
+
+
+def test_volumes_that_all_fail_are_a_fault_and_one_that_fails_alone_is_none() -> None:
+    run = Run(world())
+    for _ in range(10):
+        run.second(GOOD, (400, 2.0), failed={"gold": 100, "greedy": 390})
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
+    run = Run(world())
+    for _ in range(10):
+        run.second(GOOD, (400, 2.0), failed={"gold": 100})
+    assert (run.caps, run.kinds("backend"), run.kinds("sla")) == ([], [], ["violation-opened"])
+
+
+def test_a_neighbour_whose_ios_fail_cannot_keep_control_from_helping() -> None:
+    run = Run(world())
+    for _ in range(6):
+        run.second((100, 30.0), GREEDY, failed={"greedy": 400})
+    assert run.caps
+    assert run.kinds("backend") == []
+
+
+def test_caps_stay_through_a_short_hang_and_go_when_it_lasts_a_lease() -> None:
+    run = Run(world(lease_s=10))
+    for _ in range(5):
+        run.second((100, 30.0), GREEDY, waiting=ALL_WAIT)
+    before = len(run.caps)
+    assert before
+    for _ in range(8):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+    assert len(run.caps) == before
+    for _ in range(6):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+    (released,) = [d for _, d in run.decided if getattr(d, "kind", "") == "throttle-released"]
+    assert released.details["ended"] == "storage-fault"
+
+
+def test_a_gateway_that_is_silent_or_lost_says_nothing_of_its_backend() -> None:
+    run = Run(world())
+    run.second(GOOD, (400, 2.0), waiting=ALL_WAIT)
+    for _ in range(2):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+    assert run.made.controller.faults.kind_of("disk") == "hangs"
+    for _ in range(20):
+        run.made.step()
+    assert run.made.controller.faults.kind_of("disk") == ""
+
+
+def test_storage_that_stutters_is_one_fault() -> None:
+    run = Run(world())
+    for _ in range(10):
+        for _ in range(6):
+            run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+        for _ in range(10):
+            run.second(GOOD, (400, 2.0), waiting=ALL_WAIT)
+    assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
+
+
+def test_an_idle_backend_has_no_fault() -> None:
+    run = Run(world())
+    for _ in range(20):
+        run.second(NOTHING, NOTHING)
+    assert run.kinds("backend") == []
