@@ -219,7 +219,7 @@ class FrameHandlers:
         )
         self._publisher.news(row, DBMANAGER)
         last = Error("superseded", text).encode()
-        older.finish(Kind.ERROR, last, "superseded by a newer session")
+        older.finish(Kind.ERROR, last, "superseded by a newer session", self._clock.monotonic_ns())
 
     def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
         """The same gateway has registered with another pair: the newer session wins."""

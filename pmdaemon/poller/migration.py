@@ -269,7 +269,7 @@ class ShardMigrator:
     def _report_up(self, gateway: Gateway) -> None:
         self.channel.send({"op": "up", "gw": gateway.gateway_id, "address": gateway.address})
 
-    def end_leaving(self) -> None:
+    def end_leaving(self, now_ns: int) -> None:
         """End some of the sessions whose shards have left."""
         for _ in range(min(len(self._leaving), ENDS_A_STEP)):
             gateway = self._registry.get(self._leaving.popleft())
@@ -277,14 +277,14 @@ class ShardMigrator:
                 continue
             conn = gateway.conn
             if isinstance(conn, AgentConnection) and not conn.closed and conn.drain_until_ns is None:
-                self._end_session(gateway, conn)
+                self._end_session(gateway, conn, now_ns)
 
-    def _end_session(self, gateway: Gateway, conn: AgentConnection) -> None:
+    def _end_session(self, gateway: Gateway, conn: AgentConnection, now_ns: int) -> None:
         self._counters["moves_by_reconnect"] += 1
         self._post_cuts()  # nothing of it may be posted after the new owner's first post
         self._send_ahead(gateway)
         bye = frame.encode(Kind.BYE, {"reason": "its shard has moved to another pair: connect again"})
-        conn.finish(Kind.BYE, bye, "its shard has moved to another pair")
+        conn.finish(Kind.BYE, bye, "its shard has moved to another pair", now_ns)
         self._handlers.lost(conn, conn.end_reason, by_us=True)
 
     def _send_ahead(self, gateway: Gateway) -> None:
