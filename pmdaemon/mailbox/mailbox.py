@@ -425,8 +425,8 @@ def wait_any(
 ) -> None:
     """Sleep until one of ``mailboxes`` has a message, one of ``others`` is readable, or the time has passed.
 
-    Returns at once if a message is there, and after ``BACKSTOP_S`` at the latest: the caller looks and comes
-    again. Releases the batches of the mailboxes.
+    Returns at once if a message is there, and after ``BACKSTOP_S`` at the latest: the caller calls it again.
+    The time is rounded up to a millisecond, so that no caller spins. Releases the batches of the mailboxes.
 
     Raises:
         MailboxCorrupt, PayloadInUse: as ``Mailbox.prepare_sleep``.

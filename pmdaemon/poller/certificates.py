@@ -90,11 +90,15 @@ def _unusable() -> PeerRefused:
 
 
 class CertificateWorker:
-    """See the module; the ``CertificateDesk`` of ``poller.credentials``.
+    """See the module.
 
     Args:
         answer: takes answers to the inbound thread.
         counters: its own; no other thread writes to them.
+
+    Attributes:
+        authority_der: the CA's certificate.
+        revoked: serials that are not accepted any more.
 
     Raises:
         PkiError: the authority cannot be used.
@@ -124,24 +128,25 @@ class CertificateWorker:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: AgentConnection, enrolment: Enrol) -> None:
-        """See ``CertificateDesk``."""
+    def enrol(self, conn: AgentPeer, enrolment: Enrol) -> None:
+        """Ask for a first certificate; the answer goes to the connection, later."""
         self._ask(
             conn,
             f"gateway {enrolment.gateway_id}",
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: AgentConnection, credential: Credential, request: bytes) -> None:
-        """See ``CertificateDesk``."""
+    def renew(self, conn: AgentPeer, credential: Credential, request: bytes) -> None:
+        """Ask for the next one."""
         self._ask(conn, f"gateway {credential.name}", lambda: self._authority.renew(credential, request))
 
     def used(self, credential: Credential) -> None:
-        """See ``CertificateDesk``."""
+        """A gateway has shown this certificate and was let in: older ones of it end."""
         if credential.serial not in self._newest_serials:
             self._questions.put(Used(credential))
 
-    def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
+    def _ask(self, conn: AgentPeer, who: str, ask: Callable[[], bytes]) -> None:
+        assert isinstance(conn, AgentConnection)  # there are no others; the protocol breaks an import cycle
         if conn.asking:
             raise PeerRefused("asked-twice", "it asks for a certificate while another is being made")
         conn.asking = True

@@ -21,9 +21,8 @@ import structlog
 
 from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
-from pmdaemon.poller.certificates import Enrolments
+from pmdaemon.poller.certificates import CertificateWorker, Enrolments
 from pmdaemon.poller.credentials import (
-    CertificateDesk,
     check_holder,
     check_identity,
 )
@@ -86,7 +85,7 @@ class FrameHandlers:
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
-        certificate_worker: CertificateDesk | None = None,
+        certificate_worker: CertificateWorker | None = None,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
@@ -156,7 +155,7 @@ class FrameHandlers:
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
         certificate_worker.renew(conn, conn.credential, Renew.parse(received.header).request)
 
-    def _required_worker(self) -> CertificateDesk:
+    def _required_worker(self) -> CertificateWorker:
         if self._certificate_worker is None:
             raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
         return self._certificate_worker
