@@ -52,7 +52,7 @@ from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
 from pmdaemon.mailbox.ring import Outlet, PayloadRing
 from pmdaemon.mailbox.segment import Segment, claim
 from pmdaemon.mailbox.shared_writer import SharedWriter
-from pmdaemon.mailbox.writer import LaneWriter
+from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 from pmdaemon.runtime.clock import Deadline
 
 _LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
@@ -122,7 +122,9 @@ class Mailbox:
         shared = layout.form == "shared"
         where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
         writer = SharedWriter if shared else LaneWriter
-        self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        self._writer = writer(
+            SenderPlace(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        )
         self._post_one = self._writer.post_one
         self._batch = UnackedBatch(segment.words, layout, self.name)
         self._unacked = self._batch.unacked

@@ -37,7 +37,7 @@ import mmap
 import struct
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from pmdaemon.mailbox.doorbell import Ringer
@@ -79,6 +79,25 @@ Copy = tuple[Outlet, int, bytes | memoryview | list[bytes | memoryview], int, in
 Payloads = Sequence[bytes | memoryview]
 
 
+class SenderPlace(NamedTuple):
+    """What a writer works on: a sender's place in a segment.
+
+    Attributes:
+        memory, words: the segment, as bytes and as words of 64 bits.
+        sender: index of the participant.
+        outlets: its side of each of its routes.
+        where: the list it writes to, for messages.
+    """
+
+    memory: mmap.mmap
+    words: memoryview
+    layout: Layout
+    sender: int
+    outlets: Sequence[Outlet]
+    ringer: Ringer
+    where: str
+
+
 class LaneWriter:
     """Posts of one sender.
 
@@ -102,33 +121,20 @@ class LaneWriter:
     _previous: list[int]
     _last_urgent: int
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        words: memoryview,
-        layout: Layout,
-        sender: int,
-        outlets: Sequence[Outlet],
-        ringer: Ringer,
-        where: str,
-    ) -> None:
+    def __init__(self, place: SenderPlace) -> None:
+        self._memory, self._words, layout, sender, self._outlets, self._ringer, self._where = place
         control = layout.control_word(sender)
-        self._memory = memory
-        self._words = words
-        self._where = where
         self._slots = layout.slots_per_sender
         self._first_word = layout.slots_word(sender)
         self._head_word = control + C_HEAD
         self._front_word = control + C_FRONT
         self._sequence_word = control + C_SEQUENCE
-        self._outlets = outlets
-        self._by_address = {outlet.address: outlet for outlet in outlets}
+        self._by_address = {outlet.address: outlet for outlet in self._outlets}
         self._state_word = [self._first_word + slot * SLOT_WORDS + S_STATE for slot in range(self._slots)]
         self._at_bytes = [word * 8 for word in self._state_word]
         self._next_word = [word + S_NEXT for word in self._state_word]
         self._next_word.append(self._head_word)
         self._sender = layout.participants[sender]
-        self._ringer = ringer
         fence = threading.Lock()
         self._fence_in, self._fence_out = fence.acquire, fence.release
         self.posts = self.bytes_posted = self.full = self.busy = self.reclaimed = 0
