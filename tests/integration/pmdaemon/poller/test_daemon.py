@@ -21,6 +21,7 @@ import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import DEADLINE_S, Agent, hello
@@ -309,3 +310,14 @@ def test_second_daemon_on_the_same_port_says_what_to_do(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 78
     assert "choose another port" in done.stderr
+
+
+def test_why_it_cannot_start_is_noted(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "server.toml"
+        file.write_text(f'runtime_dir = "{tmp_path}"\n[pmdaemon]\nlisten = "{address}"\n')
+        command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 78, done.stderr
+    assert address in failures(tmp_path)["pmdaemon"]
