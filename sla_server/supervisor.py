@@ -52,7 +52,7 @@ log = structlog.get_logger("supervisor")
 PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
-LOOK_S: Final = 0.1
+STEP_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 MOST_REASON: Final = 1000  # characters of why a part has ended
 
@@ -97,7 +97,7 @@ class Supervisor:
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
-            while not wait_for_any(self.stop, self.parts.values(), LOOK_S):
+            while not wait_for_any(self.stop, self.parts.values(), STEP_S):
                 self._step()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()

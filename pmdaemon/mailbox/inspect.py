@@ -252,7 +252,7 @@ def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any
         "sleeping": bool(words[control + C_SLEEP]),
         "posted_sequence": words[control + C_SEQUENCE],
         "room_reserved": has_room,
-        # Not even looked at without a room: a load would take a page of the tmpfs.
+        # Not even read without a room: a load would take a page of the tmpfs.
         "slots": _slots(words, layout, index) if has_room else dict.fromkeys(SLOT_STATES, 0),
         **_figures(words, control),
     }
@@ -382,7 +382,7 @@ def _adopt_all(segment: Segment) -> None:
 
 
 def _copy(segment: Segment) -> bytearray:
-    """Header, control blocks and slots; zeroes for the slots without a room, which are not even looked at."""
+    """Header, control blocks and slots; zeroes for the slots without a room, which are not even read."""
     layout, memory = segment.layout, segment.memory
     copy = bytearray(memory[: layout.slots_at_bytes])
     size = SLOT_BYTES * layout.slots_per_sender

@@ -55,7 +55,7 @@ from pmdaemon.mailbox.shared_writer import SharedWriter
 from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 from pmdaemon.runtime.clock import Deadline
 
-_LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
+_SEARCHES_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
 _PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
 _KEPT_BYTES: Final = 1 << 20
 """Several times what a take copies by default."""
@@ -134,7 +134,7 @@ class Mailbox:
             for place in _list_places(segment, index)
         ]
         self._sources = Sources(self._writer, self._ringer, self._readers, self._batch)
-        # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
+        # Lanes are searched in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
         self._takes_unpublished = 0
@@ -165,7 +165,7 @@ class Mailbox:
         Raises:
             MailboxFull: ``recipients`` of the error had no room; the others have the message.
             MessageTooLarge, MailboxError (no route to a recipient): nothing was posted.
-            MailboxCorrupt: this participant's lane was overwritten by a stranger.
+            MailboxCorrupt: this participant's lane was overwritten by another program.
         """
         try:
             if type(payload) is bytes and type(recipients) is str and not urgent:
@@ -319,7 +319,7 @@ class Mailbox:
             self.release()
         self._publish()
         self._words[self._sleep_word] = 1
-        # SLEEP must be visible before the last look; ``LaneWriter._ring`` is the other half.
+        # SLEEP must be visible before the last search; ``LaneWriter._ring`` is the other half.
         self._fence.acquire()
         self._fence.release()
         waiting = True
@@ -345,12 +345,12 @@ class Mailbox:
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something can be taken (True) or ``timeout_s`` has passed (False).
 
-        Releases the batch. At first it only gives others the processor and looks again, a few
+        Releases the batch. At first it only gives others the processor and searches again, a few
         times: a busy sender is then not made to ring for every message.
         """
         if self._unacked:
             self.release()
-        for _ in range(_LOOKS_BEFORE_SLEEP if timeout_s else 0):
+        for _ in range(_SEARCHES_BEFORE_SLEEP if timeout_s else 0):
             if self._something_waits():
                 return True
             os.sched_yield()

@@ -20,9 +20,9 @@ the one made here; hence the kind is checked each time. Calls go through ``PyDLL
 kept): a trylock is shorter than giving that lock away. Source: pthread_mutexattr_setrobust(3); glibc,
 bits/struct_mutex.h for x86-64 (offsets of lock and kind).
 
-**Repair.** The forward chain is valid after every store, everything else follows from it. Whoever gets the
-lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY names
-if it is linked no more (its slots still name each other), announces the front, and clears DIRTY last: a
+**Repair.** The forward chain is valid after every store, everything else follows from it. The process that
+gets the lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY
+names if it is linked no more (its slots still name each other), announces the front, and clears DIRTY last: a
 death during repair leaves DIRTY, and the next one repeats it. What a dead process unlinked is thus freed
 before anything else is unlinked; takers rely on that.
 

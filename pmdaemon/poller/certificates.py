@@ -44,7 +44,7 @@ from pmdaemon.wire.session import error_code
 
 REREAD_MS: Final = 1000
 MAX_NEWEST_SERIALS: Final = 65_536
-REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger that tries tokens must not fill the table of events
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a peer that guesses tokens must not fill the table of events
 log = structlog.get_logger("certificates")
 
 
@@ -205,7 +205,7 @@ class CertificateWorker:
             # The peer learns only that it is the server's fault; the log says what.
             log.error("no-certificate", asked_by=question.who, error=str(exc))
             return CertificateRefused(question.conn, _unusable())
-        except BaseException:  # a request is a stranger's bytes, and a panic in Rust code is no Exception
+        except BaseException:  # the request is a peer's bytes, and a panic in Rust code is no Exception
             self._counters["authority_faults"] += 1
             log.exception("no-certificate", asked_by=question.who)
             return CertificateRefused(question.conn, _unusable())
@@ -236,7 +236,7 @@ class CertificateWorker:
             self._answer_with(Revoked())
 
     def _versions(self) -> tuple[int, int]:
-        # Read before the files: a change between the two is then seen at the next look.
+        # Read before the files: a change between the two is then seen by the next call.
         return self._authority.store.version(REVOKED), self._authority.store.version(SERVER)
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ class PmConfig(StrictModel):
         for listed in self.gateway:
             if not self.may_dial(listed.address):
                 raise ValueError(
-                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anybody "
+                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anyone "
                     "on the way could pose as that gateway. Set enabled = true in [pmdaemon.tls]"
                 )
         return self

@@ -37,7 +37,7 @@ from pmdaemon.wire.session import Session, SessionState, Side
 MAX_OUT_BYTES: Final = 1 << 20
 DRAIN_NS: Final = 10**9
 DRAIN_BYTES: Final = 4 << 20
-# Looked at for every poll: a global costs less than a member of an enumeration.
+# Compared for every poll: a global costs less than a member of an enumeration.
 _POLL: Final = Kind.POLL
 _POLLING, _DRAINING, _CLOSED = SessionState.POLLING, SessionState.DRAINING, SessionState.CLOSED
 _SENT: Final = Sent.SENT

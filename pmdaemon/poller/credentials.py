@@ -1,4 +1,4 @@
-"""Who may speak, and for whom: what a session's certificate allows. Pure.
+"""Checks what a session's certificate allows: which gateway it may register, under which name. Pure.
 
 Without TLS (loopback only) every peer may. With TLS a peer without a certificate may ask for the CA's
 certificate and enrol, nothing else; a peer with one may register the gateway named in it, under the name in
@@ -18,7 +18,7 @@ from pmdaemon.wire.messages.agent import Hello
 
 
 def check_holder(held: Credential | None, revoked: Container[str]) -> Credential:
-    """Whether a peer with this certificate may speak at all; decided before what it says is looked at.
+    """Whether a peer with this certificate may speak at all; decided before its HELLO is read.
 
     Raises:
         PeerRefused: ``not-enrolled`` or ``revoked``.

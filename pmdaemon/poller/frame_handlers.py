@@ -2,7 +2,7 @@
 
 ``wire.session`` has already decided that the frame is allowed now; here its header is checked and its
 meaning carried out. What is wrong raises a ``WireError``; the caller closes that connection with it.
-CUT frames are handed on as they are; their columns are never looked at (P10: the inbound thread's work
+CUT frames are handed on as they are; their columns are never read (P10: the inbound thread's work
 for one gateway is short and independent of the number of its streams).
 
 Thread: belongs to the inbound thread. Other threads reach gateways through their locks.
@@ -117,7 +117,7 @@ class FrameHandlers:
         handler(self, conn, received)
 
     def _unix_us(self, now_ns: int) -> int:
-        """Wall clock of a read at ``now_ns``; looked at once for all frames of it."""
+        """Wall clock of a read at ``now_ns``; read once for all frames of it."""
         if now_ns != self._stamp[0]:
             self._stamp = now_ns, self._clock.unix_us()
         return self._stamp[1]
@@ -175,7 +175,7 @@ class FrameHandlers:
             conn.gateway.exports = registration.exports
         else:
             self._begin(conn, hello, registration)
-        # Before services hears of it: the thresholds it answers with may be sent only to who is registered.
+        # Before services is notified: the thresholds it answers with go to registered gateways only.
         conn.send((Kind.REGISTERED, Registered().encode()))
         assert conn.gateway is not None  # begun just now, or before
         self._announce(conn.gateway)
@@ -399,9 +399,7 @@ class FrameHandlers:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         credential, hello = conn.credential, conn.hello
-        if (
-            hello is None and credential is not None
-        ):  # refused before its HELLO counted: it is whom we certified
+        if hello is None and credential is not None:  # refused before HELLO: the certificate names it
             hello = Hello.of(credential.gateway_id, credential.name, epoch=0, software="")
         if conn.gateway is not None or hello is None:
             return

@@ -4,10 +4,10 @@ The parent owns the map of shards and sends it in ``map`` messages. A pair acts 
 
 * *HELLO of a gateway whose shard is another pair's.* Nothing has been answered yet: the new connection goes
   to the owner with the bytes read so far, HELLO among them, and the owner reads them as its own. An agent
-  that speaks TLS names its gateway in the server name of its ClientHello, which is looked at without taking
+  that speaks TLS names its gateway in the server name of its ClientHello, which is read without taking
   it (``wire.sni``), so its connection is passed on before its handshake begins.
 * *A shard is taken away.* Its sessions end by an orderly reconnect, ``ENDS_A_STEP`` a round: what is batched
-  is posted; the caps in force and the durable positions go ahead to the new owner; the agent is told BYE,
+  is posted; the caps in force and the durable positions go ahead to the new owner; the agent is sent BYE,
   dials again and lands at the new owner (ADR 19). Until its turn comes, a session is served here as a guest.
   The new owner asks for everything behind the durable; dbmanager and ``services`` drop what they have.
 * *A message for a gateway that has left* is passed on to the owner through the parent, once. A message that

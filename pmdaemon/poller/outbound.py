@@ -103,7 +103,7 @@ class Outbound:
         self.steps += 1
         self._take_mail()
         for item in self._to_outbound.drain():
-            self._welcome(item)
+            self._act_on(item)
         now_ns, leave_ns = self._now_ns(), self._leave_ns()
         if leave_ns is not None and now_ns >= leave_ns:
             self._send_polls(self._schedule.take_due(now_ns))
@@ -170,7 +170,7 @@ class Outbound:
         for message in messages:
             self._carry_out(message.sender, message.payload)
 
-    def _welcome(self, item: ToOutbound) -> None:
+    def _act_on(self, item: ToOutbound) -> None:
         """Act on what the inbound thread has put into our inbox."""
         match item:
             case PassedOn(sender, payload):

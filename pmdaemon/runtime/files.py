@@ -131,7 +131,7 @@ def close_directory(path: Path, what: str, *, is_ours: bool = False) -> None:
 
     Raises:
         ConfigError: it stays open to others; says what to do.
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     status = path.stat()
     mode = status.st_mode & 0o777

@@ -262,7 +262,7 @@ def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
             yield DocumentProblem(
                 item.line,
                 "metadata.name",
-                f"the name stands in the document at line {first[item.agreement.name]} already",
+                f"the document at line {first[item.agreement.name]} has this name already",
                 "Give each agreement its own name",
                 item.agreement.name,
             )
