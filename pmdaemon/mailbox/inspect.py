@@ -66,7 +66,7 @@ from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
 from pmdaemon.mailbox.ring import BUNDLE_MESSAGES, Outlet, PayloadRing, all_done, messages_in
 from pmdaemon.mailbox.segment import Segment, is_alive
 from pmdaemon.mailbox.shared_writer import SharedWriter
-from pmdaemon.mailbox.writer import LaneWriter
+from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 
 RESET_CAUSES: Final = ("invalid", "scans", "idle", "urgent", "returned")
 
@@ -376,7 +376,8 @@ def _adopt_all(segment: Segment) -> None:
         where = f"{segment.path}, " + ("the shared list" if layout.form == "shared" else f"lane of {name}")
         try:
             # Only ``RobustMutex`` asks for more than a buffer, and a bytearray will do for it.
-            writer(cast(Any, copy), words, layout, index, outlets, Ringer(segment.path), where)
+            ringer = Ringer(segment.path)
+            writer(SenderPlace(cast(Any, copy), words, layout, index, outlets, ringer, where))
         except MailboxBusy:
             return  # a living process holds the list: it is in use
 

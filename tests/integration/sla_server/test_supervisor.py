@@ -1,4 +1,7 @@
-"""The supervisor over real processes: what it does when one ends or hangs, or a segment is damaged."""
+"""The supervisor over real processes: what it does when one ends or hangs, or a segment is damaged.
+
+``_step`` and what it calls are called directly, so that each test decides what has happened in between.
+"""
 
 from __future__ import annotations
 

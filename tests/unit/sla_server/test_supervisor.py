@@ -1,4 +1,7 @@
-"""What the supervisor does by itself, without any part running."""
+"""What the supervisor does by itself, without any part running.
+
+``_step`` and what it calls are called directly: ``run`` would start the parts.
+"""
 
 from __future__ import annotations
 

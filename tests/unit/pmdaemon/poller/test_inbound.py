@@ -176,7 +176,7 @@ def test_t_ptmax_is_the_thread_time_of_a_read_by_its_messages(rig: PairRig) -> N
         looks.append(400_000 * len(looks))
         return looks[-1]
 
-    rig.inbound._thread_time_ns = thread_time_ns
+    rig.thread_time_ns = thread_time_ns
     agent = rig.up()
     unknown = frame.encode(60, {})
     for _ in range(2 * TIMED_READS):

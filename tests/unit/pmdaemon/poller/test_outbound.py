@@ -184,7 +184,7 @@ def test_poll_that_cannot_leave_yet_is_not_awaited(rig: PairRig) -> None:
     agent = rig.dial()
     agent.send(hello(), schema())
     rig.inbound.step(0)
-    (conn,) = (item for item in rig.inbound._connections if item.gateway is None)
+    (conn,) = (item for item in rig.connections if item.gateway is None)
     assert conn.hello is not None
     rig.registry.register(conn, conn.hello, Registration([], []))
     rig.clock.advance(1)
@@ -223,4 +223,4 @@ def test_a_damaged_message_of_the_mailbox_is_passed_by(rig: PairRig, monkeypatch
         patch.setattr(rig.mailbox, "take", torn)
         rig.outbound.step()
     rig.outbound.step()
-    assert rig.outbound._counters["mail_discarded"] == 1
+    assert rig.counters["mail_discarded"] == 1
