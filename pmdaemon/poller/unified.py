@@ -53,8 +53,12 @@ class UnifiedCore:
         """Work until the stop."""
         while not stop.is_set():
             if self.step():
-                self._outbound.sleep(self._handed, stop)
+                self.sleep(stop)
         os.eventfd_write(self._armed, 1)  # let the other thread see the stop and shut the inbound side
+
+    def sleep(self, stop: Stop) -> None:
+        """Until a poll is due, mail arrives, pm-in-0 hands over or the stop."""
+        self._outbound.sleep(self._handed, stop)
 
     def step(self) -> bool:
         """Send what is due, then drain for a turn; True when there is nothing left but to sleep."""
