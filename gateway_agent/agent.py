@@ -31,7 +31,7 @@ from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_to
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.stop import ParentPipe, Stop
-from pmdaemon.runtime.watchdog import LOOK_S, EachSecond
+from pmdaemon.runtime.watchdog import CHECK_S, EachSecond
 
 log = structlog.get_logger("agent")
 
@@ -120,7 +120,7 @@ class Agent:
         """Keep the children running until the stop, then stop the planes and after them the link."""
         while not self._stop.is_set():
             self._step()
-            wait_for_any(self._stop, self.children, LOOK_S)
+            wait_for_any(self._stop, self.children, CHECK_S)
         log.info("stopping", reason=self._stop.reason)
         stop_together([child for child in self.children if child.name != LINK], self._clock)
         stop_together(self.children, self._clock)

@@ -108,7 +108,7 @@ def _pinned(server: tuple[str, int], fingerprint: str, deadline: Deadline) -> by
         raise EnrolmentFailed(
             where,
             f"its CA has the fingerprint {seen}, expected {fingerprint}. Either the fingerprint is of "
-            "another server, or somebody stands in between; the token was not sent",
+            "another server, or someone else answers in between; the token was not sent",
         )
     return authority
 

@@ -62,7 +62,7 @@ def prepare_data_dir(data_dir: Path) -> None:
 
     Raises:
         ConfigError: it is open to others, and is not known to be a data directory.
-        OSError: it cannot be made or looked at.
+        OSError: it cannot be made or examined.
     """
     make_directory(data_dir, 0o700)
     close_directory(data_dir, "data_dir", is_ours=(data_dir / "lock").exists())
@@ -153,7 +153,7 @@ def remove_runtime_dir(runtime_dir: Path) -> None:
 def close_home(home: Path) -> None:
     """Make ``home`` with mode 0700, or give it that mode: earlier releases left it open to readers.
 
-    Its parent is sticky, so one that is ours cannot be replaced by others between look and change.
+    Its parent is sticky, so one that is ours cannot be replaced by others between check and change.
 
     Raises:
         SegmentUnsafe: it belongs to another user, or is no directory.

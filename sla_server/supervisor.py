@@ -3,8 +3,8 @@
 State (all in ``Supervisor``, touched by its one thread only):
 
     parts       name -> ``runtime.children.Child``: the process, its restarts, its progress
-    mailboxes   ``supervisor`` in both segments, to record process states and events with dbmanager
-    pending     rows that dbmanager has not yet called durable
+    boxes       its mailboxes in both segments
+    records     process states and events that dbmanager has not yet called durable (``recorder``)
     reports     PRESSURE: the parts that make no progress (``vitals``)
 
 Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,17 +28,13 @@ from typing import Any, Final
 
 import structlog
 
-from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
-from pmdaemon.mailbox import Mailbox, Message, attach
-from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
+from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import Problem, RecordRows
+from pmdaemon.wire.messages.server import Problem
 from sla_server.config import ResolvedConfig
 from sla_server.directories import (
     APP,
@@ -51,18 +45,16 @@ from sla_server.directories import (
     prepare_runtime_dir,
     remove_runtime_dir,
 )
+from sla_server.recorder import Recorder
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
-LOOK_S: Final = 0.1
+STEP_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
-RESEND_S: Final = 5.0  # durability takes milliseconds
-MOST_PENDING: Final = 100  # rows a message, if the 64 KiB of a frame header hold them
 MOST_REASON: Final = 1000  # characters of why a part has ended
-_NAMESPACE: Final = uuid.UUID("6f3c1b52-6c0a-4b55-9f5b-0a1f6f1f7d11")
 
 
 @dataclass
@@ -78,19 +70,12 @@ class Supervisor:
     stop: Stop
     parts: dict[str, Child] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
-    _mailbox: Mailbox | None = None
-    _app: Mailbox | None = None
+    _boxes: tuple[Mailbox, ...] = ()  # in both segments, while they are in order
     clock: SteadyClock = field(default_factory=SteadyClock)
     _clock_file: ClockFile | None = None
-    _pending: list[list[Any]] = field(default_factory=list)
-    _under_way: int = 0  # rows at the head of _pending that are posted and not yet answered
-    _request: str = ""
-    _posted_s: float = 0.0
-    discarded: int = 0
-    """Messages to the supervisor that were damaged."""
+    records: Recorder = field(default_factory=Recorder)
     _reports: Reports | None = None
     _second: EachSecond = field(default_factory=EachSecond)
-    _has_recorded: bool = False  # a dbmanager has worked since this server's start
     _is_drained: bool = False  # dbmanager has ended in order, and with everything that was posted to it
     _status: int = 0
 
@@ -112,7 +97,7 @@ class Supervisor:
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
-            while not wait_for_any(self.stop, self.parts.values(), LOOK_S):
+            while not wait_for_any(self.stop, self.parts.values(), STEP_S):
                 self._step()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
@@ -128,15 +113,18 @@ class Supervisor:
             os.close(lock)
 
     def _attach(self) -> None:
-        self._mailbox = attach(self._segments.path(MAIN), "supervisor")
-        self._app = attach(self._segments.path(APP), "supervisor")
-        self._reports = Reports(self._mailbox, self._app, self.clock)
+        main = attach(self._segments.path(MAIN), "supervisor")
+        self._boxes = (main,)
+        app = attach(self._segments.path(APP), "supervisor")
+        self._boxes = (main, app)
+        self._reports = Reports(main, app, self.clock)
+        self.records.attach(main)
 
     def _detach(self) -> None:
-        for box in (self._mailbox, self._app):
-            if box is not None:
-                box.close()
-        self._mailbox = self._app = self._reports = None
+        self.records.attach(None)
+        for box in self._boxes:
+            box.close()
+        self._boxes, self._reports = (), None
 
     def _command(self, name: str) -> list[str]:
         config = ["--config", str(self.config_path)] if self.config_path else []
@@ -173,7 +161,7 @@ class Supervisor:
                     self._part_event(part, "process-restarted", text)
         if damaged := self._segments.damaged():
             self._renew_segments(damaged)
-        self._drain()
+        self.records.flush(self.clock.monotonic_ns())
         if self._second.is_due():
             self._check_progress()
 
@@ -184,7 +172,7 @@ class Supervisor:
             return
         said = failures(self.config.runtime_dir).get(part.name, "") if status > 0 else ""
         self._plan_restart(part, describe_status(status) + (f": {said}" if said else ""), status)
-        is_first = part.restarts == 0 or (part.name == "dbmanager" and not self._has_recorded)
+        is_first = part.restarts == 0 or (part.name == "dbmanager" and not self.records.has_recorded)
         if status == EX_CONFIG and is_first:
             self._give_up(part.name, status)
 
@@ -211,7 +199,6 @@ class Supervisor:
             MailboxError: one cannot be made; the server ends with that error.
         """
         self._detach()
-        self._under_way = 0  # what was under way is posted again
         for name, finder in damaged.items():
             path = str(self._segments.path(name))
             log.error("segment-damaged", path=path, met_by=finder, parts=list(USERS[name]))
@@ -228,18 +215,8 @@ class Supervisor:
             self._segment_event(name, problem)
 
     def _segment_event(self, name: str, problem: str) -> None:
-        at_us = self.clock.unix_us()
-        row = {
-            "event_id": str(uuid.uuid5(_NAMESPACE, f"damaged/{name}/{at_us}")),
-            "at_us": at_us,
-            "kind": "mailbox-damaged",
-            "severity": "error",
-            "element": "supervisor",
-            "subject": name,
-            "text": f"mailbox segment {name} was damaged and made again: {problem}",
-            "details": {},
-        }
-        self._pending.append(["events", row])
+        text = f"mailbox segment {name} was damaged and made again: {problem}"
+        self._add_event("mailbox-damaged", "error", name, text, {})
 
     def _plan_restart(self, part: Child, reason: str, status: int) -> None:
         """A part does not run: plan its next start."""
@@ -261,8 +238,7 @@ class Supervisor:
             "since_us": part.since_unix_us,
             "reason": "" if part.is_running else part.reason,
         }
-        self._pending.append(["processes", row])
-        self._drain()
+        self.records.add("processes", row, self.clock.monotonic_ns())
 
     def _check_clock(self) -> None:
         """Publish server time; a step of this machine's clock is an event, its end another."""
@@ -280,82 +256,9 @@ class Supervisor:
         self._add_event(kind, "warning", part.name, text, {"restarts": part.restarts})
 
     def _add_event(self, kind: str, severity: str, subject: str, text: str, details: dict[str, Any]) -> None:
-        """Have an event recorded."""
-        at_us = self.clock.unix_us()
-        row = {
-            "event_id": str(uuid.uuid5(_NAMESPACE, f"{kind}/{subject}/{at_us}")),
-            "at_us": at_us,
-            "kind": kind,
-            "severity": severity,
-            "element": "supervisor",
-            "subject": subject,
-            "text": text[: 2 * MOST_REASON],
-            "details": details,
-        }
-        self._pending.append(["events", row])
-        self._drain()
-
-    def _drain(self) -> None:
-        """Post what is pending and keep it until dbmanager says that it is durable.
-
-        One message is under way at a time; without an answer in 5 s (dbmanager was killed between taking
-        and keeping it) it is posted again. Rows are upserts, so a repeat does no harm.
-        """
-        if self._mailbox is None:
-            return
-        for message in self._take():
-            try:
-                answer = frame.decode(message.payload)
-            except WireError as exc:
-                log.error("message-dropped", sender=message.sender, problem=str(exc))
-                continue
-            if answer.kind == Kind.RECORDED and answer.header.get("req") == self._request:
-                self._has_recorded = True
-                del self._pending[: self._under_way]
-                self._under_way = 0
-        now_s = time.monotonic()
-        if not self._pending or (self._under_way and now_s - self._posted_s < RESEND_S):
-            return
-        del self._pending[self._under_way : -MOST_PENDING]  # bounded: the newest states matter most
-        self._request = uuid.uuid4().hex
-        count, record = self._record_message()
-        if not count:
-            return
-        try:
-            self._mailbox.post("dbmanager", record)
-        except MailboxError as exc:
-            log.warning("record-waits", error=str(exc), rows=len(self._pending))
-            return
-        self._under_way, self._posted_s = count, now_s
-
-    def _record_message(self) -> tuple[int, bytes]:
-        """Rows from the head of ``_pending``, as many as one message holds; a larger row is dropped."""
-        count = min(len(self._pending), MOST_PENDING)
-        while count:
-            rows = RecordRows(self._pending[:count], self._request, "supervisor")
-            try:
-                return count, rows.encode()
-            except FrameTooLarge as exc:
-                if count == 1:
-                    table, _row = self._pending.pop(0)
-                    log.error("record-dropped", table=table, problem=str(exc))
-                    count = min(len(self._pending), MOST_PENDING)
-                else:
-                    count //= 2
-        return 0, b""
-
-    def _take(self) -> Sequence[Message]:
-        """What has arrived; a damaged message is none, a damaged segment is made again by the next step."""
-        if self._mailbox is None:
-            return ()
-        try:
-            return self._mailbox.take()
-        except MessageDamaged as exc:
-            self.discarded += 1
-            log.error("message-discarded", error=str(exc), discarded=self.discarded)
-        except MailboxCorrupt as exc:
-            log.error("mailbox-damaged", error=str(exc))
-        return ()
+        at_us, now_ns = self.clock.unix_us(), self.clock.monotonic_ns()
+        text = text[: 2 * MOST_REASON]
+        self.records.add_event(kind, severity, subject, text, details, at_us=at_us, now_ns=now_ns)
 
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last."""

@@ -1,4 +1,4 @@
-"""Who posts to whom: the static route tables of the two mailbox segments.
+"""Senders and recipients: the static route tables of the two mailbox segments.
 
 The main segment joins the parts that handle statistics. The application server, the part that faces the
 web, shares only a small segment of its own (DESIGN.md 3, "Trust boundary"). Sizes are bytes of ring a

@@ -1,7 +1,7 @@
 """Alembic's environment: uses the connection that ``sla_server.db.migrate`` puts into the configuration.
 
 There is no alembic.ini and no offline mode on purpose: the manager migrates at its start, under its lock. To
-write a new step, see docs/design/5-database.md, "A new migration".
+write a new step, see docs/design/5-storage.md, "A new migration".
 """
 
 from __future__ import annotations

@@ -150,7 +150,6 @@ def _unified_rounds(rig: Rig, expected: int, go_on: GoOn) -> Timed:
     core, stop = UnifiedCore(rig.inbound, rig.outbound), Stop()
     thread = threading.Thread(target=lambda: core.run_inbound(stop), name="pm-in-0")
     thread.start()
-    sleeper = core.sleeper()
     times: Timed = []
     while go_on(times):
         begun_s = time.monotonic()
@@ -158,7 +157,7 @@ def _unified_rounds(rig: Rig, expected: int, go_on: GoOn) -> Timed:
         rig.schedule.wanted = True
         while rig.counters["replies"] < target:
             if core.step() and rig.counters["replies"] < target:
-                rig.outbound.sleep(sleeper)
+                core.sleep(stop)
         times.append(time.monotonic() - begun_s)
     stop.set("the measurement is over")
     while not core.step():

@@ -83,7 +83,7 @@ class PlaneClient:
                     changed = self._hello(DpHello.parse(received.header, self.name)) or changed
                 elif received.kind == Kind.DP_CUT:
                     if not self.source.awaits_answer:
-                        raise PlaneLost(self.name, "sent a cut that nobody asked for")
+                        raise PlaneLost(self.name, "sent a cut that was not asked for")
                     self.source.answered(received)
                     self.enforcer.source_answered()
         except WireError as exc:

@@ -198,7 +198,7 @@ class Plane:
 
     def _expire(self, now_ns: int) -> None:
         if self._caps.expire(now_ns):
-            log.warning("lease-expired", text="nobody renewed the server's caps; static caps hold")
+            log.warning("lease-expired", text="the server's caps were not renewed; static caps hold")
             self._enforce(now_ns)
 
     def _enforce(self, now_ns: int) -> None:

@@ -209,7 +209,7 @@ class UpstreamOpening:
         if handshake.state is not HandshakeState.READY:
             return
         if handshake.left_over:
-            self._fail(UpstreamError(self._uri, "it sent replies that nobody asked for"))
+            self._fail(UpstreamError(self._uri, "it sent replies that were not asked for"))
             return
         sock, facts = self._sock, handshake.facts
         assert sock is not None  # READY only after receiving

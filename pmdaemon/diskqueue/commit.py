@@ -8,8 +8,8 @@ woken at once each sleeps a second time, at that lock. Only when the last waiter
 next round begin, led by the first waiter of the requests that came meanwhile; by then the threads just
 confirmed have added their next requests, and the batch is full.
 
-    _busy  who leads                                      becomes
-    no     nobody; the next ``wait`` leads inline         yes
+    _busy  leader                                         becomes
+    no     none; the next ``wait`` leads inline           yes
     yes    a thread in ``_round``, or the chain runs      handed to the first waiter; else, to the helper
                                                           if requests without a waiter are pending; else no
 
@@ -63,7 +63,7 @@ class Request:
         self.done = False
         self.leads = False
         self.error: DiskQueueError | None = None
-        self.gate: Any = None  # a raw lock, held until its waiter may go on; None again when it was told to
+        self.gate: Any = None  # a raw lock, held until its waiter may go on; then None again
         self.waits_at: Any = None  # the same, until its waiter went on
         self.on_done: Callable[[Request], None] | None = None
 
@@ -79,7 +79,7 @@ class Request:
 
         Raises:
             RuntimeError: another thread waits for it.
-            QueuePoisoned: the write or sync failed, or nobody confirmed in time.
+            QueuePoisoned: the write or sync failed, or no confirmation came in time.
         """
         self._commit.wait(self)
 
@@ -126,7 +126,7 @@ class Commit:
         self.confirm_s: Final = settings.confirm_s
 
     def add(self, request: Request, *, waits: bool) -> None:
-        """Receipt. Lock held. Without a waiter the helper is woken if nobody leads."""
+        """Receipt. Lock held. Without a waiter the helper is woken if no thread leads."""
         self._pending.append(request)
         if self._gathering:
             self._arrived.notify()
@@ -171,7 +171,7 @@ class Commit:
             raise request.error
 
     def lead_alone(self) -> bool:
-        """Take the lead for one record that nobody else is to see, if nothing is going on. Lock held."""
+        """Take the lead for one record that no other thread is to see, if no round is going on. Lock held."""
         if self._busy or self._pending or self._settings.gather_s:
             return False
         self._alone = threading.get_ident()
@@ -179,7 +179,7 @@ class Commit:
         return True
 
     def let_go_alone(self, entries: list[IndexEntry], run: Run | None) -> None:
-        """Whoever called ``lead_alone`` does not come to ``solo``; what is reserved waits for a round."""
+        """After ``lead_alone`` whose thread does not come to ``solo``: what is reserved waits for a round."""
         with self._lock:
             if self._alone != threading.get_ident():
                 return
@@ -215,7 +215,7 @@ class Commit:
         self._pass_on()
 
     def lead_pending(self) -> bool:
-        """The helper's round, if nobody leads and something waits; returns whether there was one."""
+        """The helper's round, if no thread leads and something waits; returns whether there was one."""
         with self._lock:
             if self._busy or not self._pending:
                 return False
@@ -285,7 +285,7 @@ class Commit:
             gate.release()
 
     def _next_gate(self) -> Any:
-        """The gate to open, None if nobody waits (then nobody leads). Lock held."""
+        """The gate to open, None if no thread waits (then none leads). Lock held."""
         chain = self._chain
         while chain:
             request = chain.popleft()
@@ -310,7 +310,7 @@ class Commit:
         try:
             with self._lock:
                 batch = self._take()
-            if not batch:  # somebody else's failure emptied the queue
+            if not batch:  # the failure of another thread's round emptied the queue
                 return
             for offset, _end, buffers in _merged(batch):
                 self._storage.write(DATA_START + offset, buffers)
@@ -318,7 +318,7 @@ class Commit:
             with self._lock:
                 self._confirm(batch)
         except BaseException as exc:
-            # Whatever it is, nobody knows now what the disk holds: never sync again.
+            # Whatever it is, what the disk holds is unknown now: never sync again.
             error = self._poison(str(exc) or type(exc).__name__)
             with self._lock:
                 self._pending.extendleft(request for request in reversed(batch) if not request.done)

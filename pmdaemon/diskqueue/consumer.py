@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-SLACK: Final = 2048  # numbers filed before a small queue is worth looking through
+SLACK: Final = 2048  # numbers filed before cleaning a small queue is worth it
 
 
 class QueueMessage(NamedTuple):

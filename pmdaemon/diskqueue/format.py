@@ -160,7 +160,7 @@ class Scan:
 def scan(ring: memoryview, seed: int) -> Scan:
     """Find every intact record: steps of 256 bytes, an intact record's length is skipped.
 
-    Only blocks that begin with the signature are looked at; numpy finds them (an empty GB in 0.1 s). Taking
+    Only blocks that begin with the signature are examined; numpy finds them (an empty GB in 0.1 s). Taking
     the other fields by columns, or copying the headers together to unpack them in one C loop, was measured to
     be slower than one unpack a record. Source: Q7.
     """

@@ -57,7 +57,7 @@ class Index:
         self._syncing = threading.Lock()
 
     def take(self) -> int:
-        """A slot for a new entry; the caller looked at ``in_use`` first. Lock held."""
+        """A slot for a new entry; the caller checked ``in_use`` first. Lock held."""
         slot = self.free_head
         if slot == NONE:
             slot = self.used

@@ -4,7 +4,7 @@
                submit (returns at once with a handle)
     consume    lock -> process -> delete, or retry (count raised, perhaps later),
                unlock (as if nothing was), or move_aside (to the secondary queue)
-    look       read, peek, stat
+    inspect    read, peek, stat
 
 A queue has a state (``state.QueueState``: the records in memory, and their lock), a commit
 (``commit.Commit``: what makes added records durable in groups) and two files. Nothing is written to a file
@@ -146,7 +146,7 @@ class DiskQueue:
         """Add a batch without waiting; the handle's ``wait`` blocks until durable.
 
         ``on_durable`` is called from the thread that synced, for each request once it is on disk; it must be
-        short and must not raise. It is not called when the commit fails: look at ``Request.error``.
+        short and must not raise. It is not called when the commit fails: see ``Request.error``.
         ``wake_helper`` False: the caller waits itself, soon; without it the helper starts a round at once.
 
         Raises:
@@ -373,13 +373,8 @@ class DiskQueue:
         state = self._state
         with state.lock:
             state.refuse()
-            seq = min(seq, state.durable_seq)
-            first = state.lower_bound()
-            doomed = [state.live[number] for number in range(first, seq + 1) if number in state.live]
-            for entry in doomed:
-                state.remove(entry)
-            state.ready.trim()
-            return len(doomed)
+            numbers = range(state.lower_bound(), min(seq, state.durable_seq) + 1)
+            return state.remove_all([state.live[number] for number in numbers if number in state.live])
 
     def discard(self, seqs: Iterable[int]) -> int:
         """Delete these durable records, locked or not; returns how many there were."""
@@ -387,26 +382,16 @@ class DiskQueue:
         with state.lock:
             state.refuse()
             found = [entry for seq in seqs if (entry := state.live.get(seq)) is not None and entry.durable]
-            for entry in found:
-                state.remove(entry)
-            state.ready.trim()
-            return len(found)
+            return state.remove_all(found)
 
     def release_dead(self) -> int:
         """Unlock what processes hold that are gone, retry count raised; returns how many."""
         state = self._state
         with state.lock:
-            locked = [entry for entry in state.live.values() if entry.work and entry.work.owner]
-        owners = {entry.work.owner for entry in locked if entry.work and entry.work.owner}
+            owners = state.owners()
         gone = {owner for owner in owners if not is_alive(owner)}
-        released = 0
         with state.lock:
-            for entry in locked:
-                if entry.work and entry.work.owner in gone and state.live.get(entry.seq) is entry:
-                    entry.work.retries += 1
-                    state.unlock(entry, 0.0)
-                    released += 1
-        return released
+            return state.release(gone)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a record is ready or the time has passed; returns whether one is ready now."""
@@ -428,7 +413,7 @@ class DiskQueue:
             finally:
                 state.consumers_waiting -= 1
 
-    # looking
+    # inspecting
 
     def read(self, seq: int) -> QueueMessage | None:
         """A durable record, or None when it is not there (any more).

@@ -77,7 +77,7 @@ def open_resized(
     if problem := obstacle(data, index, opened, settings):
         log.warning("queue-not-resized", problem=problem, **facts)
         return data, index, opened
-    assert isinstance(data, Replaceable)  # obstacle() looked
+    assert isinstance(data, Replaceable)  # obstacle() checked it
     assert isinstance(index, Replaceable)
     with ExitStack() as undo:
         asides: list[Replaceable] = []

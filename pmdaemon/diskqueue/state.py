@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -227,6 +227,13 @@ class QueueState:
         self.index.release(entry.slot)
         del self.live[entry.seq]
 
+    def remove_all(self, entries: Sequence[IndexEntry]) -> int:
+        """``remove`` of each; returns how many. Lock held."""
+        for entry in entries:
+            self.remove(entry)
+        self.ready.trim()
+        return len(entries)
+
     def lower_bound(self) -> int:
         """The smallest live sequence number, or the next one to be given. Lock held."""
         floor, live, limit = self.floor, self.live, self.next_seq
@@ -265,6 +272,18 @@ class QueueState:
         else:
             work.not_before_ns = 0
             self.ready.add_again(entry.seq, entry.destination)
+
+    def owners(self) -> set[LockOwner]:
+        """Processes that have locked records. Lock held."""
+        return {entry.work.owner for entry in self.live.values() if entry.work and entry.work.owner}
+
+    def release(self, owners: Container[LockOwner]) -> int:
+        """Unlock what these hold, retry count raised; returns how many. Lock held."""
+        theirs = [entry for entry in self.live.values() if entry.work and entry.work.owner in owners]
+        for entry in theirs:
+            entry.working().retries += 1
+            self.unlock(entry, 0.0)
+        return len(theirs)
 
     # the index file
 

@@ -1,8 +1,8 @@
 """Doorbells: a FIFO wakes a recipient that sleeps in a selector.
 
-Only a sleeper is rung: the recipient sets its SLEEP word, looks once more and then waits; a sender that
+Only a sleeper is rung: the recipient sets its SLEEP word, searches once more and then waits; a sender that
 finds the word set clears it and writes one byte. Busy traffic costs no system call. A lost ring costs at
-most ``BACKSTOP_S``, because no recipient sleeps longer than that without a look.
+most ``BACKSTOP_S``, because no recipient sleeps longer than that before it searches again.
 
 A FIFO is opened by path, so a restarted recipient is found again; it stays in place when its process dies.
 Ringing never blocks and never raises: a missing, unread or full FIFO means that no process sleeps there, or
@@ -22,7 +22,7 @@ from typing import Final
 from pmdaemon.mailbox.errors import SegmentUnsafe, segment_unusable
 
 BACKSTOP_S: Final = 0.05
-"""Longest sleep without a look. Twenty idle looks a second cost 0.01 % of a core; a lost ring costs 50 ms."""
+"""Longest sleep between two searches. Twenty idle ones a second cost 0.01 % of a core, a lost ring 50 ms."""
 
 _COMMON_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 

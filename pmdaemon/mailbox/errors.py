@@ -1,4 +1,4 @@
-"""Errors of the mailbox. What no caller tells apart is a ``MailboxError`` or ``SegmentError`` with a message.
+"""Errors of the mailbox. A class of its own has what a caller distinguishes; the rest differs in its message.
 
 MailboxError
 ├── LayoutInvalid        the table of participants and routes is wrong; fix the configuration
@@ -77,7 +77,7 @@ class SegmentMissing(SegmentError):
 
 
 class SegmentUnsafe(SegmentError):
-    """Somebody else could reach or replace the file."""
+    """Another user could reach or replace the file."""
 
     exit_status = 77  # EX_NOPERM
 
@@ -135,7 +135,7 @@ class RoomMissing(MailboxError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(
-            f"no room is reserved for participant {name!r}. Whoever starts its process reserves it first "
+            f"no room is reserved for participant {name!r}. The parent of its process reserves it first "
             "(pmdaemon does for its pairs, and says in its log why it could not)"
         )
 

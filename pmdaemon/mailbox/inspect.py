@@ -66,7 +66,7 @@ from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
 from pmdaemon.mailbox.ring import BUNDLE_MESSAGES, Outlet, PayloadRing, all_done, messages_in
 from pmdaemon.mailbox.segment import Segment, is_alive
 from pmdaemon.mailbox.shared_writer import SharedWriter
-from pmdaemon.mailbox.writer import LaneWriter
+from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 
 RESET_CAUSES: Final = ("invalid", "scans", "idle", "urgent", "returned")
 
@@ -252,7 +252,7 @@ def _participant(words: memoryview, layout: Layout, index: int) -> dict[str, Any
         "sleeping": bool(words[control + C_SLEEP]),
         "posted_sequence": words[control + C_SEQUENCE],
         "room_reserved": has_room,
-        # Not even looked at without a room: a load would take a page of the tmpfs.
+        # Not even read without a room: a load would take a page of the tmpfs.
         "slots": _slots(words, layout, index) if has_room else dict.fromkeys(SLOT_STATES, 0),
         **_figures(words, control),
     }
@@ -376,13 +376,14 @@ def _adopt_all(segment: Segment) -> None:
         where = f"{segment.path}, " + ("the shared list" if layout.form == "shared" else f"lane of {name}")
         try:
             # Only ``RobustMutex`` asks for more than a buffer, and a bytearray will do for it.
-            writer(cast(Any, copy), words, layout, index, outlets, Ringer(segment.path), where)
+            ringer = Ringer(segment.path)
+            writer(SenderPlace(cast(Any, copy), words, layout, index, outlets, ringer, where))
         except MailboxBusy:
             return  # a living process holds the list: it is in use
 
 
 def _copy(segment: Segment) -> bytearray:
-    """Header, control blocks and slots; zeroes for the slots without a room, which are not even looked at."""
+    """Header, control blocks and slots; zeroes for the slots without a room, which are not even read."""
     layout, memory = segment.layout, segment.memory
     copy = bytearray(memory[: layout.slots_at_bytes])
     size = SLOT_BYTES * layout.slots_per_sender

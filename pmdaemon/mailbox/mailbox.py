@@ -52,10 +52,10 @@ from pmdaemon.mailbox.reader import LaneReader, UnackedBatch
 from pmdaemon.mailbox.ring import Outlet, PayloadRing
 from pmdaemon.mailbox.segment import Segment, claim
 from pmdaemon.mailbox.shared_writer import SharedWriter
-from pmdaemon.mailbox.writer import LaneWriter
+from pmdaemon.mailbox.writer import LaneWriter, SenderPlace
 from pmdaemon.runtime.clock import Deadline
 
-_LOOKS_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
+_SEARCHES_BEFORE_SLEEP = 50  # some 50 us, about what falling asleep and being woken cost both sides
 _PUBLISH_EVERY = 64  # takes of a recipient that never sleeps
 _KEPT_BYTES: Final = 1 << 20
 """Several times what a take copies by default."""
@@ -122,7 +122,9 @@ class Mailbox:
         shared = layout.form == "shared"
         where = f"{segment.path}, " + ("the shared list" if shared else f"lane of {self.name}")
         writer = SharedWriter if shared else LaneWriter
-        self._writer = writer(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        self._writer = writer(
+            SenderPlace(segment.memory, segment.words, layout, index, outlets, self._ringer, where)
+        )
         self._post_one = self._writer.post_one
         self._batch = UnackedBatch(segment.words, layout, self.name)
         self._unacked = self._batch.unacked
@@ -132,7 +134,7 @@ class Mailbox:
             for place in _list_places(segment, index)
         ]
         self._sources = Sources(self._writer, self._ringer, self._readers, self._batch)
-        # Lanes are looked at in turn, so that a busy one cannot hide another: one order for each start.
+        # Lanes are searched in turn, so that a busy one cannot hide another: one order for each start.
         self._orders = [self._readers[i:] + self._readers[:i] for i in range(len(self._readers))] or [[]]
         self._turn = 0
         self._takes_unpublished = 0
@@ -163,7 +165,7 @@ class Mailbox:
         Raises:
             MailboxFull: ``recipients`` of the error had no room; the others have the message.
             MessageTooLarge, MailboxError (no route to a recipient): nothing was posted.
-            MailboxCorrupt: this participant's lane was overwritten by a stranger.
+            MailboxCorrupt: this participant's lane was overwritten by another program.
         """
         try:
             if type(payload) is bytes and type(recipients) is str and not urgent:
@@ -317,7 +319,7 @@ class Mailbox:
             self.release()
         self._publish()
         self._words[self._sleep_word] = 1
-        # SLEEP must be visible before the last look; ``LaneWriter._ring`` is the other half.
+        # SLEEP must be visible before the last search; ``LaneWriter._ring`` is the other half.
         self._fence.acquire()
         self._fence.release()
         waiting = True
@@ -343,12 +345,12 @@ class Mailbox:
     def wait(self, timeout_s: float) -> bool:
         """Sleep until something can be taken (True) or ``timeout_s`` has passed (False).
 
-        Releases the batch. At first it only gives others the processor and looks again, a few
+        Releases the batch. At first it only gives others the processor and searches again, a few
         times: a busy sender is then not made to ring for every message.
         """
         if self._unacked:
             self.release()
-        for _ in range(_LOOKS_BEFORE_SLEEP if timeout_s else 0):
+        for _ in range(_SEARCHES_BEFORE_SLEEP if timeout_s else 0):
             if self._something_waits():
                 return True
             os.sched_yield()
@@ -425,8 +427,8 @@ def wait_any(
 ) -> None:
     """Sleep until one of ``mailboxes`` has a message, one of ``others`` is readable, or the time has passed.
 
-    Returns at once if a message is there, and after ``BACKSTOP_S`` at the latest: the caller looks and comes
-    again. Releases the batches of the mailboxes.
+    Returns at once if a message is there, and after ``BACKSTOP_S`` at the latest: the caller calls it again.
+    The time is rounded up to a millisecond, so that no caller spins. Releases the batches of the mailboxes.
 
     Raises:
         MailboxCorrupt, PayloadInUse: as ``Mailbox.prepare_sleep``.

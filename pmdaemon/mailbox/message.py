@@ -1,4 +1,4 @@
-"""What a recipient gets, and how it is to look for it: plain values.
+"""Messages handed to recipients, and how a recipient searches for them: plain values.
 
 Holds no state and touches no shared memory.
 """

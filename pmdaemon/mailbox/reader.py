@@ -1,7 +1,7 @@
 """The taking side, for both forms: a search that goes on where the last one ended (M3), and its batch.
 
 **Look-ahead.** It is (slot, generation) of the last slot *inspected*, in this process's own memory. Following
-its NEXT finds what was appended since; an empty look costs three loads, whatever the list's length. Slots
+its NEXT finds what was appended since; an empty search costs three loads, whatever the list's length. Slots
 inspected per message are then near 1; from the head they would be as many as there are before it (M9).
 
 **Noticing change.** Every load of NEXT is followed by a check of that slot's generation, and a slot is used
@@ -92,14 +92,19 @@ class LaneReader:
     """
 
     def __init__(
-        self, memory: mmap.mmap, words: memoryview, place: ListPlace, unacked: dict[int, int], look: LookAhead
+        self,
+        memory: mmap.mmap,
+        words: memoryview,
+        place: ListPlace,
+        unacked: dict[int, int],
+        look_ahead: LookAhead,
     ) -> None:
         self._memory = memory
         self._words = words
         self._first_sender = place.first_sender
         self._unacked = unacked
-        self._adaptive = look.adaptive
-        self._enabled = look.enabled
+        self._adaptive = look_ahead.adaptive
+        self._enabled = look_ahead.enabled
         self._where = place.where
         if place.senders == 1:  # every slot there has the same sender: compare it, too
             self._mine, self._mask = place.first_sender << 16 | place.recipient, MASK32
@@ -118,9 +123,9 @@ class LaneReader:
         self._generation = 0
         self._seeking = 0  # reference of the look-ahead given up in the last reset, while not met again
         self._reset_at = self._met_at = 0
-        self.threshold = _NEVER if look.threshold is None else look.threshold
-        self._due = _NEVER if look.threshold is None else 0
-        if not look.enabled:
+        self.threshold = _NEVER if look_ahead.threshold is None else look_ahead.threshold
+        self._due = _NEVER if look_ahead.threshold is None else 0
+        if not look_ahead.enabled:
             self._due = -1
         self.scans = self.inspected = 0
         self.resets = {"invalid": 0, "scans": 0, "idle": 0, "urgent": 0, "returned": 0}

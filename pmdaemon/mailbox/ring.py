@@ -205,7 +205,7 @@ class Outlet:
         written, limit: ring positions, see the module; ``limit`` is freed + size, where writing must end.
         pending: slots of this route not freed yet, in the order of their payloads.
         size, start, end: of the ring, in bytes.
-        reclaim_at: number of pending slots at which to look for taken ones.
+        reclaim_at: number of pending slots at which to search for taken ones.
         room_word: index of the recipient's ROOM word, or 0 once its room is known to be reserved. Until then
             ``limit`` and ``reclaim_at`` let nothing in.
     """
@@ -246,7 +246,7 @@ class Outlet:
         self.limit, self.reclaim_at = -1, 0
 
     def set_ends(self, written: int, freed: int) -> None:
-        """Set both ends, after a look at the slots."""
+        """Set both ends to what the slots say."""
         self.written, self.limit = written, freed + self.size
 
     def free_up_to(self, position: int) -> None:

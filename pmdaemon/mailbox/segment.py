@@ -16,9 +16,9 @@ reserved, so a death in between leaves bytes that are reserved in vain until the
 
 A name in a segment belongs to one living process at a time: PID and START of the control block say which
 (``claim``). A process is named by its number *and* its start time (clock ticks since boot), because numbers
-are reused: a process of that PID that started at another time is a stranger, and the name is free again. A
-zombie executes nothing any more and counts as gone. Reads /proc; all processes of one server live in one PID
-namespace (a limit stated in docs/design/2-mailbox.md).
+are reused: a process of that PID that started at another time is another process, and the name is free again.
+A zombie executes nothing any more and counts as gone. Reads /proc; all processes of one server live in one
+PID namespace (a limit stated in docs/design/2-mailbox.md).
 """
 
 from __future__ import annotations

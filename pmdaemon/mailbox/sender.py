@@ -141,21 +141,26 @@ class MailboxSender:
             )
             return False
         queue.append(("serial", next(self._serial)) if key is None else key, payload)
-        while self._drop_oldest and len(queue.messages) > 1 and self._is_beyond(queue, 0, 0):
-            queue.remove_oldest()
-            queue.has_dropped = True
-            self.lost += 1
+        self._drop_beyond(queue)
         return True
 
     def put_all(self, recipient: str, messages: Sequence[tuple[Hashable, bytes]]) -> bool:
         """Queue messages, all or none, each with a key that no other has; False if they were refused."""
         queue = self._queue(recipient)
-        if self._is_beyond(queue, len(messages), sum(len(payload) for _, payload in messages)):
+        size_bytes = sum(len(payload) for _, payload in messages)
+        if not self._drop_oldest and self._is_beyond(queue, len(messages), size_bytes):
             self.lost += len(messages)
             return False
         for key, payload in messages:
             queue.append(key, payload)
+        self._drop_beyond(queue)
         return True
+
+    def _drop_beyond(self, queue: _Queue) -> None:
+        while self._drop_oldest and len(queue.messages) > 1 and self._is_beyond(queue, 0, 0):
+            queue.remove_oldest()
+            queue.has_dropped = True
+            self.lost += 1
 
     def send(self, payload: bytes, *recipients: str) -> None:
         """Post to all recipients at once, or queue the message for those without room or with a queue."""
@@ -230,6 +235,10 @@ class MailboxSender:
             except MailboxError as exc:
                 report(recipient, exc)
         return len(payloads)
+
+    def post_again(self, recipient: str) -> None:
+        """Post everything without an answer at the next ``flush``: the mailbox it was posted to is gone."""
+        self._queue(recipient).posted = 0
 
     def answered(self, recipient: str, key: Hashable, now_ns: int) -> bool:
         """The recipient has answered this message; False if it is not known, or was answered before."""

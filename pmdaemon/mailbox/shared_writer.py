@@ -20,9 +20,9 @@ the one made here; hence the kind is checked each time. Calls go through ``PyDLL
 kept): a trylock is shorter than giving that lock away. Source: pthread_mutexattr_setrobust(3); glibc,
 bits/struct_mutex.h for x86-64 (offsets of lock and kind).
 
-**Repair.** The forward chain is valid after every store, everything else follows from it. Whoever gets the
-lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY names
-if it is linked no more (its slots still name each other), announces the front, and clears DIRTY last: a
+**Repair.** The forward chain is valid after every store, everything else follows from it. The process that
+gets the lock and finds DIRTY walks forward once, rewrites PREVIOUS, TAIL and URGENT, frees the run that DIRTY
+names if it is linked no more (its slots still name each other), announces the front, and clears DIRTY last: a
 death during repair leaves DIRTY, and the next one repeats it. What a dead process unlinked is thus freed
 before anything else is unlinked; takers rely on that.
 
@@ -45,7 +45,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from pmdaemon.mailbox.doorbell import Ringer
 from pmdaemon.mailbox.errors import MailboxBusy, MailboxCorrupt
 from pmdaemon.mailbox.layout import (
     FLAG_URGENT,
@@ -63,10 +62,8 @@ from pmdaemon.mailbox.layout import (
     S_PREVIOUS,
     SLOT_WORDS,
     TAKEN,
-    Layout,
 )
-from pmdaemon.mailbox.ring import Outlet
-from pmdaemon.mailbox.writer import Copy, LaneWriter
+from pmdaemon.mailbox.writer import Copy, LaneWriter, SenderPlace
 from pmdaemon.runtime.clock import Deadline
 
 PATIENCE_S: Final = 0.1
@@ -192,18 +189,9 @@ class SharedWriter(LaneWriter):
         repairs: of the list after the death of a process, made by this one.
     """
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        words: memoryview,
-        layout: Layout,
-        sender: int,
-        outlets: Sequence[Outlet],
-        ringer: Ringer,
-        where: str,
-    ) -> None:
-        base = layout.list_word
-        self._mutex = RobustMutex(memory, words, (base + L_MUTEX) * 8, where)
+    def __init__(self, place: SenderPlace) -> None:
+        layout, base = place.layout, place.layout.list_word
+        self._mutex = RobustMutex(place.memory, place.words, (base + L_MUTEX) * 8, place.where)
         self._list_head, self._list_tail, self._list_urgent = base + L_HEAD, base + L_TAIL, base + L_URGENT
         self._release = self._mutex.release
         self._attempt = self._mutex.attempt
@@ -211,9 +199,9 @@ class SharedWriter(LaneWriter):
         self._all_slots = layout.slots_per_sender * len(layout.participants)
         self._all_words = layout.slots_word(0)
         self._before_words = self._all_words - SLOT_WORDS + S_NEXT  # plus index + 1 slots: a NEXT word
-        self._first_reference = sender * layout.slots_per_sender + 1
+        self._first_reference = place.sender * layout.slots_per_sender + 1
         self.repairs = 0
-        super().__init__(memory, words, layout, sender, outlets, ringer, where)
+        super().__init__(place)
         self._front_word = self._list_front
 
     @contextmanager

@@ -5,9 +5,9 @@ order between senders (M1). The form `shared` (``shared_writer``) replaces how a
 walked; slots, rings, quotas and takers are the same.
 
 **Post.** Slots for all copies are filled and chained among themselves; then *one* store, the
-predecessor's NEXT, makes the whole chain visible. x86-64 keeps stores in order, so whoever sees that store
-sees the slots. An urgent chain goes behind the last urgent slot still linked, so urgent slots always form
-the front of the list; FRONT is counted up to tell takers to look there.
+predecessor's NEXT, makes the whole chain visible. x86-64 keeps stores in order, so a process that sees that
+store sees the slots. An urgent chain goes behind the last urgent slot still linked, so urgent slots always
+form the front of the list; FRONT is counted up so that takers search there.
 
 **Bulk stores.** A slot is filled by one copy of its eight words, and a payload, or a bundle of them
 (``ring``), by another, in no order of their words: no process can reach them yet, and a stale look-ahead
@@ -37,7 +37,7 @@ import mmap
 import struct
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from pmdaemon.mailbox.doorbell import Ringer
@@ -68,7 +68,7 @@ from pmdaemon.mailbox.ring import CRC_BYTES, LENGTHS, Outlet, Piece, checksum, p
 _NEXT_GENERATION: Final = 1 << 32
 
 RECLAIM_BATCH: Final = 64
-"""Look for taken slots once in so many slots of a route: the look is amortised, and the list that a taker
+"""Search for taken slots once in so many slots of a route: the search is amortised, and the list that a taker
 walks after a reset holds at most that many dead slots a route."""
 
 
@@ -77,6 +77,25 @@ Copy = tuple[Outlet, int, bytes | memoryview | list[bytes | memoryview], int, in
 """What goes into one slot: outlet, position in its ring, bytes or a bundle's parts, length, sequence."""
 
 Payloads = Sequence[bytes | memoryview]
+
+
+class SenderPlace(NamedTuple):
+    """What a writer works on: a sender's place in a segment.
+
+    Attributes:
+        memory, words: the segment, as bytes and as words of 64 bits.
+        sender: index of the participant.
+        outlets: its side of each of its routes.
+        where: the list it writes to, for messages.
+    """
+
+    memory: mmap.mmap
+    words: memoryview
+    layout: Layout
+    sender: int
+    outlets: Sequence[Outlet]
+    ringer: Ringer
+    where: str
 
 
 class LaneWriter:
@@ -102,33 +121,20 @@ class LaneWriter:
     _previous: list[int]
     _last_urgent: int
 
-    def __init__(
-        self,
-        memory: mmap.mmap,
-        words: memoryview,
-        layout: Layout,
-        sender: int,
-        outlets: Sequence[Outlet],
-        ringer: Ringer,
-        where: str,
-    ) -> None:
+    def __init__(self, place: SenderPlace) -> None:
+        self._memory, self._words, layout, sender, self._outlets, self._ringer, self._where = place
         control = layout.control_word(sender)
-        self._memory = memory
-        self._words = words
-        self._where = where
         self._slots = layout.slots_per_sender
         self._first_word = layout.slots_word(sender)
         self._head_word = control + C_HEAD
         self._front_word = control + C_FRONT
         self._sequence_word = control + C_SEQUENCE
-        self._outlets = outlets
-        self._by_address = {outlet.address: outlet for outlet in outlets}
+        self._by_address = {outlet.address: outlet for outlet in self._outlets}
         self._state_word = [self._first_word + slot * SLOT_WORDS + S_STATE for slot in range(self._slots)]
         self._at_bytes = [word * 8 for word in self._state_word]
         self._next_word = [word + S_NEXT for word in self._state_word]
         self._next_word.append(self._head_word)
         self._sender = layout.participants[sender]
-        self._ringer = ringer
         fence = threading.Lock()
         self._fence_in, self._fence_out = fence.acquire, fence.release
         self.posts = self.bytes_posted = self.full = self.busy = self.reclaimed = 0
@@ -193,7 +199,7 @@ class LaneWriter:
         Raises:
             MessageTooLarge: it can never fit one of the rings; nothing was posted.
             MailboxBusy: the list is locked by a process that is stopped; nothing was posted.
-            MailboxCorrupt: a stranger wrote into this lane.
+            MailboxCorrupt: another program wrote into this lane.
         """
         if self._interrupted:
             self.adopt()
@@ -291,7 +297,7 @@ class LaneWriter:
 
     def _ring(self, outlets: Sequence[Outlet]) -> None:
         # Race: the link must be visible before SLEEP is loaded, as the sleeper's SLEEP is before its last
-        # look; else each could miss the other's store. A lock's acquire is a full fence on x86-64.
+        # search; else each could miss the other's store. A lock's acquire is a full fence on x86-64.
         self._fence_in()
         self._fence_out()
         for outlet in outlets:
@@ -508,7 +514,7 @@ class LaneWriter:
             outlet.block()
 
     def _announce_urgent(self) -> None:
-        """Tell takers to look at the head. Without it their own resets (M5) find the chain, later."""
+        """Let takers search from the head. Without it their own resets (M5) find the chain, later."""
         self._words[self._front_word] = self._words[self._front_word] + 1 & MASK32
 
     def _reclaim(self, outlet: Outlet) -> None:

@@ -6,10 +6,10 @@ certificate for the same identity. Revoking names a gateway or a serial and ends
 also one that is being renewed at that moment: issuing and revoking hold the same lock. It withdraws the
 tokens that wait for the gateway, too.
 
-One gateway, one certificate. Enrolment ends the older certificates of that gateway_id at once: whoever makes
-a token again has lost the key, or does not trust who has it. A renewed certificate, and one issued by hand,
-leaves the older one valid until it expires or the new one is first used (``supersede``), because its holder
-may never receive it.
+One gateway, one certificate. Enrolment ends the older certificates of that gateway_id at once: an operator
+who makes a token again has lost the key, or distrusts its holder. A renewed certificate, and one issued by
+hand, leaves the older one valid until it expires or the new one is first used (``supersede``), because its
+holder may never receive it.
 
 Durability: a certificate is recorded before it is handed out. A token is burnt before a certificate is made,
 so that it never makes two, but not by a request that is refused.

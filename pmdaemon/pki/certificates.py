@@ -86,7 +86,7 @@ def public_key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
         is_signed = request.is_signature_valid
         key = request.public_key()
     except _UNREADABLE as exc:
-        # What the library says stays with us: it is for developers, and about a stranger's bytes.
+        # What the library says stays with us: it is for developers, and about bytes of an unknown peer.
         text = "the request cannot be read; send PKCS 10, DER or PEM, for a P-256 or P-384 key"
         raise CredentialRefused("bad-request", text) from exc
     if not is_signed:

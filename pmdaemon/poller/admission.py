@@ -128,7 +128,7 @@ class Admission:
         return may_stay, oldest
 
     def record_eviction(self, conn: AgentConnection, reason: str) -> None:
-        """A stranger has to go for a newcomer."""
+        """An unregistered connection was closed to make room for a newer one."""
         self._counters["strangers_evicted"] += 1
         self._refusals.warning(self._clock.monotonic_ns(), "evicted", address=conn.address, reason=reason)
 

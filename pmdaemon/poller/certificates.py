@@ -44,7 +44,7 @@ from pmdaemon.wire.session import error_code
 
 REREAD_MS: Final = 1000
 MAX_NEWEST_SERIALS: Final = 65_536
-REFUSAL_EVENT_NS: Final = 60 * 10**9  # a stranger that tries tokens must not fill the table of events
+REFUSAL_EVENT_NS: Final = 60 * 10**9  # a peer that guesses tokens must not fill the table of events
 log = structlog.get_logger("certificates")
 
 
@@ -90,11 +90,15 @@ def _unusable() -> PeerRefused:
 
 
 class CertificateWorker:
-    """See the module; the ``CertificateDesk`` of ``poller.credentials``.
+    """See the module.
 
     Args:
         answer: takes answers to the inbound thread.
         counters: its own; no other thread writes to them.
+
+    Attributes:
+        authority_der: the CA's certificate.
+        revoked: serials that are not accepted any more.
 
     Raises:
         PkiError: the authority cannot be used.
@@ -124,24 +128,25 @@ class CertificateWorker:
 
     # -- asked by the inbound thread
 
-    def enrol(self, conn: AgentConnection, enrolment: Enrol) -> None:
-        """See ``CertificateDesk``."""
+    def enrol(self, conn: AgentPeer, enrolment: Enrol) -> None:
+        """Ask for a first certificate; the answer goes to the connection, later."""
         self._ask(
             conn,
             f"gateway {enrolment.gateway_id}",
             lambda: self._authority.enrol(enrolment.token, enrolment.request, enrolment.gateway_id),
         )
 
-    def renew(self, conn: AgentConnection, credential: Credential, request: bytes) -> None:
-        """See ``CertificateDesk``."""
+    def renew(self, conn: AgentPeer, credential: Credential, request: bytes) -> None:
+        """Ask for the next one."""
         self._ask(conn, f"gateway {credential.name}", lambda: self._authority.renew(credential, request))
 
     def used(self, credential: Credential) -> None:
-        """See ``CertificateDesk``."""
+        """A gateway has shown this certificate and was let in: older ones of it end."""
         if credential.serial not in self._newest_serials:
             self._questions.put(Used(credential))
 
-    def _ask(self, conn: AgentConnection, who: str, ask: Callable[[], bytes]) -> None:
+    def _ask(self, conn: AgentPeer, who: str, ask: Callable[[], bytes]) -> None:
+        assert isinstance(conn, AgentConnection)  # there are no others; the protocol breaks an import cycle
         if conn.asking:
             raise PeerRefused("asked-twice", "it asks for a certificate while another is being made")
         conn.asking = True
@@ -200,7 +205,7 @@ class CertificateWorker:
             # The peer learns only that it is the server's fault; the log says what.
             log.error("no-certificate", asked_by=question.who, error=str(exc))
             return CertificateRefused(question.conn, _unusable())
-        except BaseException:  # a request is a stranger's bytes, and a panic in Rust code is no Exception
+        except BaseException:  # the request is a peer's bytes, and a panic in Rust code is no Exception
             self._counters["authority_faults"] += 1
             log.exception("no-certificate", asked_by=question.who)
             return CertificateRefused(question.conn, _unusable())
@@ -231,7 +236,7 @@ class CertificateWorker:
             self._answer_with(Revoked())
 
     def _versions(self) -> tuple[int, int]:
-        # Read before the files: a change between the two is then seen at the next look.
+        # Read before the files: a change between the two is then seen by the next call.
         return self._authority.store.version(REVOKED), self._authority.store.version(SERVER)
 
     def close(self) -> None:

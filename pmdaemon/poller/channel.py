@@ -63,7 +63,7 @@ class PairReport(NamedTuple):
     t_ptmax_us: float = 0.0
     busy_ratio: float = 0.0
     shards: Sequence[Sequence[int]] = ()
-    steps: dict[str, int] = {}  # noqa: RUF012  # never changed; a default for the parent's first look
+    steps: dict[str, int] = {}  # noqa: RUF012  # never changed; a default for the parent's first check
     metrics: dict[str, float] = {}  # noqa: RUF012  # as above
 
 
@@ -158,7 +158,7 @@ class Channel:
                 socket.send_fds(self._sock, [data], descriptors)
             else:
                 self._sock.send(data)
-        except OSError:  # full, too many descriptors in flight, or dead: its end of file tells
+        except OSError:  # full, too many descriptors in flight, or dead, which its end of file shows
             return False
         return True
 

@@ -28,7 +28,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
 
 RETURN_NS: Final = 30 * 10**9  # each move of a shard ends sessions: a pair that dies again must not cause two
-START_LOOKS: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
+START_S: Final = 30  # it may wait 10 s for the segment, and a loaded machine is slow to start Python
 PAIRS: Final = ChildKind("pair", stop_s=5.0, has_session=False)
 """A pair needs its mailbox posts and a BYE an agent to stop: milliseconds."""
 REAP_S: Final = 0.5  # from the end-of-file of a pair to its end
@@ -53,7 +53,7 @@ class PairChild(Child):
         self.has_reported = False
         self.is_retiring = False
         self._watch = HangDetector()
-        self._silent_looks = 0
+        self._silent_s = 0
         self._hangs_because = ""
         self._config_path = config_path
 
@@ -80,7 +80,7 @@ class PairChild(Child):
         self.last = channel.PairReport()
         self.has_reported = False
         self._watch = HangDetector()
-        self._silent_looks = 0
+        self._silent_s = 0
         return True
 
     def _launch(self) -> None:
@@ -123,13 +123,13 @@ class PairChild(Child):
         return [parcel for parcel in parcels if parcel.op != "report"]
 
     def hangs(self) -> str:
-        """Why it must be killed: no report after its start, or no step for ten looks; call once a second."""
+        """Why it must be killed: no report after its start, or no step for ten checks; call once a second."""
         if not self.is_running:
             return ""
         if self.has_reported:
             return self._watch.check(self.last.steps)
-        self._silent_looks += 1
-        return f"it has not reported within {START_LOOKS} s" if self._silent_looks >= START_LOOKS else ""
+        self._silent_s += 1
+        return f"it has not reported within {START_S} s" if self._silent_s >= START_S else ""
 
     def kill(self, reason: str) -> None:
         """End it at once; its channel's end of file starts the next."""

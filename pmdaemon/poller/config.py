@@ -70,7 +70,7 @@ class PmConfig(StrictModel):
     interval_s: float = Field(default=1.0, ge=0.1, le=60.0)
     """Seconds between two polls of a gateway."""
     pairs: Annotated[int, Field(ge=1, le=MOST_PAIRS)] | Literal["unified"] | None = None
-    """Number of thread pairs (processes); unset: by the formula of docs/design/1-monitor-daemon.md.
+    """Number of thread pairs (processes); unset: by the formula of docs/design/1-shards.md.
     "unified": one process, in which one thread sends and reads and another only wakes it (P15)."""
     max_pairs: int | None = Field(default=None, ge=1, le=MOST_PAIRS)
     """Upper limit of pairs; unset: `pairs`, or the processors this machine lets the server use. Each pair
@@ -109,7 +109,7 @@ class PmConfig(StrictModel):
         for listed in self.gateway:
             if not self.may_dial(listed.address):
                 raise ValueError(
-                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anybody "
+                    f"gateway {listed.name}: {listed.address} is another machine's, and without TLS anyone "
                     "on the way could pose as that gateway. Set enabled = true in [pmdaemon.tls]"
                 )
         return self

@@ -5,9 +5,10 @@ would block is buffered, and then the inbound thread is asked (``on_blocked``) t
 Measured: registering every write costs 6 us a poll, more than half of its whole cost. A peer that lets 1
 MiB pile up is disconnected: polls are a few hundred bytes, so it has not read for minutes.
 
-Ending: ``finish`` sends a last frame and shuts our side down, then what the peer still sends is read and
-discarded until it closes, ``DRAIN_NS`` pass or ``DRAIN_BYTES`` arrive. Closing at once with unread input
-would make the kernel answer with a reset, which can destroy the last frame before the peer reads it.
+Ending: ``finish`` sends a last frame behind what waits, and shuts our side down when all of it has left.
+Then what the peer still sends is read and discarded until it closes, ``DRAIN_NS`` pass or ``DRAIN_BYTES``
+arrive. Closing at once with unread input would make the kernel answer with a reset, which can destroy the
+last frame before the peer reads it.
 
 Lock ``_lock`` guards ``_out``, ``_closed`` and changes of ``session.state``. Receiving, ``finish``,
 ``close`` and the attributes below belong to the inbound thread; ``doom`` may be called by any.
@@ -36,7 +37,7 @@ from pmdaemon.wire.session import Session, SessionState, Side
 MAX_OUT_BYTES: Final = 1 << 20
 DRAIN_NS: Final = 10**9
 DRAIN_BYTES: Final = 4 << 20
-# Looked at for every poll: a global costs less than a member of an enumeration.
+# Compared for every poll: a global costs less than a member of an enumeration.
 _POLL: Final = Kind.POLL
 _POLLING, _DRAINING, _CLOSED = SessionState.POLLING, SessionState.DRAINING, SessionState.CLOSED
 _SENT: Final = Sent.SENT
@@ -198,6 +199,8 @@ class AgentConnection:
             except OSError as exc:
                 self._out.clear()
                 self.doomed = self.doomed or f"sending failed: {exc.strerror or exc}"
+            if self.drain_until_ns is not None:
+                self._end_output()
             return True
 
     # -- receiving
@@ -265,18 +268,31 @@ class AgentConnection:
 
     # -- ending
 
-    def finish(self, kind: Kind, last_frame: bytes, reason: str) -> None:
-        """Send a last frame (ERROR or BYE), then drain. Inbound thread."""
+    def finish(self, kind: Kind, last_frame: bytes, reason: str, now_ns: int) -> None:
+        """Send a last frame (ERROR or BYE), then drain. Inbound thread.
+
+        Behind output that waits it waits, too, however much that is: ``flush`` ends our side after it.
+        """
         with self._lock:
             self.end_reason = self.end_reason or reason
             if self._closed or self.drain_until_ns is not None:
                 return
             if self.session.state not in (SessionState.DRAINING, SessionState.CLOSED):
                 self.session.sending(kind)
-                self._write(last_frame)
-            self.drain_until_ns = self.last_received_ns + DRAIN_NS
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
+                if self._out:
+                    self._out += last_frame
+                else:
+                    self._write(last_frame)
+            self.drain_until_ns = now_ns + DRAIN_NS
+            waits = bool(self._out) and self.secured  # without a handshake nothing of it can ever leave
+            if not waits:
+                self._end_output()
+        if waits:
+            self._on_blocked(self)
+
+    def _end_output(self) -> None:
+        with contextlib.suppress(OSError):  # the peer has ended it already
+            self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket; nothing can be sent any more. Inbound thread."""

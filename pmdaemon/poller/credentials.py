@@ -1,6 +1,6 @@
-"""Who may speak, and for whom: what a session's certificate allows. Pure.
+"""Checks what a session's certificate allows: which gateway it may register, under which name. Pure.
 
-Without TLS (loopback only) everybody may. With TLS a peer without a certificate may ask for the CA's
+Without TLS (loopback only) every peer may. With TLS a peer without a certificate may ask for the CA's
 certificate and enrol, nothing else; a peer with one may register the gateway named in it, under the name in
 it, unless it was revoked. Expired certificates and those of another CA do not get this far: the handshake
 refuses them.
@@ -11,36 +11,14 @@ Source: P3; DESIGN.md 5 "Credentials"; docs/operations/security.md.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, Protocol
 
 from pmdaemon.errors import PeerRefused, not_enrolled
 from pmdaemon.pki.certificates import Credential
-from pmdaemon.wire.messages.agent import Enrol, Hello
-
-
-class CertificateDesk(Protocol):
-    """Where certificates are handed out. It answers later, to the connection itself."""
-
-    @property
-    def authority_der(self) -> bytes:
-        """The CA's certificate."""
-
-    @property
-    def revoked(self) -> Container[str]:
-        """Serials that are not accepted any more."""
-
-    def enrol(self, conn: Any, enrolment: Enrol) -> None:
-        """Ask for a first certificate."""
-
-    def renew(self, conn: Any, held: Credential, request: bytes) -> None:
-        """Ask for the next one."""
-
-    def used(self, held: Credential) -> None:
-        """A gateway has shown this certificate and was let in: older ones of it end."""
+from pmdaemon.wire.messages.agent import Hello
 
 
 def check_holder(held: Credential | None, revoked: Container[str]) -> Credential:
-    """Whether a peer with this certificate may speak at all; decided before what it says is looked at.
+    """Whether a peer with this certificate may speak at all; decided before its HELLO is read.
 
     Raises:
         PeerRefused: ``not-enrolled`` or ``revoked``.

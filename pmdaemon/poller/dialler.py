@@ -65,7 +65,7 @@ Offer = Callable[[socket.socket, str], object | None]
 
 
 class Target(NamedTuple):
-    """A listed gateway. ``address``: "10.0.0.5:7412"; an IP address, because looking up names would block."""
+    """A listed gateway. ``address``: "10.0.0.5:7412"; an IP address, because resolving names would block."""
 
     name: str
     address: str

@@ -63,7 +63,7 @@ class FastPath:
         self.should_learn = False
 
     def begin(self) -> None:
-        """Look at the wall clock, once for the answers that are taken in the next few milliseconds."""
+        """Read the wall clock, once for the answers that are taken in the next few milliseconds."""
         self._unix_ahead_us = self._clock.unix_us() - self._clock.monotonic_ns() // 1000
 
     def take(self, conn: AgentPeer, data: memoryview, size: int, *, is_placed: bool) -> bool:

@@ -2,7 +2,7 @@
 
 ``wire.session`` has already decided that the frame is allowed now; here its header is checked and its
 meaning carried out. What is wrong raises a ``WireError``; the caller closes that connection with it.
-CUT frames are handed on as they are; their columns are never looked at (P10: the inbound thread's work
+CUT frames are handed on as they are; their columns are never read (P10: the inbound thread's work
 for one gateway is short and independent of the number of its streams).
 
 Thread: belongs to the inbound thread. Other threads reach gateways through their locks.
@@ -21,9 +21,8 @@ import structlog
 
 from pmdaemon.errors import BadCut, PeerRefused, ProtocolViolation
 from pmdaemon.poller import announcements
-from pmdaemon.poller.certificates import Enrolments
+from pmdaemon.poller.certificates import CertificateWorker, Enrolments
 from pmdaemon.poller.credentials import (
-    CertificateDesk,
     check_holder,
     check_identity,
 )
@@ -86,7 +85,7 @@ class FrameHandlers:
         interval_us: int,
         on_registered: Callable[[str], None],
         counters: Counter[str],
-        certificate_worker: CertificateDesk | None = None,
+        certificate_worker: CertificateWorker | None = None,
     ) -> None:
         self._registry = registry
         self._publisher = publisher
@@ -118,7 +117,7 @@ class FrameHandlers:
         handler(self, conn, received)
 
     def _unix_us(self, now_ns: int) -> int:
-        """Wall clock of a read at ``now_ns``; looked at once for all frames of it."""
+        """Wall clock of a read at ``now_ns``; read once for all frames of it."""
         if now_ns != self._stamp[0]:
             self._stamp = now_ns, self._clock.unix_us()
         return self._stamp[1]
@@ -156,7 +155,7 @@ class FrameHandlers:
         self._allowances.demand(conn.credential.gateway_id, conn.credential.name, "renewals")
         certificate_worker.renew(conn, conn.credential, Renew.parse(received.header).request)
 
-    def _required_worker(self) -> CertificateDesk:
+    def _required_worker(self) -> CertificateWorker:
         if self._certificate_worker is None:
             raise PeerRefused("no-tls", "this server runs without TLS and hands out no certificates")
         return self._certificate_worker
@@ -176,7 +175,7 @@ class FrameHandlers:
             conn.gateway.exports = registration.exports
         else:
             self._begin(conn, hello, registration)
-        # Before services hears of it: the thresholds it answers with may be sent only to who is registered.
+        # Before services is notified: the thresholds it answers with go to registered gateways only.
         conn.send((Kind.REGISTERED, Registered().encode()))
         assert conn.gateway is not None  # begun just now, or before
         self._announce(conn.gateway)
@@ -219,7 +218,7 @@ class FrameHandlers:
         )
         self._publisher.news(row, DBMANAGER)
         last = Error("superseded", text).encode()
-        older.finish(Kind.ERROR, last, "superseded by a newer session")
+        older.finish(Kind.ERROR, last, "superseded by a newer session", self._clock.monotonic_ns())
 
     def registered_elsewhere(self, gateway: Gateway, address: str) -> None:
         """The same gateway has registered with another pair: the newer session wins."""
@@ -402,9 +401,7 @@ class FrameHandlers:
         """A session ended by an error of the peer; news if it was never registered but named itself."""
         self._counters["refused_sessions"] += 1
         credential, hello = conn.credential, conn.hello
-        if (
-            hello is None and credential is not None
-        ):  # refused before its HELLO counted: it is whom we certified
+        if hello is None and credential is not None:  # refused before HELLO: the certificate names it
             hello = Hello.of(credential.gateway_id, credential.name, epoch=0, software="")
         if conn.gateway is not None or hello is None:
             return

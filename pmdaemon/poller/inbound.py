@@ -45,7 +45,7 @@ from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.migration import Forward, ShardMigrator
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.poller.timeouts import SWEEP_NS, SessionTimeouts, TimeoutPolicy
-from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed
@@ -55,6 +55,7 @@ from pmdaemon.wire.messages.agent import Bye, Error
 from pmdaemon.wire.session import error_code, farewell
 
 FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace
+FAREWELL_S: Final = 0.5  # of the 5 s or so that a pair has to stop
 NEWS_RETRY_NS: Final = 20_000_000
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
@@ -204,12 +205,28 @@ class Inbound:
         """Send every agent BYE, post what waits, close everything."""
         bye = Bye(f"server stops: {reason}").encode()
         why = f"its pair of the PMDaemon stops: {reason}"
+        for conn in self._connections:
+            conn.finish(Kind.BYE, bye, why, self._clock.monotonic_ns())
+        self._flush_farewells()
         for conn in tuple(self._connections):
-            conn.finish(Kind.BYE, bye, why)
             self._drop(conn, why, by_us=True)
         self._publisher.post_cuts()
         self._publisher.flush(self._clock.monotonic_ns())
         self._readiness.close()
+
+    def _flush_farewells(self) -> None:
+        """Give agents with output that waits ``FAREWELL_S`` to read it: BYE is the end of it."""
+        sleeper, waiting = select.poll(), {}
+        for conn in self._connections:
+            if conn.secured and conn.waiting_bytes:
+                waiting[conn.fileno()] = conn
+                sleeper.register(conn, select.POLLOUT)
+        deadline = Deadline(FAREWELL_S)
+        while waiting and not deadline.passed:
+            for descriptor, _events in sleeper.poll(deadline.left_s() * 1000):
+                if waiting[descriptor].flush():
+                    del waiting[descriptor]
+                    sleeper.unregister(descriptor)
 
     def step(self, limit_s: float | None = None) -> bool:
         """One round: wait, serve each ready descriptor once, flush and sweep what is due.
@@ -337,7 +354,7 @@ class Inbound:
     def _move(self, migrator: ShardMigrator) -> None:
         """End sessions whose shards have left, and ask for write readiness while the parent's end is full."""
         if migrator.has_work:
-            migrator.end_leaving()
+            migrator.end_leaving(self._monotonic_ns())
         if bool(migrator.channel.waiting) != self._channel_waits:
             self._channel_waits = not self._channel_waits
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._channel_waits else 0)
@@ -441,7 +458,7 @@ class Inbound:
         self._record_refusal(conn, code, str(error))
         self._handlers.refused(conn, str(error))
         last = Error(code, f"{conn.address}: {error}"[:2000]).encode()
-        conn.finish(Kind.ERROR, last, f"{code}: {error}")
+        conn.finish(Kind.ERROR, last, f"{code}: {error}", self._clock.monotonic_ns())
         self._handlers.lost(conn, conn.end_reason)
 
     def _drop(

@@ -91,7 +91,7 @@ PAIR: Final = (
         "moves_by_reconnect",
         "moves_by_reconnect_total",
         "counter",
-        "Sessions told to dial again elsewhere.",
+        "Sessions ended so that the agent dials again elsewhere.",
     ),
     Declared(
         "mail_passed_on",
@@ -151,7 +151,7 @@ PAIR: Final = (
     Declared("resident_bytes", "resident_bytes_max", "gauge", "Largest resident memory of the pair so far."),
 )
 REFUSALS: Final = Declared(
-    "refusal_", "refusals_total", "counter", "Peers refused, by the code they and the log were told."
+    "refusal_", "refusals_total", "counter", "Peers refused, by the code that they were sent and the log has."
 )
 PARENT: Final = (
     Declared("pairs", "pairs", "gauge", "Pairs that run."),

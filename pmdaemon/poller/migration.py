@@ -4,10 +4,10 @@ The parent owns the map of shards and sends it in ``map`` messages. A pair acts 
 
 * *HELLO of a gateway whose shard is another pair's.* Nothing has been answered yet: the new connection goes
   to the owner with the bytes read so far, HELLO among them, and the owner reads them as its own. An agent
-  that speaks TLS names its gateway in the server name of its ClientHello, which is looked at without taking
+  that speaks TLS names its gateway in the server name of its ClientHello, which is read without taking
   it (``wire.sni``), so its connection is passed on before its handshake begins.
 * *A shard is taken away.* Its sessions end by an orderly reconnect, ``ENDS_A_STEP`` a round: what is batched
-  is posted; the caps in force and the durable positions go ahead to the new owner; the agent is told BYE,
+  is posted; the caps in force and the durable positions go ahead to the new owner; the agent is sent BYE,
   dials again and lands at the new owner (ADR 19). Until its turn comes, a session is served here as a guest.
   The new owner asks for everything behind the durable; dbmanager and ``services`` drop what they have.
 * *A message for a gateway that has left* is passed on to the owner through the parent, once. A message that
@@ -269,7 +269,7 @@ class ShardMigrator:
     def _report_up(self, gateway: Gateway) -> None:
         self.channel.send({"op": "up", "gw": gateway.gateway_id, "address": gateway.address})
 
-    def end_leaving(self) -> None:
+    def end_leaving(self, now_ns: int) -> None:
         """End some of the sessions whose shards have left."""
         for _ in range(min(len(self._leaving), ENDS_A_STEP)):
             gateway = self._registry.get(self._leaving.popleft())
@@ -277,14 +277,14 @@ class ShardMigrator:
                 continue
             conn = gateway.conn
             if isinstance(conn, AgentConnection) and not conn.closed and conn.drain_until_ns is None:
-                self._end_session(gateway, conn)
+                self._end_session(gateway, conn, now_ns)
 
-    def _end_session(self, gateway: Gateway, conn: AgentConnection) -> None:
+    def _end_session(self, gateway: Gateway, conn: AgentConnection, now_ns: int) -> None:
         self._counters["moves_by_reconnect"] += 1
         self._post_cuts()  # nothing of it may be posted after the new owner's first post
         self._send_ahead(gateway)
         bye = frame.encode(Kind.BYE, {"reason": "its shard has moved to another pair: connect again"})
-        conn.finish(Kind.BYE, bye, "its shard has moved to another pair")
+        conn.finish(Kind.BYE, bye, "its shard has moved to another pair", now_ns)
         self._handlers.lost(conn, conn.end_reason, by_us=True)
 
     def _send_ahead(self, gateway: Gateway) -> None:

@@ -16,17 +16,17 @@ Source: P7, P9, P10, P13, P16; DESIGN.md 3, 4.
 
 from __future__ import annotations
 
-import select
 from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.mailbox import BACKSTOP_S
+from pmdaemon.mailbox import BACKSTOP_S, Mailbox, wait_any
 from pmdaemon.mailbox.errors import MessageDamaged
+from pmdaemon.mailbox.mailbox import HasFileno
 from pmdaemon.poller import announcements
 from pmdaemon.poller.balance import interleave, shard_of
 from pmdaemon.poller.gateway import Gateway, Registry
@@ -43,7 +43,6 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, Lease, ThresholdsOrder, WatermarksNotice
 
-MAX_SLEEP_MS: Final = round(BACKSTOP_S * 1000)  # the doorbell's own bound on a missed ring
 TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
@@ -55,29 +54,13 @@ _NONE: Final[list[tuple[Kind, bytes]]] = []  # never changed: nothing to send be
 log = structlog.get_logger("outbound")
 
 
-class Taker(Protocol):
-    """The half of a mailbox that takes."""
-
-    def take(self, max_messages: int = ..., max_bytes: int = ...) -> list[Any]:
-        """What has arrived, oldest first; never waits."""
-
-    def fileno(self) -> int:
-        """Readable when the doorbell was rung."""
-
-    def prepare_sleep(self) -> bool:
-        """Ask to be rung; False if something has arrived already."""
-
-    def awake(self) -> None:
-        """No more ringing needed."""
-
-
 class Outbound:
     """The outbound thread's work; ``run`` is the thread's target, ``step`` one round without the sleep."""
 
     def __init__(
         self,
         registry: Registry,
-        mailbox: Taker,
+        mailbox: Mailbox,
         clock: Clock,
         schedule: Schedule,
         *,
@@ -107,31 +90,20 @@ class Outbound:
 
     def run(self, stop: Stop) -> None:
         """Work until the stop."""
-        sleeper = self.sleeper()
-        sleeper.register(stop.fileno(), select.POLLIN)
         while not stop.is_set():
             self.step()
-            self.sleep(sleeper)
+            self.sleep(stop)
 
-    def sleeper(self) -> select.poll:
-        """What this side's work is woken by."""
-        sleeper = select.poll()
-        for source in (self._to_outbound, self._mailbox):
-            sleeper.register(source.fileno(), select.POLLIN)
-        return sleeper
-
-    def sleep(self, sleeper: select.poll) -> None:
-        """Until the next poll, the doorbell, or whatever else ``sleeper`` watches."""
-        if self._mailbox.prepare_sleep():
-            sleeper.poll(self._sleep_ms())
-            self._mailbox.awake()
+    def sleep(self, *others: HasFileno | int) -> None:
+        """Until the next poll, the doorbell, a message of the inbound thread, or one of ``others``."""
+        wait_any((self._mailbox,), self._sleep_s(), (self._to_outbound, *others))
 
     def step(self) -> None:
         """One round: mailbox, registrations, due polls, sends."""
         self.steps += 1
         self._take_mail()
         for item in self._to_outbound.drain():
-            self._welcome(item)
+            self._act_on(item)
         now_ns, leave_ns = self._now_ns(), self._leave_ns()
         if leave_ns is not None and now_ns >= leave_ns:
             self._send_polls(self._schedule.take_due(now_ns))
@@ -198,7 +170,7 @@ class Outbound:
         for message in messages:
             self._carry_out(message.sender, message.payload)
 
-    def _welcome(self, item: ToOutbound) -> None:
+    def _act_on(self, item: ToOutbound) -> None:
         """Act on what the inbound thread has put into our inbox."""
         match item:
             case PassedOn(sender, payload):
@@ -219,12 +191,9 @@ class Outbound:
         due_ns = self._schedule.next_due_ns() if self._registry.has_watermarks else None
         return None if due_ns is None else due_ns + min(TOGETHER_NS, self._schedule.interval_ns // 20)
 
-    def _sleep_ms(self) -> int:
+    def _sleep_s(self) -> float:
         leave_ns = self._leave_ns()
-        if leave_ns is None:
-            return MAX_SLEEP_MS
-        # Waking a moment early would spin.
-        return min(MAX_SLEEP_MS, max(0, -((self._now_ns() - leave_ns) // 1_000_000)))
+        return BACKSTOP_S if leave_ns is None else max(0.0, (leave_ns - self._now_ns()) / 1e9)
 
     # -- the mailbox
 

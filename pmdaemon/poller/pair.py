@@ -94,7 +94,7 @@ def pin(pair: int, pairs: int, setting: Pinning) -> int | None:
         return None
     try:
         os.sched_setaffinity(0, {cpu})
-    except OSError as exc:  # forbidden here (seccomp), or the cpuset has changed since we looked
+    except OSError as exc:  # forbidden here (seccomp), or the cpuset has changed since it was read
         log.warning("not-pinned", pair=pair, cpu=cpu, error=exc.strerror)
         return None
     log.info("pinned", pair=pair, cpu=cpu)

@@ -47,5 +47,5 @@ class AgentPeer(Protocol):
     def send_poll(self, data: bytes) -> Sent:
         """``send`` of a POLL frame alone. Any thread."""
 
-    def finish(self, kind: Kind, last_frame: bytes, reason: str) -> None:
+    def finish(self, kind: Kind, last_frame: bytes, reason: str, now_ns: int) -> None:
         """Send a last frame (ERROR or BYE) and drain. Inbound thread."""

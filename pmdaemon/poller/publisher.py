@@ -14,7 +14,7 @@ Two kinds of messages with different promises:
 
 Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
 
-Source: M2, P10; DESIGN.md 3 "Nobody waits", 4.
+Source: M2, P10; DESIGN.md 3, 4.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class SessionTimeouts:
 
     def _rewind_lagging(self, gateway: Gateway, now_ns: int) -> None:
         with gateway.lock:
-            if not gateway.record.lags(now_ns):  # a notice came between the look and the lock
+            if not gateway.record.lags(now_ns):  # a notice came between the check and the lock
                 return
             gateway.record.rewind()
         self._counters["lag_rewinds"] += 1

@@ -51,19 +51,14 @@ class UnifiedCore:
 
     def run(self, stop: Stop) -> None:
         """Work until the stop."""
-        sleeper = self.sleeper(stop)
         while not stop.is_set():
             if self.step():
-                self._outbound.sleep(sleeper)
+                self.sleep(stop)
         os.eventfd_write(self._armed, 1)  # let the other thread see the stop and shut the inbound side
 
-    def sleeper(self, stop: Stop | None = None) -> select.poll:
-        """What the core sleeps on."""
-        sleeper = self._outbound.sleeper()
-        sleeper.register(self._handed, select.POLLIN)
-        if stop is not None:
-            sleeper.register(stop.fileno(), select.POLLIN)
-        return sleeper
+    def sleep(self, stop: Stop) -> None:
+        """Until a poll is due, mail arrives, pm-in-0 hands over or the stop."""
+        self._outbound.sleep(self._handed, stop)
 
     def step(self) -> bool:
         """Send what is due, then drain for a turn; True when there is nothing left but to sleep."""

@@ -1,10 +1,10 @@
-"""The two time bases, behind one small protocol so that tests can turn the hands.
+"""The two time bases, behind one small protocol so that tests can set the time.
 
 Durations, leases and schedules use ``monotonic_ns``; stored timestamps use ``unix_us`` (wall clock, UTC).
 
 Server time. All processes of a server stamp and judge by one clock that does not follow a step of the
 machine's wall clock at once: the time since boot plus an offset. The supervisor owns the offset
-(``SteadyClock``), looks at the wall clock ten times a second and publishes the offset in a file; its children
+(``SteadyClock``), reads the wall clock ten times a second and publishes the offset in a file; its children
 read it there (``SharedClock``), so no two processes ever disagree. The rules:
 
     off by less than STEP_US          drift, or a clock that is slewed: followed at once
@@ -29,13 +29,13 @@ from typing import Final, NamedTuple, Protocol
 from pmdaemon.runtime.files import write_whole
 
 STEP_US: Final = 2_000_000
-"""Above any drift between two looks, and the limit from which a gateway's clock is reported, too."""
+"""Above any drift between two readings, and the limit from which a gateway's clock is reported, too."""
 HOLD_S: Final = 600.0
 """Twice the time for which ntpd distrusts a step (its ``stepout`` of 300 s): what is mended by then was no
 more than a mishap, what lasts longer is meant."""
 CLOCK_FILE: Final = "SLA_CLOCK_FILE"
 """Environment variable: where a supervisor publishes the offset to its children."""
-_LOOK_NS: Final = 10_000_000  # a look that took longer was interrupted, and says nothing
+_READING_NS: Final = 10_000_000  # one that took longer was interrupted, and means nothing
 
 
 class Clock(Protocol):
@@ -151,7 +151,7 @@ class SteadyClock:
             before_ns = self._base_ns()
             wall_us = self._wall.unix_us()
             after_ns = self._base_ns()
-            if after_ns - before_ns < _LOOK_NS:
+            if after_ns - before_ns < _READING_NS:
                 return wall_us - (before_ns + after_ns) // 2000
 
 

@@ -1,6 +1,6 @@
 """Small files, replaced whole: a reader sees the old content or the new, never half; and durable directories.
 
-Every durable small file of the product is written here (docs/design/3-disk-queue.md has the table).
+Every durable small file of the product is written here (docs/design/3-durable-files.md lists them).
 
 The new content is written beside the file, under ``.NAME.PID``, and renamed over it. What a crash can leave:
 that file aside; the next process of the same number removes it, and no process reads it.
@@ -131,7 +131,7 @@ def close_directory(path: Path, what: str, *, is_ours: bool = False) -> None:
 
     Raises:
         ConfigError: it stays open to others; says what to do.
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     status = path.stat()
     mode = status.st_mode & 0o777

@@ -1,9 +1,9 @@
 """Keeps the pauses of Python's garbage collector short in a process of millions of long-lived objects.
 
-A full collection looks at everything alive and stops all threads. Python makes one whenever enough new
+A full collection visits every living object and stops all threads. Python makes one whenever enough new
 objects have survived: at 64,000 agreements every second or two, for up to a third of a second. Here it makes
-none by itself: every ``EVERY_NS`` the collector looks for cycles among what is new since the last time, and
-takes what survived out of its own sight (``gc.freeze``). Objects go by reference count as ever.
+none by itself: every ``EVERY_NS`` the collector searches for cycles among what is new since the last time,
+and takes what survived out of its own sight (``gc.freeze``). Objects go by reference count as ever.
 
 Downside: a cycle that becomes garbage later than that stays. Ours are rare and small (tracebacks of logged
 errors).
@@ -26,7 +26,7 @@ FIRST_NS: Final = 10_000_000_000
 EVERY_NS: Final = 10_000_000_000
 """Of a fleet's judging some 100,000 objects: at most a tenth of a second."""
 YOUNG: Final = 10_000
-"""New objects between two looks at the youngest; Python's 700 are a small batch of cuts."""
+"""New objects between two collections of the youngest; Python's 700 are a small batch of cuts."""
 NEVER: Final = 1 << 30
 
 
@@ -52,7 +52,7 @@ class GcTuning:
     def held() -> Iterator[None]:
         """For a start: nothing is collected meanwhile, and what was made is out of sight at once.
 
-        Reading 64,000 agreements makes millions of objects, and no garbage in cycles; looking through them
+        Reading 64,000 agreements makes millions of objects, and no garbage in cycles; walking through them
         again and again took most of the time.
         """
         gc.disable()
@@ -63,7 +63,7 @@ class GcTuning:
             gc.enable()
 
     def tick(self, now_ns: int) -> bool:
-        """Look and freeze when it is due; whether it was."""
+        """Collect and freeze when it is due; whether it was."""
         if self._due_ns is None:
             self._due_ns = now_ns + FIRST_NS
         if now_ns < self._due_ns:

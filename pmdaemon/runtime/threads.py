@@ -38,7 +38,7 @@ class ThreadDidNotStop(SlaError):
     def __init__(self, names: list[str], limit_s: float) -> None:
         self.names = names
         super().__init__(
-            f"threads still running {limit_s:g} s after they were told to stop: {', '.join(names)}"
+            f"threads still running {limit_s:g} s after the stop was requested: {', '.join(names)}"
         )
 
 
@@ -160,7 +160,7 @@ class ThreadInbox(Generic[Item]):
 def watch(stop: Stop, record: Callable[[str], None] = lambda _text: None) -> None:
     """Start the thread ``watchdog`` of this process, which ends it when a thread hangs, until the stop.
 
-    From the stop on deadlines of its own hold. A look that fails for want of memory is made again.
+    From the stop on deadlines of its own hold. A check that fails for want of memory is repeated.
 
     Args:
         stop: of the process.
@@ -169,7 +169,7 @@ def watch(stop: Stop, record: Callable[[str], None] = lambda _text: None) -> Non
     pulse_fd = watchdog.pulse_fd_of_parent()
 
     def run() -> None:
-        while not stop.wait(watchdog.LOOK_S):
+        while not stop.wait(watchdog.CHECK_S):
             with contextlib.suppress(MemoryError, OSError):
                 watchdog.beat()
                 if pulse_fd is not None:

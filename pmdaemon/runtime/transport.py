@@ -217,7 +217,7 @@ class TlsTransport:
 
 
 def _broken(error: OSError) -> OSError:
-    """An error of OpenSSL in words: TLS 1.3 tells a client of a refused certificate only when it reads."""
+    """An error of OpenSSL in words; with TLS 1.3 a client meets a refused certificate only when it reads."""
     if isinstance(error, ssl.SSLError):
         failure = _failure(error)
         return ConnectionAbortedError(103, failure.reason)

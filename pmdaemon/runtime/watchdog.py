@@ -1,7 +1,7 @@
 """Progress: a thread that makes none ends its process, a process that makes none is noticed by its parent.
 
-    thread ── beat() at each turn of its loop ──► ``Progress`` ◄── a look a second ── thread ``watchdog``
-    process ── the watchdog adds 1 to an eventfd a second ──► ``Pulse`` ◄── a look a second ── parent
+    thread ── beat() at each turn of its loop ──► ``Progress`` ◄── a check a second ── thread ``watchdog``
+    process ── the watchdog adds 1 to an eventfd a second ──► ``Pulse`` ◄── a check a second ── parent
 
 Being alive is no progress: a thread that waits for a lock for ever is alive. Each thread says itself how long
 its next step may take (``LIMIT_S`` unless it says otherwise), and that it has nothing to do (``rest``). Work
@@ -9,8 +9,8 @@ that is known to be long declares a longer limit (``within``). A thread beyond i
 back by waiting, so the process ends with ``HUNG_STATUS`` and a text that names the thread; its parent starts
 it again, and all state that counts is on disk.
 
-Looks are counted, not seconds: after a suspension of the process, or of the machine, nothing has been looked
-at and no thread is blamed.
+Checks are counted, not seconds: after a suspension of the process, or of the machine, no check was made and
+no thread is blamed.
 
 A data plane of the gateway has no watchdog: it carries application I/O, is watched by its link (collections)
 and never ended by any of this.
@@ -28,15 +28,15 @@ import weakref
 from collections.abc import Iterator
 from typing import Final
 
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 LIMIT_S: Final = 120.0
 """Far above what a turn of any of our loops takes on an overloaded machine with a slow disk: milliseconds to
 a few seconds. Statements of SQL, which may take minutes, declare more."""
-SLOW_S: Final = 60.0  # worth a word to people, although it is allowed
+SLOW_S: Final = 60.0  # reported to people, although it is allowed
 START_S: Final = 10.0
 """CPython's ``Thread.start`` waits for ever for a thread that dies of want of memory before it has begun."""
 REPORTED_S: Final = 10
-"""Ten beats of a process missed: people hear of it. An overloaded machine delays a beat by two or three."""
+"""Ten beats of a process missed: it is reported. An overloaded machine delays a beat by two or three."""
 KILLED_S: Final = 60
 """Then it is killed: its restart takes seconds, and whatever keeps a thread that only sleeps from its turn
 for a minute (SIGSTOP, a held interpreter) does not end by itself. Long work is no silence: the watchdog
@@ -53,7 +53,7 @@ class Progress:
 
     Attributes:
         steps: turns made.
-        idle: looks since the newest of them; written by the watchdog.
+        idle: checks since the newest of them; written by the watchdog.
         limit_s: how long the step it is in may take.
         doing: what is known of that step, for people.
     """
@@ -70,7 +70,7 @@ class Progress:
 
     def __str__(self) -> str:
         doing = f" while it {self.doing}" if self.doing else ""
-        return f"its thread {self.name} has made no progress for {self.idle * LOOK_S:.0f} s{doing}"
+        return f"its thread {self.name} has made no progress for {self.idle * CHECK_S:.0f} s{doing}"
 
 
 _lock = threading.Lock()
@@ -130,15 +130,15 @@ def within(limit_s: float, doing: str) -> Iterator[None]:
 
 
 def find_hung() -> str:
-    """One look at all threads that have ever said anything, a second after the one before.
+    """One check of all threads that have ever reported, a second after the one before.
 
     Returns the thread that hangs, in words, or nothing. Thread: the watchdog.
     """
     for progress in _watched():
         progress.idle = progress.idle + 1 if progress.seen == progress.steps else 0
         progress.seen = progress.steps
-        # Asked last whether it has made a step since: one that wakes now has the idle looks of its rest.
-        if progress.idle >= progress.limit_s / LOOK_S and progress.seen == progress.steps:
+        # Asked last whether it has made a step since: one that wakes now has the idle checks of its rest.
+        if progress.idle >= progress.limit_s / CHECK_S and progress.seen == progress.steps:
             return str(progress)
     return ""
 
@@ -148,7 +148,7 @@ def slow() -> list[tuple[str, str]]:
     found = [
         item
         for item in _watched()
-        if item.idle * LOOK_S >= SLOW_S and item.limit_s < AT_REST and item.seen == item.steps
+        if item.idle * CHECK_S >= SLOW_S and item.limit_s < AT_REST and item.seen == item.steps
     ]
     return sorted((item.name, f"{item}; the limit is {item.limit_s:.0f} s") for item in found)
 
@@ -162,7 +162,7 @@ class Pulse:
     """The progress of a child process, as its parent counts it. Pass ``fd`` and ``env`` to the child.
 
     Attributes:
-        silent_s: looks since the newest beat, which are a second apart.
+        silent_s: checks since the newest beat, which are a second apart.
         has_beaten: whether the child has come so far as to start its watchdog.
 
     Raises:
@@ -179,7 +179,7 @@ class Pulse:
         return {PULSE_FD_VARIABLE: str(self.fd)}
 
     def check(self) -> int:
-        """One look, a second after the one before; returns ``silent_s``."""
+        """One check, a second after the one before; returns ``silent_s``."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -211,14 +211,14 @@ class EachSecond:
     """Says once a second that a second has passed; one that was suspended makes up for nothing."""
 
     def __init__(self) -> None:
-        self._due_s = time.monotonic() + LOOK_S
+        self._due_s = time.monotonic() + CHECK_S
 
     def is_due(self) -> bool:
-        """Whether it is time for a look."""
+        """Whether it is time for the next check."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return False
-        self._due_s = now_s + LOOK_S
+        self._due_s = now_s + CHECK_S
         return True
 
 

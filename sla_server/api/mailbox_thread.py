@@ -9,13 +9,12 @@ goes on. Any other error ends the thread, and with it, by policy, the process; t
 
 from __future__ import annotations
 
-import select
 import threading
 
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.mailbox import BACKSTOP_S, Mailbox
+from pmdaemon.mailbox import BACKSTOP_S, Mailbox, wait_any
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.excerpt import printable
@@ -57,7 +56,7 @@ class MailboxThread:
         while not self._stop.is_set():
             watchdog.beat()
             if self.step() == 0:
-                self._sleep()
+                wait_any([self._mailbox], BACKSTOP_S, [self._stop])
 
     def step(self) -> int:
         """Take the messages that are there; returns their number."""
@@ -85,10 +84,3 @@ class MailboxThread:
                 log.info("response-unclaimed", req=response.request)
         else:
             log.warning("message-unexpected", kind=message.kind)
-
-    def _sleep(self) -> None:
-        try:
-            if self._mailbox.prepare_sleep():
-                select.select([self._mailbox.fileno(), self._stop.fileno()], [], [], BACKSTOP_S)
-        finally:
-            self._mailbox.awake()

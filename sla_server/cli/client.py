@@ -113,7 +113,7 @@ class Client:
                     "--token-file, or --config (SLA_CONFIG) with the server's configuration, or SLA_TOKEN"
                 ) from exc
         if not (given.isascii() and given.isprintable() and given):
-            raise NoToken(f"{path or 'SLA_TOKEN'} holds no token; the server's stands in DATA_DIR/api.token")
+            raise NoToken(f"{path or 'SLA_TOKEN'} holds no token; the server's is in DATA_DIR/api.token")
         return given
 
     def token_path(self) -> Path:

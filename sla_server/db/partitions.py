@@ -14,6 +14,10 @@ next turn; an outage is the writer's business.
 
 What is still open (an episode, a throttle in force) stays however old it is, and so does a row whose time
 was never set. The lifetime sums in ``streams`` stay, too.
+
+``ingest_watermark`` has a row for each agent start (epoch). Without the row of an epoch whose cuts an agent
+still holds, those cuts would be counted twice. So the newest ``KEPT_EPOCHS`` of a gateway stay, as many as a
+registration may name, and of the others each that was raised within ``WATERMARK_DAYS``.
 """
 
 from __future__ import annotations
@@ -24,13 +28,14 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import structlog
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, delete, func, select, text
 
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.messages.agent import MAX_SPOOL_EPOCHS
 from sla_server.db.config import RetentionConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
-from sla_server.db.schema import DAY_US, meta
+from sla_server.db.schema import DAY_US, ingest_watermark, meta
 from sla_server.db.upsert import upsert
 
 log = structlog.get_logger("partitions")
@@ -47,6 +52,9 @@ TIME_COLUMN: Final = {name: "hour_us" if name == "rollup_hours" else "slot_us" f
 _BOUND: Final = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \('?(-?\d+)'?\)")
 EVERY_NS: Final = 600_000_000_000  # ten minutes: partitions are made days ahead
 STEP_ROWS: Final = 5_000  # some 50 ms of SQLite
+KEPT_EPOCHS: Final = MAX_SPOOL_EPOCHS
+WATERMARK_DAYS: Final = 30  # longer than any spool lasts with a cut every few seconds
+STEP_GATEWAYS: Final = 100  # with an epoch a minute, a day's rows of them are 144,000
 LOCK_WAIT_MS: Final = 2_000  # while it waits for a reader, other readers wait behind it
 
 
@@ -210,7 +218,7 @@ class Retention:
                     self._drop_old(rule, now_us)
         self._note_reach(now_us)
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
-        return any(has_more)
+        return any([*has_more, self._forget_epochs(now_us - WATERMARK_DAYS * DAY_US)])
 
     def _note_reach(self, now_us: int) -> None:
         """Say how far back decisions reach, before any of them is deleted.
@@ -263,3 +271,23 @@ class Retention:
         if deleted:
             log.info("rows-deleted", table=table, rows=deleted)
         return deleted >= STEP_ROWS
+
+    def _forget_epochs(self, limit_us: int) -> bool:
+        """Delete old epochs of up to ``STEP_GATEWAYS`` gateways; returns whether there may be more."""
+        table, raised_us = ingest_watermark, ingest_watermark.c.updated_us
+        old = (raised_us > 0) & (raised_us < limit_us)
+        many = select(table.c.gateway_id).group_by(table.c.gateway_id).having(func.count() > KEPT_EPOCHS)
+        with_old = select(table.c.gateway_id).where(old, table.c.gateway_id.in_(many)).distinct()
+        with begin(self._engine) as connection:
+            gateways = connection.execute(with_old.limit(STEP_GATEWAYS)).scalars().all()
+        deleted = 0
+        for gateway_id in gateways:
+            is_its = table.c.gateway_id == gateway_id
+            kept = select(raised_us).where(is_its).order_by(raised_us.desc())
+            with begin(self._engine) as connection:
+                oldest_kept_us = connection.execute(kept.offset(KEPT_EPOCHS - 1).limit(1)).scalar_one()
+                leaves = is_its & old & (raised_us < oldest_kept_us)
+                deleted += connection.execute(delete(table).where(leaves)).rowcount
+        if deleted:
+            log.info("rows-deleted", table=table.name, rows=deleted)
+        return deleted > 0 and len(gateways) == STEP_GATEWAYS

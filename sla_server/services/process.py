@@ -9,7 +9,6 @@ Mailboxes: ``services`` in ``main.mbx`` (from pairs and dbmanager) and in ``app.
 
 from __future__ import annotations
 
-import selectors
 import sys
 import uuid
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from typing import Final, Protocol
 import structlog
 
 from pmdaemon.errors import SlaError
-from pmdaemon.mailbox import BACKSTOP_S, Mailbox, attach
+from pmdaemon.mailbox import Mailbox, attach, wait_any
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
 from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime import watchdog
@@ -159,9 +158,7 @@ def _loop(
     services: Services, sql_worker: SqlWorker, main: Mailbox, app: Mailbox, clock: Clock, stop: Stop
 ) -> None:
     boxes = (app, main)  # people first: a request is one small message
-    with selectors.DefaultSelector() as selector, GcTuning.in_charge(), short_turns():
-        for source in (*boxes, stop):
-            selector.register(source, selectors.EVENT_READ)
+    with GcTuning.in_charge(), short_turns():
         due_ns = 0
         collector = GcTuning()
         while not stop.is_set():
@@ -175,10 +172,8 @@ def _loop(
                 due_ns = now_ns + round(TICK_S * 1e9)
             else:
                 services.flush(now_ns)
-            if not any(busy) and all(box.prepare_sleep() for box in boxes):
-                selector.select(min(BACKSTOP_S, max(0.0, (due_ns - clock.monotonic_ns()) / 1e9)))
-            for box in boxes:
-                box.awake()
+            if not any(busy):
+                wait_any(boxes, (due_ns - clock.monotonic_ns()) / 1e9, [stop])
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.channel import Channel
+from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.inbound import Inbound, ToInbound
@@ -55,6 +57,7 @@ class PairRig:
         self.to_outbound: ThreadInbox[ToOutbound] = ThreadInbox()
         self.ownership = Ownership(index)
         self.schedule = Schedule(SECOND)
+        self.thread_time_ns: Callable[[], int] = lambda: 0
         self.agents: list[Agent] = []
         self.certificate_worker = certificate_worker
         self.publisher = CutPublisher(self.mailbox, index, self.registry.refused)
@@ -91,7 +94,7 @@ class PairRig:
             migrator=self.migrator,
             counters=self.counters,
             certificate_worker=self.certificate_worker,
-            thread_time_ns=lambda: 0,
+            thread_time_ns=lambda: self.thread_time_ns(),  # noqa: PLW0108  # a test may replace it
         )
         self.outbound = Outbound(
             self.registry,
@@ -104,6 +107,11 @@ class PairRig:
             standing_caps=standing_caps,
             ownership=self.ownership,
         )
+
+    @property
+    def connections(self) -> set[AgentConnection]:
+        """Open connections, registered or not; private, because the product needs their number only."""
+        return self.inbound._connections
 
     def step(self) -> None:
         """Everything that is ready, both ways."""

@@ -532,7 +532,7 @@ ALERT_KINDS: Final = frozenset(
     )
 )
 ALERT_PREFIX: Final = "agent-"
-_ALERT_KIND: Final = re.compile(r"[a-z][a-z0-9-]{0,57}")
+_ALERT_KIND: Final = re.compile(rf"(?:{ALERT_PREFIX})?[a-z][a-z0-9-]{{0,57}}")  # with it, 64 in all
 _DETAIL_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
 
@@ -540,11 +540,11 @@ _DETAIL_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 class Alert(WireMessage):
     """What an agent reports unasked: it becomes an event in SQL, on the page and in the operator's terminal.
 
-    ``kind`` is 1 to 58 of a-z, 0-9 and -. Kinds that the server does not know get the prefix ``agent-``, so
-    that no agent can raise the server's own events. 500 printable characters of the text are kept. A time
-    that is more than a day off becomes the server's. Details are text (200 characters), whole or finite
-    numbers and booleans, 1,024 bytes together. What would be harmless after such a small change is changed
-    and accepted; what has the wrong type is refused.
+    ``kind`` is 1 to 58 of a-z, 0-9 and -, not counting a prefix ``agent-``. Kinds that the server does not
+    know get that prefix, so that no agent can raise the server's own events. 500 printable characters of the
+    text are kept. A time that is more than a day off becomes the server's. Details are text (200 characters),
+    whole or finite numbers and booleans, 1,024 bytes together. What would be harmless after such a small
+    change is changed and accepted; what has the wrong type is refused.
     """
 
     KIND: ClassVar = Kind.ALERT

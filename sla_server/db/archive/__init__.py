@@ -2,5 +2,5 @@
 
 ``writer`` fills files with raw cuts, ``store`` knows paths and URLs, ``manifest`` the table that says which
 files count, ``upkeep`` merges and deletes, ``export`` moves old rollups here, ``verify`` checks. Design:
-docs/design/5-database.md, "Files".
+docs/design/5-storage.md, "Files".
 """

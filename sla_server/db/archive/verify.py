@@ -190,9 +190,7 @@ def _take_cuts(row: FileRow, table: pa.Table, report: VerifyReport, found: _Foun
         seqs = cuts.filter(in_epoch)["seq"].to_numpy()
         for path, others in found.seen.get((gateway_id, epoch), ()):
             if len(both := np.intersect1d(seqs, others)):
-                text = (
-                    f"{len(both)} cuts of epoch {epoch} from {both[0]} on stand in {path} and in {row.path}"
-                )
+                text = f"{len(both)} cuts of epoch {epoch} from {both[0]} on are in {path} and in {row.path}"
                 report.add("double", gateway_id, text)
         found.seen.setdefault((gateway_id, epoch), []).append((row.path, seqs))
 

@@ -103,7 +103,7 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
         at_us = _int(header, "at_us", now_us)
         epoch = str(header.get("ep", "")) or known.get(gateway_id, ("", ""))[1]
         if state == "refused":
-            # Whoever was refused may have used a living gateway's name: its row is left alone. One event an
+            # The refused peer may have used a living gateway's name: its row is left alone. One event an
             # hour and reason, because the refused try again every few seconds.
             identity = (gateway_id, _text(header, "reason"), at_us // HOUR_US)
             events.append(_state_event(header, identity, state, epoch, at_us))

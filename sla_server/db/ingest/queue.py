@@ -2,7 +2,7 @@
 
 A disk queue (``pmdaemon.diskqueue``) of configured size in a directory of its own: ``ingest`` and
 ``ingest.index``. One appends, one reads with a cursor and deletes; nothing is locked. Errors of the disk
-queue become those of the database manager at this door. Numbers rise but, after a crash, not without holes:
+queue become those of the database manager here. Numbers rise but, after a crash, not without holes:
 nothing here or in the writer relies on that.
 
 Back-pressure: ``has_room`` says whether a round's batch would fit wherever the ring's end falls. The intake

@@ -243,7 +243,7 @@ class BackendControl:
         demand = max(demand for _, demand in self.demands)
         remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
         if remembered and self.allowed >= self.settings.release_factor * demand:
-            text = f"{self.allowed:.0f} cost/s is allowed and at most {demand:.0f} was wanted of late"
+            text = f"{self.allowed:.0f} cost/s is allowed and at most {demand:.0f} was wanted recently"
             return self._give_up(Reason.DEMAND_FITS, text)
         return None
 

@@ -134,7 +134,7 @@ def damage(path: Path) -> None:
     """A stray store: the head of a lane with a message in it."""
     with attach(path, "dbmanager") as box:
         box.post(next(iter(box.expected)), b"x")
-        box._words[box._writer._head_word] = 777
+        box._words[box._writer._head_word] = 777  # a stray store, which has no public way in
 
 
 def test_a_segment_in_order_is_kept_with_its_messages(made: Segments) -> None:

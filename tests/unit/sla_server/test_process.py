@@ -55,7 +55,7 @@ def test_why_a_part_failed_is_left_until_its_next_start(
     path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}"\n')
     config = configuration.load(path)
     with pytest.raises(SlaError):
-        part._run("dbmanager", config, Stop())
+        part._run("dbmanager", config, Stop())  # ``cli`` adds signals and the log, and ends the process
     assert failures(tmp_path) == {"dbmanager": "no room"}
     assert part._run("dbmanager", config, Stop()) == 0
     assert failures(tmp_path) == {}

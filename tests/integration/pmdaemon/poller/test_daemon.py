@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 
 from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import DEADLINE_S, Agent, hello
@@ -259,7 +261,8 @@ def test_stalled_peer_is_noticed_and_delays_no_other(server: Server) -> None:
     stalled.answer(stalled.expect(Kind.POLL))
     server.state(stalled.gateway_id, "recovered")
     told = [item.header for item in server.taken["services"] if item.kind == Kind.GATEWAY]
-    states = [header["state"] for header in told if header["gw"] == stalled.gateway_id]
+    announced = [header["state"] for header in told if header["gw"] == stalled.gateway_id]
+    states = [state for state, _ in groupby(announced)]  # WATERMARKS after the registration: "up" again
     assert states[:3] == ["up", "stalled", "recovered"]  # it answers no further poll, and may stall again
     good.close()
     stalled.close()
@@ -309,3 +312,14 @@ def test_second_daemon_on_the_same_port_says_what_to_do(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 78
     assert "choose another port" in done.stderr
+
+
+def test_why_it_cannot_start_is_noted(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "server.toml"
+        file.write_text(f'runtime_dir = "{tmp_path}"\n[pmdaemon]\nlisten = "{address}"\n')
+        command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 78, done.stderr
+    assert address in failures(tmp_path)["pmdaemon"]

@@ -99,7 +99,7 @@ from pmdaemon.runtime import logs, watchdog
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup, watch
 logs.configure("hangs")
-watchdog.LOOK_S = 0.01
+watchdog.CHECK_S = 0.01
 watch(Stop(), lambda text: print(text, flush=True))
 ThreadGroup().start("stuck", threading.Lock().__enter__)  # fine, and over
 lock = threading.Lock()
@@ -124,7 +124,7 @@ import sys, threading
 from pmdaemon.runtime import logs, threads, watchdog
 from pmdaemon.runtime.stop import Stop
 logs.configure("hangs")
-watchdog.LOOK_S = 0.01
+watchdog.CHECK_S = 0.01
 def full(*_args, **_values):
     raise MemoryError
 if sys.argv[1] == "log":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, insert, select, text
 
 from sla_server.db import partitions, schema
 from sla_server.db.engine import begin
@@ -131,6 +131,44 @@ def test_ranges_leave_in_small_steps(rig, monkeypatch):
         left.append(count(rig, "events"))
     assert left == [6, 2]
     assert count(rig, "events") == 0
+
+
+def epochs(rig, number):
+    """Epochs of a gateway in SQL, as numbers."""
+    return sorted(epoch for name, epoch, _ in rig.reader.watermarks() if name == gateway(number))
+
+
+def test_old_epochs_leave_but_the_newest_of_each_gateway_stay(rig, monkeypatch):
+    monkeypatch.setattr(partitions, "KEPT_EPOCHS", 3)
+    monkeypatch.setattr(partitions, "STEP_GATEWAYS", 1)
+    ages = {  # days since each epoch, in the order of the numbers 1, 2, ...
+        1: [50, 45, 40, 35, 1],
+        2: [50, 45, 40],
+        3: [60, 50, 29, 20, 10, 5],
+        4: [90, 0.5],
+    }
+    now_us = rig.clock.unix_us()
+    rows = [
+        {
+            "gateway_id": gateway(number),
+            "epoch": str(epoch),
+            "seq": 7,
+            "updated_us": now_us - round(days * DAY_US),
+        }
+        for number, its in ages.items()
+        for epoch, days in enumerate(its, 1)
+    ]
+    never = {"gateway_id": gateway(3), "epoch": "99", "seq": 1, "updated_us": 0}
+    with begin(rig.engine) as connection:
+        connection.execute(insert(schema.ingest_watermark), [*rows, never])
+    retain(rig)
+    assert epochs(rig, 1) == [3, 4, 5], "40 and 35 days old, but among its newest three"
+    assert epochs(rig, 2) == [1, 2, 3]
+    assert epochs(rig, 3) == [3, 4, 5, 6, 99], "young, or without a time"
+    assert epochs(rig, 4) == [1, 2]
+    rig.clock.advance(40 * DAY_S)
+    retain(rig)
+    assert epochs(rig, 3) == [4, 5, 6, 99]
 
 
 def test_the_writer_takes_its_turns(rig):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pmdaemon.mailbox import BACKSTOP_S, Layout, Mailbox, Route, attach, create_segment, ensure_private_dir
+from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, ensure_private_dir, wait_any
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
@@ -148,24 +147,24 @@ def test_what_was_taken_and_not_processed_is_left_to_the_successor(
         assert up in [bytes(message.payload) for message in successor.take()]
 
 
-def test_it_sleeps_no_longer_than_its_mailboxes_allow(
+def test_it_sleeps_on_both_mailboxes_until_the_next_tick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slept_s: list[float | None] = []
+    """How long ``wait_any`` lets it sleep at most is that function's own test."""
+    slept: list[tuple[list[str], float]] = []
 
-    class Recorder(selectors.DefaultSelector):
-        def select(self, timeout: float | None = None) -> list[Any]:
-            slept_s.append(timeout)
-            return super().select(timeout)
+    def recorder(boxes: Sequence[Mailbox], limit_s: float, others: Sequence[Stop]) -> None:
+        slept.append(([box.name for box in boxes], limit_s))
+        wait_any(boxes, limit_s, others)
 
-    monkeypatch.setattr(process.selectors, "DefaultSelector", Recorder)
+    monkeypatch.setattr(process, "wait_any", recorder)
     ensure_private_dir(tmp_path / "run")
     world = World(tmp_path / "run", monkeypatch)
     world.until(world.pair, lambda found: found.kind == Kind.LEASE)
     world.until(world.appserver, lambda found: found.kind == Kind.SNAPSHOT)
     world.close()
-    assert slept_s
-    assert all(limit_s is not None and limit_s <= BACKSTOP_S for limit_s in slept_s)
+    assert slept
+    assert all(names == ["services", "services"] and limit_s <= process.TICK_S for names, limit_s in slept)
 
 
 class TornBox:

@@ -1,4 +1,7 @@
-"""Rounds: who leads, what a batch holds, and what everybody is told when the disk fails."""
+"""Rounds: who leads, what a batch holds, and what everybody is told when the disk fails.
+
+Some tests read private state: how far a round is, and how much memory is held, is no part of the interface.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Locks, order, destinations, retries, the secondary queue, reserved room, damage."""
+"""Locks, order, destinations, retries, the secondary queue, reserved room, damage.
+
+Some tests read private state: how far a round is, and how much memory is held, is no part of the interface.
+"""
 
 from __future__ import annotations
 

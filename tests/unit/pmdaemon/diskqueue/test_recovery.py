@@ -1,4 +1,7 @@
-"""Decisions of recovery that no ordinary crash shows: loops, wrong lists, floors, order of syncs."""
+"""Decisions of recovery that no ordinary crash shows: loops, wrong lists, floors, order of syncs.
+
+Some tests read private state: how far a round is, and how much memory is held, is no part of the interface.
+"""
 
 from __future__ import annotations
 

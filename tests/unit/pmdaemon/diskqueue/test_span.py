@@ -1,4 +1,7 @@
-"""A queue over several files: records across the borders, parts that are missing, exchanged or half made."""
+"""A queue over several files: records across the borders, parts that are missing, exchanged or half made.
+
+Some tests read private state: how far a round is, and how much memory is held, is no part of the interface.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""At least once, views and returned messages, in both forms."""
+"""At least once, views and returned messages, in both forms.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 import contextlib
 import pickle

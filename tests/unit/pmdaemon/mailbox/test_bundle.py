@@ -1,4 +1,7 @@
-"""Bundles: how payloads are divided, and that single messages of one can be taken, released and returned."""
+"""Bundles: how payloads are divided, and that single messages of one can be taken, released and returned.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 import contextlib
 from itertools import pairwise

@@ -1,4 +1,7 @@
-"""Description, metrics and probe of a segment: what a crash leaves is in order, a stray store is damage."""
+"""Description, metrics and probe of a segment: what a crash leaves is in order, a stray store is damage.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_a_failed_attach_leaves_nothing_open_and_the_name_free(path: Path) -> No
     assert set(os.listdir("/proc/self/fd")) == before
     bell_path(path, "a").unlink()
     with attach(path, "a") as a:
-        assert a._words[a._pid_word] == os.getpid()
+        assert a._words[a._pid_word] == os.getpid()  # as another process reads it
 
 
 def test_only_a_sleeper_is_rung(path: Path) -> None:

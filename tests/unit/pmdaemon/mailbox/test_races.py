@@ -1,6 +1,8 @@
 """Interleavings, one by one: the sender changes its list between two loads of a recipient that searches.
 
 Each scenario is run once for every load of the search: every window is tried, nothing is left to chance.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
 """
 
 from __future__ import annotations

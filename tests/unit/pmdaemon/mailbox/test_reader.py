@@ -1,4 +1,7 @@
-"""The recipient's search: slots inspected, resets by cause, adaptive threshold, damage."""
+"""The recipient's search: slots inspected, resets by cause, adaptive threshold, damage.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 import contextlib
 from pathlib import Path

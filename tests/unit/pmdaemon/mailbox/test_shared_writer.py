@@ -1,4 +1,7 @@
-"""The form `shared`: order of arrival, repair by whoever comes next, hostile segments."""
+"""The form `shared`: order of arrival, repair by whoever comes next, hostile segments.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 import contextlib
 import functools

@@ -1,4 +1,7 @@
-"""The sender's list: reclaim, quotas, parked tail, repair of an interrupted post."""
+"""The sender's list: reclaim, quotas, parked tail, repair of an interrupted post.
+
+Words of the segment are stored and read directly: damage, and what a death leaves, have no public way in.
+"""
 
 import dataclasses
 from pathlib import Path

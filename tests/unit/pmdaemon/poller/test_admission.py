@@ -50,6 +50,7 @@ def test_a_flood_of_strangers_without_tls_is_bounded_too(
 ) -> None:
     rig.watermarks()
     good = rig.up()
+    # A limit of 8 instead of half of the descriptors, which follows from the process's own limit.
     monkeypatch.setattr(rig.inbound._admission, "unregistered", UnregisteredConnections(limit=8))
     for _ in range(40):
         rig.dial()

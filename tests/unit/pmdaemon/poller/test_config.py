@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from pmdaemon.cli import cli
 from pmdaemon.errors import ConfigError
 from pmdaemon.poller import config
 from pmdaemon.runtime.config import parse_address
-from pmdaemon.runtime.failures import failures
 
 
 def write(path: Path, table: str = "", top: str = 'runtime_dir = "/run/x"\n') -> Path:
@@ -116,13 +112,3 @@ def test_check_config(tmp_path: Path) -> None:
     assert "nothing: no such key" in bad.output
     missing = runner.invoke(cli, ["run", "--config", str(tmp_path / "none.toml"), "--check-config"])
     assert missing.exit_code == 78
-
-
-def test_why_it_cannot_start_is_noted(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        file = write(tmp_path, f'listen = "{address}"', f'runtime_dir = "{tmp_path}"\n')
-        command = [sys.executable, "-m", "pmdaemon", "run", "--config", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 78, done.stderr
-    assert address in failures(tmp_path)["pmdaemon"]

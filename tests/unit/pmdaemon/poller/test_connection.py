@@ -149,8 +149,8 @@ def test_malformed_input_raises(line: Line) -> None:
 def test_finish_sends_the_reason_and_discards_what_still_comes(line: Line) -> None:
     line.far.sendall(frame.encode(Kind.HELLO, {}))
     line.kinds()
-    line.conn.finish(Kind.ERROR, frame.encode(Kind.ERROR, {"code": "x"}), "because")
-    line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "again")  # only the first counts
+    line.conn.finish(Kind.ERROR, frame.encode(Kind.ERROR, {"code": "x"}), "because", 200)
+    line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "again", 300)  # only the first counts
     assert line.conn.end_reason == "because"
     assert line.conn.drain_until_ns == 200 + DRAIN_NS
     assert line.conn.session.state is SessionState.DRAINING
@@ -161,8 +161,25 @@ def test_finish_sends_the_reason_and_discards_what_still_comes(line: Line) -> No
     assert line.far.recv(10) == b""
 
 
+def test_the_last_frame_leaves_behind_output_that_waits(line: Line) -> None:
+    line.handshake()
+    while line.conn.send(poll(60_000)) is not Sent.OVERFLOW:
+        pass
+    line.blocked.clear()
+    line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "stop", 200)
+    assert line.blocked == [line.conn], "write readiness is asked for"
+    assert line.conn.send(poll()) is Sent.GONE
+    got: list[bytes] = []
+    while not line.conn.flush():
+        got += bytes_of(line)
+    got += bytes_of(line)
+    kinds = [item.kind for item in frame.FrameReader().feed(b"".join(got))]
+    assert kinds[-2:] == [Kind.POLL, Kind.BYE]
+    assert line.far.recv(10) == b"", "and our side has ended behind it"
+
+
 def test_draining_does_not_go_on_for_ever(line: Line) -> None:
-    line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "stop")
+    line.conn.finish(Kind.BYE, frame.encode(Kind.BYE, {}), "stop", 200)
     line.far.setblocking(False)
     discarded = 0
     while True:

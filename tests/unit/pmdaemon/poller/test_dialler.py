@@ -1,4 +1,7 @@
-"""Listed gateways: which they are, and dialling them: real sockets on loopback, fake clock, no chance."""
+"""Listed gateways: which they are, and dialling them: real sockets on loopback, fake clock, no chance.
+
+The waits of single entries are read directly: they show outside only as the time of the next attempt.
+"""
 
 from __future__ import annotations
 

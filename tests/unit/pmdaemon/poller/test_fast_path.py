@@ -1,4 +1,7 @@
-"""The short way of a usual answer: taken when it may be, and then with the effect of the long one."""
+"""The short way of a usual answer: taken when it may be, and then with the effect of the long one.
+
+Whether a template was learned is read directly: an answer taken the long way has the same effect.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Ways(PairRig):
     def __init__(self, is_short_open: bool = True) -> None:
         super().__init__()
         self.short = self.long = 0
-        handlers = self.inbound._handlers
+        handlers = self.handlers
         take, handle = handlers.fast_path.take, handlers.handle
 
         def counting_take(conn: Any, data: memoryview, size: int, *, is_placed: bool) -> bool:
@@ -118,7 +121,7 @@ def test_a_split_answer_of_unknown_shape_teaches_nothing(rig: Ways, first_bytes:
         agent.send(part)
         rig.step()
     assert rig.counters["replies"] == 1
-    assert not rig.inbound._handlers.fast_path._templates._by_header_bytes
+    assert not rig.handlers.fast_path._templates._by_header_bytes
 
 
 def test_a_whole_answer_with_more_behind_it_teaches_nothing(rig: Ways) -> None:
@@ -130,7 +133,7 @@ def test_a_whole_answer_with_more_behind_it_teaches_nothing(rig: Ways) -> None:
     agent.send(agent.cuts[7, 1] + reply(poll) + bytes(4))
     rig.step()
     assert rig.counters["replies"] == 1
-    assert not rig.inbound._handlers.fast_path._templates._by_header_bytes
+    assert not rig.handlers.fast_path._templates._by_header_bytes
 
 
 def usually(rig: Ways, agent: Agent) -> None:

@@ -147,10 +147,8 @@ def test_a_defect_of_ours_ends_the_connection_that_met_it(where: str) -> None:
         with patch.object(rig.inbound, where, defect):
             rig.pass_time(1.1)
             if where == "_serve":  # is asked when the socket can be written to, too
-                (conn,) = (
-                    c for c in rig.inbound._connections if c.gateway and c.gateway.gateway_id == GATEWAY
-                )
-                rig.inbound._readiness.modify(conn, 3)
+                (conn,) = (c for c in rig.connections if c.gateway and c.gateway.gateway_id == GATEWAY)
+                rig.inbound._readiness.modify(conn, 3)  # as a send that blocked has it done
             bad.send(frame.encode(Kind.THRESHOLDS_ACK, {"version": 1}))
             for poll in rig.polls(good):
                 good.answer(poll)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from selectors import EVENT_READ, EVENT_WRITE
 
 import pytest
 import structlog
 
+from pmdaemon.poller import inbound
 from pmdaemon.poller.inbound import READ, TIMED_READS, WRITE, Readiness
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from tests.support.gateways import GATEWAY, hello, make_cut
+from tests.support.gateways import GATEWAY, Agent, hello, make_cut
 from tests.support.pair import OTHER, PairRig
 
 
@@ -175,7 +178,7 @@ def test_t_ptmax_is_the_thread_time_of_a_read_by_its_messages(rig: PairRig) -> N
         looks.append(400_000 * len(looks))
         return looks[-1]
 
-    rig.inbound._thread_time_ns = thread_time_ns
+    rig.thread_time_ns = thread_time_ns
     agent = rig.up()
     unknown = frame.encode(60, {})
     for _ in range(2 * TIMED_READS):
@@ -252,3 +255,38 @@ def test_stop_tells_agents_and_posts_what_is_batched() -> None:
     rig.to_inbound.close()
     rig.to_outbound.close()
     rig.mailbox.close()
+
+
+def test_a_stop_waits_a_moment_for_an_agent_that_has_output_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its BYE lies behind caps that the agent has not read; a thread of the test reads them meanwhile."""
+    monkeypatch.setattr(inbound, "FAREWELL_S", 60.0)  # a loaded machine may not run the reader for a while
+    rig = PairRig()
+    rig.watermarks()
+    agent = rig.up()
+    large = [{"volume": f"v{index}", "ops_per_s": 1.0} for index in range(1500)]
+    gen = 0
+    while not agent_waits(rig):
+        gen += 1
+        rig.deliver(Kind.SET_CAPS, gw=GATEWAY, gen=gen, lease_us=1, caps=large)
+    reader = ThreadPoolExecutor(1)
+    kinds = reader.submit(read_all, agent)
+    rig.inbound.shut("maintenance")
+    assert kinds.result(60)[-2:] == [Kind.CAPS, Kind.BYE]
+    reader.shutdown()
+    agent.close()
+    rig.to_inbound.close()
+    rig.to_outbound.close()
+    rig.mailbox.close()
+
+
+def agent_waits(rig: PairRig) -> bool:
+    conn = rig.registry.get(GATEWAY).conn
+    return bool(conn.waiting_bytes)
+
+
+def read_all(agent: Agent) -> list[int]:
+    kinds = []
+    with contextlib.suppress(EOFError):
+        while True:
+            kinds.append(agent.read().kind)
+    return kinds

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pmdaemon.mailbox.errors import MessageDamaged
-from pmdaemon.poller.outbound import MANY_DUE, MAX_SLEEP_MS
+from pmdaemon.poller import outbound
+from pmdaemon.poller.outbound import MANY_DUE
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import Registration
@@ -189,7 +190,7 @@ def test_poll_that_cannot_leave_yet_is_not_awaited(rig: PairRig) -> None:
     agent = rig.dial()
     agent.send(hello(), schema())
     rig.inbound.step(0)
-    (conn,) = (item for item in rig.inbound._connections if item.gateway is None)
+    (conn,) = (item for item in rig.connections if item.gateway is None)
     assert conn.hello is not None
     rig.registry.register(conn, conn.hello, Registration([], []))
     rig.clock.advance(1)
@@ -201,29 +202,22 @@ def test_poll_that_cannot_leave_yet_is_not_awaited(rig: PairRig) -> None:
     gateway.end()
 
 
-class NotedSleep:
-    """What ``Outbound.sleep`` waits with; notes how long."""
-
-    def __init__(self) -> None:
-        self.waited_ms: list[int] = []
-
-    def poll(self, limit_ms: int) -> list[tuple[int, int]]:
-        self.waited_ms.append(limit_ms)
-        return []
-
-
-def test_polls_wait_for_those_due_soon_after_the_first_whatever_wakes_the_thread(rig: PairRig) -> None:
+def test_polls_wait_for_those_due_soon_after_the_first_whatever_wakes_the_thread(
+    rig: PairRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s: list[float] = []
+    monkeypatch.setattr(outbound, "wait_any", lambda _boxes, limit_s, _others: waited_s.append(limit_s))
     rig.watermarks()
     agent = rig.up()
     due_ns = rig.schedule.next_due_ns()
     assert due_ns is not None
-    noted, left = NotedSleep(), []
+    left = []
     for left_ms in (10, 0, -10, -49, -50):
         rig.clock.advance((due_ns - left_ms * 1_000_000 - rig.clock.monotonic_ns()) / 1e9)
-        rig.outbound.sleep(noted)  # type: ignore[arg-type]
+        rig.outbound.sleep()  # which notes how long it would
         rig.outbound.step()
         left.append(len(rig.polls(agent)))
-    assert noted.waited_ms == [MAX_SLEEP_MS, 50, 40, 1, 0]
+    assert waited_s == [0.06, 0.05, 0.04, 0.001, 0]
     assert left == [0, 0, 0, 0, 1]
 
 
@@ -235,4 +229,4 @@ def test_a_damaged_message_of_the_mailbox_is_passed_by(rig: PairRig, monkeypatch
         patch.setattr(rig.mailbox, "take", torn)
         rig.outbound.step()
     rig.outbound.step()
-    assert rig.outbound._counters["mail_discarded"] == 1
+    assert rig.counters["mail_discarded"] == 1

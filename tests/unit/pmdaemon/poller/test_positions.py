@@ -220,7 +220,7 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
         record.rewind()
         record.answered(newest)
     assert judged == list(range(1, 3600))
-    assert record._live is not None
+    assert record._live is not None  # memory, which shows nowhere else
     assert len(record._live) == 1
     record.poll(3600, 0, PLENTY)
     assert set(take(record, *range(1, 3600))) == {KEEP}

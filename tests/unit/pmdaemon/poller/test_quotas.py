@@ -61,7 +61,7 @@ def test_names_count_once() -> None:
         assert quotas.take_new(
             "volumes", range(number * burst, (number + 1) * burst), 10**9 * SECOND * (number + 1)
         )
-    assert len(quotas._known["volumes"]) <= REMEMBERED
+    assert len(quotas._known["volumes"]) <= REMEMBERED  # memory, which shows nowhere else
 
 
 def test_one_event_in_a_while() -> None:

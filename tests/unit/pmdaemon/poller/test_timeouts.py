@@ -96,6 +96,6 @@ def test_a_gateway_that_trickles_is_stalled_and_holds_no_more_than_a_frame(rig: 
             answered += 1
     assert (GATEWAY, "stalled") in rig.mailbox.states()
     assert answered >= 29, "one a second for the other, whatever this one does"
-    [conn] = [item for item in rig.inbound._connections if item.gateway.gateway_id == GATEWAY]
+    [conn] = [item for item in rig.connections if item.gateway.gateway_id == GATEWAY]
     assert conn.session.pending_bytes == 300
     assert len(rig.polls(slow)) <= 16, "polled again only when it was called stalled"

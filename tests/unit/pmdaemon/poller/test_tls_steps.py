@@ -1,4 +1,4 @@
-"""The inbound thread with TLS and the clerk, step by step: fake clock, socket pairs, no threads."""
+"""The inbound thread with TLS and the certificate worker, step by step: fake clock, no threads."""
 
 from __future__ import annotations
 
@@ -170,6 +170,7 @@ def test_handshakes_have_a_bounded_share_of_a_round(rig: TlsRig) -> None:
 
 
 def test_a_flood_of_strangers_is_bounded(rig: TlsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A limit of 8 instead of half of the descriptors, which follows from the process's own limit.
     monkeypatch.setattr(rig.inbound._admission, "unregistered", admission.UnregisteredConnections(limit=8))
     good = rig.secure(rig.connect(), rig.keys())
     assert good.tls is not None
@@ -211,7 +212,7 @@ def test_a_session_ends_with_its_certificate(rig: TlsRig) -> None:
     good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
     rig.inbound.step(0)
     good.read()
-    held = next(iter(rig.inbound._connections)).credential
+    held = next(iter(rig.connections)).credential
     assert held is not None
     rig.clock.step_wall((held.not_after_us - rig.clock.unix_us()) / 1e6 - 1)
     rig.pass_time(0.6)
@@ -243,7 +244,7 @@ def test_a_renewal_prolongs_the_session(rig: TlsRig) -> None:
     good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
     rig.inbound.step(0)
     good.read()
-    [conn] = rig.inbound._connections
+    [conn] = rig.connections
     first = conn.credential
     good.tls.send(frame.encode(Kind.RENEW, {"csr": certificates.make_request(certificates.make_key(), "x")}))
     rig.inbound.step(0)
@@ -300,7 +301,7 @@ def test_without_a_certificate_nothing_but_enrolment_is_decoded(
     rig: TlsRig, monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
     decoded: list[bytes] = []
-    original = frame._unpack_header
+    original = frame._unpack_header  # what has been decoded shows nowhere else
     monkeypatch.setattr(frame, "_unpack_header", lambda view: decoded.append(bytes(view)) or original(view))
     far = rig.secure(rig.connect())
     assert far.tls is not None

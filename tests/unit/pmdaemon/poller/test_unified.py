@@ -1,4 +1,7 @@
-"""Unified mode: whose turn it is, hand-over at the first reply, draining by the core, stop."""
+"""Unified mode: whose turn it is, hand-over at the first reply, draining by the core, stop.
+
+The rig has no threads: it reads and writes the two eventfds as the thread that is missing would.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ def test_a_defect_of_ours_ends_one_connection_and_neither_thread() -> None:
     try:
         rig.watermarks()
         agents = rig.all_up()
-        original = rig.inbound._receive
+        original = rig.inbound._receive  # a defect of ours has to be put there
 
         def defect(conn: AgentConnection) -> None:
             if conn.gateway is not None and conn.gateway.gateway_id == GATEWAYS[0]:

@@ -121,7 +121,7 @@ def test_a_look_that_was_interrupted_is_made_again() -> None:
             wall.advance(pauses.pop())
         return now_ns
 
-    steady._base_ns = paused_ns
+    steady._base_ns = paused_ns  # a process that is suspended between two readings
     assert steady.check() is None
     assert not pauses
     assert steady.unix_us() == wall.unix_us()

@@ -39,6 +39,14 @@ def test_other_kinds_get_a_prefix(kind: str) -> None:
     assert parsed({**RIGHT, "kind": f"agent-{kind}"}, NOW_US)["kind"] == f"agent-{kind}"
 
 
+@pytest.mark.parametrize("length", [1, 52, 53, 58])
+def test_what_a_pair_accepts_services_accept_as_it_is(length: int) -> None:
+    """The prefix makes a kind longer; the second check, in services, must not refuse it for that."""
+    passed_on = parsed({**RIGHT, "kind": "x" * length}, NOW_US)
+    assert passed_on["kind"] == "agent-" + "x" * length
+    assert parsed(passed_on, NOW_US) == passed_on
+
+
 @pytest.mark.parametrize("off_us", [ALERT_CLOCK_US + 1, -ALERT_CLOCK_US - 1, 1 << 62, -(1 << 62)])
 def test_a_time_that_is_a_day_off_becomes_ours(off_us: int) -> None:
     assert parsed({**RIGHT, "at_us": NOW_US + off_us}, NOW_US)["at_us"] == NOW_US
@@ -53,7 +61,7 @@ def test_texts_are_cut_and_printable() -> None:
 
 
 WRONG: dict[str, Any] = {
-    "kind": [None, 5, "", "Upper", "a b", "x" * 59, "\x1b", ["a"]],
+    "kind": [None, 5, "", "Upper", "a b", "x" * 59, "agent-" + "x" * 59, "\x1b", ["a"]],
     "severity": [None, "error", 1, ["info"]],
     "text": [None, 5, b"x", ["x"]],
     "at_us": ["x", 1.5, True, None, [1]],

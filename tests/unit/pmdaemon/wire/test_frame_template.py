@@ -192,4 +192,4 @@ def test_answers_of_ever_new_sizes_are_recognised_and_memory_is_bounded() -> Non
     for blocks in range(SIZES + 2):
         assert match(shapes, answer(CUT, REPLY, 8 * blocks)) is not None
     assert match(shapes, answer(CUT, REPLY, 0)) is not None
-    assert len(shapes._by_bytes) <= SIZES
+    assert len(shapes._by_bytes) <= SIZES  # memory, which shows nowhere else
