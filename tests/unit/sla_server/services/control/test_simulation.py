@@ -47,7 +47,7 @@ def test_caps_are_exact_in_the_long_run(iops):
     gateway = made.gateway("A", ["v"])
     client = SimClient(gateway, "v", depth=32)
     gateway.lost = True  # no polls: the controller would clear caps that it does not know of
-    gateway.apply(SetCaps(gateway.gateway_id, 1, 1, [{"volume": "v", "cost_per_s": iops * IO_COST}]))
+    gateway.apply(SetCaps(gateway.gateway_id, 1, 60_000_000, [{"volume": "v", "cost_per_s": iops * IO_COST}]))
     made.run(12)
     assert client.rate_between(2, 12) == pytest.approx(iops, rel=0.01)
 
