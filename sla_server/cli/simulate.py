@@ -10,19 +10,23 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from pydantic import ValidationError
 from rich.text import Text
 
+from pmdaemon.runtime.config import describe
+from sla_server.agreements.document import Agreement
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import CONFIG, Column, build, console, pass_client
 from sla_server.services.control.settings import ControlSettings
 from sla_server.simulate.device import DeviceModel
-from sla_server.simulate.errors import TooManyIos
+from sla_server.simulate.errors import BadSetup, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
 from sla_server.simulate.loads import Arrival
 from sla_server.simulate.page import as_html
@@ -32,11 +36,13 @@ from sla_server.simulate.setup import (
     Placement,
     SetupFile,
     Stream,
+    contract_of,
     parse_load,
     read_device,
     read_directory,
     read_policy,
 )
+from sla_server.simulate.stored import stored_plan
 from sla_server.simulate.traces import read_trace
 
 GENERATED_S: Final = 120.0
@@ -90,6 +96,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option("--load", "loads", multiple=True, help="volume=V,iops=N or depth=N,shape=steady|ramp|...")
 @click.option("--stored", help="Replay what the server stored of the last 24h, 7d, ...")
 @click.option("--until", help="End of --stored, as 2026-11-20T08:00 UTC [now].")
+@click.option("--every", is_flag=True, help="Simulate the quiet minutes of --stored, too.")
 @click.option("--policy", "policy_file", type=EXISTING, help="Caps by hour of the week, as JSON.")
 @click.option("--hour", type=click.IntRange(0, 167), default=0, help="Hour of the week at the start [0].")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(MODES), help="One of them [all].")
@@ -238,4 +245,63 @@ def _table(result: Result) -> str:
 
 
 def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> Plan:
-    raise BadUsage("--stored is not there yet")
+    """From the server's own database and files."""
+    from sla_server import config as configuration
+    from sla_server.db.queries.reader import open_reader
+    from sla_server.db.queries.replay import read_slots
+
+    for name, option in (("traces", "--trace"), ("loads", "--load"), ("duration", "--duration")):
+        if given[name]:
+            raise BadUsage(f"{option} does not go with --stored, which brings its own load and length")
+    resolved = configuration.load(config or client.config)
+    slot_us = resolved.database.rollup_s * 1_000_000
+    until_us = _time_us(given["until"]) if given["until"] else time.time_ns() // 1000
+    until_us = until_us // slot_us * slot_us
+    from_us = until_us - round(formatting.duration_s(given["stored"]) * 1e6) // slot_us * slot_us
+    if from_us >= until_us:
+        raise BadUsage(f"--stored {given['stored']} is shorter than a slot ({resolved.database.rollup_s} s)")
+    found = read_slots(resolved.database, resolved.data_dir, from_us, until_us)
+    if given["slas"] is not None:
+        contract, _setup = read_directory(given["slas"])
+    else:
+        reader = open_reader(resolved.database, resolved.data_dir)
+        try:
+            contract = contract_of([_agreement(row) for row in reader.agreements()])
+        finally:
+            reader.close()
+    device = read_device(given["device_file"]) if given["device_file"] else None
+    if device is not None and given["servers"]:
+        device = device.model_copy(update={"servers": given["servers"]})
+    plan = stored_plan(
+        found,
+        contract,
+        from_us,
+        given["most_ios"],
+        servers=given["servers"],
+        device=device,
+        every=given["every"],
+    )
+    times = f"{_utc(from_us)} to {_utc(until_us)} UTC"
+    return _with_options(dataclasses.replace(plan, title=f"{plan.title}, {times}"), given)
+
+
+def _agreement(row: dict[str, Any]) -> Agreement:
+    try:
+        return Agreement.from_spec(row["spec"])
+    except ValidationError as exc:
+        where = f"agreement {row['name']} version {row['version']}"
+        raise BadSetup(
+            where, describe(exc), "Apply its document again, or name a directory with --slas"
+        ) from exc
+
+
+def _time_us(text: str) -> int:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadUsage(f"--until {text[:40]!r} is not a time; write for example 2026-11-20T08:00") from None
+    return round(found.replace(tzinfo=found.tzinfo or UTC).timestamp() * 1e6)
+
+
+def _utc(at_us: int) -> str:
+    return f"{datetime.fromtimestamp(at_us / 1e6, UTC):%Y-%m-%d %H:%M}"

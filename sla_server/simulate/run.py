@@ -14,7 +14,7 @@ Deterministic and pure. Nothing outlives a call but what it returns.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -136,28 +136,41 @@ def hour_of_week(unix_us: int) -> int:
     return (unix_us // HOUR_US + THURSDAY_HOURS) % HOURS_A_WEEK
 
 
-def run_mode(plan: Plan, mode: str) -> ModeRun:
+def run_mode(plan: Plan, mode: str, disturb: Callable[[Simulation], None] | None = None) -> ModeRun:
     """Let all spans of a plan run.
 
     Args:
         plan: what.
         mode: "off", "observe" or "enforce".
+        disturb: called with each world before it runs, to schedule what goes wrong in it.
     """
     result = ModeRun(mode, {stream: IoLog() for stream in plan.streams})
     for span in plan.spans:
-        _run_span(plan, mode, span, result)
+        _run_span(plan, mode, span, result, disturb)
     return result
 
 
-def _run_span(plan: Plan, mode: str, span: tuple[float, float], result: ModeRun) -> None:
-    world = World(plan.seed)
-    world.now, world.step_us = span[0], plan.start_unix_us - UNIX_0_US
-    devices = {name: QueueingDevice(world, plan.devices[name], plan.seed + n) for n, name in _numbered(plan)}
+def made_controller(plan: Plan, mode: str) -> Controller:
+    """A controller that knows the plan's agreements and nothing else."""
     controller = Controller(plan.settings)
     controller.set_agreements(plan.contract.promises, plan.contract.classes)
     controller.set_mode("enforce" if mode == "enforce" else "observe")
     for promise in plan.contract.promises:
         controller.set_budget(promise.key, 0.0, plan.budget_left)
+    return controller
+
+
+def _run_span(
+    plan: Plan,
+    mode: str,
+    span: tuple[float, float],
+    result: ModeRun,
+    disturb: Callable[[Simulation], None] | None,
+) -> None:
+    world = World(plan.seed)
+    world.now, world.step_us = span[0], plan.start_unix_us - UNIX_0_US
+    devices = {name: QueueingDevice(world, plan.devices[name], plan.seed + n) for n, name in _numbered(plan)}
+    controller = made_controller(plan, mode)
     sim = Simulation(controller, plan.seed, lag_s=plan.lag_s, world=world, storage=dict(devices))
     if mode == "off":
         sim.kill()
@@ -167,6 +180,8 @@ def _run_span(plan: Plan, mode: str, span: tuple[float, float], result: ModeRun)
     for number, (feed, application) in enumerate(zip(plan.feeds, applications, strict=True)):
         text = f"{plan.seed}/{number}/{feed.stream.volume}/{feed.stream.client}"
         feed.begin(application, span, random.Random(text))  # noqa: S311 - a simulation, not a secret
+    if disturb is not None:
+        disturb(sim)
     sim.run(span[1])
     result.decisions += sim.log
     result.left_out += sum(application.left_out for application in applications)

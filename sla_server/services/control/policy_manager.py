@@ -207,7 +207,7 @@ class PolicyManager:
         gateway = self.gateways.get(table.gateway_id)
         if gateway is None:
             return
-        if not gateway.report(table.throttle_gen) or not gateway.issued:
+        if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
         for throttle in self.throttles():
             volume = throttle.volume
@@ -364,7 +364,7 @@ class PolicyManager:
             if not gateway.up or not (moved or stray):
                 continue
             touched = shares.keys() | gateway.issued.keys() if stray else moved
-            gateway.send(shares, totals, gen, now_ns)
+            gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
             caps = [rates.entry(volume) for volume, rates in sorted(shares.items())]
             decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))
