@@ -49,6 +49,7 @@ class PromiseFigures:
         slices: state to number.
         compliance, coverage: 0..1, None without slices.
         series: (second, percentile in ms or None).
+        bad_at: the bad seconds.
     """
 
     sla: str
@@ -64,6 +65,7 @@ class PromiseFigures:
     compliance: float | None
     coverage: float | None
     series: Sequence[tuple[float, float | None]] = field(repr=False)
+    bad_at: Sequence[int] = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -183,7 +185,7 @@ def _of_promise(
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
-    judged_s, bad_s, above_s = _seconds(promise, found)
+    judged_s, bad_at, above_s = _seconds(promise, found)
     slices = _slices(plan, promise, found)
     eligible = slices.get("good", 0) + slices.get("bad", 0)
     every = sum(slices.values()) - slices.get("excluded", 0)
@@ -195,19 +197,20 @@ def _of_promise(
         len(found["at"]),
         _ms(_percentile(found["latency"], promise.percentile)),
         judged_s,
-        bad_s,
+        len(bad_at),
         above_s,
         slices,
         slices.get("good", 0) / eligible if eligible else None,
         (eligible + slices.get("not_applicable", 0)) / every if every else None,
         _latency_series(plan, found, promise.percentile),
+        bad_at,
     )
 
 
-def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[int, int, int]:
-    """Seconds inside the curve, bad ones, and those above it."""
+def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[int, list[int], int]:
+    """How many seconds are inside the curve, which are bad, and how many are above it."""
     if not len(found["at"]):
-        return 0, 0, 0
+        return 0, [], 0
     names, second = np.unique(np.floor(found["at"]).astype(np.int64), return_inverse=True)
     counts = np.bincount(second, minlength=len(names))
     limits = [promise.threshold_us(float(count)) for count in counts]
@@ -216,7 +219,7 @@ def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[i
     inside = np.isfinite(limit_s)
     allowed = (1_000_000 - round(promise.percentile * 10_000)) * counts
     bad = inside & (missed * 1_000_000 > allowed)
-    return int(inside.sum()), int(bad.sum()), int((~inside).sum())
+    return int(inside.sum()), names[bad].tolist(), int((~inside).sum())
 
 
 def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:

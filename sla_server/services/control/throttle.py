@@ -263,6 +263,7 @@ class GatewayCaps:
     issued_ns: int = 0
     adopting: int | None = None
     keep_split: bool = False
+    lost_ns: int = 0  # when it was lost, while it is not up
     reported: int | None = None
     repeats: int = 0  # sent again since the last confirmation
     round_trip_ns: int = 0  # how long the last confirmation took
@@ -286,6 +287,18 @@ class GatewayCaps:
         if is_first and now_ns is not None:
             self.round_trip_ns = now_ns - self.issued_ns
         return True
+
+    def held_ratio(self, volume: str, total: Rates, lease_s: float, now_ns: int) -> float:
+        """Share of ``total``, a volume's cap, that it goes on using after it was lost, until its lease ends."""
+        share = self.issued.get(volume)
+        if self.up or share is None or now_ns - self.lost_ns >= lease_s * 1e9:
+            return 0.0
+        pairs = (
+            (share.cost_per_s, total.cost_per_s),
+            (share.ops_per_s, total.ops_per_s),
+            (share.bytes_per_s, total.bytes_per_s),
+        )
+        return max((held / of for held, of in pairs if held is not None and of is not None), default=0.0)
 
     def stray(self, settings: ControlSettings, now_ns: int) -> bool:
         """Whether it has held other caps than it should for too long."""
