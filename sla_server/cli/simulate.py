@@ -49,6 +49,7 @@ GENERATED_S: Final = 120.0
 """Length of a simulation of generated loads alone: two slices of a minute."""
 MOST_IOS: Final = 2_000_000
 """Each mode takes some 20 us an I/O: two minutes for all three."""
+MOST_VOLUMES: Final = 12  # rows of the table that a person reads; CSV has all
 HOUR_US: Final = 3_600_000_000
 MONDAY_US: Final = 1_800_000_000_000_000 // (168 * HOUR_US) * 168 * HOUR_US + 96 * HOUR_US
 EXISTING: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -124,7 +125,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 )
 @CONFIG
 @pass_client
-def simulate(client: Client, file: Path | None, output: str, config: Path | None, **given: Any) -> None:
+def simulate(client: Client, /, file: Path | None, output: str, config: Path | None, **given: Any) -> None:
     r"""Simulate what control does with recorded, generated or stored load.
 
     The real control code runs against a model of the storage (a queue), faster than time, in the modes off,
@@ -220,6 +221,16 @@ def _devices(given: dict[str, Any], setup: SetupFile, backends: set[str]) -> dic
     return devices
 
 
+def _volume_rows(result: Result) -> list[dict[str, Any]]:
+    """Volumes with caps and with the most I/Os; mode observe does to them what off does."""
+    capped = {v.volume for each in result.modes for v in each.volumes if v.caps}
+    ranked = sorted(result.modes[0].volumes, key=lambda v: (v.volume not in capped, -v.ios, v.volume))
+    shown = {v.volume for v in ranked[:MOST_VOLUMES]}
+    modes = [each for each in result.modes if each.mode != "observe" or result.mode("off") is None]
+    rows = [{"mode": each.mode, "v": v} for each in modes for v in each.volumes if v.volume in shown]
+    return sorted(rows, key=lambda row: str(row["v"].volume))
+
+
 def _json(result: Result) -> str:
     return json.dumps(as_json(result), indent=2) + "\n"
 
@@ -230,14 +241,17 @@ def _table(result: Result) -> str:
     with printer.capture() as captured:
         for line in headline(result):
             printer.print(line)
-        rows = [{"mode": each.mode, "p": p} for each in result.modes for p in each.promises]
+        rows: list[dict[str, Any]] = [
+            {"mode": each.mode, "p": p} for each in result.modes for p in each.promises
+        ]
         rows.sort(key=lambda row: row["p"].name)
         printer.print()
         printer.print(build(PROMISE_COLUMNS, rows, 0))
-        volumes = [{"mode": each.mode, "v": v} for each in result.modes for v in each.volumes]
-        volumes.sort(key=lambda row: row["v"].volume)
         printer.print()
-        printer.print(build(VOLUME_COLUMNS, volumes, 0))
+        printer.print(build(VOLUME_COLUMNS, _volume_rows(result), 0))
+        more = len(result.modes[0].volumes) - MOST_VOLUMES
+        if more > 0:
+            printer.print(f"{more} further volumes, with fewer I/Os: -o csv has all")
         printer.print()
         for line in [*verdicts(result), *result.plan.notes]:
             printer.print(line)

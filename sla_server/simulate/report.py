@@ -16,6 +16,7 @@ from sla_server.simulate.figures import ModeFigures, PromiseFigures, VolumeFigur
 from sla_server.simulate.run import Plan
 
 SCHEMA: Final = 1
+NAMES_MAX: Final = 200
 PROMISE_FIELDS: Final = (
     "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s",
     "compliance", "coverage",
@@ -115,18 +116,23 @@ def headline(result: Result) -> list[str]:
 
 
 def verdicts(result: Result) -> list[str]:
-    """The comparison in sentences; empty unless off and another mode were run."""
+    """What the figures say, in sentences."""
     off, observe, enforce = (result.mode(name) for name in ("off", "observe", "enforce"))
     lines = []
+    names = ", ".join(volume.volume for volume in result.modes[0].volumes)
+    for promise in result.modes[0].promises:
+        if not promise.ios:
+            lines.append(f"{promise.name}: no I/O in its scope; volumes are {_short(names)}")
     if observe is not None:
         for (volume, victim), times in observe.would.items():
             lines.append(f"observe would have begun to slow down {volume} for {victim} {_times(times)}")
     if off is not None and enforce is not None:
         for before, after in zip(off.promises, enforce.promises, strict=True):
-            lines.append(
-                f"enforce: {after.name} had {after.bad_s} bad seconds of {after.judged_s}, "
-                f"and {before.bad_s} without control"
-            )
+            if after.ios:
+                lines.append(
+                    f"enforce: {after.name} had {after.bad_s} bad seconds of {after.judged_s}, "
+                    f"and {before.bad_s} without control"
+                )
         for volume_figures in enforce.volumes:
             if volume_figures.caps and volume_figures.kept_ratio is not None:
                 lines.append(
@@ -139,6 +145,10 @@ def verdicts(result: Result) -> list[str]:
             if each.events.get(kind):
                 lines.append(f"{each.mode}: event {kind}, {_times(each.events[kind])}")
     return lines
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= NAMES_MAX else f"{text[:NAMES_MAX]}..."
 
 
 def _times(number: int) -> str:

@@ -35,7 +35,9 @@ THURSDAY_HOURS: Final = 72  # 1970-01-01 was a Thursday; weeks begin on Monday
 class Feed(Protocol):
     """What one application does."""
 
-    stream: Stream
+    @property
+    def stream(self) -> Stream:
+        """Whose requests they are."""
 
     def begin(self, application: Application, span: tuple[float, float], rng: random.Random) -> None:
         """Feed it from the first to the last second of the span."""
@@ -58,7 +60,8 @@ class GeneratedFeed:
         if self.load.depth:
             application.hold(self.load, span[1], rng)
         else:
-            application.replay(arrivals(self.load, span[1], rng))
+            found = arrivals(self.load, span[1], rng)
+            application.replay(arrival for arrival in found if arrival.at_s >= span[0])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A small world in which the real controller runs: shared disks, gateways, clients, and lag.
 
-    clients --> SimGateway --(caps: ``RateSet``, as in the data plane)--> Storage, here SimBackend: FIFO
+    clients --> SimGateway --(caps: ``RateSet``, as in the data plane)--> SimStorage, here SimBackend: FIFO
                    |  cut each poll interval (real ``Cut``: counters, histograms, missed, throttle_gen)
                    `------------------- lag -------------------> Controller.add_cut, tick every 250 ms
                    <------------------- lag ------------------- SetCaps, and the renewal of leases
@@ -65,7 +65,7 @@ class Io:
     is_write: bool = False
 
 
-class Storage(Protocol):
+class SimStorage(Protocol):
     """What serves the requests of a backend."""
 
     def submit(self, io: Io, done: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class SimBackend:
         self.world, self.service_s, self._free_at = world, service_s, 0.0
 
     def submit(self, _io: Io, done: Callable[[], None]) -> None:
-        """See ``Storage``."""
+        """See ``SimStorage``."""
         self._free_at = max(self._free_at, self.world.now) + self.service_s
         self.world.at(self._free_at, done)
 
@@ -233,7 +233,7 @@ class SimGateway:
         self,
         world: World,
         name: str,
-        storage: dict[str, Storage],
+        storage: dict[str, SimStorage],
         streams: list[tuple[str, str]],
         phase_s: float,
         backends: dict[str, str] | None = None,
@@ -487,11 +487,11 @@ class Simulation:
         service_s: float = 0.002,
         lag_s: float = 0.01,
         world: World | None = None,
-        storage: dict[str, Storage] | None = None,
+        storage: dict[str, SimStorage] | None = None,
     ) -> None:
         self.world = world or World(seed)
         self.backend = SimBackend(self.world, service_s)
-        self.storage: dict[str, Storage] = storage or {BACKEND: self.backend}
+        self.storage: dict[str, SimStorage] = storage or {BACKEND: self.backend}
         self.controller, self.lag_s = controller, lag_s
         self.gateways: dict[str, SimGateway] = {}
         self.log: list[tuple[float, Decision]] = []

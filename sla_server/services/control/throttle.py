@@ -289,7 +289,7 @@ class GatewayCaps:
         return True
 
     def held_ratio(self, volume: str, total: Rates, lease_s: float, now_ns: int) -> float:
-        """Share of ``total``, a volume's cap, that it goes on using after it was lost, until its lease ends."""
+        """Share of a volume's cap ``total`` that it goes on using after it was lost, until its lease ends."""
         share = self.issued.get(volume)
         if self.up or share is None or now_ns - self.lost_ns >= lease_s * 1e9:
             return 0.0
@@ -310,7 +310,7 @@ class GatewayCaps:
             return False  # it holds nothing, and should
         wait_ns = max(settings.reissue_after_s * 1e9, ROUND_TRIPS * self.round_trip_ns)
         most_ns = max(settings.lease_s, settings.reissue_after_s) * 1e9
-        return now_ns - self.issued_ns >= min(wait_ns * 2**self.repeats, most_ns)
+        return bool(now_ns - self.issued_ns >= min(wait_ns * 2**self.repeats, most_ns))
 
     def changed(
         self,
