@@ -289,7 +289,7 @@ def _fitted(found: Slots, streams: Mapping[int, Stream], backend: str, servers: 
     names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
 
     def summed(name: str) -> Floats:
-        return np.bincount(index, weights=slots[name][mine].astype(np.float64), minlength=len(names))
+        return np.bincount(index, weights=slots[name][mine], minlength=len(names)).astype(np.float64)
 
     ios = summed("reads") + summed("writes")
     service_us = summed("svc_sum_us")

@@ -80,6 +80,8 @@ class LoopMemory:
 
 ROUND_TRIPS: Final = 1.5
 """A confirmation that takes this many times as long as the last one is missing."""
+MOST_DOUBLINGS: Final = 10
+"""Of the time between repetitions; a lease ends it long before."""
 
 LEAST: Final = Rates(ops_per_s=1.0, bytes_per_s=4096.0, cost_per_s=1.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
@@ -310,7 +312,7 @@ class GatewayCaps:
             return False  # it holds nothing, and should
         wait_ns = max(settings.reissue_after_s * 1e9, ROUND_TRIPS * self.round_trip_ns)
         most_ns = max(settings.lease_s, settings.reissue_after_s) * 1e9
-        return bool(now_ns - self.issued_ns >= min(wait_ns * 2**self.repeats, most_ns))
+        return bool(now_ns - self.issued_ns >= min(wait_ns * 2 ** min(self.repeats, MOST_DOUBLINGS), most_ns))
 
     def changed(
         self,
