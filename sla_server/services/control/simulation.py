@@ -282,7 +282,11 @@ class SimGateway:
         account = self.accounts[io.volume, io.client]
         account.arrived += 1
         account.held += 1
-        self.held[io.volume].append(io)
+        queue = self.held[io.volume]
+        if not queue and io.volume not in self.caps:
+            self._send(io)
+            return
+        queue.append(io)
         self._admit(io.volume)
 
     def _admit(self, volume: str) -> None:

@@ -38,7 +38,6 @@ def test_three_modes_as_tables_of_80_columns(slas):
     assert int(rows[2][2]) < int(rows[0][2])
     assert "device disk: 1 server, read 2 ms at 4 KiB" in done.stdout
     assert "simulated in" in done.stderr
-    assert run("--slas", slas, *QUICK, *GREEDY).stdout == done.stdout
 
 
 def test_forms_files_and_a_single_mode(slas, tmp_path):

@@ -85,16 +85,15 @@ def test_without_control_the_promise_is_broken_all_the_time():
 @pytest.mark.parametrize(
     ("load", "least_iops", "most_bad"),
     [
-        (greedy(), 270, 11),
-        (greedy(iops=450, low_iops=10, shape="ramp"), 145, 7),
-        (greedy(shape="square", period_s=20), 125, 11),
-        (greedy(shape="square", period_s=7), 130, 15),
-        (greedy(shape="bursty", on_s=4, off_s=8), 30, 11),
+        (greedy(), 250, 10),
+        (greedy(iops=450, low_iops=10, shape="ramp"), 135, 7),
+        (greedy(shape="square", period_s=7), 125, 14),
+        (greedy(shape="bursty", on_s=4, off_s=8), 20, 11),
     ],
-    ids=["step", "ramp", "square of 20 s", "square of 7 s", "bursts"],
+    ids=["step", "ramp", "square wave", "bursts"],
 )
 def test_a_neighbour_of_any_shape(load, least_iops, most_bad):
-    figures, (capped,) = enforced(plan([GOLD, load], 70))
+    figures, (capped,) = enforced(plan([GOLD, load], 50))
     assert figures.promises[0].bad_s <= most_bad
     assert kept(figures) >= least_iops
     assert capped.least_cost >= 100, "the first cuts did not overshoot"
@@ -102,15 +101,15 @@ def test_a_neighbour_of_any_shape(load, least_iops, most_bad):
 
 def test_a_victim_whose_own_load_goes_up_and_down():
     gold = GOLD.model_copy(update={"iops": 120.0, "low_iops": 20.0, "shape": "square", "period_s": 20.0})
-    figures, _ = enforced(plan([gold, greedy()], 90))
-    assert figures.promises[0].bad_s <= 15
+    figures, _ = enforced(plan([gold, greedy()], 60))
+    assert figures.promises[0].bad_s <= 13
     assert kept(figures) >= 220
 
 
-@pytest.mark.parametrize("lag_s", [1.0, 2.0, 2.9])
+@pytest.mark.parametrize("lag_s", [1.0, 2.9])
 def test_cuts_and_caps_that_are_polls_late(lag_s):
-    figures, (capped,) = enforced(plan([GOLD, greedy()], 80, lag_s=lag_s))
-    assert bad_within(figures, 6 + round(4 * lag_s) + 4, 80) <= 10
+    figures, (capped,) = enforced(plan([GOLD, greedy()], 65, lag_s=lag_s))
+    assert bad_within(figures, 6 + round(4 * lag_s) + 4, 65) <= 9
     assert kept(figures) >= 200
     assert capped.changes >= 3, "the loop goes on, it does not wait for ever"
 
@@ -128,64 +127,64 @@ def test_many_victims_behind_several_gateways():
     ]
     made = plan(
         [*loads, greedy()],
-        60,
+        45,
         promises=[promise(name) for name in names],
         classes=[volume_class(name) for name in names],
     )
     figures, _ = enforced(made)
     # With 15 I/Os a second one late I/O makes a bad second: an eighth of the time and the first seconds.
-    assert all(p.bad_s <= 14 for p in figures.promises)
+    assert all(p.bad_s <= 12 for p in figures.promises)
     assert kept(figures) >= 220
 
 
 def test_one_neighbour_behind_several_gateways():
     loads = [greedy(depth=8, gateway=f"B{number}") for number in range(4)]
-    figures, (capped,) = enforced(plan([GOLD, *loads], 60))
+    figures, (capped,) = enforced(plan([GOLD, *loads], 45))
     assert figures.promises[0].bad_s <= 9
     assert kept(figures) >= 220
     assert capped.changes >= 3
 
 
 def test_a_gateway_lost_in_the_middle_starves_nobody_and_is_capped_again():
-    made = plan([GOLD, greedy(depth=16), greedy(depth=16, gateway="C")], 120)
+    made = plan([GOLD, greedy(depth=16), greedy(depth=16, gateway="C")], 80)
 
     def disturb(sim: Simulation) -> None:
-        sim.world.at(30, lambda: sim.lose(gateway(sim, "B")))
-        sim.world.at(45, lambda: sim.find(gateway(sim, "B")))
+        sim.world.at(20, lambda: sim.lose(gateway(sim, "B")))
+        sim.world.at(35, lambda: sim.find(gateway(sim, "B")))
 
     figures, (capped,) = enforced(made, disturb)
     assert capped.least_cost >= 53
-    assert bad_within(figures, 8, 120) <= 9, "what it goes on letting through is reckoned with"
-    assert kept(figures) >= 280
+    assert bad_within(figures, 8, 80) <= 7, "what it goes on letting through is reckoned with"
+    assert kept(figures) >= 250
 
 
 @pytest.mark.parametrize("down_s", [15, 45])
 def test_a_server_that_dies_with_all_it_knew(down_s):
     """Below a lease the caps stay in force meanwhile; beyond it the neighbour is free until it is back."""
-    made = plan([GOLD, greedy()], 75 + down_s)
+    made = plan([GOLD, greedy()], 50 + down_s)
 
     def disturb(sim: Simulation) -> None:
-        sim.world.at(30, sim.kill)
-        sim.world.at(30 + down_s, lambda: sim.restart(made_controller(made, "enforce")))
+        sim.world.at(20, sim.kill)
+        sim.world.at(20 + down_s, lambda: sim.restart(made_controller(made, "enforce")))
 
     figures, _ = enforced(made, disturb)
     free_s = max(down_s - 25, 0)
-    assert bad_within(figures, 30, 30 + down_s) <= free_s + 6
-    assert bad_within(figures, 30 + down_s, 45 + down_s) <= 8, "protected again within seconds"
-    assert bad_within(figures, 45 + down_s, 75 + down_s) <= 6
+    assert bad_within(figures, 20, 20 + down_s) <= free_s + 5
+    assert bad_within(figures, 20 + down_s, 32 + down_s) <= 8, "protected again within seconds"
+    assert bad_within(figures, 32 + down_s, 50 + down_s) <= 5
     assert kept(figures) >= 250
 
 
 def test_clocks_that_jump_change_nothing():
-    made = plan([GOLD, greedy()], 75)
+    made = plan([GOLD, greedy()], 60)
     hour_us = 3_600_000_000
 
     def disturb(sim: Simulation) -> None:
-        for at, name, step_us in ((30, "B", hour_us), (40, "A", -hour_us), (50, "B", 0)):
+        for at, name, step_us in ((20, "B", hour_us), (30, "A", -hour_us), (45, "B", 0)):
             sim.world.at(at, lambda n=name, us=step_us: setattr(gateway(sim, n), "step_us", us))
-        sim.world.at(35, lambda: setattr(sim.world, "step_us", hour_us))
-        sim.world.at(60, lambda: setattr(sim.world, "step_us", -hour_us))
+        sim.world.at(25, lambda: setattr(sim.world, "step_us", hour_us))
+        sim.world.at(50, lambda: setattr(sim.world, "step_us", -hour_us))
 
     figures, _ = enforced(made, disturb)
-    assert bad_within(figures, 15, 75) <= 8
-    assert kept(figures) >= 270
+    assert bad_within(figures, 12, 60) <= 7
+    assert kept(figures) >= 250
