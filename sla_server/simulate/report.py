@@ -137,8 +137,8 @@ def verdicts(result: Result) -> list[str]:
             if volume_figures.caps and volume_figures.kept_ratio is not None:
                 lines.append(
                     f"enforce: {volume_figures.volume} kept {volume_figures.kept_ratio:.0%} of its "
-                    f"throughput; its cap turned {_times(volume_figures.turns)}, at most "
-                    f"{_times(volume_figures.turns_a_minute)} within a minute"
+                    f"throughput; its cap turned {_times(volume_figures.turns)} "
+                    f"(at most {volume_figures.turns_a_minute} in a minute)"
                 )
     for each in result.modes:
         for kind in ("infeasible", "unattributed", "control-oscillation", "throttle-not-effective"):

@@ -162,6 +162,8 @@ def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
         raise BadSetup(str(path), f"is not JSON: {exc}") from None
     rows = tree
     if isinstance(tree, dict):
+        if tree.get("next"):
+            raise BadSetup(str(path), "is one page of several", "Ask for it with a larger limit")
         rows = next((tree[key] for key in ("caps", "items", "rows") if key in tree), None)
     if not isinstance(rows, list) or not rows:
         fix = "Write a list of {volume, hour_of_week, cost_per_s}"

@@ -96,6 +96,7 @@ def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
     for text, problem in (
         ("{", "is not JSON"),
         ("[]", "no list"),
+        ('{"items": [], "next": "v:5"}', "one page of several"),
         ('[{"volume": "v"}]', "hour_of_week: is req"),
     ):
         path.write_text(text)
