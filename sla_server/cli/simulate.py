@@ -36,6 +36,7 @@ from sla_server.simulate.setup import (
     Placement,
     SetupFile,
     Stream,
+    check_placement,
     contract_of,
     parse_load,
     read_device,
@@ -171,6 +172,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         raise BadUsage(
             "there is no load: give --trace FILE, --load KEY=VALUE,... or loads in simulation.yaml"
         )
+    check_placement(feed.stream for feed in feeds)
     length_s = formatting.duration_s(given["duration"]) if given["duration"] else last_s or GENERATED_S
     expected = sum(round(load.iops * length_s) for load in loads) + sum(len(f.found) for f in traced)
     if expected > given["most_ios"]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
@@ -86,6 +87,7 @@ def strength(load: Load, ends_s: float, rng: random.Random) -> Callable[[float],
     first, last = load.from_s, min(load.until_s or ends_s, ends_s)
     low = load.low_iops / load.iops if load.iops else 0.0
     bursts = list(_bursts(load, last, rng)) if load.shape == "bursty" else []
+    starts = [start for start, _ in bursts]
 
     def at(now: float) -> float:
         if not first <= now < last:
@@ -95,7 +97,8 @@ def strength(load: Load, ends_s: float, rng: random.Random) -> Callable[[float],
         if load.shape == "square":
             return 1.0 if (now - first) % load.period_s < load.duty * load.period_s else low
         if load.shape == "bursty":
-            return 1.0 if any(start <= now < end for start, end in bursts) else low
+            index = bisect_right(starts, now) - 1
+            return 1.0 if index >= 0 and now < bursts[index][1] else low
         return 1.0
 
     return at

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -132,6 +132,21 @@ def read_device(path: Path) -> DeviceModel:
         return _validated(DeviceModel, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise BadSetup(str(path), f"is not TOML: {exc}") from None
+
+
+def check_placement(streams: Iterable[Stream]) -> None:
+    """See that a volume is on one backend at each gateway.
+
+    Raises:
+        BadSetup: it is on two.
+    """
+    backends: dict[tuple[str, str], str] = {}
+    for stream in streams:
+        known = backends.setdefault((stream.gateway, stream.volume), stream.backend)
+        if known != stream.backend:
+            where = f"volume {stream.volume} at gateway {stream.gateway}"
+            problem = f"is on two backends, {known} and {stream.backend}"
+            raise BadSetup(where, problem, "Give its loads the same backend, or different gateways")
 
 
 def parse_load(text: str) -> Load:

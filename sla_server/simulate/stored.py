@@ -139,7 +139,8 @@ def stored_plan(
     if not len(slots["slot_us"]) or not slots["arrived"].any():
         raise NothingStored("no I/O is stored of that time. See sla get volumes, and choose a longer time")
     second = (slots["slot_us"] - from_us) // 1_000_000
-    streams = {s: Stream(**found.streams[s]) for s in np.unique(slots["stream_id"]).tolist()}
+    numbers = np.unique(slots["stream_id"]).tolist()
+    streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}
     fits = {
         backend: _fitted(found, streams, backend, servers)
         for backend in sorted({stream.backend for stream in streams.values()})

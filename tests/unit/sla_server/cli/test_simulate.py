@@ -87,6 +87,11 @@ def test_a_trace_its_placement_device_and_policy(slas, tmp_path):
         (("--slas", "SLAS"), 2, "there is no load"),
         (("--slas", "SLAS", "--load", "volume=v"), 65, "give either iops"),
         (
+            ("--slas", "SLAS", "--load", "volume=v,iops=1", "--load", "volume=v,iops=1,backend=b"),
+            65,
+            "volume v at gateway gateway-1: is on two backends, disk and b",
+        ),
+        (
             ("--slas", "SLAS", "--load", "volume=v,iops=1000", "--duration", "10h"),
             65,
             "36,000,000 I/Os are more",
