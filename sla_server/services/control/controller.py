@@ -176,7 +176,7 @@ class Controller:
             return
         table.state, table.reason = "lost", reason
         self.scopes.table.set_up(gateway_id, False)
-        self.policy.gateway_lost(gateway_id)
+        self.policy.gateway_lost(gateway_id, now_ns)
         self.loops.gateway_lost(gateway_id)
 
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:

@@ -220,18 +220,20 @@ class PolicyManager:
             return
         unsettled = [t.gen or 1 for t in in_force if t.state in ("requested", "sent", "refused")]
         totals = {t.volume: r for t in in_force if not (r := self.effective(t.volume)).is_open}
-        shares = {v: self._shares(v, rates).get(table.gateway_id, rates) for v, rates in totals.items()}
+        shares = {
+            v: self._shares(v, rates, now_ns).get(table.gateway_id, rates) for v, rates in totals.items()
+        }
         gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
         for throttle in in_force:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
 
-    def gateway_lost(self, gateway_id: str) -> None:
+    def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
         gateway = self.gateways.get(gateway_id)
-        if gateway is not None:
-            gateway.up = False
+        if gateway is not None and gateway.up:
+            gateway.up, gateway.lost_ns = False, now_ns
         for throttle in self.throttles():
             throttle.forget(gateway_id)
 
@@ -240,7 +242,7 @@ class PolicyManager:
         gateway = self.gateways.get(table.gateway_id)
         if gateway is None:
             return
-        if not gateway.report(table.throttle_gen) or not gateway.issued:
+        if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
         for throttle in self.throttles():
             volume = throttle.volume
@@ -465,7 +467,7 @@ class PolicyManager:
         totals = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).is_open}
         shares_of: dict[str, dict[str, Rates]] = {}
         for volume, rates in totals.items():
-            for gateway_id, share in self._shares(volume, rates).items():
+            for gateway_id, share in self._shares(volume, rates, now_ns).items():
                 shares_of.setdefault(gateway_id, {})[volume] = share
         waits: dict[str, dict[str, int]] = {}
         gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
@@ -478,7 +480,7 @@ class PolicyManager:
             if not gateway.up or not (moved or stray):
                 continue
             touched = shares.keys() | gateway.issued.keys() if stray else moved
-            gateway.send(shares, totals, gen, now_ns)
+            gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
             caps = [rates.entry(volume) for volume, rates in sorted(shares.items())]
             decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))
@@ -491,19 +493,28 @@ class PolicyManager:
                     self._dirty[throttle.throttle_id] = throttle
         return waits
 
-    def _shares(self, volume: str, rates: Rates) -> dict[str, Rates]:
+    def _shares(self, volume: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
         """A volume's rates at each gateway that is up, carries it and can throttle it.
 
-        A gateway that is lost has no place in the split: what it held lapses with its lease.
+        The data plane of a gateway that is lost goes on with what it holds until its lease ends: that much is
+        left out of the split, but the others keep at least half of their equal shares.
         """
+        carriers = self.carriers_of(volume)
         recent = {
             gateway_id: table.use[volume].cost_per_s if volume in table.use else 0.0
-            for gateway_id, table in self.carriers_of(volume).items()
+            for gateway_id, table in carriers.items()
             if table.state == "up" and table.can_throttle(volume)
         }
         if not recent:
             return {}
-        ratios = split(1.0, recent, self.settings.recent_share_ratio)
+        lease_s = self.settings.lease_s
+        held = sum(
+            self.gateways[gateway_id].held_ratio(volume, rates, lease_s, now_ns)
+            for gateway_id in carriers
+            if gateway_id in self.gateways
+        )
+        left = max(1.0 - held, len(recent) / len(carriers) / 2) if held else 1.0
+        ratios = split(left, recent, self.settings.recent_share_ratio)
         return {gateway_id: rates.scaled(ratio).at_least(LEAST) for gateway_id, ratio in ratios.items()}
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:

@@ -1,14 +1,15 @@
-"""A small world in which the real controller runs: one shared disk, gateways, clients, and lag.
+"""A small world in which the real controller runs: shared disks, gateways, clients, and lag.
 
-    clients --> SimGateway --(GCRA caps)--> SimBackend: one FIFO server, ``service_s`` a request
+    clients --> SimGateway --(caps: ``RateSet``, as in the data plane)--> SimStorage, here SimBackend: FIFO
                    |  cut each poll interval (real ``Cut``: counters, histograms, missed, throttle_gen)
                    `------------------- lag -------------------> Controller.add_cut, tick every 250 ms
-                   <------------------- lag ------------------- SetCaps
+                   <------------------- lag ------------------- SetCaps, and the renewal of leases
 
 Deterministic: seeded generators, events in order of (time, number). Modelled, and therefore only as good
-as the model: one FIFO server with constant service time, no clock skew; throttle wake-ups are rounded up to
-1 ms as epoll rounds them. A gateway may be given a ``SimHost`` on which it has to wait for the processor. It
-is used by tests and for tuning; it is never part of a running server.
+as the model: storage serves in order of arrival; throttle wake-ups are rounded up to 1 ms as epoll rounds
+them. A gateway may be given a ``SimHost`` on which it has to wait for the processor, and a wall clock that
+jumps; gateways can be lost, the server killed. Used by tests, by ``sla simulate`` (``sla_server.simulate``)
+and for tuning; it is never part of a running server.
 
 Times are seconds inside, nanoseconds and microseconds at the controller's border.
 """
@@ -22,21 +23,33 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, MISSED_DTYPE, Cut
-from pmdaemon.wire.histogram import DELAY, SERVICE, TOTAL_READ, bucket_of_ns, coarse_bucket_of_ns
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, IO_ANY, IO_READ, IO_WRITE, MISSED_DTYPE, Cut
+from pmdaemon.wire.histogram import (
+    DELAY,
+    SERVICE,
+    TOTAL_READ,
+    TOTAL_WRITE,
+    bucket_of_ns,
+    coarse_bucket_of_ns,
+)
 from pmdaemon.wire.names import stream_id
+from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
 
 UNIX_0_US: Final = 1_800_000_000_000_000
 IO_BYTES: Final = 4096
-IO_COST: Final = 1 + IO_BYTES / 65_536
-TAU_S: Final = 0.02  # bucket depth of the gateways' throttle
-EPOLL_S: Final = 0.001
+IO_COST: Final = 1 + IO_BYTES / COST_BYTES
+TAU_NS: Final = 20_000_000  # bucket depth of the gateways' throttle
+EPOLL_NS: Final = 1_000_000
+TICK_S: Final = 0.25
+LEASE_FRESH_S: Final = 3.0  # polls renew leases only while the server's own renewal is younger
+CLIENT: Final = "client"
+BACKEND: Final = "disk"
 
 
 @dataclass(slots=True)
@@ -47,6 +60,16 @@ class Io:
     arrived: float
     done: Callable[[float], None]
     sent: float = 0.0
+    client: str = CLIENT
+    size_bytes: int = IO_BYTES
+    is_write: bool = False
+
+
+class SimStorage(Protocol):
+    """What serves the requests of a backend."""
+
+    def submit(self, io: Io, done: Callable[[], None]) -> None:
+        """Queue one request; ``done`` is called when it completes."""
 
 
 class World:
@@ -55,6 +78,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self.now = 0.0
+        self.step_us = 0
+        """How far the server's wall clock was set forward (or back) since the start."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
@@ -77,8 +102,8 @@ class World:
 
     @property
     def unix_us(self) -> int:
-        """Wall clock of all."""
-        return UNIX_0_US + round(self.now * 1e6)
+        """The server's wall clock."""
+        return UNIX_0_US + self.step_us + round(self.now * 1e6)
 
 
 class SimBackend:
@@ -87,8 +112,8 @@ class SimBackend:
     def __init__(self, world: World, service_s: float) -> None:
         self.world, self.service_s, self._free_at = world, service_s, 0.0
 
-    def submit(self, done: Callable[[], None]) -> None:
-        """Queue one request; ``done`` is called when it completes."""
+    def submit(self, _io: Io, done: Callable[[], None]) -> None:
+        """See ``SimStorage``."""
         self._free_at = max(self._free_at, self.world.now) + self.service_s
         self.world.at(self._free_at, done)
 
@@ -134,26 +159,61 @@ class SimHost:
 
 @dataclass(slots=True)
 class _Account:
-    """Counters of one volume at one gateway since the last cut, and for ever (``cum``)."""
+    """Counters of one stream at one gateway since the last cut, and for ever (``cum_*``); gauges."""
 
     arrived: int = 0
     reads: int = 0
+    writes: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
     lat: float = 0.0
     svc: float = 0.0
     delay: float = 0.0
-    cum: int = 0
+    cum_reads: int = 0
+    cum_read_bytes: int = 0
+    inflight: int = 0
+    held: int = 0
     hist: dict[int, int] = field(default_factory=dict)
-    missed: dict[int, int] = field(default_factory=dict)
+    missed: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def count(self, bucket: int) -> None:
         """One I/O more in a bucket of the wire's numbering."""
         self.hist[bucket] = self.hist.get(bucket, 0) + 1
 
+    def complete(self, io: Io, now: float, thresholds: list[tuple[int, int]]) -> None:
+        """An I/O is done; ``thresholds``: (io kind, us)."""
+        if io.is_write:
+            self.writes += 1
+            self.write_bytes += io.size_bytes
+        else:
+            self.reads += 1
+            self.read_bytes += io.size_bytes
+            self.cum_reads += 1
+            self.cum_read_bytes += io.size_bytes
+        total_ns, delay_ns = round((now - io.arrived) * 1e9), round((io.sent - io.arrived) * 1e9)
+        self.lat += now - io.arrived
+        self.svc += now - io.sent
+        self.delay += io.sent - io.arrived
+        self.count((TOTAL_WRITE if io.is_write else TOTAL_READ) + bucket_of_ns(total_ns))
+        self.count(SERVICE + coarse_bucket_of_ns(total_ns - delay_ns))
+        self.count(DELAY + coarse_bucket_of_ns(delay_ns))
+        other = IO_READ if io.is_write else IO_WRITE
+        for key in thresholds:
+            if key[0] != other and total_ns > key[1] * 1000:
+                self.missed[key] = self.missed.get(key, 0) + 1
 
-@dataclass(slots=True)
-class _Cap:
-    rate: float
-    tat: float = 0.0
+    def counted(self, io: int) -> int:
+        """Completed I/Os of a kind."""
+        return (self.reads if io != IO_WRITE else 0) + (self.writes if io != IO_READ else 0)
+
+    def rest(self) -> _Account:
+        """What the next cut begins with."""
+        return _Account(
+            cum_reads=self.cum_reads,
+            cum_read_bytes=self.cum_read_bytes,
+            inflight=self.inflight,
+            held=self.held,
+        )
 
 
 class SimGateway:
@@ -161,38 +221,53 @@ class SimGateway:
 
     Attributes:
         deaf: takes caps without enforcing them, as a broken enforcer would.
-        lost: no session; I/O and caps go on, as the data plane's do.
+        lost: no session; I/O and caps go on, as the data plane's do, until the lease ends.
         host: where it has to wait for the processor; None: never.
+        step_us: how far its wall clock was set forward (or back) since the start.
+        offset_us: what the server adds to its wall clock: as of the poll before.
+        thresholds: volume to (io kind, us) that it counts misses of.
+        caps: volume to its rates in force.
     """
 
     def __init__(
-        self, world: World, name: str, backend: SimBackend, volumes: list[str], phase_s: float
+        self,
+        world: World,
+        name: str,
+        storage: dict[str, SimStorage],
+        streams: list[tuple[str, str]],
+        phase_s: float,
+        backends: dict[str, str] | None = None,
     ) -> None:
-        self.world, self.name, self.backend, self.volumes = world, name, backend, volumes
+        """``storage``: volume to what serves it; ``streams``: (volume, client); ``backends``: names."""
+        self.world, self.name, self._storage = world, name, storage
+        self.volumes = list(dict.fromkeys(volume for volume, _ in streams))
+        self.backends = backends or dict.fromkeys(self.volumes, BACKEND)
         self.gateway_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self.phase_s = phase_s
         self.deaf = self.lost = False
         self.host: SimHost | None = None
-        self.thresholds: dict[str, list[int]] = {}
-        self.accounts = {volume: _Account() for volume in volumes}
-        self.held: dict[str, deque[Io]] = {volume: deque() for volume in volumes}
-        self.inflight = dict.fromkeys(volumes, 0)
-        self.caps: dict[str, _Cap] = {}
+        self.step_us = self.offset_us = 0
+        self.thresholds: dict[str, list[tuple[int, int]]] = {}
+        self.accounts = {stream: _Account() for stream in streams}
+        self.held: dict[str, deque[Io]] = {volume: deque() for volume in self.volumes}
+        self.caps: dict[str, RateSet] = {}
         self.gen = self.seq = 0
+        self._lease_ends = math.inf
+        self._lease_s = 0.0
         self._gen_changed = False
-        self._cut_at = 0.0
-        self._wake: dict[str, bool] = dict.fromkeys(volumes, False)
+        self._cut_at = world.now
+        self._wake: dict[str, bool] = dict.fromkeys(self.volumes, False)
 
     def streams(self) -> list[dict[str, Any]]:
         """As in message STREAMS."""
         return [
             {
-                "id": stream_id(self.gateway_id, v, "client"),
-                "volume": v,
-                "client": "client",
-                "backend": "disk",
+                "id": stream_id(self.gateway_id, volume, client),
+                "volume": volume,
+                "client": client,
+                "backend": self.backends[volume],
             }
-            for v in self.volumes
+            for volume, client in self.accounts
         ]
 
     def submit(self, io: Io) -> None:
@@ -204,22 +279,29 @@ class SimGateway:
 
     def _take(self, io: Io) -> None:
         io.arrived = self.world.now  # a gateway knows of a request from when it reads it
-        self.accounts[io.volume].arrived += 1
-        self.held[io.volume].append(io)
+        account = self.accounts[io.volume, io.client]
+        account.arrived += 1
+        account.held += 1
+        queue = self.held[io.volume]
+        if not queue and io.volume not in self.caps:
+            self._send(io)
+            return
+        queue.append(io)
         self._admit(io.volume)
 
     def _admit(self, volume: str) -> None:
-        queue, cap, now = self.held[volume], self.caps.get(volume), self.world.now
+        queue, cap, now_ns = self.held[volume], self.caps.get(volume), self.world.now_ns
         while queue:
-            if cap is not None and not self.deaf and cap.tat - TAU_S > now:
+            if cap is not None and not self.deaf and (wait_ns := cap.ready_ns() - now_ns) > 0:
                 if not self._wake[volume]:
                     self._wake[volume] = True
-                    late = math.ceil((cap.tat - TAU_S - now) / EPOLL_S) * EPOLL_S
-                    self.world.at(now + late, lambda: self._woken(volume))
+                    late = -(-wait_ns // EPOLL_NS) * EPOLL_NS / 1e9
+                    self.world.at(self.world.now + late, lambda: self._woken(volume))
                 return
+            io = queue.popleft()
             if cap is not None:
-                cap.tat = max(cap.tat, now) + IO_COST / cap.rate
-            self._send(queue.popleft())
+                cap.charge(now_ns, io.size_bytes, 1.0)
+            self._send(io)
 
     def _woken(self, volume: str) -> None:
         self._wake[volume] = False
@@ -227,8 +309,10 @@ class SimGateway:
 
     def _send(self, io: Io) -> None:
         io.sent = self.world.now
-        self.inflight[io.volume] += 1
-        self.backend.submit(lambda: self._answered(io))
+        account = self.accounts[io.volume, io.client]
+        account.held -= 1
+        account.inflight += 1
+        self._storage[io.volume].submit(io, lambda: self._answered(io))
 
     def _answered(self, io: Io) -> None:
         if self.host is not None and (runs := self.host.runs_at(self.world.now)) > self.world.now:
@@ -237,63 +321,80 @@ class SimGateway:
             self._complete(io)
 
     def _complete(self, io: Io) -> None:
-        now, account = self.world.now, self.accounts[io.volume]
-        self.inflight[io.volume] -= 1
-        account.reads += 1
-        account.cum += 1
-        total_ns, delay_ns = round((now - io.arrived) * 1e9), round((io.sent - io.arrived) * 1e9)
-        account.lat += now - io.arrived
-        account.svc += now - io.sent
-        account.delay += io.sent - io.arrived
-        account.count(TOTAL_READ + bucket_of_ns(total_ns))
-        account.count(SERVICE + coarse_bucket_of_ns(total_ns - delay_ns))
-        account.count(DELAY + coarse_bucket_of_ns(delay_ns))
-        for threshold_us in self.thresholds.get(io.volume, ()):
-            account.missed[threshold_us] = account.missed.get(threshold_us, 0) + (
-                total_ns > threshold_us * 1000
-            )
-        io.done(now)
+        account = self.accounts[io.volume, io.client]
+        account.inflight -= 1
+        account.complete(io, self.world.now, self.thresholds.get(io.volume, []))
+        io.done(self.world.now)
 
     def apply(self, decision: SetCaps) -> None:
         """Caps arrive: the complete set of this gateway."""
-        wanted = {cap["volume"]: cap["cost_per_s"] for cap in decision.caps if cap["cost_per_s"] is not None}
-        tats = {volume: cap.tat for volume, cap in self.caps.items()}
-        self.caps = {volume: _Cap(rate, tats.get(volume, 0.0)) for volume, rate in wanted.items()}
+        before, self.caps = self.caps, {}
+        for cap in decision.caps:
+            rates = Rates(cap.get("ops_per_s"), cap.get("bytes_per_s"), cap.get("cost_per_s"))
+            if not rates.is_open:
+                kept = before.get(cap["volume"]) or RateSet(TAU_NS)
+                kept.set_caps(rates, self.world.now_ns)
+                self.caps[cap["volume"]] = kept
         self.gen, self._gen_changed = decision.gen, True
+        self._lease_s = decision.lease_us / 1e6
+        self.renew_lease()
         for volume in self.volumes:
             self._admit(volume)
 
+    def renew_lease(self) -> None:
+        """A poll renews the lease of the caps in force."""
+        if not self.gen:
+            return
+        is_new = math.isinf(self._lease_ends)
+        self._lease_ends = self.world.now + self._lease_s
+        if is_new:
+            self.world.at(self._lease_ends, self._look_at_lease)
+
+    def _look_at_lease(self) -> None:
+        if math.isinf(self._lease_ends):
+            return
+        if self.world.now >= self._lease_ends:
+            self.expire_lease()
+        else:
+            self.world.at(self._lease_ends, self._look_at_lease)
+
     def expire_lease(self) -> None:
         """No renewal came for a lease: back to the static policy."""
-        self.caps, self.gen, self._gen_changed = {}, 0, True
+        self.caps, self.gen, self._gen_changed, self._lease_ends = {}, 0, True, math.inf
         for volume in self.volumes:
             self._admit(volume)
 
     def cut(self) -> Cut:
         """A poll arrived: everything since the last cut."""
-        counters = np.zeros((len(COLUMNS), len(self.volumes)), dtype=np.int64)
+        counters = np.zeros((len(COLUMNS), len(self.accounts)), dtype=np.int64)
         hist, missed = [], []
-        for row, volume in enumerate(self.volumes):
-            account = self.accounts[volume]
+        for row, (stream, account) in enumerate(self.accounts.items()):
+            bytes_done = account.read_bytes + account.write_bytes
             values = {
-                "stream_id": stream_id(self.gateway_id, volume, "client"),
+                "stream_id": stream_id(self.gateway_id, *stream),
                 "arrived": account.arrived,
                 "reads": account.reads,
-                "read_bytes": account.reads * IO_BYTES,
+                "writes": account.writes,
+                "read_bytes": account.read_bytes,
+                "write_bytes": account.write_bytes,
                 "lat_sum_us": round(account.lat * 1e6),
                 "svc_sum_us": round(account.svc * 1e6),
                 "delay_sum_us": round(account.delay * 1e6),
-                "cost_milli": round(account.reads * IO_COST * 1000),
-                "inflight": self.inflight[volume],
-                "held": len(self.held[volume]),
-                "cum_reads": account.cum,
-                "cum_read_bytes": account.cum * IO_BYTES,
+                "cost_milli": round((account.counted(IO_ANY) + bytes_done / COST_BYTES) * 1000),
+                "inflight": account.inflight,
+                "held": account.held,
+                "cum_reads": account.cum_reads,
+                "cum_read_bytes": account.cum_read_bytes,
             }
             for name, value in values.items():
                 counters[COL[name], row] = value
             hist += [(row, bucket, count) for bucket, count in sorted(account.hist.items())]
-            missed += [(row, IO_ANY, t, account.reads, m) for t, m in sorted(account.missed.items())]
-            self.accounts[volume] = _Account(cum=account.cum)
+            missed += [
+                (row, io, threshold_us, account.counted(io), account.missed.get((io, threshold_us), 0))
+                for io, threshold_us in self.thresholds.get(stream[0], ())
+                if account.counted(io)
+            ]
+            self.accounts[stream] = account.rest()
         self.seq += 1
         gen, start = (-1 if self._gen_changed else self.gen), self._cut_at
         self._gen_changed, self._cut_at = False, self.world.now
@@ -301,7 +402,7 @@ class SimGateway:
             self.gateway_id,
             epoch=7,
             seq=self.seq,
-            start_unix_us=UNIX_0_US + round(start * 1e6),
+            start_unix_us=UNIX_0_US + self.step_us + round(start * 1e6),
             duration_us=max(round((self.world.now - start) * 1e6), 1),
             throttle_gen=gen,
             threshold_version=1,
@@ -378,17 +479,28 @@ class Simulation:
 
     Attributes:
         controller: may be replaced while it runs (a restarted services process).
+        alive: False while the server is down: polls are answered into the void, leases are not renewed.
         log: every decision with the second it was made.
+        storage: backend to what serves it; ``backend`` is the one there is unless others are given.
     """
 
     def __init__(
-        self, controller: Controller, seed: int, service_s: float = 0.002, lag_s: float = 0.01
+        self,
+        controller: Controller,
+        seed: int,
+        service_s: float = 0.002,
+        lag_s: float = 0.01,
+        world: World | None = None,
+        storage: dict[str, SimStorage] | None = None,
     ) -> None:
-        self.world = World(seed)
+        self.world = world or World(seed)
         self.backend = SimBackend(self.world, service_s)
+        self.storage: dict[str, SimStorage] = storage or {BACKEND: self.backend}
         self.controller, self.lag_s = controller, lag_s
         self.gateways: dict[str, SimGateway] = {}
         self.log: list[tuple[float, Decision]] = []
+        self.alive = True
+        self._renewed = self.world.now
         self._interval_s = controller.settings.poll_interval_s
         self._tick()
 
@@ -398,12 +510,27 @@ class Simulation:
         volumes: list[str],
         thresholds: dict[str, list[int]] | None = None,
         phase_s: float | None = None,
+        *,
+        clients: dict[str, list[str]] | None = None,
+        backends: dict[str, str] | None = None,
     ) -> SimGateway:
-        """Add a gateway; its polls are out of phase with those before it unless ``phase_s`` says when."""
+        """Add a gateway.
+
+        Args:
+            name: its name.
+            volumes: what it carries.
+            thresholds: volume to thresholds in us, counted for I/Os of any kind.
+            phase_s: when its polls come; None: out of phase with those of gateways before it.
+            clients: volume to its clients; one unless given.
+            backends: volume to its backend; the only one unless given.
+        """
         if phase_s is None:
             phase_s = (0.37 * len(self.gateways)) % 1 * self._interval_s
-        gateway = SimGateway(self.world, name, self.backend, volumes, phase_s)
-        gateway.thresholds = thresholds or {}
+        where = backends or dict.fromkeys(volumes, next(iter(self.storage)))
+        streams = [(volume, client) for volume in volumes for client in (clients or {}).get(volume, [CLIENT])]
+        storage = {volume: self.storage[where[volume]] for volume in volumes}
+        gateway = SimGateway(self.world, name, storage, streams, phase_s, where)
+        gateway.thresholds = {v: [(IO_ANY, us) for us in found] for v, found in (thresholds or {}).items()}
         self.gateways[gateway.gateway_id] = gateway
         self.announce(gateway)
         self.world.at(self.world.now + phase_s + self._interval_s, lambda: self._poll(gateway))
@@ -411,9 +538,30 @@ class Simulation:
 
     def announce(self, gateway: SimGateway) -> None:
         """What the pair posts when a session begins, or when the controller is new."""
-        exports = [{"volume": volume, "backend": "disk"} for volume in gateway.volumes]
+        exports = [{"volume": volume, "backend": gateway.backends[volume]} for volume in gateway.volumes]
         self.controller.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
         self.controller.add_streams(gateway.gateway_id, gateway.streams())
+
+    def lose(self, gateway: SimGateway) -> None:
+        """Its session ends; what it holds stays until its lease ends."""
+        gateway.lost = True
+        self.controller.gateway_lost(gateway.gateway_id, "connection closed", self.world.now_ns)
+
+    def find(self, gateway: SimGateway) -> None:
+        """It dials again."""
+        gateway.lost = False
+        self.announce(gateway)
+
+    def kill(self) -> None:
+        """The server dies, with all the controller knew."""
+        self.alive = False
+
+    def restart(self, controller: Controller) -> None:
+        """Another controller takes over, and every gateway that is not lost registers with it."""
+        self.controller, self.alive = controller, True
+        for gateway in self.gateways.values():
+            if not gateway.lost:
+                self.announce(gateway)
 
     def run(self, until: float) -> None:
         """Let time pass."""
@@ -424,17 +572,25 @@ class Simulation:
         return [(at, d) for at, d in self.log if getattr(d, "kind", None) == kind]
 
     def _poll(self, gateway: SimGateway) -> None:
-        self.world.at(self.world.now + self._interval_s, lambda: self._poll(gateway))
+        world = self.world
+        world.at(world.now + self._interval_s, lambda: self._poll(gateway))
         if gateway.lost:
             return
-        cut = gateway.cut()
-        self.world.at(self.world.now + self.lag_s, lambda: self._deliver(cut))
+        cut, offset_us = gateway.cut(), gateway.offset_us
+        gateway.offset_us = world.step_us - gateway.step_us
+        world.at(world.now + self.lag_s, lambda: self._deliver(cut, offset_us))
+        if world.now - self._renewed < LEASE_FRESH_S:
+            world.at(world.now + self.lag_s, gateway.renew_lease)
 
-    def _deliver(self, cut: Cut) -> None:
-        self.controller.add_cut(cut, self.world.unix_us, 0, False, self.world.now_ns)
+    def _deliver(self, cut: Cut, offset_us: int) -> None:
+        if self.alive:
+            self.controller.add_cut(cut, self.world.unix_us, offset_us, False, self.world.now_ns)
 
     def _tick(self) -> None:
-        self.world.at(self.world.now + 0.25, self._tick)
+        self.world.at(self.world.now + TICK_S, self._tick)
+        if not self.alive:
+            return
+        self._renewed = self.world.now
         for decision in self.controller.tick(self.world.now_ns, self.world.unix_us):
             self.log.append((self.world.now, decision))
             if isinstance(decision, SetCaps):

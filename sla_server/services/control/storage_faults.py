@@ -76,7 +76,7 @@ class StorageFaults:
             lasted_s, calm_ns = (fault.newest_ns - fault.since_ns) / 1e9, now_ns - fault.newest_ns
             if not fault.is_reported and lasted_s >= s.stale_s:
                 fault.is_reported = True
-                text = f"backend {backend} {_TEXT[fault.kind]}; nobody is slowed down for that"
+                text = f"backend {backend} {_TEXT[fault.kind]}; no one is slowed down for that"
                 events.append(_event("storage-fault", "critical", backend, text, fault.kind, lasted_s))
             if calm_ns >= s.fault_calm_s * 1e9 and not fault.is_over:
                 fault.is_over = True

@@ -21,7 +21,9 @@ other. A gateway reports in each cut the generation it held during the whole of 
     -1                      it changed within that cut: wait for the next
     anything else           it restarted, its lease ran out, or a message was lost: after
                             ``reissue_after_s`` the complete set is sent again under a new generation; also
-                            an empty one, to a gateway that holds caps unknown here
+                            an empty one, to a gateway that holds caps unknown here. Each repetition waits
+                            twice as long, and all longer than the last confirmation took: over a slow link
+                            caps that are replaced before they are confirmed would never be
     after our own restart   nothing is sent; what the gateway holds is taken over (``adopt``) as soon as a
                             cut shows a generation that can be it, and only otherwise sent again
 
@@ -75,6 +77,11 @@ class LoopMemory:
     start: float
     ceiling: float
 
+
+ROUND_TRIPS: Final = 1.5
+"""A confirmation that takes this many times as long as the last one is missing."""
+MOST_DOUBLINGS: Final = 10
+"""Of the time between repetitions; a lease ends it long before."""
 
 LEAST: Final = Rates(ops_per_s=1.0, bytes_per_s=4096.0, cost_per_s=1.0)
 """Never zero: a volume that does not move at all is an outage, not a throttle."""
@@ -262,7 +269,10 @@ class GatewayCaps:
     issued_ns: int = 0
     adopting: int | None = None
     keep_split: bool = False
+    lost_ns: int = 0  # when it was lost, while it is not up
     reported: int | None = None
+    repeats: int = 0  # sent again since the last confirmation
+    round_trip_ns: int = 0  # how long the last confirmation took
     refused: str = ""  # why it refused caps last; "" again when it confirms some
 
     def adopt(self, issued: dict[str, Rates], totals: dict[str, Rates], at_least: int, now_ns: int) -> None:
@@ -272,12 +282,29 @@ class GatewayCaps:
         # Which split was in force is not stored; a new one is worked out with the next change of a rate.
         self.keep_split = True
 
-    def report(self, throttle_gen: int) -> bool:
+    def report(self, throttle_gen: int, now_ns: int | None = None) -> bool:
         """A cut came; returns whether it ran under the caps issued (or adopted)."""
-        self.reported = throttle_gen
+        is_first, self.reported = throttle_gen != self.reported, throttle_gen
         if self.adopting is not None and max(self.adopting, 1) <= throttle_gen < MAX_GEN:
             self.gen, self.adopting = throttle_gen, None
-        return throttle_gen == self.gen and self.adopting is None
+        if throttle_gen != self.gen or self.adopting is not None:
+            return False
+        self.repeats = 0
+        if is_first and now_ns is not None:
+            self.round_trip_ns = now_ns - self.issued_ns
+        return True
+
+    def held_ratio(self, volume: str, total: Rates, lease_s: float, now_ns: int) -> float:
+        """Share of a volume's cap ``total`` that it goes on using after it was lost, until its lease ends."""
+        share = self.issued.get(volume)
+        if self.up or share is None or now_ns - self.lost_ns >= lease_s * 1e9:
+            return 0.0
+        pairs = (
+            (share.cost_per_s, total.cost_per_s),
+            (share.ops_per_s, total.ops_per_s),
+            (share.bytes_per_s, total.bytes_per_s),
+        )
+        return max((held / of for held, of in pairs if held is not None and of is not None), default=0.0)
 
     def stray(self, settings: ControlSettings, now_ns: int) -> bool:
         """Whether it has held other caps than it should for too long."""
@@ -287,7 +314,9 @@ class GatewayCaps:
             return False
         if not self.issued and self.reported == 0:
             return False  # it holds nothing, and should
-        return now_ns - self.issued_ns >= settings.reissue_after_s * 1e9
+        wait_ns = max(settings.reissue_after_s * 1e9, ROUND_TRIPS * self.round_trip_ns)
+        most_ns = max(settings.lease_s, settings.reissue_after_s) * 1e9
+        return bool(now_ns - self.issued_ns >= min(wait_ns * 2 ** min(self.repeats, MOST_DOUBLINGS), most_ns))
 
     def changed(
         self,
@@ -311,7 +340,16 @@ class GatewayCaps:
             moved = {v for v in volumes if shares[v].differs(self.issued[v], settings.resplit_ratio)}
         return moved
 
-    def send(self, shares: Mapping[str, Rates], totals: Mapping[str, Rates], gen: int, now_ns: int) -> None:
-        """These caps go out now."""
+    def send(
+        self,
+        shares: Mapping[str, Rates],
+        totals: Mapping[str, Rates],
+        gen: int,
+        now_ns: int,
+        *,
+        is_repeat: bool = False,
+    ) -> None:
+        """These caps go out now; ``is_repeat``: only because the last ones were not confirmed."""
         self.issued, self.totals = dict(shares), {v: totals[v] for v in shares}
         self.gen, self.issued_ns, self.adopting, self.keep_split = gen, now_ns, None, False
+        self.repeats += is_repeat

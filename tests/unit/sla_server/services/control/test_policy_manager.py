@@ -394,3 +394,20 @@ def test_only_a_gateway_in_the_io_path_can_throttle_a_volume():
     assert not made.controller.can_throttle("v")
     made.controller.gateway_up(B, "gw-b", [nbd], made.now_ns)
     assert made.controller.can_throttle("v")
+
+
+def test_what_a_lost_gateway_still_lets_through_is_not_given_to_the_others_before_its_lease_ends():
+    made = Feeder(controller(()), (A, ("v",)), (B, ("v",)))
+    for _ in range(12):
+        made.step((A, {"v": (300, 1)}, 0), (B, {"v": (100, 1)}, 0))
+    made.controller.manual_set("t1", "v", cost_per_s=100)
+    gen = caps_of(made.step(), A).gen
+    for _ in range(6):
+        made.step((A, {"v": (66, 1)}, gen), (B, {"v": (28, 1)}, gen))
+    made.controller.gateway_lost(B, "gone", made.now_ns)
+    lost_at = made.second
+    found = []
+    while not found and made.second < lost_at + 60:
+        found = [d for d in made.step((A, {"v": (66, 1)}, gen)) if isinstance(d, SetCaps)]
+    assert made.second - lost_at == pytest.approx(30, abs=1)
+    assert caps_of(found, A).caps[0]["cost_per_s"] == pytest.approx(100)

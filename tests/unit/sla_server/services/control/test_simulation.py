@@ -6,7 +6,7 @@ import pytest
 
 from pmdaemon.wire import cut as cuts
 from sla_server.services.control.decisions import SetCaps
-from sla_server.services.control.simulation import IO_COST, SimClient, Simulation, World
+from sla_server.services.control.simulation import IO_COST, UNIX_0_US, Io, SimClient, Simulation, World
 from tests.support.worlds import controller
 
 
@@ -47,7 +47,7 @@ def test_caps_are_exact_in_the_long_run(iops):
     gateway = made.gateway("A", ["v"])
     client = SimClient(gateway, "v", depth=32)
     gateway.lost = True  # no polls: the controller would clear caps that it does not know of
-    gateway.apply(SetCaps(gateway.gateway_id, 1, 1, [{"volume": "v", "cost_per_s": iops * IO_COST}]))
+    gateway.apply(SetCaps(gateway.gateway_id, 1, 60_000_000, [{"volume": "v", "cost_per_s": iops * IO_COST}]))
     made.run(12)
     assert client.rate_between(2, 12) == pytest.approx(iops, rel=0.01)
 
@@ -85,3 +85,48 @@ def test_the_event_loop_keeps_order():
     assert (seen, world.now) == (["a"], 1.5)
     world.run(3)
     assert seen == ["a", "b", "c"]
+
+
+def test_a_lease_ends_unless_polls_renew_it_while_the_server_lives():
+    made = sim()
+    gateway = made.gateway("A", ["v"])
+    caps = [{"volume": "v", "ops_per_s": 100.0, "bytes_per_s": None, "cost_per_s": None}]
+    gateway.apply(SetCaps(gateway.gateway_id, 5, 10_000_000, caps))
+    made.controller.tick = lambda *_now: []  # it knows of no caps and would take them back
+    made.run(15)
+    assert gateway.caps["v"].caps.ops_per_s == 100
+    made.kill()
+    made.run(27)
+    assert gateway.gen == 5, "renewed by the last polls: at 15 s and the two after it"
+    made.run(29)
+    assert (gateway.caps, gateway.gen) == ({}, 0)
+
+
+def test_kinds_sizes_clients_and_backends_are_counted_apart():
+    made = sim()
+    gateway = made.gateway("A", ["v"], clients={"v": ["c", "d"]})
+    gateway.thresholds = {"v": [(cuts.IO_READ, 1_000), (cuts.IO_WRITE, 1_000)]}
+    made.gateways.clear()
+    for client, size, is_write in (("c", 4096, False), ("d", 65_536, True), ("d", 65_536, True)):
+        gateway.submit(Io("v", 0.0, lambda _now: None, client=client, size_bytes=size, is_write=is_write))
+    made.world.run(0.9)
+    cut = cuts.decode(cuts.encode(gateway.cut()))
+    assert cut.column("reads").tolist() == [1, 0]
+    assert cut.column("writes").tolist() == [0, 2]
+    assert cut.column("write_bytes").tolist() == [0, 131_072]
+    assert cut.column("cost_milli").tolist() == [1062, 4000]
+    assert cut.missed[["row", "io", "counted", "missed"]].tolist() == [
+        (0, cuts.IO_READ, 1, 1),
+        (1, cuts.IO_WRITE, 2, 2),
+    ]
+
+
+def test_a_wall_clock_that_jumps_is_corrected_a_poll_later():
+    made, seen = sim(), []
+    gateway = made.gateway("A", ["v"], phase_s=0.0)
+    made.controller.add_cut = lambda cut, _recv, offset_us, *_rest: seen.append(
+        (cut.start_unix_us + offset_us - UNIX_0_US) // 1_000_000
+    )
+    made.world.at(2.5, lambda: setattr(gateway, "step_us", 100_000_000))
+    made.run(5.5)
+    assert seen == [0, 1, 102, 3, 4]

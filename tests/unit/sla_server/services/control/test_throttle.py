@@ -179,3 +179,27 @@ def test_adoption_fails_when_the_gateway_holds_nothing_or_older_caps():
         gateway.adopt({"v": Rates(cost_per_s=100)}, {"v": Rates(cost_per_s=100)}, 8, 0)
         assert not gateway.report(reported)
         assert gateway.stray(SETTINGS, 3 * S)
+
+
+def test_each_repetition_waits_twice_as_long_up_to_a_lease():
+    gateway = sent()
+    gateway.report(0)
+    waited = []
+    for _ in range(6):
+        issued_s = gateway.issued_ns // S
+        waited.append(next(s for s in range(1, 60) if gateway.stray(SETTINGS, (issued_s + s) * S)))
+        gateway.send(
+            gateway.issued, gateway.totals, gateway.gen + 1, (issued_s + waited[-1]) * S, is_repeat=True
+        )
+    assert waited == [3, 6, 12, 24, 30, 30]
+    assert gateway.report(gateway.gen, gateway.issued_ns + S)
+    gateway.report(0)
+    assert gateway.stray(SETTINGS, gateway.issued_ns + 3 * S)
+
+
+def test_over_a_slow_link_a_confirmation_may_take_longer_than_the_last_one_did():
+    gateway = sent()
+    assert gateway.report(5, gateway.issued_ns + 6 * S)
+    gateway.report(0)
+    assert not gateway.stray(SETTINGS, gateway.issued_ns + 8 * S)
+    assert gateway.stray(SETTINGS, gateway.issued_ns + 9 * S)

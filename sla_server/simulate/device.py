@@ -1,0 +1,100 @@
+"""The storage of a simulation: parallel servers, and what a request costs them by kind and size.
+
+    service time = curve(kind, size) * ((1 - spread) + spread * Exp(1))
+
+A curve is a list of points (KiB, ms), straight between them and level beyond; the mean does not depend on
+``spread``. Requests are served in order of arrival by the first of ``servers`` that is free. What this leaves
+out: seeks, caches, reordering, garbage collection. Seeded; changed only by the event loop of its world.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from pydantic import Field, model_validator
+
+from pmdaemon.runtime.config import StrictModel
+from sla_server.services.control.simulation import Io, World
+
+
+class CostPoint(StrictModel):
+    """Mean service time of a request of this size."""
+
+    kib: float = Field(gt=0, le=1 << 20)
+    ms: float = Field(gt=0, le=60_000)
+
+
+class DeviceModel(StrictModel):
+    """One backend, as ``simulation.yaml`` or ``--device`` describes it."""
+
+    servers: int = Field(default=1, ge=1, le=4096)
+    """Requests served at the same time."""
+    spread: float = Field(default=0.5, ge=0, le=1)
+    """Share of the service time that is random (exponential): 0 constant, 1 a queue of the textbook."""
+    read: list[CostPoint] = Field(default_factory=lambda: [CostPoint(kib=4, ms=2.0)], min_length=1)
+    """Mean service time of reads by size."""
+    write: list[CostPoint] | None = None
+    """The same of writes; as reads when absent."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> DeviceModel:
+        for curve in (self.read, self.write or []):
+            sizes = [point.kib for point in curve]
+            if sizes != sorted(set(sizes)):
+                raise ValueError("the sizes (kib) of a cost curve must rise from point to point")
+        return self
+
+    def mean_s(self, size_bytes: float, is_write: bool) -> float:
+        """Mean service time of one request."""
+        return _at((self.write or self.read) if is_write else self.read, size_bytes / 1024) / 1e3
+
+    @property
+    def text(self) -> str:
+        """For people, in one line."""
+        servers = "1 server" if self.servers == 1 else f"{self.servers} servers"
+        parts = [f"read {_described(self.read)}"]
+        parts += [f"write {_described(self.write)}"] if self.write else []
+        return f"{servers}, {', '.join(parts)}"
+
+
+def _described(curve: Sequence[CostPoint]) -> str:
+    return " - ".join(f"{point.ms:.3g} ms at {point.kib:g} KiB" for point in curve)
+
+
+def _at(curve: Sequence[CostPoint], kib: float) -> float:
+    index = bisect_left([point.kib for point in curve], kib)
+    if index == 0:
+        return curve[0].ms
+    if index == len(curve):
+        return curve[-1].ms
+    low, high = curve[index - 1], curve[index]
+    return low.ms + (high.ms - low.ms) * (kib - low.kib) / (high.kib - low.kib)
+
+
+class QueueingDevice:
+    """A device at work in a world; see the module. Two of one seed and model give equal service times."""
+
+    def __init__(self, world: World, model: DeviceModel, seed: int) -> None:
+        self._world, self._model = world, model
+        self._random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
+        self._free_at = [0.0] * model.servers
+        self._means: dict[tuple[int, bool], float] = {}
+        self.busy_s = 0.0
+        """Service time of all requests so far."""
+
+    def submit(self, io: Io, done: Callable[[], None]) -> None:
+        """Queue one request; ``done`` is called when it completes."""
+        size = io.size_bytes, io.is_write
+        mean = self._means.get(size)
+        if mean is None:
+            mean = self._means[size] = self._model.mean_s(*size)
+        spread = self._model.spread
+        service = mean * (1 - spread - spread * math.log(1 - self._random.random())) if spread else mean
+        self.busy_s += service
+        end = max(self._free_at[0], self._world.now) + service
+        heapq.heapreplace(self._free_at, end)
+        self._world.at(end, done)

@@ -1,0 +1,380 @@
+"""What came of a simulated mode: for each promise and each volume, in figures.
+
+A second of a promise is *bad* when more of the requests that arrived in it exceeded the threshold of its
+demand curve than the percentile allows; *above* when their rate is beyond the curve. A request that was not
+answered by the end counts with its age. Slices are judged by the server's own rule (``agreements.slices``);
+only those that lie wholly within a span are. *Kept* is a volume's throughput against mode off.
+
+A *turn* is a change of direction of a volume's cap, summed over its gateways: being capped is a way down,
+being released a way up; changes below 1 % are none.
+
+Pure. Latencies are seconds unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import IO_KINDS, IO_READ, IO_WRITE
+from pmdaemon.wire.histogram import BUCKETS
+from pmdaemon.wire.rates import COST_BYTES
+from sla_server.agreements.document import Applicability
+from sla_server.agreements.promise import Promise
+from sla_server.agreements.slices import LimitCounts, StreamSlot, judge_slice
+from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.sharing import terms
+from sla_server.simulate.run import ModeRun, Plan
+from sla_server.simulate.setup import Stream
+
+Floats = npt.NDArray[np.float64]
+POINTS_MAX: Final = 480  # of a chart
+SAME_RATIO: Final = 0.01
+MINUTE_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class PromiseFigures:
+    """One promise in one mode.
+
+    Attributes:
+        thresholds_ms: of the steps of its curve.
+        judged_s, bad_s, above_s: seconds with requests inside the curve, bad ones of them, and beyond it.
+        slices: state to number.
+        compliance, coverage: 0..1, None without slices.
+        series: (second, percentile in ms or None).
+        bad_at: the bad seconds.
+    """
+
+    sla: str
+    objective: str
+    percentile: float
+    thresholds_ms: Sequence[float]
+    ios: int
+    latency_ms: float | None
+    judged_s: int
+    bad_s: int
+    above_s: int
+    slices: Mapping[str, int]
+    compliance: float | None
+    coverage: float | None
+    series: Sequence[tuple[float, float | None]] = field(repr=False)
+    bad_at: Sequence[int] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """agreement/objective."""
+        return f"{self.sla}/{self.objective}"
+
+
+@dataclass(frozen=True)
+class VolumeFigures:
+    """One volume in one mode.
+
+    Attributes:
+        floor_cost: cost rate that its agreement guarantees it.
+        kept_ratio: bytes against mode off; None where that was not run.
+        changes, turns, turns_a_minute: of its cap; the last is the most within any 60 s.
+        least_cost: the lowest cap, cost units a second; None when it was never capped.
+        below_floor: caps below the floor; always 0.
+        series: (second, I/Os a second).
+        caps: (second, cost rate or None), at each change.
+    """
+
+    volume: str
+    priority: str
+    ios: int
+    iops: float
+    bytes_per_s: float
+    p95_ms: float | None
+    kept_ratio: float | None
+    floor_cost: float
+    changes: int
+    turns: int
+    turns_a_minute: int
+    least_cost: float | None
+    below_floor: int
+    mean_cost: float
+    series: Sequence[tuple[float, float]] = field(repr=False)
+    caps: Sequence[tuple[float, float | None]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ModeFigures:
+    """One mode.
+
+    Attributes:
+        events: kind to number.
+        would: in mode observe, (volume, reason) of what would have been done first, to number.
+    """
+
+    mode: str
+    promises: Sequence[PromiseFigures]
+    volumes: Sequence[VolumeFigures]
+    events: Mapping[str, int]
+    would: Mapping[tuple[str, str], int]
+    left_out: int
+
+
+def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures:
+    """All figures of a mode; ``off``: those of mode off, if it was run."""
+    arrays = {stream: _ended(log.arrays(), plan) for stream, log in run.logs.items()}
+    base = {each.volume: each.bytes_per_s for each in off.volumes} if off is not None else {}
+    kinds: dict[str, int] = {}
+    would: dict[tuple[str, str], int] = {}
+    for _, decision in run.decisions:
+        if isinstance(decision, RaiseEvent):
+            kinds[decision.kind] = kinds.get(decision.kind, 0) + 1
+        elif isinstance(decision, RecordThrottle) and decision.row["state"] == "observed":
+            key = decision.row["volume"], decision.row["victim"]
+            would[key] = would.get(key, 0) + 1
+    names = sorted({stream.volume for stream in run.logs})
+    return ModeFigures(
+        run.mode,
+        [_of_promise(plan, promise, arrays) for promise in plan.contract.promises],
+        [_of_volume(plan, run, name, arrays, base.get(name)) for name in names],
+        dict(sorted(kinds.items())),
+        dict(sorted(would.items())),
+        run.left_out,
+    )
+
+
+def _ended(arrays: dict[str, npt.NDArray[Any]], plan: Plan) -> dict[str, npt.NDArray[Any]]:
+    """Requests that were not answered get their age at the end of their span, and ``done`` False."""
+    arrays["done"] = np.isfinite(arrays["latency"])
+    ends = np.array([last for _, last in plan.spans])
+    firsts = np.array([first for first, _ in plan.spans])
+    end = ends[np.maximum(np.searchsorted(firsts, arrays["at"], side="right") - 1, 0)]
+    arrays["latency"] = np.where(arrays["done"], arrays["latency"], end - arrays["at"])
+    return arrays
+
+
+def _joined(parts: Iterable[dict[str, npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    found = list(parts)
+    names = ("at", "latency", "size", "is_write", "done")
+    if not found:
+        empty = np.zeros(0)
+        return {name: empty.astype(bool) if name in names[3:] else empty for name in names}
+    joined = {name: np.concatenate([part[name] for part in found]) for name in names}
+    order = np.argsort(joined["at"], kind="stable")
+    return {name: values[order] for name, values in joined.items()}
+
+
+def _percentile(latency: Floats, percentile: float) -> float | None:
+    """Smallest latency that at most (1 - q) of them exceed; None of none."""
+    if not len(latency):
+        return None
+    index = min(math.ceil(percentile / 100 * len(latency) - 1e-9), len(latency)) - 1
+    return float(np.partition(latency, max(index, 0))[max(index, 0)])
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _of_promise(
+    plan: Plan, promise: Promise, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
+) -> PromiseFigures:
+    found = _joined(part for s, part in arrays.items() if promise.covers(s.volume, s.client))
+    if promise.io != "any":
+        chosen = found["is_write"] == (promise.io == "write")
+        found = {name: values[chosen] for name, values in found.items()}
+    judged_s, bad_at, above_s = _seconds(promise, found)
+    slices = _slices(plan, promise, found)
+    eligible = slices.get("good", 0) + slices.get("bad", 0)
+    every = sum(slices.values()) - slices.get("excluded", 0)
+    return PromiseFigures(
+        promise.sla,
+        promise.objective,
+        promise.percentile,
+        [step.threshold_us / 1e3 for step in promise.curve],
+        len(found["at"]),
+        _ms(_percentile(found["latency"], promise.percentile)),
+        judged_s,
+        len(bad_at),
+        above_s,
+        slices,
+        slices.get("good", 0) / eligible if eligible else None,
+        (eligible + slices.get("not_applicable", 0)) / every if every else None,
+        _latency_series(plan, found, promise.percentile),
+        bad_at,
+    )
+
+
+def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[int, list[int], int]:
+    """How many seconds are inside the curve, which are bad, and how many are above it."""
+    if not len(found["at"]):
+        return 0, [], 0
+    names, second = np.unique(np.floor(found["at"]).astype(np.int64), return_inverse=True)
+    counts = np.bincount(second, minlength=len(names))
+    limits = [promise.threshold_us(float(count)) for count in counts]
+    limit_s = np.array([math.inf if us is None else us / 1e6 for us in limits])
+    missed = np.bincount(second, weights=found["latency"] > limit_s[second], minlength=len(names))
+    inside = np.isfinite(limit_s)
+    allowed = (1_000_000 - round(promise.percentile * 10_000)) * counts
+    bad = inside & (missed * 1_000_000 > allowed)
+    return int(inside.sum()), names[bad].tolist(), int((~inside).sum())
+
+
+def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+    """State to number, of the slices that lie wholly within a span."""
+    states: dict[str, int] = {}
+    clauses = plan.contract.clauses.get(promise.key, Applicability())
+    phase_s = plan.start_unix_us / 1e6 % promise.slice_s
+    for first, last in plan.spans:
+        start = math.ceil((first + phase_s) / promise.slice_s - 1e-9) * promise.slice_s - phase_s
+        while start + promise.slice_s <= last + 1e-9:
+            low, high = np.searchsorted(found["at"], (start, start + promise.slice_s))
+            part = {name: values[low:high] for name, values in found.items()}
+            state = _verdict(promise, clauses, part)
+            states[state] = states.get(state, 0) + 1
+            start += promise.slice_s
+    return states
+
+
+def _verdict(promise: Promise, clauses: Applicability, part: Mapping[str, npt.NDArray[Any]]) -> str:
+    """One slice, judged by the server's rule."""
+    is_write, size = part["is_write"], part["size"]
+    n, io = len(size), IO_KINDS[promise.io]
+    missed = {
+        (io, step.threshold_us): LimitCounts(n, int((part["latency"] > step.threshold_us / 1e6).sum()))
+        for step in promise.curve
+    }
+    nothing = np.zeros(BUCKETS, dtype=np.int64)
+    slot = StreamSlot(
+        arrived=n,
+        reads=int((~is_write).sum()) if io != IO_WRITE else 0,
+        writes=int(is_write.sum()) if io != IO_READ else 0,
+        read_bytes=int(size[~is_write].sum()),
+        write_bytes=int(size[is_write].sum()),
+        hist_read=nothing,
+        hist_write=nothing,
+        missed=missed,
+    )
+    length_us = promise.slice_s * 1_000_000
+    covered = {"simulated": length_us}
+    return judge_slice(promise, clauses, [slot], covered, length_us=length_us, excluded=False).state
+
+
+def step_s(plan: Plan) -> float:
+    """Seconds between two points of a chart."""
+    length = plan.spans[-1][1] - plan.spans[0][0] if plan.spans else 1.0
+    return float(max(1, math.ceil(length / POINTS_MAX)))
+
+
+def _latency_series(
+    plan: Plan, found: Mapping[str, npt.NDArray[Any]], percentile: float
+) -> list[tuple[float, float | None]]:
+    width, series = step_s(plan), list[tuple[float, float | None]]()
+    for first, last in plan.spans:
+        starts = np.arange(first, last, width)
+        edges = np.searchsorted(found["at"], np.append(starts, last))
+        for start, (low, high) in zip(starts, itertools.pairwise(edges), strict=True):
+            series.append((float(start), _ms(_percentile(found["latency"][low:high], percentile))))
+    return series
+
+
+def _of_volume(
+    plan: Plan,
+    run: ModeRun,
+    volume: str,
+    arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]],
+    base_bytes_per_s: float | None,
+) -> VolumeFigures:
+    found = _joined(part for stream, part in arrays.items() if stream.volume == volume)
+    done = found["done"]
+    ios, size = int(done.sum()), float(found["size"][done].sum())
+    mean_cost = 1 + (size / ios if ios else 4096) / COST_BYTES
+    promised = terms(volume, plan.contract.classes, plan.settings)
+    floor = promised.floor_cost(mean_cost)
+    caps = cap_history(run, volume, mean_cost)
+    turned = turns(caps)
+    bytes_per_s = size / plan.seconds
+    kept = bytes_per_s / base_bytes_per_s if base_bytes_per_s else None
+    least = [cap for _, cap in caps if cap is not None]
+    ends = found["at"][done] + found["latency"][done]
+    width, series = step_s(plan), list[tuple[float, float]]()
+    for first, last in plan.spans:
+        starts = np.arange(first, last, width)
+        counts, _ = np.histogram(ends, np.append(starts, last))
+        lengths = np.diff(np.append(starts, last))
+        series += [(float(s), float(n / w)) for s, n, w in zip(starts, counts, lengths, strict=True)]
+    return VolumeFigures(
+        volume,
+        promised.priority.label,
+        ios,
+        ios / plan.seconds,
+        bytes_per_s,
+        _ms(_percentile(found["latency"], 95.0)),
+        kept,
+        floor,
+        len(caps),
+        len(turned),
+        most_within(turned, MINUTE_S),
+        min(least, default=None),
+        sum(cap < floor * (1 - SAME_RATIO) for cap in least) if promised.agreed else 0,
+        mean_cost,
+        series,
+        caps,
+    )
+
+
+def cap_history(run: ModeRun, volume: str, mean_cost: float) -> list[tuple[float, float | None]]:
+    """(second, cost rate over all gateways or None) at each change of a volume's cap by 1 % or more."""
+    carriers = {gateway for gateway, volumes in run.volumes_of.items() if volume in volumes}
+    held: dict[str, float] = {}
+    history: list[tuple[float, float | None]] = []
+    sent = [(at, d) for at, d in run.decisions if isinstance(d, SetCaps) and d.gateway_id in carriers]
+    for at, group in itertools.groupby(sent, key=lambda each: each[0]):
+        for _, decision in group:
+            held.pop(decision.gateway_id, None)
+            for cap in decision.caps:
+                if cap["volume"] == volume and (cost := _cost(cap, mean_cost)) is not None:
+                    held[decision.gateway_id] = cost
+        total = sum(held.values()) if held else None
+        if _differs(total, history[-1][1] if history else None):
+            history.append((at, total))
+    return history
+
+
+def _cost(cap: Mapping[str, Any], mean_cost: float) -> float | None:
+    """The tightest rate of an entry of SET_CAPS, as a cost rate."""
+    ops, size, cost = cap.get("ops_per_s"), cap.get("bytes_per_s"), cap.get("cost_per_s")
+    mean_bytes = max(mean_cost - 1, 1 / 64) * COST_BYTES
+    rates = [cost, None if ops is None else ops * mean_cost]
+    rates.append(None if size is None else size / mean_bytes * mean_cost)
+    return min((rate for rate in rates if rate is not None), default=None)
+
+
+def _differs(one: float | None, two: float | None) -> bool:
+    if one is None or two is None:
+        return one is not two
+    return abs(one - two) > SAME_RATIO * two
+
+
+def turns(caps: Sequence[tuple[float, float | None]]) -> list[float]:
+    """Seconds at which a cap changed direction."""
+    found, before, down = list[float](), math.inf, None
+    for at, cap in caps:
+        value = math.inf if cap is None else cap
+        is_down = value < before
+        if down is not None and is_down != down:
+            found.append(at)
+        before, down = value, is_down
+    return found
+
+
+def most_within(times: Sequence[float], seconds: float) -> int:
+    """The most of these times, which rise, within any so many seconds."""
+    most, first = 0, 0
+    for last, at in enumerate(times):
+        while at - times[first] >= seconds:
+            first += 1
+        most = max(most, last - first + 1)
+    return most

@@ -1,0 +1,214 @@
+"""What to simulate: agreements, devices, loads and a policy, read and checked before anything runs.
+
+A directory (``--slas``) holds agreements as ``sla apply`` takes them (``*.yaml``, ``*.yml``), and at most one
+``simulation.yaml`` with ``devices`` (by backend), ``loads`` and ``streams`` (where a trace's volumes are). A
+policy (``--policy``) is JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET
+/api/v1/policies/VERSION/caps`` answers, or the bare list.
+
+Pure but for reading files. Raises ``BadSetup`` with file, key and value; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pmdaemon.runtime.config import StrictModel, describe
+from sla_server.agreements.document import Agreement, Applicability
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
+from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
+from sla_server.services.control.simulation import BACKEND, CLIENT
+from sla_server.simulate.device import DeviceModel
+from sla_server.simulate.errors import BadSetup
+from sla_server.simulate.loads import NAME, Load
+
+SETUP_FILE: Final = "simulation.yaml"
+ROLLUP_S: Final = 1  # slices of any length can be simulated
+HOURS_A_WEEK: Final = 168
+Model = TypeVar("Model", bound=StrictModel)
+
+
+class Placement(StrictModel):
+    """Where a volume of a trace is."""
+
+    backend: str = Field(default=BACKEND, pattern=NAME)
+    gateway: str = Field(default="gateway-1", pattern=NAME)
+
+
+class SetupFile(StrictModel):
+    """``simulation.yaml``."""
+
+    devices: dict[str, DeviceModel] = Field(default_factory=dict)
+    """Backend to its device; ``disk`` is the backend of whatever names none."""
+    loads: list[Load] = Field(default_factory=list)
+    streams: dict[str, Placement] = Field(default_factory=dict)
+    """Volume of a trace to its backend and gateway."""
+
+
+class PolicyRow(StrictModel):
+    """One cap of a policy; other columns of the server's answer are not needed here."""
+
+    volume: str
+    hour_of_week: int = Field(ge=0, lt=HOURS_A_WEEK)
+    cost_per_s: float | None = Field(default=None, gt=0)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The agreements of a simulation, as control and judging need them."""
+
+    promises: Sequence[Promise] = ()
+    classes: Sequence[VolumeClass] = ()
+    clauses: Mapping[tuple[str, str], Applicability] = field(default_factory=dict)
+    """(agreement, objective) to its applicability."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One client's use of one volume."""
+
+    volume: str
+    client: str = CLIENT
+    gateway: str = "gateway-1"
+    backend: str = BACKEND
+
+
+def contract_of(agreements: Sequence[Agreement]) -> Contract:
+    """Documents, compiled."""
+    in_force = [InForce(agreement, 1, 0) for agreement in agreements]
+    clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
+    return Contract(promises(in_force), classes(in_force), clauses)
+
+
+def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
+    """Agreements and ``simulation.yaml`` of a directory.
+
+    Raises:
+        BadSetup: a file is wrong, or there is no agreement.
+        OSError: it cannot be read.
+    """
+    if not directory.is_dir():
+        raise BadSetup(str(directory), "is not a directory", "--slas names a directory with agreements")
+    setup, found = SetupFile(), dict[str, tuple[str, Agreement]]()
+    for path in sorted(p for p in directory.iterdir() if p.suffix in (".yaml", ".yml")):
+        if path.name == SETUP_FILE:
+            setup = _validated(SetupFile, _tree(path), str(path))
+            continue
+        try:
+            loaded = load_documents(path.read_text(encoding="utf-8"), ROLLUP_S)
+        except UnicodeDecodeError as exc:
+            raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
+        except AgreementsRefused as exc:
+            raise BadSetup(str(path), "\n  ".join(["refused", *map(str, exc.problems)])) from exc
+        for item in loaded:
+            if item.agreement.name in found:
+                other = found[item.agreement.name][0]
+                raise BadSetup(str(path), f"agreement {item.agreement.name} is in {other}, too", "Keep one")
+            found[item.agreement.name] = path.name, item.agreement
+    if not found:
+        raise BadSetup(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
+    return contract_of([agreement for _, agreement in found.values()]), setup
+
+
+def read_device(path: Path) -> DeviceModel:
+    """A device from a YAML or TOML file.
+
+    Raises:
+        BadSetup: it is wrong.
+        OSError: it cannot be read.
+    """
+    if path.suffix != ".toml":
+        return _validated(DeviceModel, _tree(path), str(path))
+    try:
+        return _validated(DeviceModel, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise BadSetup(str(path), f"is not TOML: {exc}") from None
+
+
+def check_placement(streams: Iterable[Stream]) -> None:
+    """See that a volume is on one backend at each gateway.
+
+    Raises:
+        BadSetup: it is on two.
+    """
+    backends: dict[tuple[str, str], str] = {}
+    for stream in streams:
+        known = backends.setdefault((stream.gateway, stream.volume), stream.backend)
+        if known != stream.backend:
+            where = f"volume {stream.volume} at gateway {stream.gateway}"
+            problem = f"is on two backends, {known} and {stream.backend}"
+            raise BadSetup(where, problem, "Give its loads the same backend, or different gateways")
+
+
+def parse_load(text: str) -> Load:
+    """A load of the command line: ``volume=greedy,shape=square,depth=32``.
+
+    Raises:
+        BadSetup: it is wrong.
+    """
+    where, tree = f"--load {text}", dict[str, str]()
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadSetup(where, f"{part!r} is not key=value", "Write for example volume=greedy,depth=32")
+        tree[key.strip()] = value.strip()
+    return _validated(Load, tree, where)
+
+
+def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
+    """Hour of the week (0 = Monday 00 UTC) to volume to cost rate (None: no cap).
+
+    Raises:
+        BadSetup: it is wrong.
+        OSError: it cannot be read.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise BadSetup(str(path), f"is not JSON: {exc}") from None
+    rows = tree
+    if isinstance(tree, dict):
+        if tree.get("next"):
+            raise BadSetup(str(path), "is one page of several", "Ask for it with a larger limit")
+        rows = next((tree[key] for key in ("caps", "items", "rows") if key in tree), None)
+    if not isinstance(rows, list) or not rows:
+        fix = "Write a list of {volume, hour_of_week, cost_per_s}"
+        raise BadSetup(str(path), "holds no list of caps", fix)
+    caps: dict[int, dict[str, float | None]] = {}
+    for number, row in enumerate(rows):
+        kept = (
+            {key: row[key] for key in PolicyRow.model_fields if key in row} if isinstance(row, dict) else row
+        )
+        cap = _validated(PolicyRow, kept, f"{path}: caps[{number}]")
+        caps.setdefault(cap.hour_of_week, {})[cap.volume] = cap.cost_per_s
+    return caps
+
+
+def _tree(path: Path) -> Any:
+    try:
+        tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        raise BadSetup(str(path), f"{line}is not YAML: {getattr(exc, 'problem', '') or exc}") from None
+    except (UnicodeDecodeError, ValueError) as exc:
+        raise BadSetup(str(path), f"is not YAML: {exc}") from None
+    return {} if tree is None else tree
+
+
+def _validated(model: type[Model], tree: Any, where: str) -> Model:
+    try:
+        return model.model_validate(tree)
+    except ValidationError as exc:
+        raise BadSetup(
+            where, describe(exc).replace("(whole file): ", ""), "See docs/operations/simulate.md"
+        ) from None

@@ -1,0 +1,345 @@
+"""Loads and devices from what the server stored: minutes become Poisson arrivals, latencies a queue.
+
+Theory of operation. A stream's slot says how many requests arrived, of which kinds and sizes, and how many
+were outstanding at most. It is replayed as a Poisson stream of that rate with at most so many outstanding (16
+at least: the maximum was only sampled at polls). What happened within a slot is not stored, so bursts shorter
+than it are not in the replay.
+
+The device of a backend is fitted: each slot gives a rate and a mean service latency, which in a queue of c
+servers (Sakasegawa's approximation for M/G/c, bounded by Little's law) asks for one service time; its median,
+weighted by I/Os, is taken, with that c of 1, 2, 4 ... 256 under which the slots agree best.
+
+Only *restless* slots are simulated, with ``MARGIN`` slots around them: those in which a promise used half of
+its allowance, or its mean latency came near its threshold. In the others control has nothing to do. Without
+any, the busiest slots are.
+
+Pure. Source: Sakasegawa 1977, "An approximation formula L_q = a rho^b / (1 - rho)".
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import IO_KINDS
+from sla_server.agreements.promise import Promise
+from sla_server.simulate.device import CostPoint, DeviceModel
+from sla_server.simulate.errors import NothingStored, TooManyIos
+from sla_server.simulate.loads import Application, Arrival
+from sla_server.simulate.run import Feed, Plan
+from sla_server.simulate.setup import Contract, Stream
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+LEAST_OUTSTANDING: Final = 16
+MARGIN: Final = 2
+BUSIEST: Final = 10
+RESTLESS_U: Final = 0.5
+RESTLESS_R: Final = 0.35  # mean latency / threshold: a 95th percentile is some three times the mean
+SERVERS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SPREAD: Final = 0.5
+LEAST_IOS: Final = 50  # of a slot that says something of the device
+FULL_RATIO: Final = 0.98
+
+
+class Slots(Protocol):
+    """What ``db.queries.replay`` reads; see ``StoredSlots`` there."""
+
+    @property
+    def slot_s(self) -> int:
+        """Length of a slot."""
+
+    @property
+    def slots(self) -> Mapping[str, Ints]:
+        """Columns of rollups."""
+
+    @property
+    def missed(self) -> Mapping[str, Ints]:
+        """Columns of misses."""
+
+    @property
+    def streams(self) -> Mapping[int, Mapping[str, Any]]:
+        """Names."""
+
+
+@dataclass(frozen=True)
+class StoredFeed:
+    """One stream's slots.
+
+    Attributes:
+        rates: second of a slot's start to (requests a second, share of reads, bytes of a read, bytes of a
+            write, most outstanding).
+    """
+
+    stream: Stream
+    slot_s: int
+    rates: Mapping[int, tuple[float, float, int, int, int]]
+
+    def begin(self, application: Application, span: tuple[float, float], rng: random.Random) -> None:
+        """See ``Feed``."""
+        application.replay(self._arrivals(application, span, rng))
+
+    def _arrivals(
+        self, application: Application, span: tuple[float, float], rng: random.Random
+    ) -> Iterator[Arrival]:
+        for start in range(math.floor(span[0]), math.ceil(span[1]), self.slot_s):
+            found = self.rates.get(start)
+            if found is None:
+                continue
+            rate, reads, read_bytes, write_bytes, most = found
+            application.most = most
+            now = float(start) + rng.expovariate(rate)
+            while now < start + self.slot_s:
+                is_write = rng.random() >= reads
+                yield Arrival(now, is_write, write_bytes if is_write else read_bytes)
+                now += rng.expovariate(rate)
+
+
+@dataclass(frozen=True)
+class FittedDevice:
+    """A device, and how well it explains the slots: median of |model / stored - 1| of the mean latency."""
+
+    model: DeviceModel
+    error_ratio: float
+    slots: int
+
+
+def stored_plan(
+    found: Slots,
+    contract: Contract,
+    from_us: int,
+    most_ios: int,
+    *,
+    servers: int | None = None,
+    device: DeviceModel | None = None,
+    every: bool = False,
+) -> Plan:
+    """A plan that replays slots.
+
+    Args:
+        found: what was stored.
+        contract: agreements to keep.
+        from_us: wall clock at second 0 of the plan; the start of a slot.
+        most_ios: limit of what is simulated in a mode.
+        servers: of each device; None: fitted.
+        device: for all backends; None: fitted.
+        every: simulate quiet slots, too.
+
+    Raises:
+        NothingStored: no I/O in that time.
+        TooManyIos: choose a shorter time.
+    """
+    slots = found.slots
+    if not len(slots["slot_us"]) or not slots["arrived"].any():
+        raise NothingStored("no I/O is stored of that time. See sla get volumes, and choose a longer time")
+    second = (slots["slot_us"] - from_us) // 1_000_000
+    numbers = np.unique(slots["stream_id"]).tolist()
+    streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}
+    fits = {
+        backend: _fitted(found, streams, backend, servers)
+        for backend in sorted({stream.backend for stream in streams.values()})
+    }
+    restless = _restless(found, contract, streams)
+    is_quiet = not restless
+    chosen = np.unique(second).tolist() if every else [(us - from_us) // 1_000_000 for us in restless]
+    if not chosen:
+        chosen = _busiest(second, slots["arrived"])
+    spans = _spans(chosen, 0 if every else MARGIN, found.slot_s, int(second.max()) + found.slot_s)
+    inside = np.zeros(len(second), dtype=bool)
+    for first, last in spans:
+        inside |= (second >= first) & (second < last)
+    expected = int(slots["arrived"][inside].sum())
+    if expected > most_ios:
+        raise TooManyIos(expected, most_ios, "Choose a shorter time with --stored and --until")
+    feeds = list(_feeds(slots, second, streams, found.slot_s))
+    devices = {name: device or fit.model for name, fit in fits.items()}
+    notes = _notes(found, second, spans, is_quiet and not every, {} if device else fits)
+    title = f"stored load in slots of {found.slot_s} s"
+    return Plan(contract, feeds, devices, spans, start_unix_us=from_us, title=title, notes=notes)
+
+
+def _feeds(
+    slots: Mapping[str, Ints], second: Ints, streams: Mapping[int, Stream], slot_s: int
+) -> Iterator[Feed]:
+    for number, stream in streams.items():
+        rates = {}
+        for row in np.flatnonzero((slots["stream_id"] == number) & (slots["arrived"] > 0)).tolist():
+            reads, writes = int(slots["reads"][row]), int(slots["writes"][row])
+            most = int(slots["held_max"][row] + slots["inflight_max"][row])
+            rates[int(second[row])] = (
+                int(slots["arrived"][row]) / slot_s,
+                reads / (reads + writes) if reads + writes else 1.0,
+                max(int(slots["read_bytes"][row]) // reads, 1) if reads else 4096,
+                max(int(slots["write_bytes"][row]) // writes, 1) if writes else 4096,
+                max(most, LEAST_OUTSTANDING),
+            )
+        yield StoredFeed(stream, slot_s, rates)
+
+
+# Which slots.
+
+
+def _restless(found: Slots, contract: Contract, streams: Mapping[int, Stream]) -> list[int]:
+    """slot_us in which a promise was not at ease."""
+    slots, missed, restless = found.slots, found.missed, set[int]()
+    ios = slots["reads"] + slots["writes"]
+    for promise in contract.promises:
+        covered = np.array([n for n, s in streams.items() if promise.covers(s.volume, s.client)], np.int64)
+        mine = np.isin(slots["stream_id"], covered)
+        if not mine.any():
+            continue
+        names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
+        latency_us = np.bincount(index, weights=slots["lat_sum_us"][mine])
+        done = np.bincount(index, weights=ios[mine])
+        near = latency_us >= RESTLESS_R * promise.curve[0].threshold_us * np.maximum(done, 1)
+        restless.update(names[near & (done > 0)].tolist())
+        restless.update(_missing(missed, promise, covered))
+    return sorted(restless)
+
+
+def _missing(missed: Mapping[str, Ints], promise: Promise, covered: Ints) -> list[int]:
+    mine = np.isin(missed["stream_id"], covered) & (missed["io"] == IO_KINDS[promise.io])
+    mine &= missed["threshold_us"] == promise.curve[-1].threshold_us
+    if not mine.any():
+        return []
+    names, index = np.unique(missed["slot_us"][mine], return_inverse=True)
+    counted = np.bincount(index, weights=missed["counted"][mine])
+    late = np.bincount(index, weights=missed["missed"][mine])
+    found: list[int] = names[late > RESTLESS_U * promise.allowed_miss_ratio * counted].tolist()
+    return found
+
+
+def _busiest(second: Ints, arrived: Ints) -> list[int]:
+    names, index = np.unique(second, return_inverse=True)
+    order = np.argsort(-np.bincount(index, weights=arrived), kind="stable")[:BUSIEST]
+    found: list[int] = np.sort(names[order]).tolist()
+    return found
+
+
+def _spans(starts: Sequence[int], margin: int, slot_s: int, end: int) -> list[tuple[float, float]]:
+    """Slots that begin at these seconds, with the slots around them, joined where they touch."""
+    spans: list[tuple[float, float]] = []
+    for start in sorted(starts):
+        first = max(start - margin * slot_s, 0)
+        last = min(start + (margin + 1) * slot_s, end)
+        if spans and first <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(spans[-1][1], float(last))
+        else:
+            spans.append((float(first), float(last)))
+    return spans
+
+
+# The device.
+
+
+def mean_latency(rate: Floats, service_s: float | Floats, servers: int) -> Floats:
+    """Mean time in a queue of ``servers`` at this arrival rate, infinite beyond its capacity."""
+    load = rate * service_s / servers
+    power = math.sqrt(2 * (servers + 1)) - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wait = (1 + SPREAD**2) / 2 * load**power / (1 - load) * service_s / servers
+    return np.where(load < 1, service_s + wait, np.inf)
+
+
+def service_time(rate: Floats, latency_s: Floats, servers: int) -> Floats:
+    """The service time under which each slot's mean latency comes out, by bisection; shape as ``rate``."""
+    low = np.zeros_like(rate)
+    high = np.minimum(latency_s, FULL_RATIO * servers / rate)
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_long = mean_latency(rate, middle, servers) > latency_s
+        low, high = np.where(is_long, low, middle), np.where(is_long, middle, high)
+    return (low + high) / 2
+
+
+def fit(rate: Floats, latency_s: Floats, most: Floats, mean_kib: float, servers: int | None) -> FittedDevice:
+    """The device that explains these slots best.
+
+    Args:
+        rate: requests a second, above 0; shape (slots,).
+        latency_s: mean service latency, above 0.
+        most: requests outstanding at most, which bound the latency (Little's law).
+        mean_kib: mean size.
+        servers: fixed number; None: that which fits best.
+    """
+    best: FittedDevice | None = None
+    for count in (servers,) if servers else SERVERS:
+        times = service_time(rate, latency_s, count)
+        order = np.argsort(times)
+        weight = np.cumsum(rate[order])
+        service_s = float(times[order][np.searchsorted(weight, weight[-1] / 2)])
+        expected = np.minimum(mean_latency(rate, service_s, count), most / rate)
+        error = float(np.median(np.abs(expected / latency_s - 1)))
+        if best is None or error < best.error_ratio - 0.01:
+            point = CostPoint(kib=max(mean_kib, 1 / 64), ms=max(service_s * 1e3, 1e-6))
+            best = FittedDevice(DeviceModel(servers=count, spread=SPREAD, read=[point]), error, len(rate))
+    if best is None:  # cannot happen: there is a number of servers
+        raise AssertionError("no number of servers")
+    return best
+
+
+def _fitted(found: Slots, streams: Mapping[int, Stream], backend: str, servers: int | None) -> FittedDevice:
+    slots = found.slots
+    mine = np.isin(slots["stream_id"], [n for n, s in streams.items() if s.backend == backend])
+    names, index = np.unique(slots["slot_us"][mine], return_inverse=True)
+
+    def summed(name: str) -> Floats:
+        return np.bincount(index, weights=slots[name][mine], minlength=len(names)).astype(np.float64)
+
+    ios = summed("reads") + summed("writes")
+    service_us = summed("svc_sum_us")
+    useful = (ios >= LEAST_IOS) & (service_us > 0)
+    if not useful.any():
+        return FittedDevice(DeviceModel(servers=servers or 1), math.nan, 0)
+    most = np.maximum(summed("inflight_max"), 1)
+    size = float((summed("read_bytes") + summed("write_bytes")).sum() / max(ios.sum(), 1) / 1024)
+    ios, service_us, most = ios[useful], service_us[useful], most[useful]
+    return fit(ios / found.slot_s, service_us / ios / 1e6, most, size, servers)
+
+
+def _notes(
+    found: Slots,
+    second: Ints,
+    spans: Sequence[tuple[float, float]],
+    is_quiet: bool,
+    fits: Mapping[str, FittedDevice],
+) -> list[str]:
+    """What the reader must know of a replay."""
+    slot_s, total = found.slot_s, len(np.unique(second))
+    played = round(sum(last - first for first, last in spans) / slot_s)
+    notes = [
+        f"Resolution: {slot_s} s. Rates, kinds, mean sizes and most outstanding I/Os are those of each slot; "
+        f"within it arrivals are drawn at random, so shorter bursts are missing."
+    ]
+    if is_quiet:
+        notes.append(
+            f"No promise came near its limit in the {total} slots stored: control had nothing to do. "
+            f"Simulated are the {played} around the busiest."
+        )
+    else:
+        notes.append(
+            f"Simulated are {played} slots of {total}: those in which a promise used half of its allowance "
+            f"or came near its limit, and {MARGIN} around them. Control has nothing to do in the others."
+        )
+    for name, fitted in fits.items():
+        if not fitted.slots:
+            notes.append(f"Device {name}: too little I/O to fit it; the default is used. Give --device.")
+            continue
+        notes.append(
+            f"Device {name} is fitted to {fitted.slots} slots: half of their mean latencies differ by at "
+            f"most {fitted.error_ratio:.0%} from the model's."
+            + (" That is a poor fit: give --device." if fitted.error_ratio > 0.5 else "")
+        )
+    delay, latency = int(found.slots["delay_sum_us"].sum()), int(found.slots["lat_sum_us"].sum())
+    if delay > 0.01 * latency:
+        notes.append(
+            f"{delay / latency:.0%} of the stored latency is delay by throttles that were in force then: the "
+            f"load without control would have been larger."
+        )
+    return notes

@@ -1,0 +1,128 @@
+"""Recorded I/O: two text formats, chosen by the first line.
+
+    time,volume,client,kind,bytes      a header, then a request a line: seconds, two names, read|write, bytes
+    938513000 4 264719034 16 0         no header: arrival in ns, device, sector, sectors of 512 bytes, 0 write
+                                       or 1 read; the volume is ``dev-4``, the client ``trace``
+
+Times may begin anywhere and are shifted so that the trace begins at 0; they must not fall. ``stretch`` makes
+everything that much slower. Empty lines and lines that begin with # are skipped. Pure but for ``read_trace``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pmdaemon.wire.names import is_name
+from sla_server.simulate.errors import BadTrace, TooManyIos
+
+HEADER: Final = ("time", "volume", "client", "kind", "bytes")
+SECTOR_BYTES: Final = 512
+MOST_BYTES: Final = 1 << 30
+_FORMATS: Final = (
+    "Expected 'time,volume,client,kind,bytes' (with that header), or 'ns device sector sectors type'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedIo:
+    """One request of a trace: seconds from its beginning."""
+
+    at_s: float
+    volume: str
+    client: str
+    is_write: bool
+    size_bytes: int
+
+
+def read_trace(path: Path, stretch: float, most_ios: int) -> list[TracedIo]:
+    """All requests of a file, in order.
+
+    Args:
+        path: the file.
+        stretch: 1 as recorded, 100 a hundred times slower.
+        most_ios: limit.
+
+    Raises:
+        BadTrace: names the line.
+        TooManyIos: the file has more than ``most_ios``.
+        OSError: it cannot be read.
+    """
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return parse_trace(lines, str(path), stretch, most_ios)
+
+
+def parse_trace(lines: Iterable[str], path: str, stretch: float, most_ios: int) -> list[TracedIo]:
+    """The requests of these lines; see ``read_trace``."""
+    found: list[TracedIo] = []
+    first_s = last_s = 0.0
+    parser: Callable[[str, str, int], tuple[float, str, str, bool, int]] | None = None
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if parser is None:
+            parser = _csv if "," in text else _sectors
+            if parser is _csv:
+                if tuple(part.strip().lower() for part in text.split(",")) != HEADER:
+                    raise BadTrace(path, number, f"{text[:60]!r} is not the header", _FORMATS)
+                continue
+        at_s, volume, client, is_write, size = parser(text, path, number)
+        if not found:
+            first_s = last_s = at_s
+        if at_s < last_s:
+            problem = f"time {at_s:.9g} s is before that of the line before ({last_s:.9g} s)"
+            raise BadTrace(path, number, problem, "Sort the trace by time")
+        last_s = at_s
+        if len(found) >= most_ios:
+            raise TooManyIos(len(found) + 1, most_ios, f"Cut {path} shorter, or raise the limit")
+        found.append(TracedIo((at_s - first_s) * stretch, volume, client, is_write, size))
+    if not found:
+        raise BadTrace(path, 1, "there is no request in the file", _FORMATS)
+    return found
+
+
+def _csv(text: str, path: str, number: int) -> tuple[float, str, str, bool, int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != len(HEADER):
+        raise BadTrace(path, number, f"{len(parts)} values, {len(HEADER)} are needed", _FORMATS)
+    at_s = _number(parts[0], "time", path, number)
+    for name, value in zip(HEADER[1:3], parts[1:3], strict=True):
+        if not is_name(value):
+            fix = "Use 1 to 128 letters, digits and . _ : @ -"
+            raise BadTrace(path, number, f"{name} {value[:40]!r} is not a name", fix)
+    if parts[3].lower() not in ("read", "write"):
+        raise BadTrace(path, number, f"kind {parts[3][:20]!r} is neither", "Write read or write")
+    return at_s, parts[1], parts[2], parts[3].lower() == "write", _size(parts[4], 1, "bytes", path, number)
+
+
+def _sectors(text: str, path: str, number: int) -> tuple[float, str, str, bool, int]:
+    parts = text.split()
+    if len(parts) != 5:
+        raise BadTrace(path, number, f"{text[:60]!r} has {len(parts)} values, not 5", _FORMATS)
+    at_s = _number(parts[0], "time", path, number) / 1e9
+    if not parts[1].isdigit():
+        raise BadTrace(path, number, f"device {parts[1][:20]!r} is not a number", _FORMATS)
+    if parts[4] not in ("0", "1"):
+        raise BadTrace(path, number, f"type {parts[4][:20]!r} is neither", "Write 0 for write or 1 for read")
+    size = _size(parts[3], SECTOR_BYTES, "sectors", path, number)
+    return at_s, f"dev-{int(parts[1])}", "trace", parts[4] == "0", size
+
+
+def _number(text: str, name: str, path: str, line: int) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadTrace(path, line, f"{name} {text[:30]!r} is not a number", _FORMATS) from None
+    if not 0 <= value < 1e19:
+        raise BadTrace(path, line, f"{name} {text[:30]} is out of range", "Write 0 or more")
+    return value
+
+
+def _size(text: str, unit: int, name: str, path: str, line: int) -> int:
+    if not text.isdigit() or not 0 < int(text[:20]) * unit <= MOST_BYTES:
+        problem = f"{name} {text[:20]!r} is not a size"
+        raise BadTrace(path, line, problem, f"Write a whole number from 1 to {MOST_BYTES // unit:,}")
+    return int(text) * unit

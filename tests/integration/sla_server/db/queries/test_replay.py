@@ -1,0 +1,138 @@
+"""Stored slots for ``sla simulate --stored``: SQL and files together, and a contention that is replayed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from sla_server.agreements.load import load_documents
+from sla_server.cli.main import cli
+from sla_server.db.errors import FileDamaged
+from sla_server.db.queries import replay
+from sla_server.db.queries.replay import SUMS, read_slots
+from sla_server.services.control.simulation import Simulation
+from sla_server.simulate.loads import Application, IoLog, Load, arrivals
+from tests.support.archive import HOUR_US, FilesRig
+from tests.support.samples import (
+    T0,
+    Model,
+    cuts_message,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+from tests.support.worlds import controller
+from tests.unit.sla_server.simulate.test_setup import AGREEMENT
+
+
+@pytest.fixture
+def rig(database):
+    made = FilesRig(database, rollups_after_h=2)
+    yield made
+    made.close()
+
+
+def summed(found) -> dict:
+    keys = zip(found.slots["slot_us"].tolist(), found.slots["stream_id"].tolist(), strict=True)
+    return {key: {name: int(found.slots[name][n]) for name in SUMS} for n, key in enumerate(keys)}
+
+
+def expected(items) -> dict:
+    sums = defaultdict(dict)
+    for key, row in Model.of(items).slots.items():
+        sums[key] = {name: row[name] for name in SUMS}
+    return dict(sums)
+
+
+def test_rows_of_sql_and_files_are_added_up_and_kept_within_the_time(rig, database, monkeypatch):
+    items = [make_cut(n + 1, start_us=T0 + n * 20_000_000) for n in range(12)]
+    rig.feed(gateway_message(), streams_message(), cuts_message(items))
+    found = read_slots(database.config, database.data_dir, T0, T0 + HOUR_US)
+    assert summed(found) == expected(items)
+    assert found.slot_s == 60
+    assert {(s["volume"], s["gateway"]) for s in found.streams.values()} == {
+        ("vol-1", "gw-1"),
+        ("vol-2", "gw-1"),
+    }
+    rig.clock.advance(5 * 3600)
+    rig.step()
+    assert {row.kind for row in rig.rows()} >= {"rollups", "missed"}, "they have moved"
+    late = make_cut(13, start_us=T0 + 5_000_000)
+    rig.feed(cuts_message([late]))
+    found = read_slots(database.config, database.data_dir, T0, T0 + HOUR_US)
+    assert summed(found) == expected([*items, late])
+    model = Model.of([*items, late])
+    columns = (found.missed[name].tolist() for name in found.missed)
+    assert {row[:4]: list(row[4:]) for row in zip(*columns, strict=True)} == dict(model.missed)
+    part = read_slots(database.config, database.data_dir, T0 + 60_000_000, T0 + 120_000_000)
+    assert {slot for slot, _ in summed(part)} == {T0 + 60_000_000}
+    assert summed(part) == {k: v for k, v in expected(items).items() if k[0] == T0 + 60_000_000}
+    monkeypatch.setattr(replay, "MOST_ROWS", 3)
+    with pytest.raises(replay.TooManyRows, match="Choose a shorter time"):
+        read_slots(database.config, database.data_dir, T0, T0 + HOUR_US)
+
+
+def test_a_damaged_file_is_named(rig, database):
+    rig.feed(gateway_message(), streams_message(), cuts_message([make_cut(1)]))
+    rig.clock.advance(5 * 3600)
+    rig.step()
+    (row,) = [row for row in rig.rows() if row.kind == "rollups"]
+    Path(rig.files.path_for_readers(row.path)).write_bytes(b"x" * row.bytes)
+    with pytest.raises(FileDamaged):
+        read_slots(database.config, database.data_dir, T0, T0 + HOUR_US)
+
+
+def observed_world(seconds: int, joins_s: int) -> Simulation:
+    """Gold alone, then beside a greedy neighbour, with nobody who acts; its cuts are in ``sim.cuts``."""
+    sim = Simulation(controller(()), 1)
+    front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["big"])
+    loads = Load(volume="gold", iops=60), Load(volume="big", depth=16, from_s=joins_s)
+    gold, big = (Application(g, g.volumes[0], "client", IoLog()) for g in (front, back))
+    gold.replay(arrivals(loads[0], seconds, sim.world.random))
+    big.hold(loads[1], seconds, sim.world.random)
+    sim.cuts = []
+    sim.controller.add_cut = lambda cut, *_rest: sim.cuts.append(cut)
+    sim.run(seconds)
+    return sim
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_path):
+    sim = observed_world(180, 120)
+    for made in sim.gateways.values():
+        rig.feed(
+            gateway_message(gw=made.gateway_id, name=made.name, exports=[]),
+            frame.encode(Kind.STREAMS_SEEN, {"gw": made.gateway_id, "streams": made.streams()}),
+        )
+    rig.feed(cuts_message(sim.cuts))
+    (loaded,) = load_documents(AGREEMENT, 1)
+    spec = loaded.agreement.spec_json()
+    row = {"name": "gold", "version": 1, "document": loaded.text, "spec": spec, "applied_us": T0}
+    rig.feed(record_message([("agreements", row)]))
+    config = tmp_path / "server.toml"
+    config.write_text(
+        f'data_dir = "{database.data_dir}"\n[database]\nurl = "{database.config.url}"\n', encoding="utf-8"
+    )
+    base = ["simulate", "--config", str(config), "--stored", "3m", "--until", "2027-01-15T08:03"]
+    modes = ("--mode", "off", "--mode", "enforce")
+    done = CliRunner().invoke(cli, [*base, *modes, "-o", "json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    tree = json.loads(done.stdout)
+    assert tree["spans"] == [[0.0, 180.0]], "the minute of contention, and two before it"
+    assert tree["start_unix_us"] == T0
+    off, enforce = (mode["agreements"][0]["bad_s"] for mode in tree["modes"])
+    assert off >= 50
+    assert enforce <= 20
+    ms = tree["devices"]["disk"]["read"][0]["ms"] / tree["devices"]["disk"]["servers"]
+    assert ms == pytest.approx(2, rel=0.1)
+    assert tree["loads"] == "stored load in slots of 60 s, 2027-01-15 08:00 to 2027-01-15 08:03 UTC"
+    assert tree["notes"][0].startswith("Resolution: 60 s.")
+    early = CliRunner().invoke(cli, [*base[:4], "10m", "--until", "2027-01-14T08:00"])
+    assert (early.exit_code, "no I/O is stored of that time" in early.stderr) == (66, True)

@@ -1,0 +1,107 @@
+"""``sla simulate`` from the command line, without a server."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sla_server.cli.main import cli
+from tests.unit.sla_server.simulate.test_setup import AGREEMENT
+
+QUICK = ("--duration", "12s", "--load", "volume=gold,iops=60,gateway=A")
+GREEDY = ("--load", "volume=big,depth=16,from_s=2,gateway=B")
+
+
+@pytest.fixture
+def slas(tmp_path: Path) -> Path:
+    folder = tmp_path / "slas"
+    folder.mkdir()
+    (folder / "gold.yaml").write_text(AGREEMENT.replace("30s", "5s"))
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+
+
+def test_three_modes_as_tables_of_80_columns(slas):
+    done = run("--slas", slas, *QUICK, *GREEDY)
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    rows = re.findall(r"^gold/latency +(\w+) +p95 12.0ms +(\S+) +(\d+) +12 +(\S+)", done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["off", "observe", "enforce"]
+    assert [row[2:] for row in rows[:2]] == [(rows[0][2], "0.0%")] * 2
+    assert int(rows[2][2]) < int(rows[0][2])
+    assert "device disk: 1 server, read 2 ms at 4 KiB" in done.stdout
+    assert "simulated in" in done.stderr
+
+
+def test_forms_files_and_a_single_mode(slas, tmp_path):
+    base = ("--slas", slas, *QUICK, "--mode", "enforce", "--seed", "3")
+    tree = json.loads(run(*base, "-o", "json").stdout)
+    assert [mode["mode"] for mode in tree["modes"]] == ["enforce"]
+    assert (tree["seed"], tree["modes"][0]["volumes"][0]["kept_ratio"]) == (3, None)
+    assert run(*base, "-o", "csv").stdout.startswith("mode,what,name,ios,")
+    page = tmp_path / "page.html"
+    done = run(*base, "-o", "html", page)
+    assert done.stdout == ""
+    assert f"written to {page}" in done.stderr
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_trace_its_placement_device_and_policy(slas, tmp_path):
+    (tmp_path / "io.csv").write_text(
+        "time,volume,client,kind,bytes\n"
+        + "".join(f"{n / 100},gold,c,{'write' if n % 2 else 'read'},4096\n" for n in range(300))
+    )
+    (slas / "simulation.yaml").write_text("streams: {gold: {backend: fast, gateway: g-9}}\n")
+    (tmp_path / "device.toml").write_text("servers = 2\nspread = 0\nread = [{kib = 4, ms = 1}]\n")
+    (tmp_path / "policy.json").write_text('[{"volume": "gold", "hour_of_week": 9, "cost_per_s": 53.125}]')
+    base = (
+        "--slas",
+        slas,
+        "--trace",
+        tmp_path / "io.csv",
+        "--device",
+        tmp_path / "device.toml",
+        "-o",
+        "json",
+    )
+    tree = json.loads(run(*base, "--servers", 3).stdout)
+    assert (tree["loads"], tree["seconds"], tree["devices"]["fast"]["servers"]) == ("io.csv", 3.0, 3)
+    assert tree["modes"][0]["agreements"][0]["latency_ms"] == pytest.approx(1.0)
+    policy = ("--policy", tmp_path / "policy.json", "--mode", "enforce", "--stretch", "2")
+    for hour, caps in (("9", 1), ("8", 0)):
+        tree = json.loads(run(*base, *policy, "--hour", hour).stdout)
+        assert len(tree["modes"][0]["volumes"][0]["caps"]) == caps, "not below its floor of 60 IOPS"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        ((), 2, "--slas DIR is needed"),
+        (("--slas", "SLAS"), 2, "there is no load"),
+        (("--slas", "SLAS", "--load", "volume=v"), 65, "give either iops"),
+        (
+            ("--slas", "SLAS", "--load", "volume=v,iops=1", "--load", "volume=v,iops=1,backend=b"),
+            65,
+            "volume v at gateway gateway-1: is on two backends, disk and b",
+        ),
+        (
+            ("--slas", "SLAS", "--load", "volume=v,iops=1000", "--duration", "10h"),
+            65,
+            "36,000,000 I/Os are more",
+        ),
+        (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "soon"), 2, "is not a duration"),
+        (("--stored", "24h", "--load", "volume=v,iops=1"), 2, "--load does not go with --stored"),
+    ],
+)
+def test_mistakes_are_named(slas, arguments, status, text):
+    done = run(*(str(slas) if each == "SLAS" else each for each in arguments))
+    assert done.exit_code == status
+    assert done.stderr.startswith("sla: ")
+    assert text in done.stderr

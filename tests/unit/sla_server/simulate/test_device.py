@@ -1,0 +1,51 @@
+"""The modelled storage: service times by size and kind, parallel servers, order."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from sla_server.services.control.simulation import Io, World
+from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
+
+CURVE = [CostPoint(kib=4, ms=1), CostPoint(kib=64, ms=4)]
+
+
+def served(model: DeviceModel, *ios: tuple[int, bool], seed: int = 1) -> list[float]:
+    """When each of requests that come at 0 is done."""
+    world, done = World(1), dict[int, float]()
+    device = QueueingDevice(world, model, seed)
+    for number, (size, is_write) in enumerate(ios):
+        io = Io("v", 0.0, lambda _now: None, size_bytes=size, is_write=is_write)
+        device.submit(io, lambda n=number: done.setdefault(n, world.now))
+    world.run(1000)
+    return [done[number] for number in range(len(ios))]
+
+
+def test_cost_follows_the_curve_and_is_level_beyond_it():
+    model = DeviceModel(read=CURVE, write=[CostPoint(kib=4, ms=10)])
+    assert [model.mean_s(kib * 1024, False) for kib in (1, 4, 34, 64, 900)] == pytest.approx(
+        [0.001, 0.001, 0.0025, 0.004, 0.004]
+    )
+    assert model.mean_s(4096, True) == pytest.approx(0.010)
+    assert model.text == "1 server, read 1 ms at 4 KiB - 4 ms at 64 KiB, write 10 ms at 4 KiB"
+
+
+def test_one_server_queues_and_two_work_at_the_same_time():
+    model = DeviceModel(spread=0, read=[CostPoint(kib=4, ms=2)])
+    assert served(model, *[(4096, False)] * 3) == pytest.approx([0.002, 0.004, 0.006])
+    two = model.model_copy(update={"servers": 2})
+    assert served(two, *[(4096, False)] * 3) == pytest.approx([0.002, 0.002, 0.004])
+
+
+def test_spread_keeps_the_mean_and_the_seed_decides():
+    model = DeviceModel(spread=0.5, read=[CostPoint(kib=4, ms=2)])
+    many = served(model, *[(4096, False)] * 4000)
+    assert many[-1] / 4000 == pytest.approx(0.002, rel=0.05)
+    assert many == served(model, *[(4096, False)] * 4000)
+    assert many != served(model, *[(4096, False)] * 4000, seed=2)
+
+
+def test_a_curve_must_rise_in_size():
+    with pytest.raises(ValidationError, match="must rise"):
+        DeviceModel(read=list(reversed(CURVE)))

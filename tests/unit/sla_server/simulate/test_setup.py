@@ -1,0 +1,104 @@
+"""What is read before anything runs, and how mistakes in it are worded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sla_server.simulate.errors import BadSetup
+from sla_server.simulate.setup import parse_load, read_device, read_directory, read_policy
+
+AGREEMENT = """\
+apiVersion: storage-sla/v1
+kind: SLA
+metadata: {name: gold}
+spec:
+  scope: {volumes: [gold]}
+  priority: gold
+  guarantee: {floor_iops: 60}
+  objectives:
+  - name: latency
+    indicator: {metric: latency, percentile: 95}
+    demand_curve: [{value_ms: 12}]
+    applicability: {min_ios_per_slice: 10}
+    budgeting: {method: timeslices, slice: 30s, target: 0.99}
+"""
+
+
+def directory(path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(text)
+    return path
+
+
+def test_agreements_and_setup_of_a_directory(tmp_path: Path):
+    setup = """\
+devices: {disk: {servers: 4, read: [{kib: 4, ms: 1}]}}
+loads: [{volume: gold, iops: 80}, {volume: big, depth: 32, gateway: g2}]
+streams: {dev-1: {backend: other}}
+"""
+    contract, found = read_directory(directory(tmp_path, gold__yaml=AGREEMENT, simulation__yaml=setup))
+    (promise,) = contract.promises
+    assert (promise.key, promise.floor_iops, promise.slice_s) == (("gold", "latency"), 60, 30)
+    assert contract.clauses["gold", "latency"].min_ios_per_slice == 10
+    assert [load.volume for load in found.loads] == ["gold", "big"]
+    assert found.devices["disk"].servers == 4
+    assert found.streams["dev-1"].backend == "other"
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"a__yaml": AGREEMENT.replace("95", "0.95")}, "Write 95"),
+        ({"a__yaml": AGREEMENT, "b__yaml": AGREEMENT}, "agreement gold is in a.yaml, too"),
+        ({}, "holds no agreement"),
+        (
+            {"a__yaml": AGREEMENT, "simulation__yaml": "loads: [{volume: v, depht: 3}]"},
+            "loads.0.depht: no such",
+        ),
+        ({"a__yaml": AGREEMENT, "simulation__yaml": "loads: ["}, "is not YAML"),
+        ({"a__yaml": AGREEMENT, "simulation__yaml": "loads: [{volume: v}]"}, "give either iops"),
+    ],
+)
+def test_a_mistake_names_file_and_key(tmp_path: Path, files, problem):
+    with pytest.raises(BadSetup, match=problem) as caught:
+        read_directory(directory(tmp_path, **files))
+    assert str(tmp_path) in str(caught.value)
+    assert "(whole file)" not in str(caught.value)
+
+
+def test_loads_of_the_command_line():
+    assert parse_load("volume=v, depth=3,shape=square").period_s == 20
+    with pytest.raises(BadSetup, match="'depth' is not key=value"):
+        parse_load("volume=v,depth")
+    with pytest.raises(BadSetup, match=r"iops: .* \(value: 'x'\)"):
+        parse_load("volume=v,iops=x")
+
+
+def test_devices_are_yaml_or_toml(tmp_path: Path):
+    directory(
+        tmp_path, d__toml="servers = 2\nread = [{kib = 4, ms = 1.5}]\n", d__yaml="servers: 2\n", e__toml="x"
+    )
+    assert read_device(tmp_path / "d.toml").read[0].ms == 1.5
+    assert read_device(tmp_path / "d.yaml").servers == 2
+    with pytest.raises(BadSetup, match="is not TOML"):
+        read_device(tmp_path / "e.toml")
+
+
+def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
+    rows = [{"version": 3, "volume": "v", "hour_of_week": 5, "cost_per_s": 100.0, "demand_p50": 1.0}]
+    path = tmp_path / "p.json"
+    for tree in (rows, {"caps": rows}, {"items": rows}):
+        path.write_text(json.dumps(tree))
+        assert read_policy(path) == {5: {"v": 100.0}}
+    for text, problem in (
+        ("{", "is not JSON"),
+        ("[]", "no list"),
+        ('{"items": [], "next": "v:5"}', "one page of several"),
+        ('[{"volume": "v"}]', "hour_of_week: is req"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadSetup, match=problem):
+            read_policy(path)

@@ -1,0 +1,125 @@
+"""Stored slots as loads: rates, which slots are replayed, and the device that explains them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pmdaemon.wire.cut import IO_ANY
+from sla_server.simulate.device import DeviceModel
+from sla_server.simulate.errors import NothingStored, TooManyIos
+from sla_server.simulate.run import Plan, run_mode
+from sla_server.simulate.setup import Contract, Stream
+from sla_server.simulate.stored import fit, mean_latency, service_time, stored_plan
+from tests.support.worlds import promise, volume_class
+
+FROM_US = 1_800_000_000_000_000
+CONTRACT = Contract([promise()], [volume_class()])
+NAMES = {
+    1: {"volume": "gold", "client": "c", "backend": "disk", "gateway": "g-1"},
+    2: {"volume": "big", "client": "d", "backend": "disk", "gateway": "g-2"},
+}
+
+
+def stored(slots: int, *rows: dict, missed: tuple[tuple[int, int, int], ...] = ()) -> SimpleNamespace:
+    """Slots of a minute; ``rows``: columns that differ; ``missed``: (slot, counted, missed) of gold."""
+    usual = {
+        "arrived": 600, "reads": 600, "writes": 0, "read_bytes": 600 * 4096, "write_bytes": 0,
+        "lat_sum_us": 600 * 2_500, "svc_sum_us": 600 * 2_500, "delay_sum_us": 0, "held_max": 0,
+        "inflight_max": 2,
+    }  # fmt: skip
+    made = [
+        {"slot_us": FROM_US + slot * 60_000_000, "stream_id": number, **usual}
+        for slot in range(slots)
+        for number in NAMES
+    ]
+    for row in rows:
+        index = row.pop("slot") * 2 + row.pop("stream") - 1
+        made[index] |= row
+    keys = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
+    late = [(FROM_US + slot * 60_000_000, 1, IO_ANY, 12_000, counted, n) for slot, counted, n in missed]
+    return SimpleNamespace(
+        slot_s=60,
+        slots={name: np.array([row[name] for row in made], dtype=np.int64) for name in made[0]},
+        missed={k: np.array([row[i] for row in late], dtype=np.int64) for i, k in enumerate(keys)},
+        streams=NAMES,
+    )
+
+
+def planned(found: SimpleNamespace, most_ios: int = 10**6, **over) -> Plan:
+    return stored_plan(found, CONTRACT, FROM_US, most_ios, **over)
+
+
+def test_only_restless_slots_are_replayed_with_those_around_them():
+    found = stored(
+        60, {"slot": 40, "stream": 1, "lat_sum_us": 600 * 5_000}, missed=((10, 600, 16), (20, 600, 14))
+    )
+    made = planned(found)
+    assert list(made.spans) == [(8 * 60.0, 13 * 60.0), (38 * 60.0, 43 * 60.0)]
+    assert any("Simulated are 10 slots of 60" in note for note in made.notes)
+    assert planned(found, every=True).spans == [(0.0, 3600.0)]
+
+
+def test_without_any_the_busiest_are_and_the_notes_say_so():
+    made = planned(stored(30, {"slot": 5, "stream": 2, "arrived": 900}))
+    assert made.spans[0][0] <= 300 < made.spans[0][1]
+    assert any("control had nothing to do" in note for note in made.notes)
+
+
+def test_rates_kinds_and_sizes_are_those_of_the_slot():
+    row = {
+        "slot": 0,
+        "stream": 2,
+        "arrived": 3000,
+        "reads": 1000,
+        "writes": 2000,
+        "write_bytes": 2000 * 65_536,
+    }
+    made = planned(stored(2, row), every=True)
+    run = run_mode(made, "off")
+    big = run.logs[Stream("big", "d", "g-2", "disk")].arrays()
+    first = big["at"] < 60
+    assert first.sum() == pytest.approx(3000, rel=0.06)
+    assert (~first).sum() == pytest.approx(600, rel=0.12)
+    assert big["is_write"][first].mean() == pytest.approx(2 / 3, abs=0.03)
+    assert set(big["size"][big["is_write"]].tolist()) == {65_536}
+    assert not big["is_write"][~first].any()
+
+
+def test_nothing_and_too_much_are_said():
+    empty = stored(1)
+    empty.slots["arrived"][:] = 0
+    with pytest.raises(NothingStored, match="no I/O is stored"):
+        planned(empty)
+    with pytest.raises(TooManyIos, match="2,400 I/Os are more than --most-ios 2,000"):
+        planned(stored(2), 2_000)
+
+
+def test_the_service_time_comes_out_of_the_latency_it_causes():
+    rate = np.array([50.0, 200.0, 400.0])
+    for servers in (1, 4):
+        latency = mean_latency(rate, 0.002, servers)
+        assert service_time(rate, latency, servers) == pytest.approx(0.002, rel=1e-3)
+    assert np.isinf(mean_latency(np.array([600.0]), 0.002, 1)).all()
+
+
+@pytest.mark.parametrize("servers", [1, 8])
+def test_number_of_servers_and_service_time_are_found_where_load_varies(servers):
+    rate = np.linspace(20, 480, 40) * servers
+    latency = mean_latency(rate, 0.002, servers)
+    found = fit(rate, latency, np.full(40, 64.0), 4.0, None)
+    assert found.model.servers == servers
+    assert found.model.read[0].ms == pytest.approx(2.0, rel=0.02)
+    assert found.error_ratio < 0.01
+
+
+def test_the_notes_name_the_fit_and_throttles_in_force_then():
+    made = planned(stored(10, {"slot": 3, "stream": 2, "delay_sum_us": 10**8, "lat_sum_us": 10**8}))
+    assert made.devices["disk"].read[0].ms == pytest.approx(2.5, rel=0.1)
+    assert any(note.startswith("Device disk is fitted to 10 slots") for note in made.notes)
+    assert any("throttles that were in force then" in note for note in made.notes)
+    given = planned(stored(10), device=DeviceModel(servers=9))
+    assert given.devices["disk"].servers == 9
+    assert not any("fitted" in note for note in given.notes)
