@@ -93,11 +93,22 @@ def _bad(p: PromiseFigures) -> str | Text:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--slas", type=click.Path(path_type=Path), help="Directory of agreements and simulation.yaml.")
+@click.option(
+    "--slas",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory of agreements and simulation.yaml.",
+)
 @click.option("--trace", "traces", multiple=True, type=EXISTING, help="Recorded I/O; several are merged.")
-@click.option("--load", "loads", multiple=True, help="volume=V,iops=N or depth=N,shape=steady|ramp|...")
-@click.option("--stored", help="Replay what the server stored of the last 24h, 7d, ...")
-@click.option("--until", help="End of --stored, as 2026-11-20T08:00 UTC [now].")
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="volume=V,iops=N (or depth=N),shape=square,...",
+)
+@click.option("--stored", metavar="TIME", help="Replay what the server stored of the last 24h, 7d, ...")
+@click.option("--until", metavar="TIME", help="End of --stored, as 2026-11-20T08:00 UTC [now].")
 @click.option("--every", is_flag=True, help="Simulate the quiet minutes of --stored, too.")
 @click.option("--policy", "policy_file", type=EXISTING, help="Caps by hour of the week, as JSON.")
 @click.option("--hour", type=click.IntRange(0, 167), default=0, help="Hour of the week at the start [0].")
@@ -105,7 +116,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option("--seed", type=click.IntRange(0, 2**32), default=1, help="Of everything random [1].")
 @click.option("--servers", type=click.IntRange(1, 4096), help="Requests that a device serves at once.")
 @click.option("--device", "device_file", type=EXISTING, help="Device as YAML or TOML, for all backends.")
-@click.option("--duration", help="Length, as 90s or 10m [that of the trace, else 120s].")
+@click.option("--duration", metavar="TIME", help="Length, as 90s or 10m [that of the trace, else 120s].")
 @click.option("--stretch", type=click.FloatRange(0.001, 1e6), default=1.0, help="Slow a trace down [1].")
 @click.option("--poll", "poll_s", type=click.FloatRange(0.05, 60), default=1.0, help="Poll interval, s [1].")
 @click.option("--lag", "lag_s", type=click.FloatRange(0, 60), default=0.01, help="Delay each way, s [0.01].")
@@ -127,7 +138,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @CONFIG
 @pass_client
 def simulate(client: Client, /, file: Path | None, output: str, config: Path | None, **given: Any) -> None:
-    r"""Simulate what control does with recorded, generated or stored load.
+    """Simulate what control does with recorded, generated or stored load.
 
     The real control code runs against a model of the storage (a queue), faster than time, in the modes off,
     observe and enforce. The result goes to FILE, or to standard output.
@@ -136,7 +147,7 @@ def simulate(client: Client, /, file: Path | None, output: str, config: Path | N
     sla simulate --slas DIR --load volume=gold,iops=80 --load volume=big,depth=32
     sla simulate --slas DIR --trace io.csv --servers 4 -o html result.html
     sla simulate --stored 24h          what enforce would have done yesterday
-    """
+    """  # noqa: D301 - \b is for click: it keeps these lines as they are
     modes = [mode for mode in MODES if not given["modes"] or mode in given["modes"]]
     plan = _stored_plan(client, config, given) if given["stored"] else _plan(given)
     began = time.monotonic()

@@ -11,6 +11,7 @@ import pytest
 from gateway_agent.config import AgentConfig
 from pmdaemon.runtime.config import load
 from sla_server.agreements.load import load_documents
+from sla_server.simulate.setup import read_directory
 from tests.support.paths import ROOT
 
 
@@ -33,3 +34,11 @@ def test_the_agents_file(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_agreement() -> None:
     (loaded,) = load_documents(example("README.md", "yaml"), 60)
     assert loaded.agreement.metadata.name == "erp-gold"
+
+
+def test_the_simulation_file(tmp_path: Path) -> None:
+    (tmp_path / "simulation.yaml").write_text(example("docs/operations/simulate.md", "yaml"))
+    (tmp_path / "gold.yaml").write_text(example("README.md", "yaml"))
+    contract, setup = read_directory(tmp_path)
+    assert [promise.key for promise in contract.promises] == [("erp-gold", "latency")]
+    assert [load.volume for load in setup.loads] == ["gold", "big"]
