@@ -260,7 +260,7 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
 @YAML_OUTPUT
 @pass_client
 def get(client: Client, kind: str, limit: int | None, output: str, labels: str | None = None) -> None:
-    """List gateways, volumes, slas, maintenance, calendars, throttles, events or policies.
+    """List gateways, volumes, slas, maintenance, throttles, events and more.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """
