@@ -72,7 +72,7 @@ def _refused(errors: list[dict[str, Any]]) -> RequestRefused:
     help="The server's database.rollup_s; slices are multiples of it.",
 )
 def validate(path: str, rollup_s: int) -> None:
-    """Check documents without a server, in the words of sla apply."""
+    """Check documents without a server, in the words of apply."""
     loaded = load_file(path, rollup_s)
     calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
     for item in loaded:
@@ -97,7 +97,7 @@ def schema(kind: str | None) -> None:
 @OUTPUT
 @pass_client
 def diff(client: Client, path: str, exit_code: bool, output: str) -> None:
-    """Compare documents with what is in force, field by field; changes nothing."""
+    """Compare documents with what is in force, field by field."""
     in_force = _in_force(client)
     found: list[Row] = []
     for item in load_file(path, 1):
@@ -152,10 +152,10 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
 @OUTPUT
 @pass_client
 def admit(client: Client, path: str, output: str) -> None:
-    """Say whether agreements could be kept beside those in force: yes, no or unknown.
+    """Say whether agreements could be kept beside those in force.
 
-    Rests on the capacity that the policy job has found and on all that is promised on the same backends.
-    Changes nothing. Status 0 for yes, 1 otherwise.
+    The answer is yes, no or unknown. It rests on the capacity that the policy job has found, and on
+    all that is promised on the same backends. Changes nothing. Status 0 for yes, 1 otherwise.
     """
     headers = {"Content-Type": "application/yaml"}
     answer = client.change("POST", "/admission", content=read_documents(path), headers=headers)
@@ -190,7 +190,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @OUTPUT
 @pass_client
 def history(client: Client, name: str, limit: int, output: str) -> None:
-    """List an agreement's versions: since when, by whom, and what each changed."""
+    """List an agreement's versions: since when, by whom, what changed."""
     rows = client.get(f"/slas/{quote(name, safe='')}/versions")["items"]
     if output == "json":
         print_json(rows[:limit])

@@ -368,7 +368,9 @@ def get(
     output: str,
     labels: str | None = None,
 ) -> None:
-    """List gateways, volumes, slas and so on; of the past: episodes, slices or periods.
+    """List gateways, volumes, slas, maintenance, throttles, events and more.
+
+    Of the past: episodes, slices and periods.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.

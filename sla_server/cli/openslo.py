@@ -40,7 +40,10 @@ OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other
 @click.argument("name")
 @pass_client
 def export_agreement(client: Client, openslo: bool, name: str) -> None:
-    """Print agreement NAME in another form, one document for each latency objective."""
+    """Print agreement NAME as OpenSLO.
+
+    There is one document for each latency objective.
+    """
     row = client.get(f"/slas/{quote(name, safe='')}")
     found = to_openslo(Agreement.from_spec(row["spec"]))
     if not found.documents:
@@ -52,9 +55,9 @@ def export_agreement(client: Client, openslo: bool, name: str) -> None:
 @OPENSLO
 @click.argument("path", metavar="FILE")
 def import_documents(openslo: bool, path: str) -> None:
-    """Print the agreements that FILE (- for stdin) describes in another form; changes nothing.
+    """Print the agreements that an OpenSLO FILE describes; change nothing.
 
-    What is left empty has no counterpart there: fill it in, then sla apply.
+    FILE may be - for standard input. What is left empty has no counterpart there: fill it in, then sla apply.
     """
     _show(read_openslo(path))
 
