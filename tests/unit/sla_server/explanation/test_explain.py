@@ -125,8 +125,9 @@ def test_changes_of_the_rate_are_counted() -> None:
 
 def test_after_a_step_back_it_still_says_why_there_is_a_throttle() -> None:
     promised = {**STEP["figures"]["promise"], "latency_us": 5_000, "u": 0.0, "over": 0}
-    back = {**STEP, "decision_id": "d-3", "kind": "increase", "reason": "recovery-step", "at_us": NOW_US - 4_000_000,
-            "figures": {**STEP["figures"], "promise": promised}}  # fmt: skip
+    figures = {**STEP["figures"], "promise": promised}
+    back = {**STEP, "decision_id": "d-3", "kind": "increase", "reason": "recovery-step", "figures": figures}
+    back["at_us"] = NOW_US - 4_000_000
     found = explain(throttled(loop=back, cut=STEP))
     assert "07:59:18: p95 of latency 15.1 ms" in said(found, "Windows")
     assert "07:59:56: p95 of latency 5.00 ms" in said(found, "Windows")
