@@ -64,7 +64,7 @@ def moment_us(text: str, now_us: int) -> int:
 
 def lines_of(found: Explanation) -> list[str]:
     """The explanation as lines of at most 80 columns: headline, then titles on the left."""
-    lines = textwrap.wrap(found.headline, WIDTH)
+    lines = textwrap.wrap(found.headline, WIDTH, break_on_hyphens=False)
     for section in found.sections:
         lines.append("")
         title = section.title
@@ -77,7 +77,13 @@ def lines_of(found: Explanation) -> list[str]:
 def _wrapped(title: str, text: str) -> Sequence[str]:
     hanging = " " * (TITLE + 2 * text.startswith("- "))
     # A name may be longer than a line: it is broken rather than running out of the screen.
-    return textwrap.wrap(text, WIDTH, initial_indent=title.ljust(TITLE), subsequent_indent=hanging)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=title.ljust(TITLE),
+        subsequent_indent=hanging,
+        break_on_hyphens=False,
+    )
 
 
 @click.command()

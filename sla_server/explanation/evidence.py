@@ -87,7 +87,8 @@ def use_lines(decision: Row) -> list[str]:
         marks = [str(row.get("priority") or "")]
         if row.get("throttled"):
             cap = row.get("cap_cost_per_s")
-            marks.append(f"throttled to {words.cost(cap)}" if cap else "throttled")
+            verb = "would be throttled" if decision.get("mode") == "observe" else "throttled"
+            marks.append(f"{verb} to {words.cost(cap)}" if cap else verb)
         if row.get("queueing"):
             marks.append("I/Os held back")
         share = words.percent(row.get("share_ratio") or 0)

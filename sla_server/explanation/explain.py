@@ -4,11 +4,13 @@ Facts (all of them rows as stored or as in the live snapshot; anything may be mi
 
     kind                "volume" or "sla"
     name, at_us, now_us what is asked about, for when, and when that was; ``is_now`` if no time was given
+    live_is_stale       of now: the live snapshot is old, so that states and rates of now are not known
     mode                "observe", "enforce", or None: not known for that time
     decisions_from_us   decisions are stored from here on; None: none was ever stored
     throttles           in force then: on the volume; for an agreement those that protect it
     decisions           about the same, newest first, none later than ``at_us``
     loop                newest step of the backend's loop for the promise in question, or None
+    cut                 the newest of its steps that took something away: why there is a throttle at all
     finding             newest finding (unattributed, infeasible, ...) of the loop, or None
     later, later_more   decisions after ``at_us``, oldest first, and how many more there are
     volume only:        backend, promises (its own), protected (that of the throttle), measured
@@ -35,6 +37,7 @@ RECENT_US: Final = 120_000_000
 """A finding is repeated once in a minute while it lasts; an older one may be past."""
 MOST_DECISIONS: Final = 5
 MANUAL: Final = "manual"
+AT_RISK: Final = ("violating", "at-risk", "bad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ def _volume(facts: Row, times: Times) -> Explanation:
     else:
         status = "free"
         headline = f"{name} {be} not throttled{moment}."
+    risky = [p for p in as_rows(facts.get("promises")) if p.get("state") in AT_RISK]
+    if risky:
+        headline += f" Its promise {risky[0]['sla']}/{risky[0]['objective']} {_state_words(risky[0], facts)}."
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),
         Section("Why", tuple(_why_throttled(throttles, facts, times))),
@@ -120,7 +126,7 @@ def _observed(facts: Row, newest: Row | None) -> Row | None:
     if newest is None or newest.get("kind") != "observed" or facts.get("mode") not in (None, "observe"):
         return None
     protected = (facts.get("protected") or {}).get("state")
-    calm = protected not in (None, "violating", "at-risk", "bad")
+    calm = protected not in (None, *AT_RISK)
     return None if calm else newest
 
 
@@ -252,7 +258,7 @@ def _own_promise(facts: Row, times: Times) -> list[str]:
     promises = as_rows(facts.get("promises"))
     if not promises:
         return ["No agreement is in force for it: it is best-effort."]
-    risky = [p for p in promises if p.get("state") in ("violating", "at-risk", "bad")]
+    risky = [p for p in promises if p.get("state") in AT_RISK]
     lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
     lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")
     if risky:
@@ -392,6 +398,7 @@ def _own_throttles(facts: Row, times: Times) -> list[str]:
 def _loop_sections(facts: Row, throttles: Sequence[Row], times: Times) -> list[Section]:
     """What the windows said and who used what when the loop last decided, and what it found out."""
     loop: Row | None = facts.get("loop")
+    cut: Row | None = facts.get("cut") if loop is not None else None
     finding: Row | None = facts.get("finding")
     if finding is not None and facts["at_us"] - finding["at_us"] > RECENT_US:
         finding = None
@@ -404,28 +411,29 @@ def _loop_sections(facts: Row, throttles: Sequence[Row], times: Times) -> list[S
     )
     if newest is None:
         return []
-    figures: Row = newest.get("figures") or {}
+    told = [row for row in (cut, newest) if row is not None]
+    windows = [evidence.windows_line(row.get("figures") or {}, row["at_us"], times) for row in told]
     protected: Row | None = facts.get("protected")
     kept = [evidence.promise_line(protected)] if protected else []
     return [
         Section("It protects", tuple(kept)),
-        Section("Windows", tuple(_filled(evidence.windows_line(figures, newest["at_us"], times)))),
+        Section("Windows", tuple(_filled(*windows))),
         Section("Who used it", tuple(evidence.use_lines(newest))),
-        Section("Decided", tuple(_decided_lines(loop, finding, facts, times))),
+        Section("Decided", tuple(_decided_lines((cut, loop, finding), times))),
     ]
 
 
-def _decided_lines(loop: Row | None, finding: Row | None, facts: Row, times: Times) -> list[str]:
-    lines = [evidence.decision_line(loop, times)] if loop is not None else []
-    if finding is not None and (loop is None or finding["decision_id"] != loop["decision_id"]):
-        lines.append(evidence.decision_line(finding, times))
-    return lines
+def _decided_lines(rows: Iterable[Row | None], times: Times) -> list[str]:
+    known = sorted((row for row in rows if row is not None), key=lambda row: row["at_us"])
+    return _filled(*(evidence.decision_line(row, times) for row in known))
 
 
 def _decision_lines(facts: Row, times: Times, name: str) -> list[str]:
     """The newest decisions, newest first; that there is none is an answer, too."""
     rows = as_rows(facts.get("decisions"))
     reach = facts.get("decisions_from_us")
+    if facts["kind"] == "sla":  # the caps of volumes follow from the steps of the backend
+        rows = [row for row in rows if not row.get("volume")] or rows
     if rows:
         return [evidence.decision_line(row, times) for row in rows[:MOST_DECISIONS]]
     if reach is None or _is_too_old(facts):
@@ -450,6 +458,8 @@ def _is_too_old(facts: Row) -> bool:
 def _reach_lines(facts: Row, times: Times) -> list[str]:
     """What is no longer, or not yet, stored of that time."""
     reach = facts.get("decisions_from_us")
+    if facts.get("live_is_stale"):
+        return ["The services part is silent: what is so at this moment is not known, only what is stored."]
     if facts["is_now"] or not _is_too_old(facts):
         return []
     if reach is None:

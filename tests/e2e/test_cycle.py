@@ -33,6 +33,8 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
         "observe only observes"
     )
 
+    stage.wait(lambda: stage.get("why/batch")["status"] == "observed", "what enforce would do is stored")
+
     stage.set_mode("enforce")
     throttle = stage.wait(
         lambda: next(
@@ -44,6 +46,8 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
     assert throttle["source"] == "control"
     assert "erp-gold" in throttle["victim"]
     assert throttle["text"], "a reason in words"
+    told = stage.wait(lambda: why_confirmed(stage), "the decision stored, with its confirmation")
+    then_us = told["at_us"]
     stage.wait(lambda: gold_state(stage) == "ok", "the promise kept again")
     screenshot(stage, tmp_path)
 
@@ -61,7 +65,23 @@ def test_the_cycle_closes(stage: Stage, driver: Driver, tmp_path: Path) -> None:
     kinds = [event["kind"] for event in events(stage)]
     for kind in ("gateway-up", "violation-opened", "throttle-set", "violation-closed", "throttle-released"):
         assert kind in kinds, f"event {kind} is missing in {kinds}"
+    assert stage.get("why/batch")["status"] == "free"
+    assert "was throttled to" in stage.get(f"why/batch?at_us={then_us}")["headline"]
+    assert "batch is not throttled." in stage.sla("why", "batch").stdout
     assert kinds.index("violation-opened") < kinds.index("throttle-set") < kinds.index("throttle-released")
+
+
+def why_confirmed(stage: Stage) -> dict[str, Any] | None:
+    """Why batch is throttled, once the cap is confirmed there; with who used what and the promise."""
+    found: dict[str, Any] = stage.get("why/batch")
+    lines = {section["title"]: " ".join(section["lines"]) for section in found["sections"]}
+    if found["status"] != "throttled" or "Confirmed by" not in lines["Why"]:
+        return None
+    assert "to keep erp-gold/latency" in found["headline"]
+    assert "erp-gold/latency (gold)" in lines["It protects"]
+    assert "batch: " in lines["Who used it"]
+    assert "throttled batch" in lines["Decided"] or "batch from" in lines["Decided"]
+    return found
 
 
 def screenshot(stage: Stage, folder: Path) -> None:

@@ -25,6 +25,7 @@ NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
 DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown
 COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
 STEPS: Final = ("start", "decrease", "increase", "release")
+CUTS: Final = ("start", "decrease")
 FINDINGS: Final = ("unattributed", "infeasible", "control-oscillation")
 
 
@@ -44,7 +45,9 @@ def why(context: AppContext, request: Request, name: str) -> Response:
         "is_now": not request.args.get("at_us"),
         "decisions_from_us": context.source.decisions_from_us(),
     }
-    live: Row = {} if context.live.is_stale() or not facts["is_now"] else context.live.newest().snapshot
+    facts["live_is_stale"] = facts["is_now"] and context.live.is_stale()
+    is_live = facts["is_now"] and not facts["live_is_stale"]
+    live: Row = context.live.newest().snapshot if is_live else {}
     facts["mode"] = live.get("mode") or _mode(context, at_us)
     kind = _kind_of(context, name, request.args.get("kind"), live)
     if kind == "volume":
@@ -139,6 +142,7 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row) -> Row:
     since_us, backend = helped["requested_us"] - 1, helped["backend"]
     span = {"backend": backend, "from_us": since_us, "until_us": at_us, "limit": 1}
     found["loop"] = _first(source.decisions(kinds=STEPS, **span))
+    found["cut"] = _first(source.decisions(kinds=CUTS, **span))
     found["finding"] = _first(source.decisions(kinds=FINDINGS, **span))
     found["protected"] = _promise_named(context, str(helped.get("victim") or ""), facts, live)
     return found
@@ -199,6 +203,7 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
         found["loop"] = _first(source.decisions(kinds=STEPS, **about))
         if not throttles and (found["loop"] or {}).get("mode") != "observe":
             found["loop"] = None  # of an earlier time of trouble
+        found["cut"] = _first(source.decisions(kinds=CUTS, **about))
     found["finding"] = _first(source.decisions(kinds=FINDINGS, **about))
     return found
 

@@ -31,6 +31,8 @@ BURST_ROWS: Final = 1_000
 """Caps of a whole backend set at once: a policy, or a mode that was switched."""
 MOST_USERS: Final = 12
 """Volumes listed in a row, those with the most use first; the largest five cause what there is to explain."""
+MOST_TEXT: Final = 600
+"""Characters of a row's text: a step's names all volumes of a large backend, and all their caps have it."""
 _NAMESPACE: Final = uuid.UUID("b7c5d7a4-3f0d-5b1e-8a52-0c7c2f6a9d31")
 
 
@@ -86,7 +88,7 @@ class DecisionLog:
             "backend": backend,
             "volume": volume,
             "victim": victim,
-            "text": text,
+            "text": text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "\u2026",
             "figures": noted,
         }
         self._rows.append(RecordDecision(dict(row)))

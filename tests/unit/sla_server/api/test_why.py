@@ -67,7 +67,10 @@ def test_a_live_view_that_is_old_is_not_taken_for_now(
 ) -> None:
     context.live.put(snapshot())
     clock.advance(60)
-    facts = web.get("/api/v1/why/batch").json["facts"]
+    answer = web.get("/api/v1/why/batch").json
+    facts = answer["facts"]
+    assert answer["sections"][0]["title"] == "Stored"
+    assert "services part is silent" in answer["sections"][0]["lines"][0]
     assert facts["measured"] is None
     assert facts["protected"]["state"] is None
 

@@ -119,6 +119,17 @@ def test_throttles_that_make_no_sense(sla: Terminal, options: list[str]) -> None
     assert sla.asked == []
 
 
+def test_throttle_set_by_force_says_what_breaks_and_what_holds(sla: Terminal) -> None:
+    answer = {"throttle_id": "t-9", "holds": "500 IOPS", "breaks": ["erp-gold/latency (p95 within 12.0 ms)"]}
+    sla.mailbox.answer = lambda _header: (True, 200, answer)
+    done = sla("throttle", "set", "erp-db", "--iops", "10", "--reason", "copy", "--force")
+    assert sla.asked[0][1]["force"] is True
+    assert done.stderr.splitlines() == [
+        "note: what holds is 500 IOPS, the floor of its agreement",
+        "note: this breaks erp-gold/latency (p95 within 12.0 ms)",
+    ]
+
+
 def test_throttle_release(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"

@@ -123,6 +123,20 @@ def test_changes_of_the_rate_are_counted() -> None:
     )
 
 
+def test_after_a_step_back_it_still_says_why_there_is_a_throttle() -> None:
+    promised = {**STEP["figures"]["promise"], "latency_us": 5_000, "u": 0.0, "over": 0}
+    figures = {**STEP["figures"], "promise": promised}
+    back = {**STEP, "decision_id": "d-3", "kind": "increase", "reason": "recovery-step", "figures": figures}
+    back["at_us"] = NOW_US - 4_000_000
+    found = explain(throttled(loop=back, cut=STEP))
+    assert "07:59:18: p95 of latency 15.1 ms" in said(found, "Windows")
+    assert "07:59:56: p95 of latency 5.00 ms" in said(found, "Windows")
+    decided = said(found, "Decided")
+    assert decided.index("because the promise was violated") < decided.index("gave back")
+    alone = explain(throttled(cut=STEP))
+    assert said(alone, "Decided").count("throttled batch") == 1
+
+
 def test_by_hand() -> None:
     row = throttle(source="manual", victim="", who="ann", reason="manual", text="a copy; released",
                    cost_per_s=None, ops_per_s=100.0, expires_us=NOW_US + 600_000_000)  # fmt: skip
@@ -175,6 +189,7 @@ def test_observe_says_what_enforce_would_do() -> None:
         "keep erp-gold/latency."
     )
     assert "would have throttled batch from 581 cost/s to 290 cost/s" in said(found, "Decided")
+    assert "would be throttled to 290 cost/s" in said(found, "Who used it")
     calm = explain({**facts, "protected": PROMISE})
     assert (calm.status, calm.headline) == ("free", "batch is not throttled.")
     assert "only log; what is set by hand acts" in said(calm, "Why")
@@ -188,6 +203,12 @@ def test_never() -> None:
         "None about batch is stored (they are stored from 2026-12-26 08:00:00 UTC on)."
     )
     assert said(found, "Units") == ""
+
+
+def test_not_throttled_but_at_risk() -> None:
+    found = explain(volume(promises=[{**PROMISE, "state": "at-risk"}]))
+    assert found.headline == "batch is not throttled. Its promise erp-gold/latency is at risk."
+    assert said(found, "Own promise").endswith("At risk: yes. 'sla why erp-gold' says more.")
 
 
 def test_released() -> None:
@@ -223,6 +244,7 @@ def test_a_promise_for_which_a_neighbour_is_throttled() -> None:
     assert said(found, "For it").startswith(
         "batch: 290 cost/s at most since 07:59:18. Confirmed by gateway-b"
     )
+    assert "set the cap" not in said(found, "Decisions"), "it follows from the step"
     two = explain(agreement(throttles=[throttle(), throttle(volume="copy", throttle_id="t-3")]))
     assert two.headline.endswith("batch, copy are throttled for it.")
 

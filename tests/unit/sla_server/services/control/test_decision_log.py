@@ -171,6 +171,12 @@ def test_a_confirmation_of_the_rate_before_is_none_of_this_one() -> None:
     assert [entry.row["confirmed_us"] for entry in log.take()] == [1_000_001]
 
 
+def test_a_text_that_names_thousands_of_volumes_is_cut() -> None:
+    row = DecisionLog().add(DecisionKind.DECREASE, 1, text="v" * 5_000, figures=dict)
+    assert row is not None
+    assert (len(row["text"]), row["text"][-1]) == (600, "\u2026")
+
+
 def test_rates_that_are_free_are_no_figures() -> None:
     assert decision_log.rates_figures(Rates(ops_per_s=5.04)) == {"ops_per_s": 5.0}
     assert decision_log.rates_figures(None) is None
