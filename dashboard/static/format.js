@@ -67,6 +67,8 @@ export const SLA_STATES = {
   "no-data": ["warn", "? no data", "No samples: see the gateways below."],
   idle: ["", "idle", "Too few I/Os to judge."],
   "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
+  "not-applicable": ["", "does not apply", "Its I/Os are not such as the promise is about: too few, too large, too many writes."],
+  excluded: ["", "excluded", "Nothing is promised now: maintenance, or outside service hours."],
 };
 export const stateOf = (state) => SLA_STATES[state] || ["", state || "unknown", ""];
 

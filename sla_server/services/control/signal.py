@@ -12,7 +12,7 @@ outstanding for longer than the threshold counts as missed from then on, once, a
 (SLA-MODEL.md 2, "Never good without proof"); ``counted`` has both.
 
 Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
-all through it, and for longer than the threshold, is *stalled*: it is over the promise whatever was counted,
+all through it, and for longer than the threshold, is *stalled*: it breaks the promise whatever was counted,
 and closes at once. What was outstanding at the end of the last cut still is, if nothing has completed since;
 so it is known of agents that send no entries about it, too.
 
