@@ -123,7 +123,7 @@ def admit(
     others = [agreement for agreement in in_force if agreement.name not in names]
     reasons = [text for agreement in wanted for text in _unseen(agreement, volumes)]
     touched = {use.backend for agreement in wanted for use in _covered(agreement, volumes)}
-    by_key = {(agreement.name, each.name): each for agreement in in_force for each in agreement.judged}
+    by_key = {(agreement.name, each.name): each for agreement in in_force for each in _latencies(agreement)}
     found = []
     for backend in sorted(touched):
         on_it = [use for use in volumes if use.backend == backend]
@@ -135,6 +135,11 @@ def admit(
     else:
         answer = "unknown" if "unknown" in answers or reasons or not found else "yes"
     return AdmissionAnswer(answer, found, reasons)
+
+
+def _latencies(agreement: Agreement) -> list[LatencyObjective]:
+    """Objectives of the kind for which policies find capacities."""
+    return [item for item in agreement.spec.objectives if isinstance(item, LatencyObjective)]
 
 
 def _covered(agreement: Agreement, volumes: Iterable[VolumeUse]) -> list[VolumeUse]:
@@ -250,7 +255,10 @@ def _stricter(
     if not _covered(agreement, volumes):
         return
     studied = [by_key[item.sla, item.objective] for item in known if (item.sla, item.objective) in by_key]
-    for objective in agreement.judged:
+    for other in agreement.spec.objectives:
+        if isinstance(other, MeanLatencyObjective):
+            yield f"{agreement.name}/{other.name}: capacities are found for percentiles, not for mean latency"
+    for objective in _latencies(agreement):
         value, percentile = objective.demand_curve[0].value_ms, objective.indicator.percentile
         if not any(
             each.demand_curve[0].value_ms <= value and each.indicator.percentile >= percentile

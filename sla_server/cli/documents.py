@@ -72,7 +72,7 @@ def _refused(errors: list[dict[str, Any]]) -> RequestRefused:
     help="The server's database.rollup_s; slices are multiples of it.",
 )
 def validate(path: str, rollup_s: int) -> None:
-    """Check documents without a server, in the words of sla apply."""
+    """Check documents without a server, in the words of apply."""
     loaded = load_file(path, rollup_s)
     calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
     for item in loaded:
@@ -97,7 +97,7 @@ def schema(kind: str | None) -> None:
 @OUTPUT
 @pass_client
 def diff(client: Client, path: str, exit_code: bool, output: str) -> None:
-    """Compare documents with what is in force, field by field; changes nothing."""
+    """Compare documents with what is in force, field by field."""
     in_force = _in_force(client)
     found: list[Row] = []
     for item in load_file(path, 1):
@@ -152,10 +152,10 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
 @OUTPUT
 @pass_client
 def admit(client: Client, path: str, output: str) -> None:
-    """Say whether agreements could be kept beside those in force: yes, no or unknown.
+    """Say whether agreements could be kept beside those in force.
 
-    Rests on the capacity that the policy job has found and on all that is promised on the same backends.
-    Changes nothing. Status 0 for yes, 1 otherwise.
+    The answer is yes, no or unknown. It rests on the capacity that the policy job has found, and on
+    all that is promised on the same backends. Changes nothing. Status 0 for yes, 1 otherwise.
     """
     headers = {"Content-Type": "application/yaml"}
     answer = client.change("POST", "/admission", content=read_documents(path), headers=headers)
@@ -190,7 +190,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @OUTPUT
 @pass_client
 def history(client: Client, name: str, limit: int, output: str) -> None:
-    """List an agreement's versions: since when, by whom, and what each changed."""
+    """List an agreement's versions: since when, by whom, what changed."""
     rows = client.get(f"/slas/{quote(name, safe='')}/versions")["items"]
     if output == "json":
         print_json(rows[:limit])
@@ -207,8 +207,6 @@ def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
     ended_us = row.get("ended_us")
     until = "in force" if ended_us is None else f"until {_time(ended_us)}"
     yield f"version {row['version']} from {_time(row['applied_us'])} by {row['applied_by']}, {until}"
-    if ended_us is not None and (later is None or later["applied_us"] != ended_us):
-        yield "  then it was deleted"
     changes = [FieldChange(**change) for change in row.get("changes") or []]
     if row["version"] == 1:
         yield "  the first version"
@@ -218,6 +216,8 @@ def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
         yield f"  {change.line()}" if len(change.line()) <= 78 else _folded(change)
     if len(changes) > MOST_SHOWN:
         yield f"  and {len(changes) - MOST_SHOWN} more fields: -o json"
+    if ended_us is not None and (later is None or later["applied_us"] != ended_us):
+        yield "  then it was deleted"
 
 
 def _folded(change: FieldChange) -> str:

@@ -98,6 +98,18 @@ def clock_of(row: Row) -> str:
     return formatting.skew(row.get("clock_offset_us")) if row.get("last_cut_us") else formatting.DASH
 
 
+def holidays_of(row: Row) -> str:
+    """How many holidays a calendar has."""
+    spec = _spec(row)
+    return formatting.count(len(spec["holidays"]) if "holidays" in spec else None)
+
+
+def reason_of(row: Row) -> str:
+    """Why maintenance is done, and who announced it."""
+    author = row.get("author") or row.get("applied_by")
+    return str(row.get("reason") or formatting.DASH) + (f" ({author})" if author else "")
+
+
 KINDS: Final = {
     "gateways": TableKind(
         "/gateways",
@@ -148,11 +160,10 @@ KINDS: Final = {
         (
             Column("NAME", _plain("name")),
             Column("STATE", _plain("state")),
-            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us"))),
-            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us"))),
+            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us")), number=True),
+            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us")), number=True),
             Column("SCOPE", _plain("scope")),
-            Column("BY", _plain("author")),
-            Column("REASON", _plain("reason")),
+            Column("REASON", lambda row, _now_us: reason_of(row)),
         ),
         "No maintenance runs or is planned. To begin some: sla maintenance start --help",
     ),
@@ -162,7 +173,7 @@ KINDS: Final = {
             Column("NAME", _plain("name")),
             Column("VERSION", _plain("version"), number=True),
             Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
-            Column("HOLIDAYS", lambda row, _now_us: str(len(_spec(row).get("holidays") or ())), number=True),
+            Column("HOLIDAYS", lambda row, _now_us: holidays_of(row), number=True),
             Column("SINCE", lambda row, _now_us: formatting.when(row.get("applied_us"))),
             Column("BY", _plain("applied_by")),
         ),
@@ -249,7 +260,7 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
 @YAML_OUTPUT
 @pass_client
 def get(client: Client, kind: str, limit: int | None, output: str, labels: str | None = None) -> None:
-    """List gateways, volumes, slas, maintenance, calendars, throttles, events or policies.
+    """List gateways, volumes, slas, maintenance, throttles, events and more.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """

@@ -22,6 +22,16 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import pass_client
 
+# What the reader of YAML raises for texts that are none, and what values of odd types lead to.
+NOT_OPENSLO = (
+    YAMLError,
+    ValueError,
+    RecursionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+)
 OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
 
 
@@ -30,7 +40,10 @@ OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other
 @click.argument("name")
 @pass_client
 def export_agreement(client: Client, openslo: bool, name: str) -> None:
-    """Print agreement NAME in another form, one document for each latency objective."""
+    """Print agreement NAME as OpenSLO.
+
+    There is one document for each latency objective.
+    """
     row = client.get(f"/slas/{quote(name, safe='')}")
     found = to_openslo(Agreement.from_spec(row["spec"]))
     if not found.documents:
@@ -42,27 +55,40 @@ def export_agreement(client: Client, openslo: bool, name: str) -> None:
 @OPENSLO
 @click.argument("path", metavar="FILE")
 def import_documents(openslo: bool, path: str) -> None:
-    """Print the agreements that FILE (- for stdin) describes in another form; changes nothing.
+    """Print the agreements that an OpenSLO FILE describes; change nothing.
 
-    What is left empty has no counterpart there: fill it in, then sla apply.
+    FILE may be - for standard input. What is left empty has no counterpart there: fill it in, then sla apply.
+    """
+    _show(read_openslo(path))
+
+
+def read_openslo(path: str) -> Converted:
+    """The agreements that a file describes.
+
+    Raises:
+        BadUsage: it cannot be read, is not YAML, or holds no SLO.
     """
     text = read_documents(path).decode()
     try:
-        found = from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
-    except (YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as exc:
+        return from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
+    except NOT_OPENSLO as exc:
         problem = printable(" ".join(str(exc).split()), 300)
         raise BadUsage(f"{path} cannot be imported: {problem}") from exc
-    _show(found)
 
 
-def _show(found: Converted) -> None:
+def document_text(document: dict[str, Any]) -> str:
+    """One document as YAML."""
     writer = YAML()
     writer.default_flow_style = False
     writer.explicit_start = True
+    text = io.StringIO()
+    writer.dump(_plain(document), text)
+    return text.getvalue()
+
+
+def _show(found: Converted) -> None:
     for document in found.documents:
-        text = io.StringIO()
-        writer.dump(_plain(document), text)
-        click.echo(text.getvalue(), nl=False)
+        click.echo(document_text(document), nl=False)
     for line in found.unmapped:
         click.echo(printable_lines(f"not mapped: {line}"), err=True)
 

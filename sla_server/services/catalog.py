@@ -252,7 +252,10 @@ def _applied_rows(item: InForce, text: str, old: InForce | None, who: str) -> Ro
         "ended_us": None,
     }
     before = {"version": old.version} if old else None
-    after = {"version": item.version, "changes": changed_fields(old and old.agreement, item.agreement)}
+    after = {
+        "version": item.version,
+        "changes": changed_fields(old.agreement if old else None, item.agreement),
+    }
     words = f"agreement {item.name} version {item.version} is in force"
     return [
         ("agreements", row),

@@ -69,6 +69,8 @@ class Plans:
 
     def attach_all(self, items: tuple[InForce, ...]) -> tuple[InForce, ...]:
         """The same tuple if nothing changes."""
+        if not (self.works or self.calendars):
+            return items  # nearly always, and there may be tens of thousands
         attached = tuple(map(self.attach, items))
         is_same = all(new is old for new, old in zip(attached, items, strict=True))
         return items if is_same else attached

@@ -1,9 +1,10 @@
-"""What people and other machines write: agreements (YAML), configurations (TOML), heads of backups (JSON).
+"""What people and machines write: documents, OpenSLO (YAML), configurations (TOML), heads of backups (JSON).
 
 A case is a right text in which characters, lines or values are changed. The oracle: it is accepted, or
 refused with the one class of error that its reader promises, with a text that can be printed. What is
-accepted holds what it says: an agreement survives JSON and its own stored text, a configuration can be shown
-as TOML, and the names in a backup's head are plain file names.
+accepted holds what it says: a document survives JSON and its own stored text, OpenSLO becomes documents that
+are accepted or refused likewise, a configuration can be shown as TOML, and the names in a backup's head are
+plain file names.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from typing import Final
 from gateway_agent.config import AgentConfig
 from pmdaemon.errors import ConfigError, SlaError
 from pmdaemon.runtime import config as configuration
-from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
+from sla_server.agreements.openslo import to_openslo
+from sla_server.cli.openslo import document_text, read_openslo
 from sla_server.config import ServerConfig
 from sla_server.db.backup import read_head
 from tests.fuzz import Counts
-from tests.support.agreements import FULL
+from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 
+OTHERS: Final = calendar_text() + "---\n" + maintenance_text()
+OPENSLO: Final = document_text(to_openslo(agreement(FULL)).documents[0])
 SECRET: Final = "hunter2"
 SERVER: Final = f"""\
 data_dir = "data"
@@ -94,7 +98,14 @@ def cases(seed: int, *, end_s: float = 0.0, count: int | None = None) -> Counts:
         while made < count if count is not None else time.monotonic() < end_s:
             random = Random(f"{seed}/{made}")
             text, check = random.choice(
-                ((FULL, agreements), (SERVER, server), (AGENT, agent), (HEAD, backup_head))
+                (
+                    (FULL, stored_documents),
+                    (OTHERS, stored_documents),
+                    (OPENSLO, imported),
+                    (SERVER, server),
+                    (AGENT, agent),
+                    (HEAD, backup_head),
+                )
             )
             changed = mutated(random, text)
             try:
@@ -139,7 +150,7 @@ def mutated(random: Random, text: str) -> str:
     return text
 
 
-def agreements(text: str, _folder: Path) -> None:
+def stored_documents(text: str, _folder: Path) -> None:
     """Accepted: JSON and the stored text say the same again."""
     try:
         loaded = load_documents(text, 60)
@@ -147,10 +158,19 @@ def agreements(text: str, _folder: Path) -> None:
         _worded(exc)
         raise
     for item in loaded:
-        spec = json.loads(json.dumps(item.agreement.spec_json(), allow_nan=False))
-        assert Agreement.from_spec(spec) == item.agreement, "JSON says something else"
+        document = item.document
+        spec = json.loads(json.dumps(document.spec_json(), allow_nan=False))
+        assert type(document).from_json(spec) == document, "JSON says something else"
         (again,) = load_documents(item.text, 60)
-        assert again.agreement == item.agreement, "the stored text says something else"
+        assert again.document == document, "the stored text says something else"
+
+
+def imported(text: str, folder: Path) -> None:
+    """Accepted: what it becomes can be written, and is a document or refused as one."""
+    path = folder / "openslo.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for document in read_openslo(str(path)).documents:
+        stored_documents(document_text(document), folder)
 
 
 def _worded(refused: AgreementsRefused) -> None:

@@ -89,3 +89,12 @@ def test_a_curve_without_end_and_ios_of_unknown_size_are_said() -> None:
 
 def test_backends_that_are_not_touched_are_left_out() -> None:
     assert [item.backend for item in asked(new(volumes="other"), 5000.0).backends] == ["ssd"]
+
+
+def test_a_capacity_says_nothing_about_mean_latency() -> None:
+    mean = (
+        "  - {name: mean, indicator: {metric: mean_latency}, demand_curve: [{up_to_iops: 9, value_ms: 99}], "
+    )
+    text = simple("new", volumes="vol-2") + mean + "budgeting: {target: 0.9}}\n"
+    (reason,) = asked(agreement(text), 5000.0).backends[0].reasons
+    assert reason.startswith("new/mean: capacities are found for percentiles")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sla_server.agreements.load import load_documents
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce
 from sla_server.services.judging import judge, objectives
 from sla_server.services.judging.judge import Judge, Judgement
-from tests.support.agreements import agreement, in_force, simple
+from tests.support.agreements import agreement, in_force, maintenance_text, simple
 from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
 
 SECOND_US = 1_000_000
@@ -550,3 +553,16 @@ def test_a_jump_of_years_is_not_made_up_for() -> None:
     scene.store.add_slot(at(years_us))
     found = scene.slices(years_us + 1.1)
     assert found[0][0] == years_us + 1 - 7 * 1440
+
+
+def test_maintenance_beside_the_agreement_excludes_slices_from_when_it_was_applied() -> None:
+    (loaded,) = load_documents(maintenance_text(when='start: "2026-12-31T23:00", duration: 62m'), 60)
+    assert isinstance(loaded.document, MaintenanceDocument)
+    scene = Scene(in_force(simple(), applied_us=START_US))
+    scene.store.add_slot(at(0), missed=600)
+    assert scene.slices(1.02) == [(0, "bad", 0)]
+    scene.store.add_slot(at(1), missed=600)
+    scene.store.add_slot(at(2), missed=600)
+    work = AnnouncedWork(loaded.document, 1, at(1.5))
+    scene.judge.set_agreements([replace(scene.items[0], work=(work,))], at(1.6))
+    assert scene.slices(3.02) == [(1, "excluded", 0), (2, "bad", 0)]
