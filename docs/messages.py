@@ -93,12 +93,13 @@ SNAPSHOT = """\
   service_p95_us, held, inflight, cap_cost_per_s, delay_us (mean), gateways: [str]}]` over the last 1 to 3
   cuts (rates per second, percentiles are bucket upper edges)
 - `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
-  excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil, budget_remaining: float | nil, budget_minutes_left:
-  float | nil, slices: {good, bad, no_data, not_applicable, excluded}}]`; states are `ok`, `at-risk`,
-  `violating`, `no-data`, `idle`, `out-of-curve`, `not-applicable` and `excluded` (maintenance, service
-  hours); `reason` says why there is no data or nothing is promised; `excused_ratio` is the share of the I/Os
-  that control leaves out, because the gateway's host was busy; `stall_us`: for how long nothing has completed
-  though I/O is outstanding; `failed_ratio`: of I/Os that count as missed because they failed
+  excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
+  budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
+  not_applicable, excluded}}]`; states are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`,
+  `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
+  is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
+  was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
+  that count as missed because they failed
 - `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
   str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
   texts end after 400 characters
