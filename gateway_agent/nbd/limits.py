@@ -74,7 +74,9 @@ class Completions(NamedTuple):
         if io == IO_ANY:
             return self
         chosen = self.is_write if io == IO_WRITE else ~self.is_write
-        return Completions(*(column[chosen] for column in self))
+        return Completions(
+            self.is_write[chosen], self.arrived_ns[chosen], self.latency_ns[chosen], self.has_failed[chosen]
+        )
 
 
 class Pendings:

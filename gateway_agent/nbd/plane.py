@@ -21,9 +21,9 @@ import structlog
 
 from gateway_agent.config import PlaneConfig, load_agent
 from gateway_agent.errors import GatewayError
-from gateway_agent.nbd.accounting import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
+from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation

@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import FAILED_BIT, FOLD_INTS, REFUSED_BIT, StreamAccount, word_of
+from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
@@ -320,14 +320,8 @@ class NbdSession(ABC):
 
     def _record(self, finished: list[Finished]) -> None:
         """Count requests that are complete now."""
-        if not finished:
-            return
-        log_ints = self._stream.log
-        extend, now_ns = log_ints.extend, self._context.clock.monotonic_ns()
-        for _, word, arrived_ns, sent_ns, reply_ns in finished:
-            extend((word, arrived_ns, sent_ns, reply_ns, now_ns))
-        if len(log_ints) >= FOLD_INTS:
-            self._stream.fold()
+        if finished:
+            self._stream.record(finished, self._context.clock.monotonic_ns())
 
     def _watch_or_end(self) -> None:
         """Watch for what is wanted now; end the session when its client said DISC and all is answered.

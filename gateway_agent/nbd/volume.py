@@ -22,8 +22,8 @@ from typing import Any, Final, Protocol
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.accounting import CutMaker
 from gateway_agent.nbd.buffers import MemoryBudget
+from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from pmdaemon.runtime.clock import Clock
@@ -175,7 +175,7 @@ class Volume:
         context.cuts.volumes.append(self)
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
-        """See ``accounting.ThrottledVolume``."""
+        """See ``cuts.ThrottledVolume``."""
         heads = [session.head_arrived_ns() for session in self._waiting]
         held_ns = max((now_ns - arrived for arrived in heads if arrived is not None), default=0)
         late, longest_ns = self._late, max(self._longest_ns, held_ns)

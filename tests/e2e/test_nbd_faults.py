@@ -6,6 +6,7 @@ Every wait is for an event, with a deadline; nothing here asserts how fast somet
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -64,6 +65,18 @@ class Watch:
         wait_for(what, is_there)
 
 
+def halt(server: subprocess.Popen[bytes]) -> None:
+    """Stop a server, until all of its threads stand still: one that runs would answer some more."""
+    server.send_signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{server.pid}/task")
+    wait_for(
+        "it is stopped",
+        lambda: all(
+            (each / "stat").read_text().rpartition(")")[2].split()[0] == "T" for each in threads.iterdir()
+        ),
+    )
+
+
 def ask(client: Client, number: int = IOS) -> None:
     client.sock.sendall(b"".join(p.request(p.Cmd.READ, cookie, 0, 4096) for cookie in range(number)))
 
@@ -87,7 +100,7 @@ def test_storage_that_hangs_is_in_every_cut_and_each_io_counts_once(run: Process
     assert answers(client) == {0}
     watch.collect()
     before, overdue = watch.beyond, watch.sums[OVERDUE, LIMIT_US][0]
-    server.send_signal(signal.SIGSTOP)
+    halt(server)
     ask(client)
     watch.until("all are overdue", (OVERDUE, LIMIT_US), overdue + IOS)
     ages = [watch.newest[OUTSTANDING, 0]]
@@ -110,7 +123,7 @@ def test_a_client_that_gives_up_on_hanging_storage_leaves_its_stall(run: Process
     server = run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
     run.plane(exports=[upstream(tmp_path)])
     watch, client = Watch(run.link()), run.client("vol-1@host-a")
-    server.send_signal(signal.SIGSTOP)
+    halt(server)
     ask(client)
     watch.until("all are overdue", (OVERDUE, LIMIT_US), IOS)
     client.sock.close()

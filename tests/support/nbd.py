@@ -9,8 +9,9 @@ from typing import Any
 
 from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import CutMaker, StreamAccount, StreamTable
+from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.buffers import MemoryBudget
+from gateway_agent.nbd.cuts import CutMaker, StreamTable
 from gateway_agent.nbd.limits import KIND_WRITE
 from gateway_agent.nbd.loop import IN, OUT
 from gateway_agent.nbd.volume import PlaneContext, Volume

@@ -59,7 +59,8 @@ class History:
         session = next(each for each in self.sessions if number in each.pending)
         arrived_ns, kind = session.pending.pop(number)
         bits = {"done": 0, "failed": FAILED_BIT, "refused": FAILED_BIT | REFUSED_BIT}[how]
-        self.stream.log.extend((word_of(kind, 512, False) | bits, arrived_ns, arrived_ns, *[self.now_ns] * 2))
+        finished = (0, word_of(kind, 512, False) | bits, arrived_ns, arrived_ns, self.now_ns)
+        self.stream.record([finished], self.now_ns)
         self.requests[number] |= {"ended": self.now_ns, "how": how}
 
     def leave(self, session):

@@ -1,0 +1,292 @@
+"""The streams of a plane, and the cuts made of them.
+
+Cuts are made on request and kept until the link says that it has spooled them:
+
+    collect(got) ──► got is the id of the oldest kept cut?  yes: forget it
+                     a cut is kept?                         yes: answer it, the same bytes as before
+                                                            no:  make one, keep it, answer it
+
+So a link killed between receiving and spooling loses nothing and doubles nothing. Ids begin at the wall
+clock of the plane's start, so that no id of a plane's former life is taken for one of this.
+
+A cut has exactly one version of the threshold set: ``set_thresholds`` closes the cut in progress and keeps
+it; its header says ``more``, and the link collects again. ``tg`` is the generation of caps in force during
+the whole cut, or -1; a change of caps makes no boundary, because it needs none.
+
+The largest cut fits a frame: ``StreamTable`` gives each stream room for every bucket of its histograms and
+for all entries of all its limits, and refuses clients beyond that.
+
+No I/O but ``RunDelay``'s; time comes as an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from gateway_agent.config import ExportConfig
+from gateway_agent.errors import ExportRefused
+from gateway_agent.nbd.accounting import StreamAccount, StreamCut
+from gateway_agent.nbd.protocol import Rep
+from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
+from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, rows_array, worst_late
+from pmdaemon.wire.histogram import WIRE_BUCKETS
+from pmdaemon.wire.messages.planes import DpCut
+
+MIXED: Final = -1
+MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
+MAX_STREAMS: Final = 320
+MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
+_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 4 * MISSED_DTYPE.itemsize
+"""Of a stream in the largest cut: counters, every bucket, failures by kind and OUTSTANDING."""
+_LIMIT_BYTES: Final = 3 * MISSED_DTYPE.itemsize
+"""Compared, overdue and failed: so 320 streams have room for 9 limits each."""
+MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
+_DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
+
+
+class ThrottledVolume(Protocol):
+    """A volume, asked at each cut."""
+
+    export: ExportConfig
+
+    def take_late(self, now_ns: int) -> tuple[int, int] | None:
+        """(I/Os, longest delay in us) of what its caps held for too long in this cut; None for nothing."""
+
+
+class StreamTable:
+    """The streams of this plane, by volume and client.
+
+    When there is no room for another, the ones unused for longest are forgotten: without a connection, and
+    with every count in a cut. One that comes back begins its lifetime columns at 0, as after a restart.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[str, str], StreamAccount] = {}  # the one asked for last comes last
+        self._descriptor_bytes = self._column_bytes = 0
+        self._made = 0
+
+    @property
+    def streams(self) -> list[StreamAccount]:
+        """All of them."""
+        return list(self._by_name.values())
+
+    def get(self, export: ExportConfig, client: str, thresholds: PlaneThresholds) -> StreamAccount:
+        """The stream of one client on one volume, made when it is new.
+
+        Raises:
+            ExportRefused: there are more streams in use than one cut can name.
+        """
+        known = self._by_name.pop((export.volume, client), None)
+        if known is not None:
+            self._by_name[export.volume, client] = known
+            return known
+        names = (export.volume, client, export.backend)
+        limits = thresholds.limits_for(export.volume, client)
+        self._make_room(_descriptor_bytes(*names), _column_bytes(limits))
+        stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
+        stream.set_limits(limits)
+        self._made += 1
+        self._descriptor_bytes += _descriptor_bytes(*names)
+        self._column_bytes += _column_bytes(limits)
+        self._by_name[export.volume, client] = stream
+        return stream
+
+    def set_thresholds(self, thresholds: PlaneThresholds) -> int:
+        """Compare all streams with another set; returns how many limits were left out for want of room.
+
+        The server judges by histograms what is not counted, and says so.
+        """
+        wanted = [(stream, thresholds.limits_for(stream.volume, stream.client)) for stream in self.streams]
+        most = sum(len(limits) for _, limits in wanted)
+        if wanted and sum(_column_bytes(limits) for _, limits in wanted) > MAX_COLUMN_BYTES:
+            most = (MAX_COLUMN_BYTES // len(wanted) - _STREAM_BYTES) // _LIMIT_BYTES
+        for stream, limits in wanted:
+            stream.set_limits(limits[:most])
+        self._column_bytes = sum(_column_bytes(stream.limits) for stream, _ in wanted)
+        return sum(max(len(limits) - most, 0) for _, limits in wanted)
+
+    def _make_room(self, name_bytes: int, column_bytes: int) -> None:
+        for stream in self.streams:
+            if self._has_room(name_bytes, column_bytes):
+                return
+            if stream.is_unused:
+                del self._by_name[stream.volume, stream.client]
+                self._descriptor_bytes -= _descriptor_bytes(stream.volume, stream.client, stream.backend)
+                self._column_bytes -= _column_bytes(stream.limits)
+        if not self._has_room(name_bytes, column_bytes):
+            raise ExportRefused(
+                Rep.ERR_POLICY,
+                f"this gateway process already counts {len(self._by_name)} streams that are in use or not "
+                f"yet collected; its limits are {MAX_STREAMS} streams, {MAX_DESCRIPTOR_BYTES} bytes of names "
+                f"and {MAX_COLUMN_BYTES} bytes of counts, {_LIMIT_BYTES} for each limit of each stream. "
+                "Spread the volumes over more planes",
+            )
+
+    def _has_room(self, name_bytes: int, column_bytes: int) -> bool:
+        return (
+            len(self._by_name) < MAX_STREAMS
+            and self._descriptor_bytes + name_bytes <= MAX_DESCRIPTOR_BYTES
+            and self._column_bytes + column_bytes <= MAX_COLUMN_BYTES
+        )
+
+
+def _column_bytes(limits: Sequence[Limit]) -> int:
+    return _STREAM_BYTES + _LIMIT_BYTES * len(limits)
+
+
+def _descriptor_bytes(*names: str) -> int:
+    return sum(len(name.encode()) for name in names) + _DESCRIPTOR_OVERHEAD_BYTES
+
+
+class CutMaker:
+    """See the module docstring. Holds the streams of the plane, the kept cuts and the boundaries.
+
+    Args:
+        table: the streams.
+        now_ns: start of the first cut, monotonic.
+        now_unix_us: the same moment on the wall clock.
+        starved_us: how long the plane has waited for a processor since its start (``RunDelay``).
+    """
+
+    def __init__(
+        self, table: StreamTable, now_ns: int, now_unix_us: int, starved_us: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.table = table
+        self._starved_us = starved_us
+        self.thresholds = PlaneThresholds()
+        self.volumes: list[ThrottledVolume] = []  # they add themselves
+        self._next_id = now_unix_us
+        self._generation = 0
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._is_finished = False
+        self._begin(now_ns, now_unix_us)
+
+    def _begin(self, now_ns: int, now_unix_us: int) -> None:
+        self._start_ns, self._start_unix_us = now_ns, now_unix_us
+        self._common_generation = self._generation
+        self._version = self.thresholds.version
+        self._start_starved_us = self._starved_us()
+
+    def set_generation(self, generation: int) -> None:
+        """Caps of another generation are in force from now on."""
+        if generation != self._generation:
+            self._generation, self._common_generation = generation, MIXED
+
+    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int, now_unix_us: int) -> int:
+        """Compare with another set from now on; a set already in force changes nothing.
+
+        Returns:
+            How many limits of streams were left out, see ``StreamTable``.
+        """
+        if thresholds == self.thresholds:
+            return 0
+        may_close = len(self._kept) < MAX_KEPT_CUTS
+        if may_close:
+            self._close(now_ns, now_unix_us, more=True)
+        self.thresholds = thresholds
+        left_out = self.table.set_thresholds(thresholds)
+        # Too many kept cuts (no link collects): this one goes on, its missed counts are of no single version.
+        self._version = thresholds.version if may_close else MIXED
+        return left_out
+
+    def finish(self, now_ns: int, now_unix_us: int) -> None:
+        """Close the last cut: no I/O is counted any more."""
+        self._close(now_ns, now_unix_us, more=True)
+        self._is_finished = True
+
+    def collect(self, got: int, now_ns: int, now_unix_us: int) -> bytes | None:
+        """The DP_CUT frame that answers a DP_COLLECT; None when the last cut of all is spooled.
+
+        Args:
+            got: id of the last cut the link has spooled, 0 for none.
+            now_ns: monotonic, the end of a cut made now.
+            now_unix_us: the same moment on the wall clock.
+        """
+        if self._kept and self._kept[0][0] == got:
+            self._kept.popleft()
+        if not self._kept and self._is_finished:
+            return None
+        if not self._kept:
+            self._close(now_ns, now_unix_us, more=False)
+        return self._kept[0][1]
+
+    def _close(self, now_ns: int, now_unix_us: int, *, more: bool) -> None:
+        rows = [taken for stream in self.table.streams if (taken := stream.take(now_ns)) is not None]
+        blob, hist_len, missed_len = _columns(rows)
+        self._next_id += 1
+        starved_us = max(self._starved_us() - self._start_starved_us, 0)
+        late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
+        made = DpCut(
+            id=self._next_id,
+            start_ns=self._start_ns,
+            end_ns=now_ns,
+            start_us=self._start_unix_us,
+            throttle_gen=self._common_generation,
+            threshold_version=self._version,
+            rows=len(rows),
+            hist_entries=hist_len,
+            missed_entries=missed_len,
+            streams=[row.stream.descriptor for row in rows],
+            more=more,
+            starved_us=starved_us,
+            late=worst_late(late) or None,
+        )
+        self._kept.append((self._next_id, made.encode_with(blob)))
+        self._begin(now_ns, now_unix_us)
+
+
+def _columns(rows: list[StreamCut]) -> tuple[bytes, int, int]:
+    """Blob as in CUT, and its numbers of histogram and missed entries."""
+    counters = rows_array([taken.row for taken in rows])
+    dense = np.zeros((len(rows), WIRE_BUCKETS), dtype=np.int64)
+    for index, taken in enumerate(rows):
+        dense[index] = taken.hist
+    row, bucket = np.nonzero(dense)
+    hist = np.zeros(len(row), dtype=HIST_DTYPE)
+    hist["row"], hist["bucket"], hist["count"] = row, bucket, dense[row, bucket]
+    missed = np.array(
+        [(index, *entry) for index, taken in enumerate(rows) for entry in taken.missed], dtype=MISSED_DTYPE
+    )
+    return counters.tobytes() + hist.tobytes() + missed.tobytes(), len(hist), len(missed)
+
+
+class RunDelay:
+    """How long this process has waited for a processor although it wanted to run.
+
+    A data plane that its own host keeps waiting sees requests and answers late, and what it counts then is
+    its host's doing, not the storage's. Each cut says so (``st``), so that the server slows no neighbour down
+    for it.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat: time on the processor, time
+    waiting on a run queue, both ns, and the number of turns. It is of the main thread, in which a plane does
+    all its work but that of file workers. Not in it: what a hypervisor takes away (steal).
+
+    Args:
+        path: for tests.
+    """
+
+    def __init__(self, path: str = "/proc/self/schedstat") -> None:
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):  # a kernel without CONFIG_SCHED_INFO: nothing is known
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def total_us(self) -> int:
+        """Since the start of the process; 0 where the kernel does not say."""
+        if self._fd is None:
+            return 0
+        try:
+            return int(os.pread(self._fd, 128, 0).split()[1]) // 1000
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

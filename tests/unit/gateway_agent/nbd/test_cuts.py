@@ -1,0 +1,287 @@
+"""Cuts of a plane: their contract with the link, and that the largest one fits a frame."""
+
+from collections import Counter
+
+import pytest
+
+from gateway_agent.config import ExportConfig
+from gateway_agent.errors import ExportRefused
+from gateway_agent.nbd.accounting import word_of
+from gateway_agent.nbd.cuts import (
+    MAX_COLUMN_BYTES,
+    MAX_KEPT_CUTS,
+    MAX_STREAMS,
+    MIXED,
+    CutMaker,
+    RunDelay,
+    StreamTable,
+)
+from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
+from gateway_agent.nbd.thresholds import PlaneThresholds, ThresholdEntry
+from pmdaemon.wire import cut, frame, histogram
+from pmdaemon.wire.histogram import SERVICE
+from tests.support.nbd import as_cut
+
+EXPORT = ExportConfig(volume="vol-1", backend="disk", file="/dev/null")
+START_US = 1_800_000_000_000_000
+
+
+class Maker:
+    """A cut maker whose time goes on by a second a call."""
+
+    def __init__(self):
+        self.seconds = 0
+        self.made = CutMaker(StreamTable(), 0, START_US)
+
+    def time(self):
+        self.seconds += 1
+        return self.seconds * 10**9, START_US + self.seconds * 10**6
+
+    def raw(self, got=0):
+        return self.made.collect(got, *self.time())
+
+    def header(self, got=0):
+        return frame.decode(self.raw(got)).header
+
+    def set_thresholds(self, version):
+        entries = (ThresholdEntry("vol-1", "*", cut.IO_ANY, 1000),)
+        self.made.set_thresholds(PlaneThresholds(version, entries), *self.time())
+
+    def io(self, client="host-a", latency_ns=2_000_000, count=1):
+        stream = self.made.table.get(EXPORT, client, self.made.thresholds)
+        stream.arrived += count
+        for _ in range(count):
+            done_ns = self.seconds * 10**9 + 10**8
+            sent_ns = done_ns - latency_ns
+            stream.record([(0, word_of(KIND_READ, 4096, failed=False), sent_ns, sent_ns, done_ns)], done_ns)
+
+
+def test_each_cut_says_how_long_the_plane_waited_for_a_processor_within_it():
+    total_us = [700]
+    made = CutMaker(StreamTable(), 0, START_US, lambda: total_us[0])
+    starved_us, got = [], 0
+    for waited_us in (0, 250_000, 0, -100):
+        total_us[0] += waited_us
+        header = frame.decode(made.collect(got, 10**9, START_US + 10**6)).header
+        starved_us.append(header["st"])
+        got = header["id"]
+    assert starved_us == [0, 250_000, 0, 0]
+
+
+def test_the_kernel_says_how_long_the_main_thread_waited(tmp_path):
+    path = tmp_path / "schedstat"
+    path.write_text("153559 2132635 2\n")
+    delay = RunDelay(str(path))
+    assert delay.total_us() == 2132
+    path.write_text("\n")
+    assert delay.total_us() == 0, "a kernel that says nothing"
+    delay.close()
+    assert delay.total_us() == 0
+    assert RunDelay(str(tmp_path / "nothing")).total_us() == 0, "a kernel without it"
+    assert RunDelay().total_us() >= 0
+
+
+def test_a_cut_is_readable_by_the_wire_and_names_its_rows():
+    maker = Maker()
+    maker.set_thresholds(1)
+    first = maker.header()
+    maker.io("host-a", count=3)
+    maker.io("host-b", latency_ns=1_000_000)
+    maker.made.table.get(EXPORT, "idle", maker.made.thresholds)
+    raw = maker.raw(first["id"])
+    header, decoded = frame.decode(raw).header, as_cut(raw)
+    assert [item["client"] for item in header["streams"]] == ["host-a", "host-b"]
+    assert header["streams"][1] == {"index": 1, "volume": "vol-1", "client": "host-b", "backend": "disk"}
+    assert decoded.column("reads").tolist() == [3, 1]
+    assert decoded.dense_hist(SERVICE, 50).sum(axis=1).tolist() == [3, 1]
+    assert [(item["row"], item["counted"], item["missed"]) for item in decoded.missed] == [
+        (0, 3, 3),
+        (1, 1, 0),
+    ]
+
+
+def test_the_same_bytes_until_got_then_what_came_since():
+    maker = Maker()
+    maker.io(count=2)
+    first = maker.raw()
+    maker.io(count=5)
+    assert maker.raw() == first
+    assert maker.raw(17) == first
+    ident = frame.decode(first).header["id"]
+    second = maker.raw(ident)
+    assert as_cut(second).column("reads").tolist() == [5]
+    assert maker.raw(ident) == second  # a link that asks twice with the old id
+
+
+def test_cuts_are_seamless():
+    maker = Maker()
+    first = maker.header()
+    maker.set_thresholds(1)
+    second = maker.header(first["id"])
+    third = maker.header(second["id"])
+    assert first["end_ns"] == second["start_ns"]
+    assert second["end_ns"] == third["start_ns"]
+    assert second["start_us"] == START_US + 1_000_000
+    assert [first["id"], second["id"], third["id"]] == [START_US + 1, START_US + 2, START_US + 3]
+
+
+def test_a_cut_without_io_has_no_rows_and_still_covers_its_time():
+    header = Maker().header()
+    assert (header["n"], header["h"], header["m"], header["streams"]) == (0, 0, 0, [])
+
+
+def test_ids_of_a_former_life_acknowledge_nothing():
+    maker = Maker()
+    raw = maker.raw(0)
+    assert maker.raw(1) == raw
+
+
+def test_each_cut_has_one_version_and_says_when_more_wait():
+    maker = Maker()
+    maker.set_thresholds(1)
+    maker.io()
+    maker.set_thresholds(2)
+    maker.io(count=2)
+    seen, got = [], 0
+    while not seen or seen[-1]["more"]:
+        seen.append(maker.header(got))
+        got = seen[-1]["id"]
+    assert [header["ts"] for header in seen] == [0, 1, 2]
+    assert [header["more"] for header in seen] == [True, True, False]
+    assert [header["n"] for header in seen] == [0, 1, 1]
+
+
+def test_the_same_set_again_makes_no_boundary():
+    maker = Maker()
+    maker.set_thresholds(1)
+    first = maker.header()
+    maker.set_thresholds(1)
+    assert not maker.header(first["id"])["more"]
+
+
+def test_a_link_that_never_collects_costs_bounded_memory_and_loses_no_io():
+    maker, count = Maker(), MAX_KEPT_CUTS + 10
+    for version in range(1, count + 1):
+        maker.io()
+        maker.set_thresholds(version)
+    seen, got = [], 0
+    while not seen or seen[-1].header["more"]:
+        seen.append(frame.decode(maker.raw(got)))
+        got = seen[-1].header["id"]
+    assert len(seen) == MAX_KEPT_CUTS + 1
+    assert seen[-1].header["ts"] == MIXED
+    assert sum(int(as_cut(bytes(item.raw)).column("reads").sum()) for item in seen) == count
+
+
+def test_tg_is_what_held_during_the_whole_cut():
+    maker = Maker()
+    first = maker.header()
+    maker.made.set_generation(4)
+    second = maker.header(first["id"])
+    maker.made.set_generation(4)
+    third = maker.header(second["id"])
+    maker.made.set_generation(5)
+    maker.made.set_generation(4)
+    fourth = maker.header(third["id"])
+    assert [header["tg"] for header in (first, second, third, fourth)] == [0, MIXED, 4, MIXED]
+
+
+def test_more_streams_than_a_frame_can_name_are_refused_while_they_are_in_use():
+    table = StreamTable()
+    for number in range(MAX_STREAMS):
+        table.get(EXPORT, f"host-{number}", PlaneThresholds()).sessions.append(None)
+    with pytest.raises(ExportRefused, match="Spread the volumes"):
+        table.get(EXPORT, "one-more", PlaneThresholds())
+    assert table.get(EXPORT, "host-0", PlaneThresholds()).index == 0
+    table.get(EXPORT, "host-7", PlaneThresholds()).sessions.clear()
+    table.get(EXPORT, "one-more", PlaneThresholds())
+    assert [stream for stream in table.streams if stream.client == "host-7"] == []
+    assert len(table.streams) == MAX_STREAMS
+
+
+def test_short_jobs_with_names_of_their_own_never_fill_the_plane_and_every_io_is_counted():
+    maker, got, counted = Maker(), 0, 0
+    for number in range(3 * MAX_STREAMS):
+        maker.io(f"job-{number}")
+        if number % 100 == 99:
+            raw = maker.raw(got)
+            got, counted = frame.decode(raw).header["id"], counted + int(as_cut(raw).column("reads").sum())
+    counted += int(as_cut(maker.raw(got)).column("reads").sum())
+    assert counted == 3 * MAX_STREAMS
+    assert len(maker.made.table.streams) <= MAX_STREAMS
+
+
+def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_must_be():
+    maker = Maker()
+    for number in range(MAX_STREAMS):
+        maker.io(f"job-{number}")
+    with pytest.raises(ExportRefused, match="collected"):
+        maker.io("one-more")
+    first = maker.header()
+    maker.io("job-0")
+    maker.header(first["id"])
+    maker.io("one-more")
+    kept = {stream.client for stream in maker.made.table.streams}
+    assert {"job-0", "one-more"} <= kept
+    assert "job-1" not in kept
+    assert len(kept) == MAX_STREAMS
+
+
+class Hanging:
+    """A session with a read and a write that arrived at the start and are outstanding for ever."""
+
+    def gauges(self):
+        return 2, 0
+
+    def outstanding(self):
+        return [(0, KIND_READ), (0, KIND_WRITE)]
+
+
+def fill(maker, table, client):
+    """All that a stream can say in a cut: every bucket, failures of each kind, limits missed and overdue."""
+    table.get(EXPORT, client, maker.made.thresholds).sessions.append(Hanging())
+    stream = table.streams[-1]
+    for bucket in range(histogram.BUCKETS):
+        for kind in (KIND_READ, KIND_WRITE):
+            edge_ns = histogram.edges_for(histogram.BUCKETS)[bucket]
+            arrived_ns = maker.seconds * 10**9
+            coarse_ns = histogram.edges_for(histogram.COARSE_BUCKETS)[bucket % histogram.COARSE_BUCKETS]
+            sent_ns = arrived_ns + int(coarse_ns)
+            word = word_of(kind, 1, failed=True)
+            finished = (0, word, arrived_ns, sent_ns, sent_ns + int(coarse_ns))
+            stream.record([finished], arrived_ns + int(edge_ns))
+
+
+@pytest.mark.parametrize("limits", [0, 9, 40])
+def test_the_fullest_cut_fits_a_frame(limits):
+    maker = Maker()
+    entries = tuple(ThresholdEntry("vol-1", "*", cut.IO_READ, 1 + number) for number in range(limits))
+    maker.made.set_thresholds(PlaneThresholds(1, entries), *maker.time())
+    got = maker.header()["id"]
+    for number in range(MAX_STREAMS):
+        try:
+            fill(maker, maker.made.table, f"{number:03}-" + "x" * 90)
+        except ExportRefused:
+            break
+    raw = maker.raw(got)
+    found = as_cut(raw)
+    assert found.rows > 100
+    per_row = Counter(found.hist["row"].tolist())
+    assert set(per_row.values()) == {histogram.WIRE_BUCKETS}, "every bucket"
+    assert len(found.missed) == found.rows * (3 * limits + 4)
+    assert len(frame.decode(raw).blob) <= MAX_COLUMN_BYTES
+
+
+def test_as_many_streams_as_allowed_have_room_for_nine_limits_each():
+    maker = Maker()
+    entries = tuple(ThresholdEntry("vol-1", "*", cut.IO_READ, 1 + number) for number in range(9))
+    maker.made.set_thresholds(PlaneThresholds(1, entries), *maker.time())
+    got = maker.header()["id"]
+    for number in range(MAX_STREAMS):
+        fill(maker, maker.made.table, f"{number:03}")
+    found = as_cut(maker.raw(got))
+    assert (found.rows, len(found.missed)) == (MAX_STREAMS, MAX_STREAMS * 31)
+    more = (*entries, *(ThresholdEntry("vol-1", "*", cut.IO_WRITE, 1 + number) for number in range(20)))
+    left_out = maker.made.set_thresholds(PlaneThresholds(2, more), *maker.time())
+    assert left_out == MAX_STREAMS * 20
+    assert maker.made.set_thresholds(PlaneThresholds(3, entries), *maker.time()) == 0
