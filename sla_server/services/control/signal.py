@@ -349,6 +349,10 @@ class SignalTable:
         self.g_spoke_ns[gateways] = now_ns
         self.g_up[gateways] = True
 
+    def resync(self, gateway: int) -> None:
+        """A cut of this gateway is missing: what is outstanding follows from the gauges of the next one."""
+        self.m_waiting[self.m_gateway == gateway] = -1
+
     # Rows and their members.
 
     def allot(self, promise: Promise, gateway_id: str, backend: str, r_on: float) -> SignalRow:
