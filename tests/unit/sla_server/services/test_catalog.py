@@ -130,10 +130,10 @@ def test_an_agreement_of_another_release_ends_when_it_is_applied_again_or_delete
     assert (event["severity"], "has ended" in event["text"]) == ("warning", True)
 
 
-def test_warnings_name_what_is_stored_only_and_short_notice() -> None:
+def test_warnings_name_short_notice() -> None:
     other = "  - {name: up, indicator: {metric: availability}, outage: 30s, budgeting: {target: 0.9}}\n"
     change = catalogs.apply(Catalog(), docs(simple() + other), "ann", NOW)
-    assert change.warnings == ["gold: objective up (availability) is stored, not judged in this release"]
+    assert change.warnings == [], "every indicator is judged"
     work = (
         "  maintenance: {notice: 7d, windows: ["
         '{start: "2027-01-05T00:00", duration: 1h, reason: r, author: a}, '
