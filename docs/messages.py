@@ -72,7 +72,7 @@ REQUESTS = """\
 | `end_document` | `kind: "Maintenance" \\| "Calendar", name: str` | `{}` or 404; 422 for a calendar in use |
 | `throttle_set` | `volume, iops, bytes_per_s, cost_per_s, duration_s, reason, force` | see below, or 409 |
 | `throttle_release` | `volume: str \\| nil, throttle_id: str \\| nil` | `released: [str]` or 404 |
-| `mode` | `mode: "observe" \\| "enforce"` | `{mode}` |
+| `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
 
@@ -88,23 +88,27 @@ Entries of `applied` that are no agreements have `kind` too, those of maintenanc
 SNAPSHOT = """\
 ### Live snapshot
 
-- `at_us, mode`
+- `at_us, mode`; `backend_modes`: `{backend: "observe" | "enforce"}` of those that have one of their own
 - `gateways`: `[{gateway_id, name, state, address, last_cut_us, clock_offset_us, exports: int, streams: int,
   dropped_cuts: int, starved_ratio: float}]`; the last is the share of the newest cut in which its data
   plane was kept waiting for the processor of its host
 - `volumes`: `[{volume, backend, iops, read_iops, write_iops, bytes_per_s, p50_us, p95_us, p99_us,
   service_p95_us, held, inflight, cap_cost_per_s, delay_us (mean), gateways: [str]}]` over the last 1 to 3
   cuts (rates per second, percentiles are bucket upper edges)
-- `slas`: `[{name, objective, priority, state, latency_us, threshold_us, percentile, u, excused_ratio:
-  float, compliance: float | nil, coverage: float | nil, budget_remaining: float | nil, budget_minutes_left:
-  float | nil, slices: {good, bad, no_data, not_applicable, excluded}}]`; states are `ok`, `at-risk`,
-  `violating`, `no-data`, `idle`, `out-of-curve` and `excluded`; `excused_ratio` is the share of the I/Os that
-  control leaves out, because the gateway's host was busy. Objectives that control does not look at follow, at
-  most 200, by their newest slice: `percentile` is nil and they have also `metric, promised, measured, reason`
+- `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
+  excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
+  budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
+  not_applicable, excluded}}]`; states are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`,
+  `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
+  is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
+  was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
+  that count as missed because they failed. Objectives that control does not look at follow,
+  at most 200, by their newest slice: `percentile` is nil and they have also `promised, measured`
 - `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
   str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
   texts end after 400 characters
-- `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase"}]`
+- `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase",
+  fault: "" | "hangs" | "fails"}]`
 - `processes`: `[{name, state, restarts, since_us, pressure: {fullness, refused} | nil}]` (supervisor's
   RECORDs; newest PRESSURE)
 - `problems`: `[{process, what, since_us, reason: str}]`: those of PRESSURE, the supervisor's as those of

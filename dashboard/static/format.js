@@ -74,6 +74,8 @@ export const SLA_STATES = {
   idle: ["", "idle", "Too few I/Os to judge."],
   excluded: ["", "excluded", "Maintenance, or outside service hours."],
   "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
+  "not-applicable": ["", "does not apply", "Its I/Os are not such as the promise is about: too few, too large, too many writes."],
+  excluded: ["", "excluded", "Nothing is promised now: maintenance, or outside service hours."],
 };
 export const stateOf = (state) => SLA_STATES[state] || ["", state || "unknown", ""];
 

@@ -66,6 +66,7 @@ STATES: Final = {
     "no-data": ("no data", WARN),
     "idle": ("idle", "dim"),
     "out-of-curve": ("above demand", "dim"),
+    "not-applicable": ("does not apply", "dim"),
     "excluded": ("excluded", "dim"),
     "no-objective": ("no objective", "dim"),
 }

@@ -5,7 +5,7 @@ share, an array of some disks: it works on so many requests at once, each for th
 the queue begins when one of them ends. So latency rises with the load of everybody. The bytes are real (kept
 in memory); only the time is modelled.
 
-SIGUSR1 makes it slower by half; SIGSTOP makes it hang.
+SIGUSR1 makes it slower by half; SIGSTOP makes it hang; SIGUSR2 makes every request fail, or no more.
 
 Usage: ``python -m tests.support.modelled_disk SOCKET [--service-ms 20] [--at-once 8] [--size-mib 64]``
 """
@@ -34,11 +34,16 @@ class Disk:
         self._size_bytes = size_bytes
         self._exports: dict[str, bytearray] = {}
         self._service_s = service_s
+        self._fails = False
         self._free_at_s = [0.0] * at_once  # a heap: when each of the requests under way will have ended
 
     def become_slower(self) -> None:
         """From now on each request takes half as long again."""
         self._service_s *= 1.5
+
+    def fail_or_heal(self) -> None:
+        """From now on each request ends with an error, or does as it should again."""
+        self._fails = not self._fails
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until it disconnects."""
@@ -62,8 +67,13 @@ class Disk:
             if kind == nbd_client.DISC:
                 return
             payload = await reader.readexactly(length) if kind == nbd_client.WRITE else b""
-            answer = partial(_finish, data, kind, offset, length, payload)
+            answer = partial(self._answer, data, kind, offset, length, payload)
             loop.call_at(self.finish_s(loop.time()), _send, writer, cookie, answer)
+
+    def _answer(
+        self, data: bytearray, kind: int, offset: int, length: int, payload: bytes
+    ) -> tuple[int, bytes]:
+        return (5, b"") if self._fails else _finish(data, kind, offset, length, payload)  # EIO
 
     def finish_s(self, now_s: float) -> float:
         """When a request that arrives at ``now_s`` ends; it takes its place in the queue."""
@@ -97,6 +107,7 @@ async def _serve(path: Path, disk: Disk) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, disk.become_slower)
+    loop.add_signal_handler(signal.SIGUSR2, disk.fail_or_heal)
     loop.add_reader(sys.stdin.fileno(), lambda: ended.set() if not os.read(0, 1) else None)
     async with server:
         await ended.wait()

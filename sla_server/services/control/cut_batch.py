@@ -173,6 +173,9 @@ class CutIntake:
             for control in awaiting.values():
                 control.confirm(gateway_id, each.cut.throttle_gen, self._policy.gateways[gateway_id].gen)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
+            if table.skipped:
+                self._scopes.table.resync(plan.gateway)
+                self._usage.resync(table.places)
             self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)
             self._shut.append(frozenset(b for b, c in awaiting.items() if not c.gate_open))

@@ -12,7 +12,7 @@ outstanding for longer than the threshold counts as missed from then on, once, a
 (SLA-MODEL.md 2, "Never good without proof"); ``counted`` has both.
 
 Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
-all through it, and for longer than the threshold, is *stalled*: the promise is broken whatever was counted,
+all through it, and for longer than the threshold, is *stalled*: it breaks the promise whatever was counted,
 and closes at once. What was outstanding at the end of the last cut still is, if nothing has completed since;
 so it is known of agents that send no entries about it, too.
 
@@ -348,6 +348,10 @@ class SignalTable:
         """A cut of each of these gateways was taken; before ``add``, for windows wait for who speaks."""
         self.g_spoke_ns[gateways] = now_ns
         self.g_up[gateways] = True
+
+    def resync(self, gateway: int) -> None:
+        """A cut of this gateway is missing: what is outstanding follows from the gauges of the next one."""
+        self.m_waiting[self.m_gateway == gateway] = -1
 
     # Rows and their members.
 

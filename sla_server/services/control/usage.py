@@ -60,7 +60,7 @@ class UsageTable:
 
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
     newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
-    completed of what was sent upstream, and reads and writes outstanding. Grown by doubling.
+    completed of what was sent upstream, and reads and writes outstanding (-1: not known). Grown by doubling.
     """
 
     COLUMNS: Final = 12
@@ -74,14 +74,19 @@ class UsageTable:
         self._backend: Ints = np.zeros(64, np.int64)
 
     def allot(self, volume: str, backend: str) -> int:
-        """A new place, all zero."""
+        """A new place, without use."""
         if len(self.volumes) == len(self._backend):
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
             self._backend = np.concatenate((self._backend, np.zeros_like(self._backend)))
         self.volumes.append(volume)
         place = len(self.volumes) - 1
+        self.values[11, place] = -1.0
         self.move(place, backend)
         return place
+
+    def resync(self, places: Ints) -> None:
+        """A cut of these places is missing: what is outstanding follows from the gauges of the next one."""
+        self.values[11, places] = -1.0
 
     def move(self, place: int, backend: str) -> None:
         """The volume of a place is on this backend."""
@@ -108,9 +113,10 @@ class UsageTable:
         # What was outstanding at the end of the cut before still is, if nothing has completed since. The
         # gauges also have flush and trim, which may take long while nothing else is wanted.
         before = self.values[:, places]
-        outstanding = np.clip(before[11] + sums[6] - sums[1], 0.0, held + inflight)
+        known = np.where(before[11] < 0, held + inflight, before[11])
+        outstanding = np.clip(known + sums[6] - sums[1], 0.0, held + inflight)
         stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
-        stuck &= (before[11] > before[7]) & (outstanding > held)
+        stuck &= (known > before[7]) & (outstanding > held)
         self.values[10, places] = (before[10] + seconds * 1e6) * stuck
         self.values[11, places] = outstanding
         last = sums[:3]
@@ -227,6 +233,7 @@ class GatewayTable:
 
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
+    ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
@@ -240,6 +247,7 @@ class GatewayTable:
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     says_more: bool = False
+    skipped: bool = False
     epoch: int = 0
     old_epochs: set[int] = field(default_factory=set)
     seq: int = 0
@@ -310,6 +318,7 @@ class GatewayTable:
         if late or recv_us - end_us > stale_us or cut.duration_us <= 0:
             self.ignored += 1
             return False
+        self.skipped = cut.epoch != self.epoch or cut.seq != self.seq + 1
         if cut.epoch != self.epoch and self.epoch:
             self.old_epochs.add(self.epoch)
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us

@@ -288,9 +288,13 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, context: AppContext) -> Non
 
 
 def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> None:
-    assert web.get("/api/v1/mode").json == {"mode": None, "stale": True}
-    context.live.put(snapshot())
-    assert web.get("/api/v1/mode").json == {"mode": "enforce", "stale": False}
+    assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "stale": True}
+    context.live.put({**snapshot(), "backend_modes": {"array-1": "observe"}})
+    assert web.get("/api/v1/mode").json == {
+        "mode": "enforce",
+        "backends": {"array-1": "observe"},
+        "stale": False,
+    }
     assert web.get("/api/v1/health").json["fullness"] == {}
     pressed = {"name": "dbmanager", "pressure": {"fullness": {"ingest-queue": 0.5}, "refused": {}}}
     context.live.put({**snapshot(), "processes": [{"name": "services", "pressure": None}, pressed]})

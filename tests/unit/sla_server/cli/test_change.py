@@ -149,6 +149,10 @@ def test_mode(sla: Terminal) -> None:
     sla.mailbox.answer = lambda header: (True, 200, header["body"])
     assert sla("mode", "observe").output == "observe\n"
     assert sla("mode", "off").exit_code == 2
+    assert sla("mode", "enforce", "--backend", "array-1").output == "enforce on backend array-1\n"
+    assert sla.asked[-1] == ("mode", {"mode": "enforce", "backend": "array-1"})
+    done = sla("mode", "inherit")
+    assert (done.exit_code, "add --backend NAME" in done.stderr) == (2, True)
 
 
 def test_login_prints_an_address(sla: Terminal) -> None:

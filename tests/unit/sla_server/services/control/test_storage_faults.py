@@ -129,6 +129,19 @@ def test_storage_that_stutters_is_one_fault() -> None:
     assert (run.caps, run.kinds("backend")) == ([], ["storage-fault"])
 
 
+@pytest.mark.parametrize("missing", [0, 1, 5])
+def test_a_hang_is_seen_by_a_server_that_starts_or_misses_cuts_meanwhile(missing: int) -> None:
+    run = Run(world())
+    if missing:
+        run.second(GOOD, (400, 2.0))
+    run.made.second += missing
+    run.made._waited = {"gold": 32, "greedy": 64}  # all of it arrived before, or in the cuts that are missing
+    for _ in range(8):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT, old_agent=True)
+    assert run.kinds("backend") == ["storage-fault"]
+    assert run.kinds("sla") == ["violation-opened"]
+
+
 def test_an_idle_backend_has_no_fault() -> None:
     run = Run(world())
     for _ in range(20):
