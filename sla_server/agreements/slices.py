@@ -218,6 +218,7 @@ def judge_slice(
     inexact = found.inexact or any(
         value > MOST_COVERAGE_RATIO * length_us + slack_us for value in covered_us.values()
     )
+    inexact |= promise.counts_errors and any(slot.errors > slot.failed for slot in slots)
     state: State
     reason = ""
     if excluded:

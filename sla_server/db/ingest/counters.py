@@ -16,9 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from pmdaemon.wire.cut import Cut
+from pmdaemon.wire.cut import COL, Cut
 from sla_server.db.histogram_codec import Int64s
 
+_KEPT: Final = np.array([COL["stream_id"], COL["cum_reads"], COL["cum_writes"]])
 GAP_RATIO: Final = 0.1  # of a cut: what lies between two cuts that follow each other is far less
 
 
@@ -27,8 +28,7 @@ class _Newest:
     epoch: int
     seq: int
     end_us: int
-    streams: Int64s
-    ios: Int64s
+    counters: Int64s  # those of _KEPT, a row each
 
 
 class CounterMemory:
@@ -45,17 +45,16 @@ class CounterMemory:
             start_us: its corrected start.
         """
         before = self._newest.get(cut.gateway_id)
-        streams = cut.column("stream_id").copy()
-        ios = cut.column("cum_reads") + cut.column("cum_writes")
         end_us = start_us + cut.duration_us
         if before is not None and before.epoch == cut.epoch and cut.seq <= before.seq:
             return 0  # read again from the queue
-        self._newest[cut.gateway_id] = _Newest(cut.epoch, cut.seq, end_us, streams, ios)
+        self._newest[cut.gateway_id] = _Newest(cut.epoch, cut.seq, end_us, cut.counters[_KEPT])
         if before is None or before.epoch != cut.epoch:
             return 0
         is_next = cut.seq == before.seq + 1 and start_us - before.end_us <= GAP_RATIO * cut.duration_us
         if is_next:
             return 0
-        _, here, there = np.intersect1d(streams, before.streams, return_indices=True)
+        _, here, there = np.intersect1d(cut.column("stream_id"), before.counters[0], return_indices=True)
         own = cut.column("reads") + cut.column("writes")
-        return int(np.maximum(ios[here] - own[here] - before.ios[there], 0).sum())
+        moved = cut.column("cum_reads") + cut.column("cum_writes") - own
+        return int(np.maximum(moved[here] - before.counters[1:].sum(axis=0)[there], 0).sum())

@@ -270,7 +270,9 @@ def test_failures_of_an_agent_that_does_not_tell_them_by_kind_count_for_each_kin
     found = judge_as(INDICATORS["latency"], slot(100, writes=100, errors=11, counts=BOTH), io="read")
     assert (found.missed, found.inexact, found.state) == (11, True, "bad")
     told = slot(100, writes=100, errors=11, failed=11, failed_writes=11, counts=BOTH)
-    assert judge_as(INDICATORS["latency"], told, io="read").state == "good"
+    found = judge_as(INDICATORS["latency"], told, io="read")
+    assert (found.state, found.inexact) == ("good", False)
+    assert judge_as(INDICATORS["iops"], slot(6000, errors=3)).inexact
 
 
 BOTH = {(IO_READ, 12_000): (100, 0), (IO_WRITE, 12_000): (100, 0)}
