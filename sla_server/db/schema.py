@@ -301,6 +301,7 @@ audit = Table(
     _count("at_us"),
     *(_text(name) for name in ("who", "action", "subject", "before", "after")),
     Index("audit_at", "at_us", "audit_id"),
+    Index("audit_action", "action", "at_us"),
 )
 
 policies = Table(

@@ -1,4 +1,4 @@
-"""Decisions of the controller, kept for questions; throttles are found by volume and by victim.
+"""Decisions of the controller; throttles are found by volume and by victim, audit rows by action.
 
 Revision: 0008.
 """
@@ -30,5 +30,6 @@ def upgrade() -> None:
     op.create_index("decisions_at", "decisions", ["at_us"], unique=False)
     for name in ("backend", "volume", "victim"):
         op.create_index(f"decisions_{name}", "decisions", [name, "at_us"], unique=False)
+    op.create_index("audit_action", "audit", ["action", "at_us"], unique=False)
     for name in ("volume", "victim"):
         op.create_index(f"throttles_{name}", "throttles", [name, "requested_us"], unique=False)
