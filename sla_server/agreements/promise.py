@@ -113,12 +113,12 @@ class Promise:
 
     def covers(self, volume: str, client: str) -> bool:
         """Whether a stream of this volume and client is in scope."""
-        return self.covers_volume(volume) and (
+        return self.has_volume(volume) and (
             "*" in self.clients or any(fnmatchcase(client, pattern) for pattern in self.clients)
         )
 
-    def covers_volume(self, volume: str) -> bool:
-        """Whether streams of this volume may be in scope."""
+    def has_volume(self, volume: str) -> bool:
+        """Whether the volume is in scope for some client."""
         # A name is compared first: a pattern costs a regular expression, once for each of very many names.
         return volume in self.volumes or any(fnmatchcase(volume, pattern) for pattern in self.volumes)
 

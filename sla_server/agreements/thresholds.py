@@ -180,7 +180,7 @@ def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> li
     for promise in changed:
         if promise.metric == "mean_latency" and promise.io == "any":
             continue
-        names = {name for name in volumes if promise.covers_volume(name)}
+        names = {name for name in volumes if promise.has_volume(name)}
         names |= {selector for selector in promise.volumes if not is_pattern(selector)}
         beside = all(name.startswith(HOST_PREFIX) for name in names or promise.volumes)
         if beside:
