@@ -74,6 +74,8 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "history_30d": ("history", f"/volumes/{volume}/history", month),
         "slices_day": ("slices", f"/slas/{sla}/slices", {}),
         "slices_30d": ("slices", f"/slas/{sla}/slices", month),
+        "periods": ("periods", f"/slas/{sla}/periods", {}),
+        "episodes": ("episodes", "/episodes", {"name": sla}),
         "events_1000": ("events", "/events", {"limit": 1000}),
         "events_deep": ("events", "/events", {"before": deep}),
         "audit_deep": ("audit", "/audit", {"before": deep}),
@@ -105,12 +107,13 @@ GROUPS = {
         "why_volume",
         "why_sla",
         "why_then",
+        "episodes",
     ),
     "history_hour_ms": ("history_hour",),
     "history_48h_ms": ("history_48h",),
     "history_30d_ms": ("history_30d",),
     "slices_day_ms": ("slices_day",),
-    "slices_30d_ms": ("slices_30d",),
+    "slices_30d_ms": ("slices_30d", "periods"),
     "caps_ms": ("caps_hour", "caps_all"),
 }
 """Goal -> its pages; the slowest counts."""

@@ -118,7 +118,19 @@ class World:
         }
 
     def _agreement(self, number: int) -> dict[str, Any]:
-        spec = {"objectives": [{"name": "latency"}], "scope": {"volumes": [self.volume(number)]}}
+        objective = {
+            "name": "latency",
+            "indicator": {"metric": "latency", "percentile": 95},
+            "demand_curve": [{"value_ms": 12}],
+            "budgeting": {"target": 0.995},
+        }
+        scope = {"volumes": [self.volume(number)]}
+        spec = {
+            "apiVersion": "storage-sla/v1",
+            "kind": "SLA",
+            "metadata": {"name": f"sla-{number:03d}"},
+            "spec": {"scope": scope, "priority": "gold", "objectives": [objective]},
+        }
         return {
             "name": f"sla-{number:03d}",
             "version": 1,

@@ -182,7 +182,8 @@ def test_slices_of_an_episode_begin_with_the_one_in_which_it_opened(
 
 def test_past_periods_come_from_the_stored_slices(web: FlaskClient, source: api.FakeSource) -> None:
     answer = web.get("/api/v1/slas/erp-gold/periods?limit=3").json
-    (row,) = answer["items"]  # the agreement began in this one
+    row, before = answer["items"]  # the agreement began in the period before this one
+    assert before["is_over"]
     assert (row["is_over"], row["no_data_ours"], row["inexact"], row["budget_remaining"]) == (
         False,
         40,
@@ -191,7 +192,7 @@ def test_past_periods_come_from_the_stored_slices(web: FlaskClient, source: api.
     )
     assert row["slices"] == {"good": 900, "bad": 50, "no_data": 50, "not_applicable": 0, "excluded": 0}
     assert row["compliance"] == pytest.approx(900 / 990)
-    assert source.asked[-1] == ("slice_tally", "erp-gold", "latency", row["from_us"], row["to_us"])
+    assert ("slice_tally", "erp-gold", "latency", row["from_us"], row["to_us"]) in source.asked
     assert web.get("/api/v1/slas/erp-gold/periods?objective=none").status_code == 404
 
 
