@@ -36,7 +36,8 @@ from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.postgres import PostgresServer
 
 ROUNDS = 5
-NO_SQL = {"health", "mode", "live", "trend", "stream", "operation", "session_state", "metrics", "openapi"}
+NO_SQL = {"health", "mode", "live", "schema", "trend", "stream", "operation"}
+NO_SQL |= {"session_state", "metrics", "openapi"}
 """GET routes that are answered without the database."""
 DAY_US = query_data.DAY_US
 END_US = query_data.END_US
@@ -61,6 +62,10 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
     return plain | {
         "volume": ("volume", f"/volumes/{volume}", {}),
         "sla": ("sla", f"/slas/{sla}", {}),
+        "sla_versions": ("sla_versions", f"/slas/{sla}/versions", {}),
+        "sla_credits": ("sla_credits", f"/slas/{sla}/credits", {}),
+        "maintenance": ("maintenance", "/maintenance", {}),
+        "calendars": ("calendars", "/calendars", {}),
         "gateway_list": ("gateway_list", "/gateway-list", {}),
         "why_volume": ("why", f"/why/{volume}", {"kind": "volume"}),
         "why_sla": ("why", f"/why/{sla}", {"kind": "sla"}),
@@ -104,6 +109,9 @@ GROUPS = {
         "policies",
         "processes",
         "gateway_list",
+        "sla_versions",
+        "maintenance",
+        "calendars",
         "why_volume",
         "why_sla",
         "why_then",
@@ -113,7 +121,7 @@ GROUPS = {
     "history_48h_ms": ("history_48h",),
     "history_30d_ms": ("history_30d",),
     "slices_day_ms": ("slices_day",),
-    "slices_30d_ms": ("slices_30d", "periods"),
+    "slices_30d_ms": ("slices_30d", "periods", "sla_credits"),
     "caps_ms": ("caps_hour", "caps_all"),
 }
 """Goal -> its pages; the slowest counts."""

@@ -196,17 +196,20 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     return Loaded(document, _BLANK_LINES.sub("", text).rstrip() + "\n", line)
 
 
-def _plain(value: Any, left: list[int]) -> Any:
+def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
     """Dicts, lists and scalars of Python's own; ``left`` counts down what a text may expand to."""
     left[0] -= 1
+    if depth > MAX_DEPTH:  # only by an anchor: the reader counts what is written
+        problem = f"a document nests more than {MAX_DEPTH} deep: an anchor contains its own alias"
+        raise AgreementsRefused([DocumentProblem(0, "", problem, "Write the value out instead of the alias")])
     if left[0] < 0:
         raise AgreementsRefused(
             [DocumentProblem(0, "", f"a document has more than {MAX_VALUES} values", "Split it")]
         )
     if isinstance(value, dict):
-        return {str(key): _plain(item, left) for key, item in value.items()}
+        return {str(key): _plain(item, left, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item, left) for item in value]
+        return [_plain(item, left, depth + 1) for item in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)

@@ -28,6 +28,8 @@ from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
 
 Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
+LIVE: Final = frozenset(("latency", "availability"))
+"""Indicators that have a live state; the others are judged in slices only."""
 
 
 class Priority(IntEnum):

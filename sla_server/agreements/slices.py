@@ -116,9 +116,21 @@ class StreamSlot:
         return (self.read_bytes if io != IO_WRITE else 0) + (self.write_bytes if io != IO_READ else 0)
 
     def failures(self, io: int) -> int:
-        """Failed I/Os of a kind; those that an agent does not tell by kind may all be of this one."""
+        """Failed I/Os of a kind; those that an agent does not tell by kind may all be of this one.
+
+        Where nothing completed, failures of other kinds count, too: above all clients that were refused
+        because the storage was not there.
+        """
         found = (self.failed_reads if io != IO_WRITE else 0) + (self.failed_writes if io != IO_READ else 0)
-        return found + min(max(self.errors - self.failed, 0), self.completed(io) - found)
+        if not self.reads and not self.writes:
+            found = self.failed
+        return found + min(self.failures_of_unknown_kind, max(self.completed(io) - found, 0))
+
+    @property
+    def failures_of_unknown_kind(self) -> int:
+        """``errors`` of an agent that sends no more; of others the rest are their clients' own mistakes."""
+        says_more = self.failed or self.oldest_ms or self.stalled_ms
+        return 0 if says_more else self.errors
 
     def offered(self, io: int) -> float:
         """I/Os of a kind that arrived: ``arrived`` is not split, so held ones are shared out as completed."""
@@ -218,7 +230,7 @@ def judge_slice(
     inexact = found.inexact or any(
         value > MOST_COVERAGE_RATIO * length_us + slack_us for value in covered_us.values()
     )
-    inexact |= promise.counts_errors and any(slot.errors > slot.failed for slot in slots)
+    inexact |= promise.counts_errors and any(slot.failures_of_unknown_kind for slot in slots)
     state: State
     reason = ""
     if excluded:
@@ -332,7 +344,7 @@ def _compare(found: _Finding, promise: Promise, slot: StreamSlot, io: int, thres
     if counts.counted == done:
         failed, failed_missed = counts.failed, counts.failed_missed
         missed = counts.missed
-        if slot.errors > slot.failed and (extra := slot.failures(io) - failed) > 0:
+        if slot.failures_of_unknown_kind and (extra := slot.failures(io) - failed) > 0:
             # Which of them were slow is not known: none of them, so that each adds one.
             extra = min(extra, done - missed) if promise.counts_errors else extra
             failed, found.inexact = failed + extra, True

@@ -27,6 +27,7 @@ from sla_server.cli.change import read_documents, split_documents, with_lines_of
 from sla_server.cli.client import Client
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
+from sla_server.cli.get import now_of, promise
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
 ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples of it
@@ -277,9 +278,7 @@ def _about(row: Row, newest: int) -> Iterator[str]:
 
 def _live_lines(live: Row) -> Iterator[str]:
     state = formatting.STATES.get(str(live.get("state")), (str(live.get("state")), ""))[0]
-    now, promised = (formatting.latency(live.get(key)) for key in ("latency_us", "threshold_us"))
-    latency = f"p{live.get('percentile', 0):g} {now} of {promised} promised"
-    yield f"now: {live.get('objective')}: {state}, {latency}"
+    yield f"now: {live.get('objective')}: {state}, {now_of(live)} of {promise(live)} promised"
 
 
 def _period_lines(period: Row, credits: Row) -> Iterator[str]:

@@ -29,7 +29,7 @@ COMMANDS: Final = {
         "maintenance",
         "Begin maintenance now, or end it early; list it with sla get maintenance.",
     ),
-    "why": ("why", "Say why a volume is throttled or an agreement at risk, now or then."),
+    "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),

@@ -38,7 +38,7 @@ from pmdaemon.wire.messages.server import (
 )
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
-from sla_server.agreements.promise import InForce
+from sla_server.agreements.promise import LIVE, InForce
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
@@ -61,8 +61,6 @@ log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
 VIEW_REST: Final = 19  # times what making the live view took: for 64,000 agreements that is 0.3 s
 VIEW_MOST_NS: Final = 2_500_000_000  # pages call it stale after 5 s
-LIVE: Final = frozenset(("latency", "availability"))
-"""Indicators that have a live state; the others are judged in slices only."""
 FIRST_PAIR: Final = "pair-0"
 _GONE: Final = frozenset(("lost", "detached", "stalled"))
 
@@ -269,6 +267,7 @@ class Services:
         modes = {item.name: mode for item in catalog.items if (mode := item.agreement.spec.control)}
         self.controller.set_agreement_modes(modes)
         self._exclusions.set_items(catalog.items)
+        self.controller.set_excluded(self._exclusions.look_at_all(self._clock.unix_us()))
         self._thresholds.set_promises(promises)
         self.sql_worker.set_catalog(catalog)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.messages.api import Snapshot
 from sla_server.agreements.compliance import Counts, ObjectiveStatus
+from sla_server.agreements.promise import LIVE
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
@@ -114,8 +116,16 @@ class Shown:
         )
         slas += sorted(islice(by_slices, BY_SLICES_ROWS), key=lambda row: (row["name"], row["objective"]))
         keys = ("name", "state", "restarts", "since_us")
+        totals = view.get("totals", {})
+        states = Counter(totals.get("slas", {}))
+        states.update(
+            str(standing.shown["state"])
+            for standing in standings.values()
+            if standing.shown is not None and standing.shown["metric"] not in LIVE
+        )
         return {
             **view,
+            "totals": {**totals, "slas": dict(states)},
             "at_us": now_us,
             "mode": mode,
             "slas": slas,

@@ -145,9 +145,10 @@ class PromiseScopes:
             self._by_gateway[gateway_id] = [s for s in self._by_gateway[gateway_id] if id(s) not in dropped]
             self._plans.pop(gateway_id, None)
         for scope in gone:
-            del self._by_backend[scope.backend][scope.promise.key]
-            if not self._by_backend[scope.backend]:
-                del self._by_backend[scope.backend]
+            on_backend = self._by_backend.get(scope.backend, {})
+            on_backend.pop(scope.promise.key, None)
+            if not on_backend:
+                self._by_backend.pop(scope.backend, None)
             self.table.free(scope.row.row)
 
     def extend(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:
@@ -179,7 +180,8 @@ class PromiseScopes:
         if scope is None:
             windows = self.table.allot(promise, gateway_id, backend, self._r_on(promise.key))
             scope = scopes[backend] = PromiseScope(promise, backend, windows)
-            self._by_backend.setdefault(backend, {})[promise.key] = scope
+            if not backend or promise.metric == "latency":  # else it says nothing of how the backend does
+                self._by_backend.setdefault(backend, {})[promise.key] = scope
             self.table.set_excluded(windows.row, promise.sla in self._excluded)
         scope.volumes.add(volume)
         part = scope.parts.get(gateway_id)

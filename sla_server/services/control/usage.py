@@ -303,10 +303,10 @@ class GatewayTable:
         return volume not in self.only_seen and volume not in self.refused
 
     def backend_of(self, volume: str) -> str:
-        """Backend of a volume that this gateway carries."""
+        """Backend of a volume that this gateway carries; "" if it did, and no I/O of it was ever seen."""
         if volume in self.exports:
             return self.exports[volume]
-        return next(stream.backend for stream in self.streams if stream.volume == volume)
+        return next((stream.backend for stream in self.streams if stream.volume == volume), "")
 
     def accept(self, cut: Cut, recv_us: int, offset_us: int, stale_us: float, now_ns: int) -> bool:
         """Note a cut's identity and times; False if it came before, comes out of order, or is too old."""
@@ -321,6 +321,7 @@ class GatewayTable:
         self.skipped = cut.epoch != self.epoch or cut.seq != self.seq + 1
         if cut.epoch != self.epoch and self.epoch:
             self.old_epochs.add(self.epoch)
+            self.says_more = False  # another release of the agent may have been started
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us
         self.last_cut_ns, self.offset_us, self.throttle_gen = now_ns, offset_us, cut.throttle_gen
         self.starved_ratio = cut.starved_us / cut.duration_us

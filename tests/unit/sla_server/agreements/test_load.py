@@ -327,3 +327,8 @@ def test_the_refused_key_itself_is_never_suggested() -> None:
     text = FULL.replace("metric: latency, percentile: 95", "metric: iops")
     found = {item.field: item.fix for item in problems_of(text)}
     assert found["spec.objectives[0].demand_curve"].startswith("demand_curve belongs elsewhere")
+
+
+def test_an_anchor_within_itself_is_refused_in_words() -> None:
+    with pytest.raises(AgreementsRefused, match="an anchor contains its own alias"):
+        load_documents("&a\nfoo: *a\n", 60)

@@ -388,3 +388,17 @@ def test_each_reason_is_explained() -> None:
     source = Path(slices.__file__).read_text()
     assert {word for word in REASONS if f'"{word}"' in source} == set(REASONS)
     assert all(text[0].islower() and not text.endswith(".") for text in REASONS.values())
+
+
+@every_indicator
+def test_clients_that_were_refused_because_the_storage_is_gone_are_failures(keys: str) -> None:
+    gone = slot(0, counts={}, arrived=0, errors=3, failed=3)
+    assert outcome(judge_as(keys, gone)) == ("bad", "failed")
+
+
+@every_indicator
+def test_what_a_gateway_refused_for_what_it_asks_is_its_clients_own_mistake(keys: str) -> None:
+    """Of an agent that tells failures by kind, the rest of the errors are no failures of the storage."""
+    counts = {(IO_ANY, 12_000): (6000, 0)}
+    found = judge_as(keys, slot(6000, counts=counts, errors=600, oldest_ms=3))
+    assert (found.state, found.inexact) == ("good", False)

@@ -91,7 +91,7 @@ def test_describe_is_a_document_that_can_be_applied_again(sla: Terminal) -> None
     comments = [line for line in output.splitlines() if line.startswith("# ")]
     assert comments[0] == "# erp-gold version 2 of 2: in force"
     assert comments[2:5] == [
-        "# now: latency: kept, p95 9.20ms of 12.0ms promised",
+        "# now: latency: kept, 9.20ms of p95 12.0ms promised",
         "# period 2027-01-01 to 2027-02-01 (Europe/Berlin), so far: credit 25.0%",
         "#   latency: kept 98.50% of 99.50% promised, 15 of 1,000 slices bad",
     ]

@@ -37,3 +37,12 @@ def test_very_many_take_turns_and_all_are_asked(monkeypatch) -> None:
     assert [len(made.look(MONDAY_US)) for _ in range(4)] == [2, 4, 5, 5]
     made.set_items([in_force("a1", HOURS)])
     assert list(made.look(MONDAY_US)) == ["a1"]
+
+
+def test_all_are_asked_at_once_before_anything_is_decided_under_them(monkeypatch) -> None:
+    """Else a restart in maintenance raises a violation of each that has not had its turn."""
+    monkeypatch.setattr(exclusions, "MOST_ASKED", 2)
+    made = Exclusions()
+    made.set_items([in_force(f"a{number}", HOURS) for number in range(5)])
+    assert len(made.look_at_all(MONDAY_US)) == 5
+    assert len(made.look(MONDAY_US + HOUR_US)) == 3, "turns begin with the first again"

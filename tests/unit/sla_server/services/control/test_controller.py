@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 
@@ -334,3 +335,18 @@ def test_replayed_and_old_cuts_change_nothing():
     late = dataclasses.replace(world.front.cut(), seq=3)
     made.add_cut(late, world.sim.world.unix_us, 0, True, world.sim.world.now_ns)
     assert made.snapshot(1) == before
+
+
+def test_an_availability_promise_beside_it_does_not_keep_the_neighbour_at_its_first_cut():
+    def neighbours_rate(*promises) -> float:
+        sim = Simulation(controller(list(promises)), 1)
+        gold, greedy = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
+        SimClient(gold, "gold", rate=80)
+        neighbour = SimClient(greedy, "greedy", depth=32, active=lambda at_s: at_s > 5)
+        sim.run(90)
+        return neighbour.rate_between(60, 90)
+
+    up = promise(
+        objective="up", metric="availability", percentile=99.9, curve=(CurveStep(math.inf, 5_000_000),)
+    )
+    assert neighbours_rate(promise(), up) == neighbours_rate(promise())

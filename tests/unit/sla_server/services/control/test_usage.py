@@ -81,3 +81,8 @@ def test_rates_are_smoothed_and_the_last_is_kept(table):
     take(table, cut(A, 3, {}))
     assert table.use["v"].last_ops_per_s == 0
     assert table.use["v"].peak_cost_per_s == pytest.approx(212.5 * 0.9)
+
+
+def test_a_volume_that_was_exported_once_and_never_used_has_no_backend_any_more() -> None:
+    made = GatewayTable(A)
+    assert made.backend_of("gone") == ""
