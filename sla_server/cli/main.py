@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
     "policy": ("policy", "Compute policies from what was stored, and list them."),
-    "simulate": ("simulate", "What control would do with recorded, generated or stored load."),
+    "simulate": ("simulate", "Simulate what control does with recorded, generated or stored load."),
     "queue": ("inspect", "Look into a disk queue: its figures, its records, what recovery would do."),
     "storage": ("storage", "Look after the Parquet files: what there is, merge now, is all of it there."),
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
