@@ -181,9 +181,7 @@ def play(happened, tick_ns=0):
     ]
 )
 def test_each_io_beyond_a_limit_is_counted_once_over_any_cuts_sets_and_departures(happened):
-    history = play(
-        happened, tick_ns=10
-    )  # no I/O ends at the instant of a cut
+    history = play(happened, tick_ns=10)  # no I/O ends at the instant of a cut
     sums = history.sums()
     for limit in LIMITS:
         io, threshold_us = limit
