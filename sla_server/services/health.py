@@ -127,7 +127,7 @@ class Problems:
         self._names: dict[str, str] = {}
 
     def report(self, report: Pressure, now_ns: int, now_us: int) -> None:
-        """A process has told of itself."""
+        """The newest report of a process."""
         self._heard[report.name] = _Heard(report, now_ns, now_us)
 
     def name(self, gateway_id: str, name: str) -> None:

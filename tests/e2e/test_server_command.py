@@ -129,7 +129,7 @@ def test_a_damaged_mailbox_is_cured(operator: Operator, while_running: bool) -> 
     segment.close()
     if not while_running:
         assert operator.run("start", "--background").returncode == 0
-    operator.until(lambda: operator.created_us() not in (None, made_us), "the segment is made anew")
+    operator.until(lambda: operator.created_us() not in (None, made_us), "the segment is made again")
     operator.until(lambda: operator.events("mailbox-damaged") == ["main.mbx"], "an event says so")
     operator.until(lambda: operator.health() == 200, "the server is well again")
     assert operator.run("stop").returncode == 0

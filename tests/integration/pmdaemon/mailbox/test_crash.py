@@ -1,6 +1,6 @@
 """Death at every store of a sender, and of its repair: nothing acknowledged is lost, doubled or leaked.
 
-The death is an exception instead of the k-th store; the object is then abandoned and the name attached anew,
+The death is an exception instead of the k-th store; the object is then abandoned and the name attached again,
 as a restarted process does. (Real kills: test_processes and tests/crash.)
 """
 

@@ -44,7 +44,7 @@ def test_a_failed_index_sync_and_a_power_loss_keep_every_cut(step, restarts):
 
 
 def test_a_failed_sync_of_a_cut_or_of_a_note_drops_nothing():
-    """In a full spool the first sync is that of the note; opening anew must not obey what it gives up."""
+    """In a full spool the first sync is that of the note; opening it again must not obey what it gives up."""
     disk = FaultDisk()
     spool = on(disk)
     for seq in range(1, 60):
@@ -99,7 +99,7 @@ class SpoolLife:
     def _check(self, spool):
         try:
             held = set(keys(spool))
-        except SpoolUnusable:  # it could not be opened anew; the next append tries again
+        except SpoolUnusable:  # it could not be opened again; the next append tries again
             return
         assert held <= self.tried, "invented"
         assert spool.dropped >= self.dropped, "the lifetime count went back"

@@ -231,7 +231,7 @@ class World:
         old, self.boxes[name] = self.boxes[name], attach(self.path, name)
         assert self.boxes[name].incarnation == old.incarnation + 1
         for (sender, recipient), route in self.routes.items():
-            if sender == name:  # counted anew when nothing is linked
+            if sender == name:  # counted again when nothing is linked
                 route.written = self.boxes[name]._outlets[recipient][0].written
         if not orderly:
             abandon(old)
