@@ -7,6 +7,7 @@ as any other.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -27,6 +28,12 @@ def maintenance() -> None:
 
     While it lasts, slices of the agreements in its scope are not judged.
     """
+
+
+def _new_name(now_s: float) -> str:
+    """Of two works begun in the same second each has its own."""
+    at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    return f"maintenance-{at}-{secrets.token_hex(2)}"
 
 
 @maintenance.command("start")
@@ -54,7 +61,7 @@ def start(
     document = {
         "apiVersion": "storage-sla/v1",
         "kind": "Maintenance",
-        "metadata": {"name": name or f"maintenance-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now_s))}"},
+        "metadata": {"name": name or _new_name(now_s)},
         "spec": {
             "scope": _scope(agreements, labels, volumes),
             "start": datetime.fromtimestamp(now_s, UTC).replace(tzinfo=None).isoformat(),

@@ -257,7 +257,7 @@ def _lifted(figures: Row) -> str:
 def _own_promise(facts: Row, times: Times) -> list[str]:
     promises = as_rows(facts.get("promises"))
     if not promises:
-        return ["No agreement is in force for it: it is best-effort."]
+        return ["No promise is in force for it; as a neighbour it has its agreement's class and floor."]
     risky = [p for p in promises if p.get("state") in AT_RISK]
     lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
     lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")

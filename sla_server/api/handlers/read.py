@@ -225,6 +225,8 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
 def episodes(context: AppContext, request: Request) -> Response:
     """A page of episodes, each with the address of its slices."""
     limit = responses.limit(request)
+    if name := request.args.get("name"):
+        _agreement(context, name)  # or say that there never was one
     rows = context.source.episodes(
         responses.flag(request, "open"),
         limit,

@@ -64,6 +64,7 @@ class Controller:
             self.inventory.carriers_of,
             log=self.log,
         )
+        self.log.mode_of = self.policy.mode_of
         self._usage = UsageTable()
         self.faults = StorageFaults(settings, self._usage)
         self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
@@ -119,7 +120,7 @@ class Controller:
         if mode not in ("observe", "enforce"):
             raise ValueError(f"mode {mode!r} is neither 'observe' nor 'enforce'")
         self._intake.flush()
-        self.policy.mode = self.log.mode = mode
+        self.policy.mode = mode
         self._modes_changed()
 
     def backends(self) -> list[str]:
@@ -296,7 +297,7 @@ class Controller:
         self._restored = True
         if any(t.source != "manual" for t in restored):
             # What was in force was so in that mode; the process sets the mode next.
-            self.policy.mode = self.log.mode = "enforce"
+            self.policy.mode = "enforce"
         self.loops.restore(restored)
 
     # What follows.

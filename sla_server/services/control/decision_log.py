@@ -47,9 +47,9 @@ class _Account:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """See the module. ``mode`` is the controller's."""
+    """See the module. ``mode_of``: of a backend and an agreement; each may have its own."""
 
-    mode: str = "observe"
+    mode_of: Callable[[str, str], str] = lambda _backend, _agreement: "observe"
     left_out: int = 0
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _rows: list[RecordDecision] = field(default_factory=list)
@@ -84,7 +84,9 @@ class DecisionLog:
             "at_us": unix_us,
             "kind": kind.value,
             "reason": reason,
-            "mode": self.mode,
+            "mode": "observe"
+            if kind is DecisionKind.OBSERVED
+            else self.mode_of(backend, victim.partition("/")[0]),
             "backend": backend,
             "volume": volume,
             "victim": victim,

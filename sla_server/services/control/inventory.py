@@ -39,6 +39,7 @@ class BackendInventory:
         self._terms: dict[str, NeighbourTerms] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
+        self._mean_costs: dict[str, float] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
@@ -81,11 +82,14 @@ class BackendInventory:
         return found
 
     def mean_cost_of(self, volume: str) -> float:
-        """Recent cost of its mean I/O."""
-        tables = self.carriers_of(volume).values()
-        cost = sum(t.use[volume].cost_per_s for t in tables if volume in t.use)
-        ops = sum(t.use[volume].ops_per_s for t in tables if volume in t.use)
-        return max(cost / ops, 1.0) if ops > 0.5 else SMALL_IO_COST
+        """Recent cost of its mean I/O, where it is known now; the last known while no gateway says."""
+        used = [
+            t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
+        ]
+        cost, ops = sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
+        if ops > 0.5:
+            self._mean_costs[volume] = max(cost / ops, 1.0)
+        return self._mean_costs.get(volume, SMALL_IO_COST)
 
     def urgency_of(self, key: Key) -> float:
         """G of an objective; 0 while its budget is not known."""

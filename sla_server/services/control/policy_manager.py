@@ -408,7 +408,8 @@ class PolicyManager:
     def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
         volume, floor = throttle.volume, self.terms_of(throttle.volume)
         carriers = self.carriers_of(volume)
-        used = sum(table.use[volume].cost_per_s for table in carriers.values() if volume in table.use)
+        up = {gateway_id: table for gateway_id, table in carriers.items() if table.state == "up"}
+        used = sum(table.use[volume].cost_per_s for table in up.values() if volume in table.use)
         return {
             "throttle_id": throttle.throttle_id,
             "source": "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source,
@@ -422,7 +423,7 @@ class PolicyManager:
             "who": throttle.who,
             "expires_us": throttle.expires_us,
             "policy_version": self.policy_version if throttle.reason == Reason.POLICY else None,
-            "gateways": sorted(table.name or gateway_id for gateway_id, table in carriers.items()),
+            "gateways": sorted(table.name or gateway_id for gateway_id, table in up.items()),
         }
 
     def _follow_mode(self) -> None:
