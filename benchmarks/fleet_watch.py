@@ -138,7 +138,7 @@ class Simulator:
         """Its counts; ``mark`` forgets the lags measured so far, ``freeze`` ends the making of cuts.
 
         Raises:
-            RuntimeError: it has ended, because the server closed a connection as a rule.
+            RuntimeError: it has ended, which it says in its log.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
