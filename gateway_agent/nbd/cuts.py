@@ -34,7 +34,15 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.accounting import StreamAccount, StreamCut
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, rows_array, worst_late
+from pmdaemon.wire.cut import (
+    COLUMNS,
+    HIST_DTYPE,
+    MISSED_DTYPE,
+    hist_array,
+    missed_array,
+    rows_array,
+    worst_late,
+)
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.messages.planes import DpCut
 
@@ -42,10 +50,10 @@ MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
 MAX_STREAMS: Final = 320
 MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
-_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 4 * MISSED_DTYPE.itemsize
-"""Of a stream in the largest cut: counters, every bucket, failures by kind and OUTSTANDING."""
+_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 9 * MISSED_DTYPE.itemsize
+"""Of a stream in the largest cut: counters, every bucket; failed, abandoned and outstanding I/O by kind."""
 _LIMIT_BYTES: Final = 3 * MISSED_DTYPE.itemsize
-"""Compared, overdue and failed: so 320 streams have room for 9 limits each."""
+"""Compared, overdue and failed: so 320 streams have room for 7 limits each."""
 MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
 _DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
 
@@ -248,11 +256,8 @@ def _columns(rows: list[StreamCut]) -> tuple[bytes, int, int]:
     for index, taken in enumerate(rows):
         dense[index] = taken.hist
     row, bucket = np.nonzero(dense)
-    hist = np.zeros(len(row), dtype=HIST_DTYPE)
-    hist["row"], hist["bucket"], hist["count"] = row, bucket, dense[row, bucket]
-    missed = np.array(
-        [(index, *entry) for index, taken in enumerate(rows) for entry in taken.missed], dtype=MISSED_DTYPE
-    )
+    hist = hist_array(row, bucket, dense[row, bucket])
+    missed = missed_array((index, *entry) for index, taken in enumerate(rows) for entry in taken.missed)
     return counters.tobytes() + hist.tobytes() + missed.tobytes(), len(hist), len(missed)
 
 

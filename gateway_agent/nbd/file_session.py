@@ -229,8 +229,8 @@ _REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
 _SYNC_WORK: Final = 1 << 20  # what a flush or FUA counts
 _MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
 
-_Reply = tuple[memoryview, list[Finished], int]
-"""Bytes, what they finish (positions count from their beginning), memory to give back."""
+_Reply = tuple[memoryview, int]
+"""Bytes, and memory to give back."""
 
 
 class FileSession(NbdSession):
@@ -239,6 +239,8 @@ class FileSession(NbdSession):
     Invariants: ``requests.sent_pos`` is the end of what was taken from the request buffer, in order. Memory
     is given back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
     """
+
+    only_reads_pause = True
 
     def __init__(
         self, context: PlaneContext, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
@@ -291,7 +293,7 @@ class FileSession(NbdSession):
 
     @property
     def _may_receive(self) -> bool:
-        return len(self._later) + len(self._replies) + len(self._out.finishing) < MAX_QUEUED
+        return super()._may_receive and len(self._later) + len(self._replies) < MAX_QUEUED
 
     # -- small requests of a file without workers -----------------------------------------------------------
 
@@ -300,9 +302,9 @@ class FileSession(NbdSession):
         if not self._runner.is_loop or self._jobs:
             return 0
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
-        base_pos, may_read = 0 if self._replies else self._out.queued_pos, self._may_read
+        may_read, clock, requests = self._may_read, self._context.clock, self.requests
         finished: list[Finished] = []
-        clock, requests = self._context.clock, self.requests
+        reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
         while queue and work < TURN_BYTES:
             request = queue[0]
             _, cookie, command, length, _, flags, end_pos = request
@@ -317,13 +319,15 @@ class FileSession(NbdSession):
             filled += 16 if error else reply_bytes
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
-            finished.append((base_pos + filled, word, arrived_ns, sent_ns, clock.monotonic_ns()))
+            paused_ns = reads_ns if is_read else others_ns
+            finished.append((paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns()))
             is_sync = command == p.Cmd.FLUSH or flags & p.CMD_FLAG_FUA
             work += length + (_SYNC_WORK if is_sync else _REQUEST_WORK)
+        self._record(finished)
         if finished and self._replies:
-            self._replies.append((memoryview(bytes(scratch[:filled])), finished, 0))
+            self._replies.append((memoryview(bytes(scratch[:filled])), 0))
         elif finished:
-            self._reply(scratch[:filled], finished)
+            self._reply(scratch[:filled])
         return work
 
     def _is_here(self, request: Request, may_read: bool) -> bool:
@@ -436,8 +440,10 @@ class FileSession(NbdSession):
             is_reply = is_read and not job.error
             data = job.data if is_reply else bytearray(p.SIMPLE_REPLY_BYTES)
             data[: p.SIMPLE_REPLY_BYTES] = p.simple_reply(cookie, job.error)
-            finished = (len(data), word, arrived_ns, sent_ns, context.clock.monotonic_ns())
-            self._replies.append((memoryview(data), [finished], size if is_reply else 0))
+            now_ns = context.clock.monotonic_ns()
+            reads_ns, others_ns = self._paused_ns(now_ns)
+            self._record([(reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)])
+            self._replies.append((memoryview(data), size if is_reply else 0))
             if is_reply and size > SMALL_BYTES:
                 context.reply_memory.expect(self, size)
         if not is_reply:
@@ -454,26 +460,22 @@ class FileSession(NbdSession):
         for _ in range(_MAX_PIECES):
             if not self._replies or not self._out.is_empty or self.is_closed:
                 return
-            data, finished, size = self._replies.popleft()
+            data, size = self._replies.popleft()
             if len(data) > PIECE_BYTES:
-                self._replies.appendleft((data[PIECE_BYTES:], _moved(finished, -PIECE_BYTES), size))
-                self._reply(data[:PIECE_BYTES], [])
+                self._replies.appendleft((data[PIECE_BYTES:], size))
+                self._reply(data[:PIECE_BYTES])
                 continue
             if size:
                 self._release_reply(size)
-            self._reply(data, _moved(finished, self._out.queued_pos))
+            self._reply(data)
         if self._replies and self._out.is_empty:
             self._go_on_later()
 
-    def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
-        reply, end = p.simple_reply(cookie, error), p.SIMPLE_REPLY_BYTES
+    def _reply_error(self, reply: bytes) -> None:
         if self._replies:
-            self._replies.append((memoryview(reply), [(end, word, arrived_ns, now_ns, now_ns)], 0))
+            self._replies.append((memoryview(reply), 0))
         else:
-            self._reply(reply, [(self._out.queued_pos + end, word, arrived_ns, now_ns, now_ns)])
-
-    def _answered(self) -> list[Finished]:
-        return super()._answered() + [each for _, finished, _ in self._replies for each in finished]
+            self._reply(reply)
 
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._replies
@@ -502,7 +504,7 @@ class FileSession(NbdSession):
                 context.payload_memory.moved(self, len(self._payload))
             self._release(context.payload_memory, len(self._payload))
             self._payload = None
-        for _, _, size in self._replies:
+        for _, size in self._replies:
             if size:
                 self._release_reply(size)
         self._replies.clear()
@@ -515,10 +517,3 @@ class FileSession(NbdSession):
     def _let_go_of_file(self) -> None:
         if not self._jobs:
             self._storage.release()
-
-
-def _moved(finished: list[Finished], by: int) -> list[Finished]:
-    """The same with other end positions."""
-    return [
-        (end + by, word, arrived_ns, sent_ns, done_ns) for end, word, arrived_ns, sent_ns, done_ns in finished
-    ]

@@ -10,7 +10,7 @@ from gateway_agent.nbd import exports
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, LoopRunner, StorageJob, WorkerPool
-from gateway_agent.nbd.limits import KIND_READ
+from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
@@ -157,16 +157,45 @@ def test_a_client_that_does_not_read_is_served_no_further(client):
 
 
 @pytest.mark.parametrize("kind", ["loop", "workers"])
-def test_a_request_is_outstanding_until_its_last_byte_is_in_the_clients_socket(path, kind):
+def test_an_io_ends_when_its_answer_is_ready_and_ages_no_more_while_the_client_takes_none(path, kind):
     client = Client(path, kind)
+    clock = client.rig.clock
     client.sock.window = 100
-    client.say(read(1, 0, 512), read(2, 0, 512), p.request(p.Cmd.TRIM, 3, 0, 512))
-    assert [kind for _, kind in client.session.outstanding() if kind == KIND_READ] == [KIND_READ] * 2
+    client.say(read(1, 0, 512), p.request(p.Cmd.TRIM, 2, 0, 512))
+    assert client.session.outstanding(clock.monotonic_ns()) == [], "answered; the client takes its time"
+    clock.advance(5)
+    client.say(read(3, 0, 512))
+    for reads in (1, 0):
+        clock.advance(60)
+        now_ns = clock.monotonic_ns()
+        ((arrived_ns, kind, _),) = client.session.outstanding(now_ns)
+        assert (now_ns - arrived_ns, kind) == (0, KIND_READ)
+        taken = client.stream.take(now_ns)
+        row = dict(zip(COL, taken.row, strict=True))
+        assert (row["reads"], row["inflight"], row["lat_sum_us"]) == (reads, 0, 0)
+        assert taken.missed == []
+    client.say(write(4, 0, b"x" * 512))
+    assert 4 not in client.session.inflight, "what does not wait for the client is done"
     client.rig.open_window(client.sock)
     client.say()
-    assert len(client.sock.sent) == 2 * 528 + 16
-    assert client.session.outstanding() == []
-    assert client.row()["reads"] == 2
+    assert len(client.sock.sent) == 2 * 528 + 2 * 16
+    assert client.session.outstanding(clock.monotonic_ns()) == []
+    row = client.row()
+    assert (row["reads"], row["writes"], row["lat_sum_us"]) == (1, 1, 0)
+
+
+def test_a_write_that_the_storage_delays_ages_though_the_client_takes_no_answers(path):
+    client = Client(path, "workers")
+    client.sock.window = 0
+    client.say(read(1, 0, 512))
+    client.rig.deliver(client.sock, write(2, 0, b"x" * 512) + read(3, 0, 512))
+    client.rig.clock.advance(8)
+    now_ns = client.rig.clock.monotonic_ns()
+    found = {kind: now_ns - arrived_ns for arrived_ns, kind, _ in client.session.outstanding(now_ns)}
+    assert found == {KIND_READ: 0, KIND_WRITE: 8 * 10**9}
+    assert client.session.gauges() == (1, 0), "the read waits for its client"
+    client.pool.run()
+    assert client.row()["lat_sum_us"] == 8_000_000
 
 
 def test_a_session_has_a_bounded_number_of_jobs(path):
@@ -174,7 +203,8 @@ def test_a_session_has_a_bounded_number_of_jobs(path):
     client.rig.deliver(client.sock, b"".join(read(n, 0, 512) for n in range(500)))
     assert len(client.pool.jobs) == MAX_JOBS
     assert client.session.gauges() == (500, 0)
-    assert [kind for _, kind in client.session.outstanding()] == [KIND_READ] * 500
+    now_ns = client.rig.clock.monotonic_ns()
+    assert [kind for _, kind, _ in client.session.outstanding(now_ns)] == [KIND_READ] * 500
     while client.pool.jobs:
         client.pool.run()
     assert len(client.sock.sent) == 500 * 528
