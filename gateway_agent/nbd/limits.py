@@ -194,10 +194,10 @@ class LimitCounter:
                 count.failed_missed += int(np.count_nonzero(is_missed & found.has_failed))
 
     def let_through(self, kind: int, arrived_ns: int, paused_ns: int) -> None:
-        """A request that was held for longer than since the last cut goes on, after pauses since then.
+        """A held request goes on, after pauses since the last cut.
 
-        They were no pauses for it, but its arrival as of the last cut is from now on said to be earlier by
-        them. Where that puts it beyond a limit at that cut it is beyond now: it is overdue, to be settled.
+        They were no pauses for it, but its arrival as of that cut is from now on said to be earlier by them.
+        Where that puts it beyond a limit at that cut, it is beyond it now: it is overdue, to be settled.
         """
         for (io, threshold_us), count in self._counts.items():
             if kind <= KIND_WRITE if io == IO_ANY else kind == _KIND_OF[io]:

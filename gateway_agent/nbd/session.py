@@ -164,7 +164,7 @@ class NbdSession(ABC):
         self._facts = facts
         self._out = ReplyBuffer(sock)
         self._pause = ClientPause()
-        self._cut_ns = 0  # the last one
+        self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
         self._ending = False
         stream.sessions.append(self)
@@ -323,7 +323,7 @@ class NbdSession(ABC):
         word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
         reads_ns, others_ns = self._paused_ns(now_ns)
         paused_ns, arrived_ns = others_ns if command else reads_ns, request[0]
-        if paused_ns and arrived_ns < self._cut_ns:
+        if paused_ns and arrived_ns - paused_ns < self._cut_ns:
             self._stream.let_through(word & 3, arrived_ns, paused_ns)
         self.inflight[cookie] = (arrived_ns - paused_ns, now_ns - paused_ns, word, 0 if command else length)
         self.requests.admit_pos = end_pos
@@ -355,7 +355,7 @@ class NbdSession(ABC):
                 return
             queue.popleft()
             paused_ns = others_ns if command else reads_ns
-            if paused_ns and arrived_ns < self._cut_ns:
+            if paused_ns and arrived_ns - paused_ns < self._cut_ns:
                 self._stream.let_through(command, arrived_ns, paused_ns)
             word, payload_bytes = length << 4 | command, 0 if command else length
             inflight[cookie] = (arrived_ns - paused_ns, now_ns - paused_ns, word, payload_bytes)

@@ -19,12 +19,12 @@ _OUTCOMES = {"done": 0, "failed": FAILED_BIT, "refused": FAILED_BIT | REFUSED_BI
 class Session:
     """One client: its requests by number, held ones apart, and when it took no answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: int) -> None:
         self.pending: dict[int, tuple[int, int]] = {}  # (arrival as of the last cut, kind)
         self.held: dict[int, tuple[int, int]] = {}
         self.pause = ClientPause()
         self.pauses: list[list[int]] = []  # [begin, end], all of them
-        self.cut_ns = 0
+        self.cut_ns = now_ns
 
     def gauges(self) -> tuple[int, int]:
         return len(self.pending), len(self.held)
@@ -62,7 +62,7 @@ class History:
             self.connect()
 
     def connect(self) -> None:
-        self.sessions.append(Session())
+        self.sessions.append(Session(self.now_ns))
         self.stream.sessions.append(self.sessions[-1])
 
     def pass_ms(self, ms: float) -> None:
@@ -87,7 +87,7 @@ class History:
         session = self.requests[number]["session"]
         arrived_ns, kind = session.held.pop(number)
         paused_ns = session.pause.total_ns(self.now_ns)
-        if paused_ns and arrived_ns < session.cut_ns:
+        if paused_ns and arrived_ns - paused_ns < session.cut_ns:
             self.stream.let_through(kind, arrived_ns, paused_ns)
         session.pending[number] = arrived_ns - paused_ns, kind
         self.requests[number]["went"] = self.now_ns
@@ -122,7 +122,7 @@ class History:
             self.requests[number] |= {"ended": self.now_ns, "how": "left"}
         self.stream.leave(gone, self.now_ns)
         self._happened("left", gone)
-        self.sessions[session] = Session()
+        self.sessions[session] = Session(self.now_ns)
         self.stream.sessions.append(self.sessions[session])
 
     def refuse(self) -> None:
@@ -166,3 +166,32 @@ class History:
             for begin_ns, end_ns in request["session"].pauses
         )
         return int(at_ns - request["arrived"] - paused_ns)
+
+    def play(self, steps: list[tuple[str, Any, Any]], tick_ns: int) -> None:
+        """Do what each step says, ``tick_ns`` apart; then a cut. A step that makes no sense is passed over."""
+        for what, one, two in steps:
+            self.now_ns += tick_ns
+            self._step(what, one, two)
+        self.pass_ms(1)
+        self.cut()
+
+    def _step(self, what: str, one: Any, two: Any) -> None:
+        sent = [number for session in self.sessions for number in session.pending]
+        held = [number for session in self.sessions for number in session.held]
+        if what in ("arrive", "hold"):
+            self.arrive(one, two, held=what == "hold")
+        elif what == "go" and held:
+            self.let_through(held[one % len(held)])
+        elif what == "complete" and sent:
+            self.complete(sent[one % len(sent)], two)
+        elif what == "take":
+            self.take_answers(one, two)
+        elif what == "pass":
+            self.pass_ms(one)
+        elif what == "limits":
+            self.cut()
+            self.set_limits(tuple(sorted(one)))
+        elif what == "leave":
+            self.leave(one)
+        elif what in ("cut", "refuse", "found", "fold"):
+            {"cut": self.cut, "refuse": self.refuse, "found": self.let_in, "fold": self.stream.fold}[what]()

@@ -38,49 +38,24 @@ steps = st.lists(
     ),
     max_size=80,
 )
-pauses = st.lists(
-    st.one_of(
-        arrivals,
-        st.tuples(st.just("hold"), st.sampled_from([KIND_READ, KIND_WRITE]), st.integers(0, 1)),
-        st.tuples(st.just("go"), st.integers(0, 50), st.none()),
-        st.tuples(st.just("take"), st.integers(0, 1), st.booleans()),
-        st.tuples(st.just("complete"), st.integers(0, 50), st.sampled_from(["done", "failed"])),
-        st.tuples(st.just("pass"), st.sampled_from([0.5, 1, 2, 5, 30]), st.none()),
-        st.tuples(st.just("cut"), st.none(), st.none()),
-        st.tuples(st.just("leave"), st.integers(0, 1), st.none()),
-    ),
-    max_size=80,
-)
+PAUSES = [
+    *[("arrive", kind, 0) for kind in (KIND_READ, KIND_WRITE)],
+    *[("hold", kind, 0) for kind in (KIND_READ, KIND_WRITE)],
+    *[("go", number, None) for number in (0, 1)],
+    *[("complete", number, how) for number, how in ((0, "done"), (1, "done"), (0, "failed"))],
+    *[("take", 0, does_take) for does_take in (False, True, False)],
+    *[("pass", ms, None) for ms in (1, 3, 5, 30)],
+    *[("cut", None, None)] * 3,
+    ("leave", 0, None),
+    ("arrive", KIND_READ, 1),
+]
+pauses = st.lists(st.sampled_from(PAUSES), min_size=10, max_size=100)
 
 
 def play(happened, tick_ns=0):
     """``tick_ns`` passes with each step, so that no two happen at one instant."""
     history = History(limits=LIMITS[:4])
-    for what, one, two in happened:
-        history.now_ns += tick_ns
-        waiting = [number for session in history.sessions for number in session.pending]
-        held = [number for session in history.sessions for number in session.held]
-        if what in ("arrive", "hold"):
-            history.arrive(one, two, held=what == "hold")
-        elif what == "go" and held:
-            history.let_through(held[one % len(held)])
-        elif what == "take":
-            history.take_answers(one, two)
-        elif what == "complete" and waiting:
-            history.complete(waiting[one % len(waiting)], two)
-        elif what == "pass":
-            history.pass_ms(one)
-        elif what == "cut":
-            history.cut()
-        elif what == "limits":
-            history.cut()
-            history.set_limits(sorted(one))
-        elif what == "leave":
-            history.leave(one)
-        elif what == "fold":
-            history.stream.fold()
-    history.pass_ms(1)
-    history.cut()
+    history.play(happened, tick_ns)
     return history
 
 

@@ -111,27 +111,7 @@ steps = st.lists(
 def play(happened):
     """With 10 ns between two steps, so that no two happen at one instant."""
     history = History()
-    for what, one, two in happened:
-        history.now_ns += 10
-        waiting = [number for session in history.sessions for number in session.pending]
-        if what == "arrive":
-            history.arrive(one, two)
-        elif what == "complete" and waiting:
-            history.complete(waiting[one % len(waiting)], two)
-        elif what == "pass":
-            history.pass_ms(one)
-        elif what == "cut":
-            history.cut()
-        elif what == "leave":
-            history.leave(one)
-        elif what == "refuse":
-            history.refuse()
-        elif what == "found":
-            history.let_in()
-        elif what == "fold":
-            history.stream.fold()
-    history.pass_ms(1)
-    history.cut()
+    history.play(happened, 10)
     return history
 
 
