@@ -168,7 +168,7 @@ class History:
         return int(at_ns - request["arrived"] - paused_ns)
 
     def play(self, steps: list[tuple[str, Any, Any]], tick_ns: int) -> None:
-        """Do what each step says, ``tick_ns`` apart; then a cut. A step that makes no sense is passed over."""
+        """Do what each step says, ``tick_ns`` apart; then a cut. Steps that make no sense are left out."""
         for what, one, two in steps:
             self.now_ns += tick_ns
             self._step(what, one, two)
