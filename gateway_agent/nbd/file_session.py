@@ -12,7 +12,8 @@ Theory of operation:
   what it has not read costs bounded memory. NBD leaves the order of requests under way to the server.
 - Nothing here takes long: large requests are jobs, and a turn of the loop ends after ``TURN_BYTES``.
 
-Without workers a file that blocks stalls every volume of the plane; such files get workers.
+Without workers a file that blocks stalls every volume of the plane; such files get workers. What makes data
+stable (a flush, FUA) waits for a disk, whatever the file: a thread of the export does it (``SyncedRunner``).
 
     session ──submit(job)──► LoopRunner: one piece of one job in each turn of the loop, jobs in rotation
                              WorkerPool: queue ──► nbd-w-N threads ──done list + eventfd──► loop
@@ -116,9 +117,20 @@ class StorageJob:
             pass
 
     @property
+    def is_sync(self) -> bool:
+        """Whether it makes data stable."""
+        return makes_stable(self.request)
+
+    @property
     def is_half_written(self) -> bool:
         """Whether its volume holds a part of a write."""
         return self.request[2] == p.Cmd.WRITE and self._at > 0
+
+
+def makes_stable(request: Request) -> bool:
+    """Whether a request makes data stable: that waits for a disk, whatever the file."""
+    command, flags = request[2], request[5]
+    return command == p.Cmd.FLUSH or bool(flags & p.CMD_FLAG_FUA and command != p.Cmd.READ)
 
 
 class JobRunner(Protocol):
@@ -126,7 +138,7 @@ class JobRunner(Protocol):
 
     Attributes:
         most_jobs: of one session at a time.
-        is_loop: requests that are quickly done need no job; the session does them itself.
+        is_loop: what is quickly done needs no job; the session does it itself.
     """
 
     most_jobs: int
@@ -219,6 +231,44 @@ class WorkerPool:
         os.close(self._wake_fd)
 
 
+class SyncedRunner:
+    """Jobs of one export, done by the loop; those that make data stable by a thread. Thread: the loop's only.
+
+    The requests of a connection are still done one after another. The thread is started for the first such
+    job. A file system that hangs in a flush so holds up the connections that flush there, and no other.
+
+    Args:
+        turns: does the other jobs; the caller stops it.
+    """
+
+    most_jobs = 1
+    is_loop = True
+
+    def __init__(self, loop: EventLoop, name: str, turns: LoopRunner) -> None:
+        self._loop = loop
+        self._name = name
+        self._turns = turns
+        self._thread: WorkerPool | None = None
+
+    def submit(self, job: StorageJob) -> None:
+        """See ``JobRunner``."""
+        if not job.is_sync:
+            self._turns.submit(job)
+            return
+        if self._thread is None:
+            self._thread = WorkerPool(self._loop, self._name, 1)
+        self._thread.submit(job)
+
+    def stop(self) -> None:
+        """End the thread after the jobs that it has.
+
+        Raises:
+            ThreadDidNotStop: the file still blocks it.
+        """
+        if self._thread is not None:
+            self._thread.stop()
+
+
 SMALL_BYTES: Final = (
     1 << 20
 )  # fits the request buffer and the reply buffer; larger ones ask the plane for memory
@@ -226,7 +276,6 @@ SMALL_RANGE_BYTES: Final = 64 << 10  # of a trim or write-zeroes that is done at
 SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and writes each; always one
 TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
 _REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
-_SYNC_WORK: Final = 1 << 20  # what a flush or FUA counts
 _MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
 
 _Reply = tuple[memoryview, int]
@@ -307,7 +356,7 @@ class FileSession(NbdSession):
         reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
         while queue and work < TURN_BYTES:
             request = queue[0]
-            _, cookie, command, length, _, flags, end_pos = request
+            _, cookie, command, length, _, _, end_pos = request
             is_read = command == p.Cmd.READ
             reply_bytes = p.SIMPLE_REPLY_BYTES + (length if is_read else 0)
             if filled + reply_bytes > len(scratch) or not self._is_here(request, may_read):
@@ -321,8 +370,7 @@ class FileSession(NbdSession):
             word |= FAILED_BIT if error else 0
             paused_ns = reads_ns if is_read else others_ns
             finished.append((paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns()))
-            is_sync = command == p.Cmd.FLUSH or flags & p.CMD_FLAG_FUA
-            work += length + (_SYNC_WORK if is_sync else _REQUEST_WORK)
+            work += length + _REQUEST_WORK
         self._record(finished)
         if finished and self._replies:
             self._replies.append((memoryview(bytes(scratch[:filled])), 0))
@@ -342,18 +390,20 @@ class FileSession(NbdSession):
 
     def _is_small(self, request: Request) -> bool:
         command = request[2]
+        if makes_stable(request):
+            return False
         if command in (p.Cmd.READ, p.Cmd.WRITE):
             return request[3] <= SMALL_BYTES
-        return command == p.Cmd.FLUSH or request[3] <= SMALL_RANGE_BYTES
+        return request[3] <= SMALL_RANGE_BYTES
 
     def _do(self, request: Request, into: memoryview) -> int:
         """Error number of one small request, done now."""
-        _, _, command, length, offset, flags, end_pos = request
+        _, _, command, length, offset, _, end_pos = request
         if command == p.Cmd.READ:
             return self._storage.read(into, offset)
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
-            return self._storage.write(payload, offset, fua=bool(flags & p.CMD_FLAG_FUA))
+            return self._storage.write(payload, offset, fua=False)
         job = StorageJob(self._storage, request, bytearray(), self._on_job)
         job.run()
         return job.error

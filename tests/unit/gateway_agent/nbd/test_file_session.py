@@ -1,15 +1,23 @@
 import contextlib
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway_agent.errors import BackingFileError, ExportRefused
-from gateway_agent.nbd import exports
+from gateway_agent.nbd import exports, file_session
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, LoopRunner, StorageJob, WorkerPool
+from gateway_agent.nbd.file_session import (
+    MAX_JOBS,
+    FileSession,
+    LoopRunner,
+    StorageJob,
+    SyncedRunner,
+    WorkerPool,
+)
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
@@ -210,6 +218,62 @@ def test_a_session_has_a_bounded_number_of_jobs(path):
     assert len(client.sock.sent) == 500 * 528
 
 
+class FakeThread(Pool):
+    """Instead of the thread of an export; ``stop`` ends it."""
+
+    made = 0
+
+    def __init__(self, _loop, _name, workers):
+        super().__init__()
+        assert workers == 1
+        FakeThread.made += 1
+
+    def stop(self):
+        self.run()
+
+
+SYNCS = [p.request(p.Cmd.FLUSH, 1, 0, 0), p.request(p.Cmd.WRITE, 1, 0, 3, p.CMD_FLAG_FUA) + b"abc"]
+SYNCS.append(p.request(p.Cmd.WRITE_ZEROES, 1, 0, 512, p.CMD_FLAG_FUA))
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=["flush", "write", "zeroes"])
+def test_what_waits_for_a_disk_holds_up_its_own_connection_and_no_other(tmp_path, monkeypatch, sync):
+    monkeypatch.setattr(file_session, "WorkerPool", FakeThread)
+    rig, table, _ = plane_of(tmp_path)
+    made = FakeThread.made
+    (_, sock), (_, other) = connect(rig, table), connect(rig, table)
+    rig.deliver(other, read(7, 0, 512) + write(8, 0, b"x"))
+    assert FakeThread.made == made, "no thread before it is needed"
+    rig.deliver(sock, sync + read(2, 0, 512))
+    rig.deliver(other, read(9, 0, 512))
+    assert (len(sock.sent), len(other.sent)) == (0, 2 * 528 + 16)
+    table._runners["here"]._thread.run()
+    assert [item[0] for item in replies(sock.sent, {2: 512})] == [1, 2]
+    assert FakeThread.made == made + 1
+    table.close()
+
+
+def test_a_file_that_hangs_in_a_flush_hangs_no_other_connection(tmp_path, monkeypatch):
+    loop, done, hang = EventLoop(SystemClock()), [], threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: hang.wait(60))
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    storage = VolumeStorage("vol-1", str(tmp_path / "disk.img"), read_only=False)
+    turns = LoopRunner(loop)
+    runner = SyncedRunner(loop, "vol-1", turns)
+    for number, command in enumerate((p.Cmd.FLUSH, p.Cmd.READ)):
+        runner.submit(StorageJob(storage, (0, number, command, 512, 0, 0, 0), bytearray(528), done.append))
+    while not done:
+        loop.step()
+    assert [job.request[2] for job in done] == [p.Cmd.READ]
+    hang.set()
+    while len(done) < 2:
+        loop.step()
+    turns.stop()
+    runner.stop()
+    storage.release()
+    loop.close()
+
+
 def test_results_for_a_session_that_is_closed_are_dropped(path):
     client = Client(path, "workers")
     client.rig.deliver(client.sock, read(1, 0, 512))
@@ -309,7 +373,7 @@ def test_new_clients_find_the_file_that_is_there_now(tmp_path):
         rig.deliver(sock, read(1, 0, 1))
     assert bytes(former.sent[16:]) == b"a", "a client keeps what it has opened"
     assert bytes(latter.sent[16:]) == b"b"
-    rig.deliver(latter, write(2, 0, b"c", p.CMD_FLAG_FUA))
+    rig.deliver(latter, write(2, 0, b"c"))
     assert path.read_bytes()[:1] == b"c"
 
 
