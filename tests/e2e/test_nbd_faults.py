@@ -136,6 +136,29 @@ def test_a_client_that_gives_up_on_hanging_storage_leaves_its_stall(run: Process
     assert (abandoned, ages_ms >= IOS * LIMIT_US // 1000) == (IOS, True)
 
 
+def test_clients_that_give_up_one_after_another_leave_one_stall(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "--filter=delay", "memory", str(SIZE), "rdelay=60")
+    run.plane(exports=[upstream(tmp_path)])
+    watch, waited_ms = Watch(run.link()), 0
+
+    def figures() -> tuple[int, int]:
+        watch.collect()
+        return watch.newest.get((OUTSTANDING + IO_READ, 0), (0, 0))
+
+    for turn in range(1, 4):
+        client = run.client("vol-1@host-a")
+        ask(client, 1)
+        wait_for("it has waited", lambda: figures()[0] >= 600)
+        waited_ms += watch.newest[OUTSTANDING + IO_READ, 0][0]
+        client.sock.close()
+        watch.until("its I/O is abandoned", (OVERDUE, 0), turn)
+    assert watch.sums[OVERDUE, 0][1] >= waited_ms
+    ask(run.client("vol-1@host-a"), 1)
+    wait_for("the stall goes on", lambda: figures()[0] >= 1000)
+    age_ms, stalled_ms = watch.newest[OUTSTANDING + IO_READ, 0]
+    assert stalled_ms >= age_ms + waited_ms
+
+
 def test_storage_that_is_killed_fails_what_was_under_way_and_the_clients_that_come(
     run: Processes, tmp_path: Path
 ) -> None:
