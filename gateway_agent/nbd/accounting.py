@@ -140,10 +140,10 @@ class StreamAccount:
         """What its reads and writes are compared with."""
         return self._limits.limits
 
-    def set_limits(self, limits: Sequence[Limit]) -> None:
+    def set_limits(self, limits: Sequence[Limit], now_ns: int) -> None:
         """Compare with others from now on; a cut has one set if this comes right after ``take``."""
         self.fold()
-        self._limits.set_limits(limits, self._pendings(0))  # as of the last cut, whenever this is asked
+        self._limits.set_limits(limits, self._pendings(now_ns))
 
     def let_through(self, kind: int, arrived_ns: int, paused_ns: int) -> None:
         """See ``LimitCounter``."""

@@ -98,15 +98,15 @@ class StreamTable:
         limits = thresholds.limits_for(export.volume, client)
         self._make_room(_descriptor_bytes(*names), _column_bytes(limits))
         stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
-        stream.set_limits(limits)
+        stream.set_limits(limits, 0)  # it has no session yet
         self._made += 1
         self._descriptor_bytes += _descriptor_bytes(*names)
         self._column_bytes += _column_bytes(limits)
         self._by_name[export.volume, client] = stream
         return stream
 
-    def set_thresholds(self, thresholds: PlaneThresholds) -> int:
-        """Compare all streams with another set; returns how many limits were left out for want of room.
+    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int) -> int:
+        """Compare all streams with another set from now on; returns how many limits found no room.
 
         The server judges by histograms what is not counted, and says so.
         """
@@ -115,7 +115,7 @@ class StreamTable:
         if wanted and sum(_column_bytes(limits) for _, limits in wanted) > MAX_COLUMN_BYTES:
             most = (MAX_COLUMN_BYTES // len(wanted) - _STREAM_BYTES) // _LIMIT_BYTES
         for stream, limits in wanted:
-            stream.set_limits(limits[:most])
+            stream.set_limits(limits[:most], now_ns)
         self._column_bytes = sum(_column_bytes(stream.limits) for stream, _ in wanted)
         return sum(max(len(limits) - most, 0) for _, limits in wanted)
 
@@ -198,7 +198,7 @@ class CutMaker:
         if may_close:
             self._close(now_ns, now_unix_us, more=True)
         self.thresholds = thresholds
-        left_out = self.table.set_thresholds(thresholds)
+        left_out = self.table.set_thresholds(thresholds, now_ns)
         # Too many kept cuts (no link collects): this one goes on, its missed counts are of no single version.
         self._version = thresholds.version if may_close else MIXED
         return left_out

@@ -145,7 +145,7 @@ class History:
 
     def set_limits(self, limits: tuple[Limit, ...]) -> None:
         self.limits = tuple(limits)
-        self.stream.set_limits(self.limits)
+        self.stream.set_limits(self.limits, self.now_ns)
 
     def sums(self) -> dict[tuple[int, int], list[int]]:
         """By entry kind, io and threshold: the sums of both figures over all cuts."""

@@ -158,7 +158,7 @@ def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
         ("vol-1", "host-b", "any", 1),
         ("vol-2", "*", "any", 1),
     )
-    target.set_limits(limits.limits_for("vol-1", "host-a"))
+    target.set_limits(limits.limits_for("vol-1", "host-a"), 0)
     log(target, KIND_READ, 512, 5_000_000)
     log(target, KIND_READ, 512, 5_000_001)
     log(target, KIND_WRITE, 512, 9_000_000)

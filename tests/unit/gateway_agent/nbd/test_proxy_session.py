@@ -504,7 +504,7 @@ def test_a_reply_in_parts_ages_no_more_while_the_client_takes_none_of_it(pair):
 @pytest.mark.parametrize("caps", [Rates(), Rates(ops_per_s=0.1)])
 def test_a_write_arrives_with_its_payload_however_slow_its_sender_is(caps):
     pair = Pair(Rig(caps=caps))
-    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
     pair.say(write(1, b"a" * 10))
     pair.answer(p.simple_reply(1))
     said = write(2, b"x" * 70_000)
@@ -562,7 +562,7 @@ def test_held_requests_are_outstanding_since_they_came():
 
 @pytest.mark.parametrize("who", ["client", "upstream", "plane"])
 def test_what_is_under_way_when_a_session_ends_is_counted_once(pair, who):
-    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
     pair.say(read(1, 64), read(2))
     pair.answer(p.simple_reply(1), b"a" * 10)
     pair.rig.clock.advance(1)
@@ -590,7 +590,7 @@ def test_what_is_under_way_when_a_session_ends_is_counted_once(pair, who):
 
 
 def test_a_client_whose_socket_breaks_under_its_replies_had_been_answered(pair):
-    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
     pair.say(read(1, 64), read(2, 64))
     pair.rig.clock.advance(1)
     pair.near.is_closed = True
