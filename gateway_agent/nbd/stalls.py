@@ -136,9 +136,8 @@ class StallClock:
             oldest_ns: arrival of the oldest request that other clients still wait for.
             now_ns: when.
         """
-        self._waits_since(
-            since_ns if oldest_ns is None else min(since_ns, oldest_ns), now_ns
-        )  # ends refusals
+        first_ns = since_ns if oldest_ns is None else min(since_ns, oldest_ns)
+        self._waits_since(first_ns, now_ns)  # refusals may have ended meanwhile
         rest_ns = self._waits_since(oldest_ns, now_ns)
         since_ns = max(since_ns, self._last_ns, self._former_end_ns)
         until_ns = now_ns if rest_ns is None else rest_ns
