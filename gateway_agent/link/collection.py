@@ -315,14 +315,17 @@ def _combine(
 def _joined(missed: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """One entry for each row, kind and threshold: sums, of OUTSTANDING the longest."""
     keys, index = np.unique(missed[["row", "io", "threshold_us"]], return_inverse=True)
-    joined = np.zeros(len(keys), dtype=cut.MISSED_DTYPE)
-    for name in ("row", "io", "threshold_us"):
-        joined[name] = keys[name]
-    is_outstanding = missed["io"] == cut.OUTSTANDING
+    is_outstanding = missed["io"] >= cut.OUTSTANDING
+    figures = []
     for name in ("counted", "missed"):
-        np.add.at(joined[name], index[~is_outstanding], missed[name][~is_outstanding])
-        np.maximum.at(joined[name], index[is_outstanding], missed[name][is_outstanding])
-    return joined
+        joined = np.zeros(len(keys), dtype=np.int64)
+        np.add.at(joined, index[~is_outstanding], missed[name][~is_outstanding])
+        np.maximum.at(joined, index[is_outstanding], missed[name][is_outstanding])
+        figures.append(joined.tolist())
+    return cut.missed_array(
+        (row, io, threshold_us, counted, late)
+        for (row, io, threshold_us), counted, late in zip(keys.tolist(), *figures, strict=True)
+    )
 
 
 def _shifted(column: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:

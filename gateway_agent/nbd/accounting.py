@@ -4,12 +4,14 @@ The data path only *logs* completions: the tuples that it has of them anyway, an
 of a batch (about 0.2 us an I/O). They are packed into arrays some hundred at a time, and ``fold`` turns these
 into counters with numpy: at ``FOLD_IOS`` and at each cut. Nothing is estimated: a fold compares every single
 latency with every threshold, in nanoseconds. What hangs is not in the log: at each cut, and when a client
-leaves, the sessions say what is outstanding (``limits``).
+leaves, the sessions say what is outstanding (``limits``, ``stalls``).
 
 Logged: ``buffers.Finished`` and done_ns; word = bytes << 4 | refused << 3 | failed << 2 | kind, where the
 bytes of trim and write-zeroes are those that the throttle charges (docs/formats/nbd.md). Latency is arrival
-to done, the reply in the client's socket buffer; service is sent upstream to reply; delay is what our
-throttle held it, arrival to sent. Done never falls from one completion to the next.
+to done, the answer complete and ready to be sent; service is sent upstream to reply; delay is what our
+throttle held it, arrival to sent. What a client leaves untaken of its answers is in none of them: the time
+for which an I/O had to wait behind that since the last cut is logged with it. Done never falls from one
+completion to the next.
 
 What counts as what:
     reads, writes    completions of any outcome; ``errors`` is the part that failed
@@ -33,7 +35,6 @@ from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from gateway_agent.nbd.buffers import Finished
 from gateway_agent.nbd.limits import (
@@ -43,11 +44,12 @@ from gateway_agent.nbd.limits import (
     KIND_ZEROING,
     Completions,
     Entry,
+    Ints,
     LimitCounter,
     Pending,
     Pendings,
-    StallClock,
 )
+from gateway_agent.nbd.stalls import StreamStalls
 from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, IO_READ, IO_WRITE
@@ -60,8 +62,6 @@ PACK_IOS: Final = 256  # more tuples than that cost a stream more memory, and no
 FOLD_IOS: Final = 2048  # a fold of so many takes about 0.4 ms, its longest pause
 _FINISHED_INTS: Final = 5
 
-_Ints = npt.NDArray[np.int64]
-
 
 def word_of(kind: int, length_bytes: int, failed: bool) -> int:
     """What kind of request it was, how many bytes, and whether it failed, in one integer."""
@@ -72,10 +72,13 @@ class CountedSession(Protocol):
     """A session whose requests are counted at a cut."""
 
     def gauges(self) -> tuple[int, int]:
-        """(sent upstream and not completed, held by the throttle)."""
+        """(sent upstream and not completed, held by the throttle); without what its client keeps waiting."""
 
-    def outstanding(self) -> list[Pending]:
-        """Every request that has arrived and was not given to ``record``, in any order."""
+    def outstanding(self, now_ns: int) -> list[Pending]:
+        """Every request that has arrived and was not given to ``record``, in any order, as of ``now_ns``."""
+
+    def cut_ended(self, now_ns: int) -> None:
+        """A cut has ended: from now on ``paused_ns`` of a request, and of ``Finished``, is counted again."""
 
     def close(self, reason: str) -> None:
         """Close the connection."""
@@ -105,19 +108,19 @@ class StreamAccount:
         self.arrived = 0
         self._recent: list[Finished] = []
         self._recent_done_ns: list[int] = []  # of each in _recent
-        self._packed: list[tuple[_Ints, _Ints]] = []  # the same, shapes (n, 5) and (n,)
+        self._packed: list[tuple[Ints, Ints]] = []  # the same, shapes (n, 5) and (n,)
         self._packed_ios = 0
         self.sessions: list[CountedSession] = []
         self._cost_read = cost_read
         self._cost_write = cost_write
-        self._counts: _Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
-        self._bytes: _Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
+        self._counts: Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
+        self._bytes: Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
         self._flushes = 0  # that succeeded
         self._errors = 0
-        self._sums_ns: _Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
-        self._hist: _Ints = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)  # of this cut
+        self._sums_ns: Ints = np.zeros(3, dtype=np.int64)  # latency, service, delay; lifetime
+        self._hist: Ints = np.zeros(histogram.WIRE_BUCKETS, dtype=np.int64)  # of this cut
         self._limits = LimitCounter()
-        self._stalls = StallClock()
+        self._stalls = StreamStalls()
         self._reported = self._lifetime()
 
     @property
@@ -137,31 +140,50 @@ class StreamAccount:
         """What its reads and writes are compared with."""
         return self._limits.limits
 
-    def set_limits(self, limits: Sequence[Limit]) -> None:
+    def set_limits(self, limits: Sequence[Limit], now_ns: int) -> None:
         """Compare with others from now on; a cut has one set if this comes right after ``take``."""
         self.fold()
-        self._limits.set_limits(limits, self._pendings())
+        self._limits.set_limits(limits, self._pendings(now_ns))
+
+    def let_through(self, kind: int, arrived_ns: int, paused_ns: int) -> None:
+        """See ``LimitCounter``."""
+        self._limits.let_through(kind, arrived_ns, paused_ns)
 
     def leave(self, session: CountedSession, now_ns: int) -> None:
         """A session ends; what is outstanding in it ends without a completion."""
         self.fold()
         self.sessions.remove(session)
-        ended = Pendings(session.outstanding())
-        if ended.oldest_ns is not None:
+        ended = Pendings(session.outstanding(now_ns))
+        if len(ended):
             self._limits.abandoned(ended, now_ns)
-            self._stalls.left(ended.oldest_ns, self._pendings().oldest_ns, now_ns)
+            self._stalls.left(ended, self._pendings(now_ns), now_ns)
 
-    def connection_failed(self) -> None:
-        """A client was refused because the storage is not there: a failed request of no kind."""
+    def connection_refused(self, asked_ns: int, now_ns: int) -> None:
+        """A client that asked at ``asked_ns`` is refused, because the storage is not there.
+
+        That is a failed request of no kind, and begins or prolongs a stall (``stalls``).
+        """
+        self.fold()
+        self._stalls.refused(asked_ns, self._pendings(now_ns), now_ns)
         self._counts[KIND_FLUSH] += 1
         self._errors += 1
         self._limits.failed(0, 0, 1)
 
-    def _pendings(self) -> Pendings:
-        return Pendings([each for session in self.sessions for each in session.outstanding()])
+    def connection_given_up(self, asked_ns: int, now_ns: int) -> None:
+        """A client that asked at ``asked_ns`` has left, before its storage was found to be there."""
+        self.fold()
+        self._stalls.gave_up(asked_ns, self._pendings(now_ns), now_ns)
+
+    def connection_made(self, now_ns: int) -> None:
+        """A client is let in: its storage is there."""
+        self.fold()
+        self._stalls.found(self._pendings(now_ns), now_ns)
+
+    def _pendings(self, now_ns: int) -> Pendings:
+        return Pendings([each for session in self.sessions for each in session.outstanding(now_ns)])
 
     def record(self, finished: list[Finished], now_ns: int) -> None:
-        """Log requests that are complete now; the positions in them are of no interest."""
+        """Log requests that are complete now."""
         recent = self._recent
         recent += finished
         self._recent_done_ns += [now_ns] * len(finished)
@@ -187,7 +209,9 @@ class StreamAccount:
         entries = np.concatenate([entries for entries, _ in self._packed])
         done_ns = np.concatenate([done_ns for _, done_ns in self._packed])
         self._packed, self._packed_ios = [], 0
-        _, word, arrived_ns, sent_ns, replied_ns = np.ascontiguousarray(entries.T)
+        paused_ns, word, arrived_ns, sent_ns, replied_ns = np.ascontiguousarray(entries.T)
+        seen_ns = arrived_ns  # as of the last cut
+        arrived_ns, sent_ns = arrived_ns + paused_ns, sent_ns + paused_ns
         kind, flags = word & 3, word & (FAILED_BIT | REFUSED_BIT)
         transferred = np.where(flags, 0, word >> LENGTH_SHIFT)
         is_read, is_write = kind == KIND_READ, kind == KIND_WRITE
@@ -199,23 +223,21 @@ class StreamAccount:
         latency_ns = (done_ns - arrived_ns)[is_io]
         service_ns, delay_ns = (replied_ns - sent_ns)[is_io], (sent_ns - arrived_ns)[is_io]
         self._sums_ns += [latency_ns.sum(), service_ns.sum(), delay_ns.sum()]
-        compared = Completions(is_write[is_io], arrived_ns[is_io], latency_ns, (flags == FAILED_BIT)[is_io])
+        compared = Completions(is_write[is_io], seen_ns[is_io], latency_ns, (flags == FAILED_BIT)[is_io])
         self._add_histograms(compared, service_ns, delay_ns)
         self._limits.completed(compared)
         if flags.any():
             self._errors += int(np.count_nonzero(flags))
-            answered = flags < REFUSED_BIT  # what the gateway refuses proves nothing about its storage
-            arrived_ns, done_ns = arrived_ns[answered], done_ns[answered]
-            if not answered.all():
-                self._stalls.refused()
+            is_io &= flags < REFUSED_BIT  # what the gateway refuses proves nothing about its storage
             failed = np.bincount(kind[flags == FAILED_BIT], minlength=4).tolist()
             self._limits.failed(
                 failed[KIND_READ], failed[KIND_WRITE], failed[KIND_ZEROING] + failed[KIND_FLUSH]
             )
-        if len(done_ns):
-            self._stalls.completed(arrived_ns, done_ns, lambda: self._pendings().oldest_ns)
+        self._stalls.completed(
+            is_write[is_io], arrived_ns[is_io], done_ns[is_io], lambda: self._pendings(int(done_ns[-1]))
+        )
 
-    def _add_histograms(self, done: Completions, service_ns: _Ints, delay_ns: _Ints) -> None:
+    def _add_histograms(self, done: Completions, service_ns: Ints, delay_ns: Ints) -> None:
         for first, buckets, values in (
             (histogram.TOTAL_READ, histogram.BUCKETS, done.of(IO_READ).latency_ns),
             (histogram.TOTAL_WRITE, histogram.BUCKETS, done.of(IO_WRITE).latency_ns),
@@ -256,8 +278,10 @@ class StreamAccount:
         lifetime, reported = self._lifetime(), self._reported
         gauges = [session.gauges() for session in self.sessions]
         inflight, held = sum(gauge[0] for gauge in gauges), sum(gauge[1] for gauge in gauges)
-        pendings = self._pendings()
-        entries = self._limits.take(pendings, now_ns) + self._stalls.take(pendings.oldest_ns, now_ns)
+        pendings = self._pendings(now_ns)
+        entries = self._limits.take(pendings, now_ns) + self._stalls.take(pendings, now_ns)
+        for session in self.sessions:
+            session.cut_ended(now_ns)
         if lifetime == reported and not entries and not len(pendings):
             return None
         row = {name: value - reported[name] for name, value in lifetime.items()}
@@ -280,7 +304,7 @@ class StreamCut:
 
     __slots__ = ("hist", "missed", "row", "stream")
 
-    def __init__(self, stream: StreamAccount, row: list[int], hist: _Ints, missed: list[Entry]) -> None:
+    def __init__(self, stream: StreamAccount, row: list[int], hist: Ints, missed: list[Entry]) -> None:
         self.stream = stream
         self.row = row
         self.hist = hist

@@ -12,15 +12,16 @@ position of its first byte:
 
 ``parse_pos`` is where the next header begins; it runs ahead of ``end_pos`` while a write's payload is on its
 way. ``admit_pos`` is the end of the last admitted request, payload included, so a large payload streams
-through as it arrives. ``sent_pos`` runs ahead of ``end_pos`` only after ``skip``: the rest of a refused write
-is dropped on arrival. Held requests stay where they are; a full buffer stops reading, which is back-pressure.
+through as it arrives. ``sent_pos`` runs ahead of ``end_pos`` only after ``skip``: the rest of a refused
+write is dropped on arrival. The last request may lack a part of its payload. That is its sender's time
+(``awaits_payload``), unless the buffer has been full meanwhile: then it may have waited for us. Held
+requests stay where they are; a full buffer stops reading, which is back-pressure.
 
 Invariants: sent_pos <= admit_pos except while skipping; admit_pos <= parse_pos; ``room`` is never 0 for ever
 while something can leave (a header always fits behind what is held, or the holder drains first).
 
 ``ReplyBuffer``: replies are sent at once when the socket takes them, and kept in order when it does not. An
-I/O is complete when its last byte is in the client's socket buffer, not when it is queued here; so each
-finished request waits with its end position until the socket has taken that much.
+I/O is complete before its reply is given to it: how fast a client takes its answers is its own affair.
 
 ``MemoryBudget``: accounting of the memory for large requests, bounded for all connections of a plane
 together. A session asks before it allocates. When nothing is free it waits in line and is called when
@@ -61,9 +62,12 @@ Request = tuple[int, int, int, int, int, int, int]
 """(arrived_ns, cookie, command, length, offset, flags, end_pos); plain, because one is made per I/O."""
 ARRIVED, COOKIE, COMMAND, LENGTH, OFFSET, FLAGS, END = range(7)
 InFlight = dict[int, tuple[int, int, int, int]]
-"""cookie -> (arrived_ns, sent_ns, word without outcome, payload bytes of a successful reply)."""
+"""cookie -> (arrived_ns, sent_ns, word without outcome, payload bytes of a successful reply).
+
+The first two are as of the last cut: pauses of its client since then are not in them (``session``).
+"""
 Finished = tuple[int, int, int, int, int]
-"""(end position in the client's stream, word, arrived_ns, sent_ns, reply_ns)."""
+"""(paused_ns, word, arrived_ns, sent_ns, reply_ns); ``paused_ns`` is still to be added to the next two."""
 
 
 class RequestBuffer:
@@ -85,6 +89,8 @@ class RequestBuffer:
         self.sent_pos = 0
         self.queue: deque[Request] = deque()
         self.disconnecting = False
+        self.last_cookie = 0  # of the last request
+        self._was_full = False  # while the last request arrived
 
     def room(self) -> memoryview:
         """Free space to receive into; empty when the buffer is full or nothing more is wanted."""
@@ -123,8 +129,10 @@ class RequestBuffer:
         """
         self.end_pos = end = self.end_pos + count
         position, base, view = self.parse_pos, self._base, self._view
+        if position <= end:
+            self._was_full = False
         append, unpack = self.queue.append, p.REQUEST.unpack_from
-        transfers = 0
+        transfers, cookie = 0, self.last_cookie
         while end - position >= 28:
             magic, flags, command, cookie, offset, length = unpack(view, position - base)
             if magic != 0x25609513:
@@ -141,8 +149,20 @@ class RequestBuffer:
                 self.disconnecting = True
                 break
             append((now_ns, cookie, command, length, offset, flags, position))
-        self.parse_pos = position
+        self.parse_pos, self.last_cookie = position, cookie
+        if position > end and end - self.sent_pos >= self._capacity:
+            self._was_full = True
         return transfers
+
+    @property
+    def awaits_payload(self) -> bool:
+        """Whether the last request waits for its sender alone: for the rest of its payload."""
+        return self.parse_pos > self.end_pos and not self._was_full
+
+    @property
+    def is_last_held(self) -> bool:
+        """Whether the last request is in the queue."""
+        return bool(self.queue) and self.queue[-1][END] == self.parse_pos
 
     def outgoing(self) -> memoryview:
         """Admitted bytes that are here and not yet sent."""
@@ -176,17 +196,13 @@ class ReplyBuffer:
     """See the module docstring.
 
     Attributes:
-        queued_pos: bytes ever given to ``send``.
-        unsent_bytes: those of them that the socket has not taken.
-        finishing: finished requests whose replies are not out whole, in order.
+        unsent_bytes: given to ``send``, and not taken by the socket.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._backlog = memoryview(b"")
         self._more: deque[bytes] = deque()
-        self.queued_pos = 0
-        self.finishing: deque[Finished] = deque()
         self.unsent_bytes = 0
 
     @property
@@ -201,7 +217,6 @@ class ReplyBuffer:
             OSError: the client is gone.
         """
         size = len(data)
-        self.queued_pos += size
         if self.unsent_bytes:
             self._more.append(bytes(data))
             self.unsent_bytes += size
@@ -234,14 +249,6 @@ class ReplyBuffer:
             return self._sock.send(data)
         except BlockingIOError:
             return 0
-
-    def take_finished(self) -> list[Finished]:
-        """Requests whose replies are now out whole."""
-        out_pos = self.queued_pos - self.unsent_bytes
-        done = []
-        while self.finishing and self.finishing[0][0] <= out_pos:
-            done.append(self.finishing.popleft())
-        return done
 
 
 LIMIT_BYTES: Final = 128 << 20  # three requests of the largest size, and 16 of the 2 MiB that qemu-img uses

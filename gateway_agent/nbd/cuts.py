@@ -34,7 +34,15 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.accounting import StreamAccount, StreamCut
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, rows_array, worst_late
+from pmdaemon.wire.cut import (
+    COLUMNS,
+    HIST_DTYPE,
+    MISSED_DTYPE,
+    hist_array,
+    missed_array,
+    rows_array,
+    worst_late,
+)
 from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.messages.planes import DpCut
 
@@ -42,10 +50,10 @@ MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
 MAX_STREAMS: Final = 320
 MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
-_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 4 * MISSED_DTYPE.itemsize
-"""Of a stream in the largest cut: counters, every bucket, failures by kind and OUTSTANDING."""
+_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 9 * MISSED_DTYPE.itemsize
+"""Of a stream in the largest cut: counters, every bucket; failed, abandoned and outstanding I/O by kind."""
 _LIMIT_BYTES: Final = 3 * MISSED_DTYPE.itemsize
-"""Compared, overdue and failed: so 320 streams have room for 9 limits each."""
+"""Compared, overdue and failed: so 320 streams have room for 7 limits each."""
 MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
 _DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
 
@@ -90,15 +98,15 @@ class StreamTable:
         limits = thresholds.limits_for(export.volume, client)
         self._make_room(_descriptor_bytes(*names), _column_bytes(limits))
         stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
-        stream.set_limits(limits)
+        stream.set_limits(limits, 0)  # it has no session yet
         self._made += 1
         self._descriptor_bytes += _descriptor_bytes(*names)
         self._column_bytes += _column_bytes(limits)
         self._by_name[export.volume, client] = stream
         return stream
 
-    def set_thresholds(self, thresholds: PlaneThresholds) -> int:
-        """Compare all streams with another set; returns how many limits were left out for want of room.
+    def set_thresholds(self, thresholds: PlaneThresholds, now_ns: int) -> int:
+        """Compare all streams with another set from now on; returns how many limits found no room.
 
         The server judges by histograms what is not counted, and says so.
         """
@@ -107,7 +115,7 @@ class StreamTable:
         if wanted and sum(_column_bytes(limits) for _, limits in wanted) > MAX_COLUMN_BYTES:
             most = (MAX_COLUMN_BYTES // len(wanted) - _STREAM_BYTES) // _LIMIT_BYTES
         for stream, limits in wanted:
-            stream.set_limits(limits[:most])
+            stream.set_limits(limits[:most], now_ns)
         self._column_bytes = sum(_column_bytes(stream.limits) for stream, _ in wanted)
         return sum(max(len(limits) - most, 0) for _, limits in wanted)
 
@@ -190,7 +198,7 @@ class CutMaker:
         if may_close:
             self._close(now_ns, now_unix_us, more=True)
         self.thresholds = thresholds
-        left_out = self.table.set_thresholds(thresholds)
+        left_out = self.table.set_thresholds(thresholds, now_ns)
         # Too many kept cuts (no link collects): this one goes on, its missed counts are of no single version.
         self._version = thresholds.version if may_close else MIXED
         return left_out
@@ -248,11 +256,8 @@ def _columns(rows: list[StreamCut]) -> tuple[bytes, int, int]:
     for index, taken in enumerate(rows):
         dense[index] = taken.hist
     row, bucket = np.nonzero(dense)
-    hist = np.zeros(len(row), dtype=HIST_DTYPE)
-    hist["row"], hist["bucket"], hist["count"] = row, bucket, dense[row, bucket]
-    missed = np.array(
-        [(index, *entry) for index, taken in enumerate(rows) for entry in taken.missed], dtype=MISSED_DTYPE
-    )
+    hist = hist_array(row, bucket, dense[row, bucket])
+    missed = missed_array((index, *entry) for index, taken in enumerate(rows) for entry in taken.missed)
     return counters.tobytes() + hist.tobytes() + missed.tobytes(), len(hist), len(missed)
 
 

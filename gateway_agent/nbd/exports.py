@@ -19,7 +19,7 @@ from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.file_session import FileSession, LoopRunner, WorkerPool
+from gateway_agent.nbd.file_session import FileSession, LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.storage import VolumeStorage
@@ -76,7 +76,7 @@ class ExportTable:
         self._context = context
         self._on_learned = on_learned
         self._storages: dict[str, VolumeStorage] = {}
-        self._pools: dict[str, WorkerPool] = {}
+        self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
         for export in config.exports:
             volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
@@ -106,7 +106,9 @@ class ExportTable:
         if storage is not None:
             storage.release()
         elif export.workers:
-            self._pools[name] = WorkerPool(self._context.loop, name, export.workers)
+            self._runners[name] = WorkerPool(self._context.loop, name, export.workers)
+        else:
+            self._runners[name] = SyncedRunner(self._context.loop, name, self._turns)
         self._storages[name] = fresh
         return fresh
 
@@ -186,7 +188,7 @@ class ExportTable:
         if up is not None:
             return ProxySession(self._context, sock, volume, stream, facts, up)
         storage = self._storages[volume.export.volume]
-        runner = self._pools.get(volume.export.volume) or self._turns
+        runner = self._runners[volume.export.volume]
         return FileSession(self._context, sock, volume, stream, storage, facts, runner)
 
     def describe(self) -> list[dict[str, object]]:
@@ -196,8 +198,8 @@ class ExportTable:
     def close(self) -> None:
         """Finish the writes that have begun, end the workers, close the files."""
         self._turns.stop()
-        for pool in self._pools.values():
-            pool.stop()
+        for runner in self._runners.values():
+            runner.stop()
         for storage in self._storages.values():
             storage.release()
 

@@ -12,7 +12,8 @@ Theory of operation:
   what it has not read costs bounded memory. NBD leaves the order of requests under way to the server.
 - Nothing here takes long: large requests are jobs, and a turn of the loop ends after ``TURN_BYTES``.
 
-Without workers a file that blocks stalls every volume of the plane; such files get workers.
+Without workers a file that blocks stalls every volume of the plane; such files get workers. What makes data
+stable (a flush, FUA) waits for a disk, whatever the file: a thread of the export does it (``SyncedRunner``).
 
     session ──submit(job)──► LoopRunner: one piece of one job in each turn of the loop, jobs in rotation
                              WorkerPool: queue ──► nbd-w-N threads ──done list + eventfd──► loop
@@ -116,9 +117,20 @@ class StorageJob:
             pass
 
     @property
+    def is_sync(self) -> bool:
+        """Whether it makes data stable."""
+        return makes_stable(self.request)
+
+    @property
     def is_half_written(self) -> bool:
         """Whether its volume holds a part of a write."""
         return self.request[2] == p.Cmd.WRITE and self._at > 0
+
+
+def makes_stable(request: Request) -> bool:
+    """Whether a request makes data stable: that waits for a disk, whatever the file."""
+    command, flags = request[2], request[5]
+    return command == p.Cmd.FLUSH or bool(flags & p.CMD_FLAG_FUA and command != p.Cmd.READ)
 
 
 class JobRunner(Protocol):
@@ -126,7 +138,7 @@ class JobRunner(Protocol):
 
     Attributes:
         most_jobs: of one session at a time.
-        is_loop: requests that are quickly done need no job; the session does them itself.
+        is_loop: what is quickly done needs no job; the session does it itself.
     """
 
     most_jobs: int
@@ -219,6 +231,44 @@ class WorkerPool:
         os.close(self._wake_fd)
 
 
+class SyncedRunner:
+    """Jobs of one export, done by the loop; those that make data stable by a thread. Thread: the loop's only.
+
+    The requests of a connection are still done one after another. The thread is started for the first such
+    job. A file system that hangs in a flush so holds up the connections that flush there, and no other.
+
+    Args:
+        turns: does the other jobs; the caller stops it.
+    """
+
+    most_jobs = 1
+    is_loop = True
+
+    def __init__(self, loop: EventLoop, name: str, turns: LoopRunner) -> None:
+        self._loop = loop
+        self._name = name
+        self._turns = turns
+        self._thread: WorkerPool | None = None
+
+    def submit(self, job: StorageJob) -> None:
+        """See ``JobRunner``."""
+        if not job.is_sync:
+            self._turns.submit(job)
+            return
+        if self._thread is None:
+            self._thread = WorkerPool(self._loop, self._name, 1)
+        self._thread.submit(job)
+
+    def stop(self) -> None:
+        """End the thread after the jobs that it has.
+
+        Raises:
+            ThreadDidNotStop: the file still blocks it.
+        """
+        if self._thread is not None:
+            self._thread.stop()
+
+
 SMALL_BYTES: Final = (
     1 << 20
 )  # fits the request buffer and the reply buffer; larger ones ask the plane for memory
@@ -226,11 +276,10 @@ SMALL_RANGE_BYTES: Final = 64 << 10  # of a trim or write-zeroes that is done at
 SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and writes each; always one
 TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
 _REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
-_SYNC_WORK: Final = 1 << 20  # what a flush or FUA counts
 _MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
 
-_Reply = tuple[memoryview, list[Finished], int]
-"""Bytes, what they finish (positions count from their beginning), memory to give back."""
+_Reply = tuple[memoryview, int]
+"""Bytes, and memory to give back."""
 
 
 class FileSession(NbdSession):
@@ -239,6 +288,8 @@ class FileSession(NbdSession):
     Invariants: ``requests.sent_pos`` is the end of what was taken from the request buffer, in order. Memory
     is given back exactly once: with the last piece of a reply, with the end of a write's job, or at the end.
     """
+
+    only_reads_pause = True
 
     def __init__(
         self, context: PlaneContext, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
@@ -291,7 +342,7 @@ class FileSession(NbdSession):
 
     @property
     def _may_receive(self) -> bool:
-        return len(self._later) + len(self._replies) + len(self._out.finishing) < MAX_QUEUED
+        return super()._may_receive and len(self._later) + len(self._replies) < MAX_QUEUED
 
     # -- small requests of a file without workers -----------------------------------------------------------
 
@@ -300,12 +351,12 @@ class FileSession(NbdSession):
         if not self._runner.is_loop or self._jobs:
             return 0
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
-        base_pos, may_read = 0 if self._replies else self._out.queued_pos, self._may_read
+        may_read, clock, requests = self._may_read, self._context.clock, self.requests
         finished: list[Finished] = []
-        clock, requests = self._context.clock, self.requests
+        reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
         while queue and work < TURN_BYTES:
             request = queue[0]
-            _, cookie, command, length, _, flags, end_pos = request
+            _, cookie, command, length, _, _, end_pos = request
             is_read = command == p.Cmd.READ
             reply_bytes = p.SIMPLE_REPLY_BYTES + (length if is_read else 0)
             if filled + reply_bytes > len(scratch) or not self._is_here(request, may_read):
@@ -317,13 +368,14 @@ class FileSession(NbdSession):
             filled += 16 if error else reply_bytes
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
-            finished.append((base_pos + filled, word, arrived_ns, sent_ns, clock.monotonic_ns()))
-            is_sync = command == p.Cmd.FLUSH or flags & p.CMD_FLAG_FUA
-            work += length + (_SYNC_WORK if is_sync else _REQUEST_WORK)
+            paused_ns = reads_ns if is_read else others_ns
+            finished.append((paused_ns, word, arrived_ns, sent_ns, clock.monotonic_ns()))
+            work += length + _REQUEST_WORK
+        self._record(finished)
         if finished and self._replies:
-            self._replies.append((memoryview(bytes(scratch[:filled])), finished, 0))
+            self._replies.append((memoryview(bytes(scratch[:filled])), 0))
         elif finished:
-            self._reply(scratch[:filled], finished)
+            self._reply(scratch[:filled])
         return work
 
     def _is_here(self, request: Request, may_read: bool) -> bool:
@@ -338,18 +390,20 @@ class FileSession(NbdSession):
 
     def _is_small(self, request: Request) -> bool:
         command = request[2]
+        if makes_stable(request):
+            return False
         if command in (p.Cmd.READ, p.Cmd.WRITE):
             return request[3] <= SMALL_BYTES
-        return command == p.Cmd.FLUSH or request[3] <= SMALL_RANGE_BYTES
+        return request[3] <= SMALL_RANGE_BYTES
 
     def _do(self, request: Request, into: memoryview) -> int:
         """Error number of one small request, done now."""
-        _, _, command, length, offset, flags, end_pos = request
+        _, _, command, length, offset, _, end_pos = request
         if command == p.Cmd.READ:
             return self._storage.read(into, offset)
         if command == p.Cmd.WRITE:
             payload = self.requests.span(end_pos - length, end_pos)
-            return self._storage.write(payload, offset, fua=bool(flags & p.CMD_FLAG_FUA))
+            return self._storage.write(payload, offset, fua=False)
         job = StorageJob(self._storage, request, bytearray(), self._on_job)
         job.run()
         return job.error
@@ -436,8 +490,10 @@ class FileSession(NbdSession):
             is_reply = is_read and not job.error
             data = job.data if is_reply else bytearray(p.SIMPLE_REPLY_BYTES)
             data[: p.SIMPLE_REPLY_BYTES] = p.simple_reply(cookie, job.error)
-            finished = (len(data), word, arrived_ns, sent_ns, context.clock.monotonic_ns())
-            self._replies.append((memoryview(data), [finished], size if is_reply else 0))
+            now_ns = context.clock.monotonic_ns()
+            reads_ns, others_ns = self._paused_ns(now_ns)
+            self._record([(reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)])
+            self._replies.append((memoryview(data), size if is_reply else 0))
             if is_reply and size > SMALL_BYTES:
                 context.reply_memory.expect(self, size)
         if not is_reply:
@@ -454,26 +510,22 @@ class FileSession(NbdSession):
         for _ in range(_MAX_PIECES):
             if not self._replies or not self._out.is_empty or self.is_closed:
                 return
-            data, finished, size = self._replies.popleft()
+            data, size = self._replies.popleft()
             if len(data) > PIECE_BYTES:
-                self._replies.appendleft((data[PIECE_BYTES:], _moved(finished, -PIECE_BYTES), size))
-                self._reply(data[:PIECE_BYTES], [])
+                self._replies.appendleft((data[PIECE_BYTES:], size))
+                self._reply(data[:PIECE_BYTES])
                 continue
             if size:
                 self._release_reply(size)
-            self._reply(data, _moved(finished, self._out.queued_pos))
+            self._reply(data)
         if self._replies and self._out.is_empty:
             self._go_on_later()
 
-    def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
-        reply, end = p.simple_reply(cookie, error), p.SIMPLE_REPLY_BYTES
+    def _reply_error(self, reply: bytes) -> None:
         if self._replies:
-            self._replies.append((memoryview(reply), [(end, word, arrived_ns, now_ns, now_ns)], 0))
+            self._replies.append((memoryview(reply), 0))
         else:
-            self._reply(reply, [(self._out.queued_pos + end, word, arrived_ns, now_ns, now_ns)])
-
-    def _answered(self) -> list[Finished]:
-        return super()._answered() + [each for _, finished, _ in self._replies for each in finished]
+            self._reply(reply)
 
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._replies
@@ -502,7 +554,7 @@ class FileSession(NbdSession):
                 context.payload_memory.moved(self, len(self._payload))
             self._release(context.payload_memory, len(self._payload))
             self._payload = None
-        for _, _, size in self._replies:
+        for _, size in self._replies:
             if size:
                 self._release_reply(size)
         self._replies.clear()
@@ -515,10 +567,3 @@ class FileSession(NbdSession):
     def _let_go_of_file(self) -> None:
         if not self._jobs:
             self._storage.release()
-
-
-def _moved(finished: list[Finished], by: int) -> list[Finished]:
-    """The same with other end positions."""
-    return [
-        (end + by, word, arrived_ns, sent_ns, done_ns) for end, word, arrived_ns, sent_ns, done_ns in finished
-    ]

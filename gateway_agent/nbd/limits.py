@@ -1,4 +1,4 @@
-"""One stream's I/Os against its limits, and how long none of them completed: the missed entries of its cuts.
+"""One stream's I/Os against its limits: the missed entries of its cuts, but for stalls (``stalls``).
 
 Completions alone prove too little: I/O that hangs completes never. So each cut also says how many outstanding
 I/Os have passed a limit (*overdue*), and how many completions such an I/O of an earlier cut was (*settled*):
@@ -13,33 +13,34 @@ same reason a completion is settled exactly if arrival + limit < seen. A limit n
 ``seen`` of its last cut: an I/O that was overdue then is not counted again, and one that completed while the
 limit was not in force is in no ``settled``, as it is in no ``missed``.
 
-*Outstanding* is a read or write from its receipt until its last reply byte is in the client's socket buffer:
-held by our throttle, sent upstream, or answered but not taken by its client. It is the same span as its
-latency. When a client leaves, its outstanding I/Os end without a completion (``abandoned``): those beyond a
-limit at that moment are overdue in the cut of that moment, unless an earlier one had them, and never settled.
+*Outstanding* is a read or write from its receipt until its answer is complete and ready to be sent: held by
+our throttle, or sent to the storage. It is the same span as its latency. What its client does not take is
+its client's time: while answers wait for the client, the I/O that waits behind them grows no older
+(``session``). So the age of an I/O is not simply the time since its arrival. ``arrived_ns`` is here the
+moment from which its age counts without a break, and ``paused_ns`` how much of a break there was since the
+last cut; at the end of that cut its age was ``seen`` - (arrived_ns - paused_ns). A limit that comes back has
+a ``seen`` of long ago: breaks between it and the last cut are not known, and are ignored.
+
+When a client leaves, its outstanding I/Os end without a completion (``abandoned``): those beyond a limit at
+that moment are overdue in the cut of that moment, unless an earlier one had them, and never settled. Each
+cut also says how many there were, and how old they were in all: the least that their latency would have been.
 
 *Failed* are completions with an error, but not those that the gateway refused for what they ask (read-only,
 out of range): these are their client's errors, and only in the column ``errors``.
-
-``StallClock`` finds the longest time without a completion of any kind, flush and trim included, while
-anything was outstanding. Between two completions that time begins with the later one of: the former
-completion, and the arrival of the oldest request that was outstanding in between. That one is known only
-later, from the completions that follow and from what is still outstanding. A client that leaves ends no stall
-in which another one waits, too.
 
 No I/O, no clock; all times are monotonic ns. Source: SLA-MODEL.md 2, "Never good without proof"; ``cut``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway_agent.nbd.thresholds import Limit
-from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OUTSTANDING, OVERDUE
+from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OVERDUE
 
 KIND_READ: Final = 0
 KIND_WRITE: Final = 1
@@ -48,25 +49,26 @@ KIND_FLUSH: Final = 3  # also what was refused because no such command is known;
 
 Entry = tuple[int, int, int, int]
 """(io, threshold_us, counted, missed) as in a missed entry of a cut, without its row."""
-Pending = tuple[int, int]
-"""(arrived_ns, kind) of a request that is outstanding."""
+Pending = tuple[int, int, int]
+"""(arrived_ns, kind, paused_ns) of a request that is outstanding, as in the module docstring."""
 
 MOST_FORMER: Final = 64
 """Limits not in force whose ``seen`` is kept, the newest; only while an I/O beyond one is outstanding."""
-LEAST_STALL_MS: Final = 1000
-"""Of a stall that has ended in a cut at whose end nothing is outstanding; shorter ones are latency."""
 
-_Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 _NEVER: Final = -1  # as ``seen``: no arrival plus limit is below it
-_MOST: Final = 0xFFFF_FFFF  # a u32 on the wire
+_KIND_OF: Final = {IO_READ: KIND_READ, IO_WRITE: KIND_WRITE}
 
 
 class Completions(NamedTuple):
-    """Reads and writes, in the order in which they completed; arrays of one length."""
+    """Reads and writes, in the order in which they completed; arrays of one length.
+
+    ``arrived_ns`` is as of the last cut, without the break since then; ``latency_ns`` is without any break.
+    """
 
     is_write: npt.NDArray[np.bool_]
-    arrived_ns: _Ints
-    latency_ns: _Ints
+    arrived_ns: Ints
+    latency_ns: Ints
     has_failed: npt.NDArray[np.bool_]
 
     def of(self, io: int) -> Completions:
@@ -80,28 +82,42 @@ class Completions(NamedTuple):
 
 
 class Pendings:
-    """What is outstanding of one stream, at one moment."""
+    """What is outstanding of one stream, at one moment; ``len`` counts requests of all kinds."""
 
     def __init__(self, pending: Sequence[Pending]) -> None:
-        self.pending = pending
-        self._sorted: dict[int, _Ints] = {}
+        self._table: Ints = np.array(pending, dtype=np.int64).reshape(-1, 3)
+        self._sorted: dict[int, tuple[Ints, Ints]] = {}
 
     def __len__(self) -> int:
-        return len(self.pending)
+        return len(self._table)
 
-    @property
-    def oldest_ns(self) -> int | None:
-        """Arrival of the oldest, of any kind; None when there is none."""
-        return min(self.pending)[0] if self.pending else None
+    def _arrivals(self, io: int) -> tuple[Ints, Ints]:
+        """Arrivals of an io kind, sorted: as of now, and as of the last cut."""
+        found = self._sorted.get(io)
+        if found is None:
+            arrived_ns, kind, paused_ns = self._table.T
+            chosen = kind <= KIND_WRITE if io == IO_ANY else kind == _KIND_OF[io]
+            arrived_ns = arrived_ns[chosen]
+            found = np.sort(arrived_ns), np.sort(arrived_ns - paused_ns[chosen])
+            self._sorted[io] = found
+        return found
+
+    def oldest_ns(self, io: int) -> int | None:
+        """Arrival of the oldest read or write of an io kind; None when there is none."""
+        arrived = self._arrivals(io)[0]
+        return int(arrived[0]) if len(arrived) else None
 
     def arrived_before(self, io: int, at_ns: int) -> int:
         """How many reads and writes of an io kind arrived before ``at_ns``."""
-        arrived = self._sorted.get(io)
-        if arrived is None:
-            kinds = (KIND_READ,) if io == IO_READ else (KIND_WRITE,) if io == IO_WRITE else (0, 1)
-            arrived = np.array(sorted(at for at, kind in self.pending if kind in kinds), dtype=np.int64)
-            self._sorted[io] = arrived
-        return int(np.searchsorted(arrived, at_ns))
+        return int(np.searchsorted(self._arrivals(io)[0], at_ns))
+
+    def seen_before(self, io: int, at_ns: int) -> int:
+        """The same, as it was in the last cut."""
+        return int(np.searchsorted(self._arrivals(io)[1], at_ns))
+
+    def ages_ns(self, io: int, now_ns: int) -> int:
+        """Sum of their ages."""
+        return int((now_ns - self._arrivals(io)[0]).sum())
 
 
 NOTHING: Final = Pendings(())
@@ -124,6 +140,9 @@ class LimitCounter:
         self._counts: dict[Limit, _LimitCount] = {}
         self._former: dict[Limit, int] = {}  # ``seen`` of limits that are not in force, the newest last
         self._failed = {IO_ANY: 0, IO_READ: 0, IO_WRITE: 0}
+        self._abandoned = {IO_ANY: 0, IO_READ: 0, IO_WRITE: 0}
+        self._ages_ns = {IO_ANY: 0, IO_READ: 0, IO_WRITE: 0}  # of those abandoned; lifetime
+        self._ages_reported_ms = {IO_ANY: 0, IO_READ: 0, IO_WRITE: 0}
         self._has_completions = False  # reads or writes in this cut
         self.is_pending = False  # something is counted that is in no cut yet
 
@@ -148,7 +167,7 @@ class LimitCounter:
         needed = [
             (limit, seen_ns)
             for limit, seen_ns in {**former, **ended}.items()
-            if pendings.arrived_before(limit[0], seen_ns - limit[1] * 1000)
+            if pendings.seen_before(limit[0], seen_ns - limit[1] * 1000)
         ]
         self._former = dict(needed[-MOST_FORMER:])
 
@@ -174,6 +193,19 @@ class LimitCounter:
                 count.failed += failed
                 count.failed_missed += int(np.count_nonzero(is_missed & found.has_failed))
 
+    def let_through(self, kind: int, arrived_ns: int, paused_ns: int) -> None:
+        """A held request goes on, after pauses since the last cut.
+
+        They were no pauses for it, but its arrival as of that cut is from now on said to be earlier by them.
+        Where that puts it beyond a limit at that cut, it is beyond it now: it is overdue, to be settled.
+        """
+        for (io, threshold_us), count in self._counts.items():
+            if kind <= KIND_WRITE if io == IO_ANY else kind == _KIND_OF[io]:
+                due_ns = arrived_ns + threshold_us * 1000
+                if due_ns - paused_ns < count.seen_ns <= due_ns:
+                    count.overdue += 1
+                    self.is_pending = True
+
     def failed(self, reads: int, writes: int, others: int) -> None:
         """Count failures by kind, whatever the limits."""
         self.is_pending = True
@@ -183,12 +215,19 @@ class LimitCounter:
 
     def abandoned(self, pendings: Pendings, now_ns: int) -> None:
         """I/Os that end here without a completion."""
+        for io in self._abandoned:
+            if number := pendings.arrived_before(io, now_ns):
+                self.is_pending = True
+                self._abandoned[io] += number
+                self._ages_ns[io] += pendings.ages_ns(io, now_ns)
+        self._count_overdue(pendings, now_ns)
+
+    def _count_overdue(self, pendings: Pendings, now_ns: int) -> None:
         for (io, threshold_us), count in self._counts.items():
             limit_ns = threshold_us * 1000
             beyond = pendings.arrived_before(io, now_ns - limit_ns)
             if beyond:
-                self.is_pending = True
-                count.overdue += beyond - pendings.arrived_before(io, count.seen_ns - limit_ns)
+                count.overdue += beyond - pendings.seen_before(io, count.seen_ns - limit_ns)
 
     def take(self, pendings: Pendings, now_ns: int) -> list[Entry]:
         """The entries of a cut that ends now, and begin the next one.
@@ -199,7 +238,7 @@ class LimitCounter:
         """
         if not self.is_pending and not len(pendings):
             return []  # ``seen`` may stay: nothing that arrived before now is left that it could be asked for
-        self.abandoned(pendings, now_ns)  # they may yet complete: then ``seen`` makes them settled
+        self._count_overdue(pendings, now_ns)  # they may yet complete: then ``seen`` makes them settled
         compared: list[Entry] = []
         overdue: list[Entry] = []
         failed: list[Entry] = []
@@ -207,6 +246,7 @@ class LimitCounter:
             compared.append((io, threshold_us, count.counted, count.missed))
             overdue.append((OVERDUE + io, threshold_us, count.overdue, count.settled))
             failed.append((FAILED + io, threshold_us, count.failed, count.failed_missed))
+        overdue += self._take_abandoned()
         failed += [(FAILED + io, 0, count, 0) for io, count in self._failed.items()]
         found = (compared if self._has_completions else []) + [e for e in overdue + failed if e[2] or e[3]]
         self._counts = {limit: _LimitCount(now_ns) for limit in self._counts}
@@ -214,81 +254,12 @@ class LimitCounter:
         self._has_completions = self.is_pending = False
         return found
 
-
-class StallClock:
-    """The longest stall of one stream in the cut in progress. See the module docstring."""
-
-    def __init__(self) -> None:
-        self._last_ns = 0  # the last completion
-        self._longest_ns = 0
-        # Since when something has been outstanding, also of clients that have left; None after a completion.
-        self._inherited_ns: int | None = None
-
-    def completed(self, arrived_ns: _Ints, done_ns: _Ints, oldest_ns: Callable[[], int | None]) -> None:
-        """Requests of any kind have completed.
-
-        Args:
-            arrived_ns: shape (n,), n > 0, in the order of completion.
-            done_ns: shape (n,), rising.
-            oldest_ns: asked only if it matters: the arrival of the oldest request still outstanding.
-        """
-        before_ns = np.concatenate(([self._last_ns], done_ns[:-1]))
-        self._last_ns = int(done_ns[-1])
-        inherited_ns, self._inherited_ns = self._inherited_ns, None
-        if int((done_ns - before_ns).max()) <= max(self._longest_ns, 999_999):  # entries say milliseconds
-            return
-        since_ns = np.minimum.accumulate(arrived_ns[::-1])[::-1]
-        pending_ns = oldest_ns()
-        if pending_ns is not None:
-            since_ns = np.minimum(since_ns, pending_ns)
-        if inherited_ns is not None:
-            since_ns[0] = min(since_ns[0], inherited_ns)
-        stalled_ns = int((done_ns - np.maximum(before_ns, since_ns)).max())
-        self._longest_ns = max(self._longest_ns, stalled_ns)
-
-    def left(self, ended_ns: int, oldest_ns: int | None, now_ns: int) -> None:
-        """A client has left.
-
-        Args:
-            ended_ns: arrival of the oldest of its outstanding requests.
-            oldest_ns: the same of those that other clients still wait for.
-            now_ns: when.
-        """
-        self._pass(ended_ns if oldest_ns is None else min(ended_ns, oldest_ns), now_ns)
-        if oldest_ns is None:
-            self._inherited_ns = None
-
-    def _pass(self, oldest_ns: int, now_ns: int) -> None:
-        """Nothing has completed until now, while something was outstanding since ``oldest_ns`` or before."""
-        since_ns = oldest_ns if self._inherited_ns is None else min(oldest_ns, self._inherited_ns)
-        self._longest_ns = max(self._longest_ns, now_ns - max(self._last_ns, since_ns))
-        self._inherited_ns = since_ns
-
-    def refused(self) -> None:
-        """A request has ended that proves nothing about the storage."""
-        self._inherited_ns = None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a stall has ended that the next cut has to say."""
-        return self._longest_ns >= LEAST_STALL_MS * 1_000_000
-
-    def take(self, oldest_ns: int | None, now_ns: int) -> list[Entry]:
-        """The entry of a cut that ends now, if there is one; begin the next cut.
-
-        Args:
-            oldest_ns: arrival of the oldest outstanding request; None when there is none.
-            now_ns: the end of the cut.
-        """
-        age_ns = 0
-        if oldest_ns is not None:
-            age_ns = now_ns - oldest_ns
-            self._pass(oldest_ns, now_ns)
-        is_due = oldest_ns is not None or self.is_pending
-        found = (OUTSTANDING, 0, _ms(age_ns), _ms(self._longest_ns))
-        self._longest_ns = 0
-        return [found] if is_due and (found[2] or found[3]) else []
-
-
-def _ms(duration_ns: int) -> int:
-    return min(duration_ns // 1_000_000, _MOST)
+    def _take_abandoned(self) -> list[Entry]:
+        """How many, and how much older the sum of their ages has become; the sum over all cuts is rounded."""
+        found = []
+        for io, number in self._abandoned.items():
+            ages_ms = self._ages_ns[io] // 1_000_000
+            found.append((OVERDUE + io, 0, number, ages_ms - self._ages_reported_ms[io]))
+            self._ages_reported_ms[io] = ages_ms
+        self._abandoned = dict.fromkeys(self._abandoned, 0)
+        return found

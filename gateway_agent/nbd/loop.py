@@ -1,7 +1,7 @@
 """One epoll loop with timers: the only place of the data plane that waits.
 
 Everything here and everything called from here runs in one thread and never blocks (file mode without
-workers excepted: it trusts its file not to).
+workers excepted: it trusts its file not to, but for flush and FUA).
 
 Policy for surprises: a handler that raises is logged and reported to its owner (``on_failure``), which closes
 that one connection; the others go on.

@@ -55,6 +55,7 @@ class Negotiation:
         self._volume: Volume | None = None
         self._stream: StreamAccount | None = None
         self._left_over = b""
+        self._asked_ns = 0  # when the client asked for the volume
         self._has_ended = False
         loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
         loop.at(
@@ -100,6 +101,7 @@ class Negotiation:
             self.close("the client does not read its answers")
 
     def _open(self, export: str) -> None:
+        self._asked_ns = self._loop.clock.monotonic_ns()
         try:
             self._volume, client = self._exports.find(export, self._address_name)
             uri = self._volume.export.upstream
@@ -132,7 +134,7 @@ class Negotiation:
     def _count_failure(self) -> None:
         """A client that is refused for want of its storage is a failure of that storage."""
         if self._stream is not None:
-            self._stream.connection_failed()
+            self._stream.connection_refused(self._asked_ns, self._loop.clock.monotonic_ns())
 
     def _claim(self, stream: StreamAccount | None) -> None:
         """Be a connection of ``stream``, so that it is not forgotten before its session begins."""
@@ -146,9 +148,12 @@ class Negotiation:
         """See ``accounting.CountedSession``."""
         return 0, 0
 
-    def outstanding(self) -> list[Pending]:
+    def outstanding(self, now_ns: int) -> list[Pending]:
         """See ``accounting.CountedSession``."""
         return []
+
+    def cut_ended(self, now_ns: int) -> None:
+        """See ``accounting.CountedSession``."""
 
     def _on_upstream_failed(self, error: GatewayError) -> None:
         assert self._volume is not None  # set by _open
@@ -178,6 +183,7 @@ class Negotiation:
                 upstream.close()
             return
         stream = self._stream
+        stream.connection_made(self._loop.clock.monotonic_ns())
         self._let_go()
         session = self._exports.session(self._sock, self._volume, stream, facts, upstream)
         self._on_end(self)
@@ -200,8 +206,10 @@ class Negotiation:
         if self._has_ended:
             return
         log.debug("negotiation-closed", peer=self._address_name, reason=reason)
-        self._let_go()
         if self._opening is not None:
             self._opening.cancel()
+            if self._stream is not None:
+                self._stream.connection_given_up(self._asked_ns, self._loop.clock.monotonic_ns())
+        self._let_go()
         self._sock.close()
         self._on_end(self)

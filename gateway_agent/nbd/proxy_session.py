@@ -30,6 +30,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
 from gateway_agent.nbd.buffers import Finished, InFlight
 from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.session import NbdSession
@@ -60,15 +61,20 @@ class ReplyReader:
         word, arrived_ns, sent_ns = self._current
         return (arrived_ns, sent_ns, word) if self.payload_left else None
 
+    def paused(self, paused_ns: int) -> None:
+        """What has arrived in part is later by a pause of its client."""
+        word, arrived_ns, sent_ns = self._current
+        self._current = word, arrived_ns + paused_ns, sent_ns + paused_ns
+
     def feed(
-        self, view: memoryview, position: int, inflight: InFlight, now_ns: int
+        self, view: memoryview, paused_ns: int, inflight: InFlight, now_ns: int
     ) -> tuple[int, list[Finished]]:
         """Parse received bytes.
 
         Args:
             view: bytes that begin where the last call stopped. An error number that the protocol does not
                 know is replaced by EIO, in place.
-            position: where ``view`` begins in the client's stream.
+            paused_ns: pauses of the client since the last cut, for ``Finished``.
             inflight: answered requests are taken out of it.
             now_ns: when these bytes were received.
 
@@ -87,7 +93,7 @@ class ReplyReader:
             self.payload_left -= offset
             if self.payload_left:
                 return offset, finished
-            finished.append((position + offset, *self._current, now_ns))
+            finished.append((paused_ns, *self._current, now_ns))
         self.boundary = offset
         unpack, pop = p.SIMPLE_REPLY.unpack_from, inflight.pop
         while size - offset >= 16:
@@ -110,7 +116,7 @@ class ReplyReader:
                     self.payload_left = offset - size
                     self._current = word, arrived_ns, sent_ns
                     return size, finished
-            finished.append((position + offset, word, arrived_ns, sent_ns, now_ns))
+            finished.append((paused_ns, word, arrived_ns, sent_ns, now_ns))
             self.boundary = offset
         return offset, finished
 
@@ -275,7 +281,7 @@ class ProxySession(NbdSession):
         self._up_is_watched = False
         self._reader = ReplyReader(f"upstream of {volume.export.volume}")
         self._partial_header = b""  # first bytes of a reply header
-        self._local: list[tuple[bytes, Finished]] = []  # our own replies, waiting for a boundary
+        self._local: list[bytes] = []  # our own replies, waiting for a boundary
         self._want_upstream(IN)
 
     def push(self, now_ns: int) -> None:
@@ -332,14 +338,14 @@ class ProxySession(NbdSession):
 
     def _on_replies(self, view: memoryview) -> None:
         now_ns = self._context.clock.monotonic_ns()
-        usable, finished = self._reader.feed(view, self._out.queued_pos, self.inflight, now_ns)
+        usable, finished = self._reader.feed(view, self._pause.total_ns(now_ns), self.inflight, now_ns)
+        self._record(finished)
         self._partial_header = bytes(view[usable:])
         boundary = self._reader.boundary
         if self._local and boundary is not None:
-            local, shift = self._take_local(self._out.queued_pos + boundary)
-            self._reply(b"".join((view[:boundary], local, view[boundary:usable])), finished + shift)
+            self._reply(b"".join((view[:boundary], *self._take_local(), view[boundary:usable])))
         elif usable:
-            self._reply(view[:usable], finished)
+            self._reply(view[:usable])
         if not self.is_closed and not self._out.is_empty:
             self._want_upstream(OUT if self.requests.outgoing() else 0)
         if self._blocked and not self.is_closed:
@@ -347,19 +353,14 @@ class ProxySession(NbdSession):
         else:
             self._watch_or_end()
 
-    def _take_local(self, position: int) -> tuple[bytes, list[Finished]]:
-        """Our own replies as bytes, and what they finish when they begin at ``position``."""
-        data, finished = b"", []
-        for reply, (_, word, arrived_ns, sent_ns, reply_ns) in self._local:
-            data += reply
-            finished.append((position + len(data), word, arrived_ns, sent_ns, reply_ns))
-        self._local.clear()
-        return data, finished
+    def _take_local(self) -> list[bytes]:
+        local, self._local = self._local, []
+        return local
 
-    def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
-        self._local.append((p.simple_reply(cookie, error), (0, word, arrived_ns, now_ns, now_ns)))
+    def _reply_error(self, reply: bytes) -> None:
+        self._local.append(reply)
         if not self._reader.payload_left:
-            self._reply(*self._take_local(self._out.queued_pos))
+            self._reply(b"".join(self._take_local()))
 
     def _upstream_gone(self, problem: str) -> None:
         if self._is_finished():
@@ -379,13 +380,21 @@ class ProxySession(NbdSession):
         if within is not None:
             self.inflight[_NO_COOKIE] = (*within, 0)  # to be counted; it cannot be answered any more
             self._reader.payload_left = 0
-            self._record(self._take_local(0)[1])  # nor can what waits for its end
+            self._local.clear()  # nor can what waits for its end
         self._fail_all(p.EIO, can_reply=within is None)
 
-    def _answered(self) -> list[Finished]:
-        found = super()._answered() + [finished for _, finished in self._local]
-        within = self._reader.in_progress
-        return found + ([(0, within[2], *within[:2], 0)] if within is not None else [])
+    def outstanding(self, now_ns: int) -> list[Pending]:
+        """See ``accounting.CountedSession``; of a reply that has arrived in part, too."""
+        found, within = super().outstanding(now_ns), self._reader.in_progress
+        if within is not None:
+            paused_ns = self._pause.total_ns(now_ns)
+            found.append((within[0] + paused_ns, within[2] & 3, paused_ns))
+        return found
+
+    def cut_ended(self, now_ns: int) -> None:
+        """See ``accounting.CountedSession``."""
+        self._reader.paused(self._pause.total_ns(now_ns))
+        super().cut_ended(now_ns)
 
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._reader.payload_left and not self._local

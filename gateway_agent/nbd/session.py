@@ -7,6 +7,11 @@ A subclass moves admitted requests on (``push``) and hands replies to ``_reply``
 socket and counts for one stream. Refused requests (read-only, out of range, unknown) are answered here, in
 their place: only when everything admitted before has gone (``blocked`` until then).
 
+An I/O is complete when its answer is, ready to be sent. A client that does not take its answers keeps its
+own I/O waiting: the plane begins no read for it (file mode), or takes no more answers from the upstream.
+That time (``ClientPause``) is no latency, and the I/O that waits grows no older in it. What the throttle
+holds does. Likewise a write has arrived when its payload has, if it was its sender that took so long.
+
 Everything runs in the loop's thread.
 """
 
@@ -88,8 +93,45 @@ def _command_flags(command: int, offered: int) -> int:
     return allowed
 
 
+class ClientPause:
+    """How long the answers of one connection have waited for its client to take them, since the last cut."""
+
+    __slots__ = ("_before_ns", "_since_ns")
+
+    def __init__(self) -> None:
+        self._before_ns = 0
+        self._since_ns: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether answers wait now."""
+        return self._since_ns is not None
+
+    def begin(self, now_ns: int) -> None:
+        """Answers wait."""
+        if self._since_ns is None:
+            self._since_ns = now_ns
+
+    def end(self, now_ns: int) -> None:
+        """The client has taken all of them."""
+        self._before_ns, self._since_ns = self.total_ns(now_ns), None
+
+    def cut_ended(self, now_ns: int) -> None:
+        """Count from 0 again."""
+        self._before_ns = 0
+        if self._since_ns is not None:
+            self._since_ns = now_ns
+
+    def total_ns(self, now_ns: int) -> int:
+        """Until now."""
+        return self._before_ns + (max(now_ns - self._since_ns, 0) if self._since_ns is not None else 0)
+
+
 class NbdSession(ABC):
     """See the module docstring.
+
+    Attributes:
+        only_reads_pause: whether other requests are served while the client does not take its answers.
 
     Args:
         context: what the plane's connections share.
@@ -98,6 +140,8 @@ class NbdSession(ABC):
         stream: where it is counted.
         facts: size and flags as sent to the client.
     """
+
+    only_reads_pause = False
 
     def __init__(
         self,
@@ -119,6 +163,8 @@ class NbdSession(ABC):
         self._stream = stream
         self._facts = facts
         self._out = ReplyBuffer(sock)
+        self._pause = ClientPause()
+        self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
         self._ending = False
         stream.sessions.append(self)
@@ -134,17 +180,54 @@ class NbdSession(ABC):
 
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""
-        return len(self.inflight), len(self.requests.queue)
+        requests, inflight = self.requests, self.inflight
+        held, sent = len(requests.queue), len(inflight)
+        if self._pause.is_on:
+            others = sum(1 for entry in inflight.values() if entry[2] & 3 != KIND_READ)
+            sent = others if self.only_reads_pause else 0
+        if not requests.awaits_payload:
+            return sent, held
+        if requests.is_last_held:
+            return sent, held - 1
+        return max(sent - (requests.last_cookie in inflight), 0), held
 
-    def outstanding(self) -> list[Pending]:
-        """See ``accounting.CountedSession``: held, sent to the storage, or answered and not taken yet."""
-        found = [(entry[0], entry[2] & 3) for entry in self.inflight.values()]
-        found += [(request[0], _KINDS.get(request[2], KIND_FLUSH)) for request in self.requests.queue]
-        return found + [(arrived_ns, word & 3) for _, word, arrived_ns, _, _ in self._answered()]
+    def outstanding(self, now_ns: int) -> list[Pending]:
+        """See ``accounting.CountedSession``: held, or sent to the storage."""
+        self._await_payload(now_ns)
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        found = [(request[0], _KINDS.get(request[2], KIND_FLUSH), 0) for request in self.requests.queue]
+        for entry in self.inflight.values():
+            kind = entry[2] & 3
+            paused_ns = others_ns if kind else reads_ns
+            found.append((entry[0] + paused_ns, kind, paused_ns))
+        return found
 
-    def _answered(self) -> list[Finished]:
-        """What the storage has answered, or the gateway refused, and the client has not taken."""
-        return list(self._out.finishing)
+    def _await_payload(self, now_ns: int) -> None:
+        """The last request has not arrived yet if it waits for its sender."""
+        requests = self.requests
+        if not requests.awaits_payload:
+            return
+        if requests.is_last_held:
+            requests.queue[-1] = (now_ns, *requests.queue[-1][1:])
+        elif (entry := self.inflight.get(requests.last_cookie)) is not None:
+            arrived_ns = now_ns - self._paused_ns(now_ns)[1]
+            self.inflight[requests.last_cookie] = (arrived_ns, arrived_ns, *entry[2:])
+
+    def cut_ended(self, now_ns: int) -> None:
+        """See ``accounting.CountedSession``."""
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        self._pause.cut_ended(now_ns)
+        self._cut_ns = now_ns
+        if not reads_ns:
+            return
+        for cookie, (arrived_ns, sent_ns, word, payload_bytes) in self.inflight.items():
+            paused_ns = others_ns if word & 3 else reads_ns
+            self.inflight[cookie] = (arrived_ns + paused_ns, sent_ns + paused_ns, word, payload_bytes)
+
+    def _paused_ns(self, now_ns: int) -> tuple[int, int]:
+        """For how long since the last cut reads, and other requests, have waited for their client."""
+        paused_ns = self._pause.total_ns(now_ns)
+        return paused_ns, 0 if self.only_reads_pause else paused_ns
 
     # -- from the client ------------------------------------------------------------------------------------
 
@@ -186,6 +269,7 @@ class NbdSession(ABC):
 
     def _received(self, count: int) -> None:
         now_ns = self._context.clock.monotonic_ns()
+        self._await_payload(now_ns)
         self._stream.arrived += self.requests.received(count, now_ns)
         self._volume.serve(self, now_ns)
 
@@ -195,8 +279,8 @@ class NbdSession(ABC):
         except OSError as exc:
             self.close(f"the client is gone: {exc.strerror}")
             return
-        self._record(self._out.take_finished())
         if is_out:
+            self._pause.end(self._context.clock.monotonic_ns())
             self._serve_on()
         else:
             self._watch_or_end()
@@ -237,7 +321,11 @@ class NbdSession(ABC):
             return
         self.requests.queue.popleft()
         word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
-        self.inflight[cookie] = (request[0], now_ns, word, 0 if command else length)
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        paused_ns, arrived_ns = others_ns if command else reads_ns, request[0]
+        if paused_ns and arrived_ns - paused_ns < self._cut_ns:
+            self._stream.let_through(word & 3, arrived_ns, paused_ns)
+        self.inflight[cookie] = (arrived_ns - paused_ns, now_ns - paused_ns, word, 0 if command else length)
         self.requests.admit_pos = end_pos
         if self.admitted is not None:
             self.admitted.append(request)
@@ -249,6 +337,7 @@ class NbdSession(ABC):
         size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
         last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
         last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
+        reads_ns, others_ns = self._paused_ns(now_ns)
         while queue and not self._blocked and not self.is_closed:
             request = queue[0]
             arrived_ns, cookie, command, length, offset, flags, end_pos = request
@@ -265,7 +354,11 @@ class NbdSession(ABC):
                 self._blocked = True
                 return
             queue.popleft()
-            inflight[cookie] = (arrived_ns, now_ns, length << 4 | command, 0 if command else length)
+            paused_ns = others_ns if command else reads_ns
+            if paused_ns and arrived_ns - paused_ns < self._cut_ns:
+                self._stream.let_through(command, arrived_ns, paused_ns)
+            word, payload_bytes = length << 4 | command, 0 if command else length
+            inflight[cookie] = (arrived_ns - paused_ns, now_ns - paused_ns, word, payload_bytes)
             requests.admit_pos = end_pos
             if admitted is not None:
                 admitted.append(request)
@@ -279,7 +372,8 @@ class NbdSession(ABC):
         arrived_ns, cookie, command, length, _, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         word = word_of(kind, length, failed=True) | REFUSED_BIT
-        self._reply_error(cookie, error, word, arrived_ns, now_ns)
+        self._record([(0, word, arrived_ns, now_ns, now_ns)])
+        self._reply_error(p.simple_reply(cookie, error))
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
@@ -297,29 +391,25 @@ class NbdSession(ABC):
         """See ``volume.ThrottledSession``; ends with ``_watch_or_end``."""
 
     @abstractmethod
-    def _reply_error(self, cookie: int, error: int, word: int, arrived_ns: int, now_ns: int) -> None:
-        """Answer one request with an error, at the next boundary between replies."""
+    def _reply_error(self, reply: bytes) -> None:
+        """Send an answer of our own, at the next boundary between replies."""
 
     @abstractmethod
     def _release_storage(self) -> None:
         """Let go of the storage side; the session is closed."""
 
-    def _reply(self, data: memoryview | bytes, finished: list[Finished]) -> None:
-        """Send replies; ``finished`` are the requests that they complete, in order."""
+    def _reply(self, data: memoryview | bytes) -> None:
+        """Send replies, or keep them for the client to take; what they answer is counted already."""
         try:
             is_out = self._out.send(data)
         except OSError as exc:
-            self._out.finishing.extend(finished)  # outstanding for ever
             self.close(f"the client is gone: {exc.strerror}")
             return
-        if is_out:
-            self._record(finished)
-        else:
-            self._out.finishing.extend(finished)
-            self._record(self._out.take_finished())
+        if not is_out and not self._pause.is_on:
+            self._pause.begin(self._context.clock.monotonic_ns())
 
     def _record(self, finished: list[Finished]) -> None:
-        """Count requests that are complete now."""
+        """Count requests whose answers are complete now."""
         if finished:
             self._stream.record(finished, self._context.clock.monotonic_ns())
 
@@ -357,25 +447,23 @@ class NbdSession(ABC):
     def _fail_all(self, error: int, *, can_reply: bool) -> None:
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
         now_ns = self._context.clock.monotonic_ns()
-        failed = [(cookie, *entry[:3]) for cookie, entry in self.inflight.items()]
+        reads_ns, others_ns = self._paused_ns(now_ns)
+        cookies, finished = list(self.inflight), []
+        for arrived_ns, sent_ns, word, _ in self.inflight.values():
+            paused_ns = others_ns if word & 3 else reads_ns
+            finished.append((paused_ns, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
         for request in self.requests.queue:
             if request[2] in _KINDS:
-                failed.append(
-                    (request[1], request[0], now_ns, word_of(_KINDS[request[2]], request[3], failed=True))
-                )
+                cookies.append(request[1])
+                word = word_of(_KINDS[request[2]], request[3], failed=True)
+                finished.append((0, word, request[0], now_ns, now_ns))
         self.inflight.clear()
         self.requests.queue.clear()
         self._ending = True
         self._context.loop.at(self, now_ns + LINGER_NS, lambda _now: self.close("it does not end"))
-        data, finished = bytearray(), []
-        for cookie, arrived_ns, sent_ns, word in failed:
-            data += p.simple_reply(cookie, error) if can_reply else b""
-            end_pos = self._out.queued_pos + len(data)
-            finished.append((end_pos, word | FAILED_BIT, arrived_ns, sent_ns, now_ns))
-        if data:
-            self._reply(bytes(data), finished)
-        else:
-            self._record(finished)
+        self._record(finished)
+        if can_reply and cookies:
+            self._reply(b"".join(p.simple_reply(cookie, error) for cookie in cookies))
         self._watch_or_end()
 
     # -- end ------------------------------------------------------------------------------------------------

@@ -29,17 +29,26 @@ I/O in this cut, also when nothing was missed. Entries with a higher ``io`` say 
 ``OVERDUE + io``, with a threshold: ``counted`` outstanding I/Os passed it in this cut, and ``missed``
 completions of this cut had passed it in a cut before, which said so. So the I/Os slower than a threshold are
 missed + overdue - settled of counted + overdue - settled, each once, over any number of cuts. Those of a
-client that left in the meantime are never settled.
+client that left in the meantime are never settled. With threshold 0: I/Os whose client left before they
+completed. ``counted`` of them were *abandoned* in this cut, when they were ``missed`` ms old in all; a mean
+latency is at least (lat_sum_us + 1000 * missed) over (completed + counted). IO_ANY is the sum of both kinds.
 
 ``FAILED + io``, with a threshold: ``counted`` completions had an error, and ``missed`` of them are in the
 missed of that threshold. With threshold 0: all of a kind that failed; IO_ANY also flush, trim, zeroing, and
 clients that were refused because the storage is not there. What a gateway refuses for what it asks
 (read-only, out of range) is its client's error, and in the column ``errors`` alone.
 
-``OUTSTANDING``, with threshold 0, for each stream with outstanding I/O (flush and trim, too) at the cut's end
-or a stall of 1 s and more within it: ``counted`` is the age of the oldest in ms (0: none is left), ``missed``
-the longest time in ms without any completion while an I/O was outstanding, which may have begun in a cut
-before.
+``OUTSTANDING + io``, with threshold 0, about reads and writes (flush, trim and zeroing are not counted
+here): ``counted`` is the age in ms of the oldest one of this kind that is outstanding at the cut's end (0:
+none is left), ``missed`` the longest time in ms without a completion of this kind (of IO_ANY: of either
+kind) while one was outstanding. That may have begun in a cut before, and goes on over clients that leave and
+come again: idle time between counts nothing, and where the I/O of the next client completes within a second,
+what was before is not reported again. Clients that are refused because the storage is not there are a stall
+of all kinds alike, from the first attempt until one is let in or an I/O completes, and for 30 s after the
+last attempt. An entry is there for I/O outstanding at the cut's end, and for a stall of 1 s and more within
+it. IO_ANY never comes without IO_READ or IO_WRITE; so a row that has IO_ANY alone is of an agent of before,
+and has flush, trim and zeroing in it. An I/O ages until its answer is complete; not while it waits, behind
+answers, for its client to take them.
 
 An entry of nothing but zeroes is left out. An agent of before these kinds sends none of them.
 
@@ -112,12 +121,13 @@ OVERDUE: Final = 4
 FAILED: Final = 8
 OUTSTANDING: Final = 12
 _COMPARED: Final = np.array([kind <= IO_WRITE or FAILED <= kind <= FAILED + IO_WRITE for kind in range(16)])
-_KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE and kind <= OUTSTANDING for kind in range(16)])
+_KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE for kind in range(16)])
 
 HIST_DTYPE: Final = np.dtype([("row", "<u2"), ("bucket", "<u2"), ("count", "<u4")])
 MISSED_DTYPE: Final = np.dtype(
     [("row", "<u2"), ("io", "<u2"), ("threshold_us", "<u4"), ("counted", "<u4"), ("missed", "<u4")]
 )
+_MOST_COUNT: Final = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +340,7 @@ def problem_of(
     if bool((hist["row"] >= hist_rows).any()) or bool((hist["bucket"] >= WIRE_BUCKETS).any()):
         return "a histogram entry names a row or bucket that does not exist"
     kind = missed["io"]
-    if bool((kind > OUTSTANDING).any()) or not bool(_KNOWN_KINDS[kind].all()):
+    if bool((kind >= len(_KNOWN_KINDS)).any()) or not bool(_KNOWN_KINDS[kind].all()):
         return "a missed entry names an I/O kind that does not exist"
     more = missed["missed"] > missed["counted"]
     if bool((missed["row"] >= missed_rows).any()) or bool((more & _COMPARED[kind]).any()):
@@ -424,6 +434,36 @@ def rows_array(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     if not rows:
         return np.zeros((len(COLUMNS), 0), dtype=np.int64)
     return np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+
+
+def missed_array(entries: Iterable[tuple[int, int, int, int, int]]) -> npt.NDArray[Any]:
+    """MISSED_DTYPE of (row, io, threshold_us, counted, missed).
+
+    A count that no u32 holds is in several entries with the same key, as readers add them up: of an agent
+    that no server has asked for a day.
+    """
+    found = []
+    for row, io, threshold_us, counted, missed in entries:
+        while counted > _MOST_COUNT or missed > _MOST_COUNT:
+            part = min(counted, _MOST_COUNT), min(missed, _MOST_COUNT)
+            found.append((row, io, threshold_us, *part))
+            counted, missed = counted - part[0], missed - part[1]
+        found.append((row, io, threshold_us, counted, missed))
+    return np.array(found, dtype=MISSED_DTYPE)
+
+
+def hist_array(
+    row: npt.NDArray[np.int64], bucket: npt.NDArray[np.int64], count: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """HIST_DTYPE of columns of one length; a count that no u32 holds as in ``missed_array``."""
+    parts = []
+    while len(count):
+        hist = np.zeros(len(row), dtype=HIST_DTYPE)
+        hist["row"], hist["bucket"], hist["count"] = row, bucket, np.minimum(count, _MOST_COUNT)
+        parts.append(hist)
+        more = count > _MOST_COUNT
+        row, bucket, count = row[more], bucket[more], count[more] - _MOST_COUNT
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=HIST_DTYPE)
 
 
 def worst_late(late: Late) -> Late:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from gateway_agent.errors import GatewayError
 from gateway_agent.nbd import protocol as p
-from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, OUTSTANDING, OVERDUE
+from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OUTSTANDING, OVERDUE
 from pmdaemon.wire.kinds import Kind
 from tests.e2e.test_nbd_fio import SIZE, Client, Link, Processes, run, upstream, wait_for
 from tests.support.nbd import as_cut
@@ -127,10 +128,35 @@ def test_a_client_that_gives_up_on_hanging_storage_leaves_its_stall(run: Process
     ask(client)
     watch.until("all are overdue", (OVERDUE, LIMIT_US), IOS)
     client.sock.close()
-    wait_for("its I/Os have ended", lambda: watch.collect().get((OUTSTANDING, 0), (0, 0))[0] == 0)
+    watch.until("its I/Os are abandoned", (OVERDUE, 0), IOS)
     server.send_signal(signal.SIGCONT)
     assert watch.collect() == {}
     assert (watch.beyond, watch.sums[OVERDUE, LIMIT_US]) == (IOS, [IOS, 0])
+    abandoned, ages_ms = watch.sums[OVERDUE + IO_READ, 0]
+    assert (abandoned, ages_ms >= IOS * LIMIT_US // 1000) == (IOS, True)
+
+
+def test_clients_that_give_up_one_after_another_leave_one_stall(run: Processes, tmp_path: Path) -> None:
+    run.nbdkit(tmp_path / "up.sock", "--filter=delay", "memory", str(SIZE), "rdelay=60")
+    run.plane(exports=[upstream(tmp_path)])
+    watch, waited_ms = Watch(run.link()), 0
+
+    def figures() -> tuple[int, int]:
+        watch.collect()
+        return watch.newest.get((OUTSTANDING + IO_READ, 0), (0, 0))
+
+    for turn in range(1, 4):
+        client = run.client("vol-1@host-a")
+        ask(client, 1)
+        wait_for("it has waited", lambda: figures()[0] >= 600)
+        waited_ms += watch.newest[OUTSTANDING + IO_READ, 0][0]
+        client.sock.close()
+        watch.until("its I/O is abandoned", (OVERDUE, 0), turn)
+    assert watch.sums[OVERDUE, 0][1] >= waited_ms
+    ask(run.client("vol-1@host-a"), 1)
+    wait_for("the stall goes on", lambda: figures()[0] >= 1000)
+    age_ms, stalled_ms = watch.newest[OUTSTANDING + IO_READ, 0]
+    assert stalled_ms >= age_ms + waited_ms
 
 
 def test_storage_that_is_killed_fails_what_was_under_way_and_the_clients_that_come(
@@ -150,7 +176,14 @@ def test_storage_that_is_killed_fails_what_was_under_way_and_the_clients_that_co
     assert watch.beyond == IOS
     with pytest.raises(GatewayError, match="not available"):
         run.client("vol-1@host-a")
-    assert watch.collect() == {(FAILED, 0): (1, 0)}
+    assert watch.collect()[FAILED, 0] == (1, 0)
+
+    def stall_ms(io: int) -> int:
+        return watch.newest.get((OUTSTANDING + io, 0), (0, 0))[1]
+
+    wait_for("the refusal is a stall", lambda: bool(watch.collect()) and stall_ms(IO_WRITE) >= 1500)
+    assert stall_ms(IO_READ) == stall_ms(IO_ANY) == stall_ms(IO_WRITE)
+    assert watch.newest[OUTSTANDING, 0][0] == 0, "nothing is outstanding"
 
 
 def test_storage_that_answers_with_errors_only(run: Processes, tmp_path: Path) -> None:
@@ -164,6 +197,31 @@ def test_storage_that_answers_with_errors_only(run: Processes, tmp_path: Path) -
     watch.until("all have failed", (FAILED, LIMIT_US), IOS)
     assert watch.sums[IO_ANY, LIMIT_US][0] == IOS
     assert watch.sums[FAILED, 0] == watch.sums[FAILED + IO_READ, 0] == [IOS, 0]
+
+
+def test_a_client_that_takes_no_answers_makes_no_stall_and_grows_nothing_older(
+    run: Processes, tmp_path: Path
+) -> None:
+    run.nbdkit(tmp_path / "up.sock", "memory", str(SIZE))
+    run.plane(exports=[upstream(tmp_path)])
+    watch, client = Watch(run.link()), run.client("vol-1@host-a")
+    many = 1024  # their replies fit no socket buffer
+    ask(client, many)
+
+    seen: list[tuple[object, float]] = []
+
+    def is_steady() -> bool:
+        watch.collect()
+        figures = watch.newest.get((OUTSTANDING, 0)), watch.sums[IO_ANY, LIMIT_US][0]
+        if not seen or seen[0][0] != figures:
+            seen[:] = [(figures, time.monotonic())]
+        return figures[1] > 0 and time.monotonic() > seen[0][1] + 1.5
+
+    wait_for("nothing completes, and nothing grows older", is_steady)
+    assert watch.sums[IO_ANY, LIMIT_US][0] < many
+    assert answers(client, many) == {0}
+    watch.until("all are complete", (IO_ANY, LIMIT_US), many)
+    assert watch.sums[IO_ANY, LIMIT_US][0] == many
 
 
 def test_what_the_gateway_refuses_is_no_failure_of_the_storage(run: Processes, tmp_path: Path) -> None:

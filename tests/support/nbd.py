@@ -193,7 +193,10 @@ class Rig:
         for stream in self.cuts.table.streams:
             stream.fold()
             pending = [
-                kind for each in stream.sessions for _, kind in each.outstanding() if kind <= KIND_WRITE
+                kind
+                for each in stream.sessions
+                for _, kind, _ in each.outstanding(self.clock.monotonic_ns())
+                if kind <= KIND_WRITE
             ]
             completed = int(stream._counts[: KIND_WRITE + 1].sum())  # a cut would show it, and begin another
             now = len(stream.sessions), stream.arrived - completed - len(pending)

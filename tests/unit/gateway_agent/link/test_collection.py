@@ -125,12 +125,15 @@ def test_entries_of_one_stream_in_two_planes_are_summed_and_the_longer_stall_is_
         (0, cut.OVERDUE, 5000, 3, 1),
         (0, cut.FAILED, 0, 2, 0),
         (0, cut.OUTSTANDING, 0, 700, 900),
+        (0, cut.OUTSTANDING + cut.IO_READ, 0, 700, 900),
     ]
     two = [
         (0, cut.IO_ANY, 5000, 1, 1),
         (0, cut.OVERDUE, 5000, 1, 0),
         (0, cut.OVERDUE, 9000, 1, 0),
         (0, cut.OUTSTANDING, 0, 800, 200),
+        (0, cut.OUTSTANDING + cut.IO_READ, 0, 20, 30),
+        (0, cut.OUTSTANDING + cut.IO_WRITE, 0, 800, 200),
     ]
     group = [
         sample(name, rows=[counters(4)], streams=[key], missed=np.array(found, dtype=cut.MISSED_DTYPE))
@@ -142,7 +145,24 @@ def test_entries_of_one_stream_in_two_planes_are_summed_and_the_longer_stall_is_
         (0, cut.OVERDUE, 9000, 1, 0),
         (0, cut.FAILED, 0, 2, 0),
         (0, cut.OUTSTANDING, 0, 800, 900),
+        (0, cut.OUTSTANDING + cut.IO_READ, 0, 700, 900),
+        (0, cut.OUTSTANDING + cut.IO_WRITE, 0, 800, 200),
     ]
+
+
+def test_counts_of_two_planes_that_no_u32_holds_are_not_cut_short():
+    key, most = StreamKey("vol-1", "c", "b"), 0xFFFF_FFFF
+    group = [
+        sample(
+            name,
+            rows=[counters(4)],
+            streams=[key],
+            missed=np.array([(0, 0, 5000, most, 4)], cut.MISSED_DTYPE),
+        )
+        for name in ("nbd-0", "nbd-1")
+    ]
+    found = merged(*group).missed
+    assert [int(found[name].astype(np.int64).sum()) for name in ("counted", "missed")] == [2 * most, 8]
 
 
 def test_a_row_that_only_has_entries_is_kept_and_its_entries_follow_it():

@@ -86,13 +86,16 @@ def test_a_stream_without_activity_has_no_row_but_one_with_a_held_io_has():
         def gauges(self):
             return 2, 3
 
-        def outstanding(self):
-            return [(END_NS - 1_500_000, KIND_FLUSH)] * 5
+        def outstanding(self, now_ns):
+            return [(now_ns - 1_500_000, KIND_FLUSH, 0), (now_ns - 1_200_000, KIND_WRITE, 0)] * 2
+
+        def cut_ended(self, now_ns):
+            pass
 
     target.sessions.append(Session())
     taken = target.take(END_NS)
     assert (value(taken, "inflight"), value(taken, "held")) == (2, 3)
-    assert taken.missed == [(cut.OUTSTANDING, 0, 1, 1)]
+    assert taken.missed == [(cut.OUTSTANDING, 0, 1, 1), (cut.OUTSTANDING + IO_WRITE, 0, 1, 1)]
 
 
 latencies = st.lists(
@@ -155,7 +158,7 @@ def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
         ("vol-1", "host-b", "any", 1),
         ("vol-2", "*", "any", 1),
     )
-    target.set_limits(limits.limits_for("vol-1", "host-a"))
+    target.set_limits(limits.limits_for("vol-1", "host-a"), 0)
     log(target, KIND_READ, 512, 5_000_000)
     log(target, KIND_READ, 512, 5_000_001)
     log(target, KIND_WRITE, 512, 9_000_000)

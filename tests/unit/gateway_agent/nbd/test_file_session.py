@@ -1,16 +1,24 @@
 import contextlib
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway_agent.errors import BackingFileError, ExportRefused
-from gateway_agent.nbd import exports
+from gateway_agent.nbd import exports, file_session
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.file_session import MAX_JOBS, FileSession, LoopRunner, StorageJob, WorkerPool
-from gateway_agent.nbd.limits import KIND_READ
+from gateway_agent.nbd.file_session import (
+    MAX_JOBS,
+    FileSession,
+    LoopRunner,
+    StorageJob,
+    SyncedRunner,
+    WorkerPool,
+)
+from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
@@ -157,16 +165,45 @@ def test_a_client_that_does_not_read_is_served_no_further(client):
 
 
 @pytest.mark.parametrize("kind", ["loop", "workers"])
-def test_a_request_is_outstanding_until_its_last_byte_is_in_the_clients_socket(path, kind):
+def test_an_io_ends_when_its_answer_is_ready_and_ages_no_more_while_the_client_takes_none(path, kind):
     client = Client(path, kind)
+    clock = client.rig.clock
     client.sock.window = 100
-    client.say(read(1, 0, 512), read(2, 0, 512), p.request(p.Cmd.TRIM, 3, 0, 512))
-    assert [kind for _, kind in client.session.outstanding() if kind == KIND_READ] == [KIND_READ] * 2
+    client.say(read(1, 0, 512), p.request(p.Cmd.TRIM, 2, 0, 512))
+    assert client.session.outstanding(clock.monotonic_ns()) == [], "answered; the client takes its time"
+    clock.advance(5)
+    client.say(read(3, 0, 512))
+    for reads in (1, 0):
+        clock.advance(60)
+        now_ns = clock.monotonic_ns()
+        ((arrived_ns, kind, _),) = client.session.outstanding(now_ns)
+        assert (now_ns - arrived_ns, kind) == (0, KIND_READ)
+        taken = client.stream.take(now_ns)
+        row = dict(zip(COL, taken.row, strict=True))
+        assert (row["reads"], row["inflight"], row["lat_sum_us"]) == (reads, 0, 0)
+        assert taken.missed == []
+    client.say(write(4, 0, b"x" * 512))
+    assert 4 not in client.session.inflight, "what does not wait for the client is done"
     client.rig.open_window(client.sock)
     client.say()
-    assert len(client.sock.sent) == 2 * 528 + 16
-    assert client.session.outstanding() == []
-    assert client.row()["reads"] == 2
+    assert len(client.sock.sent) == 2 * 528 + 2 * 16
+    assert client.session.outstanding(clock.monotonic_ns()) == []
+    row = client.row()
+    assert (row["reads"], row["writes"], row["lat_sum_us"]) == (1, 1, 0)
+
+
+def test_a_write_that_the_storage_delays_ages_though_the_client_takes_no_answers(path):
+    client = Client(path, "workers")
+    client.sock.window = 0
+    client.say(read(1, 0, 512))
+    client.rig.deliver(client.sock, write(2, 0, b"x" * 512) + read(3, 0, 512))
+    client.rig.clock.advance(8)
+    now_ns = client.rig.clock.monotonic_ns()
+    found = {kind: now_ns - arrived_ns for arrived_ns, kind, _ in client.session.outstanding(now_ns)}
+    assert found == {KIND_READ: 0, KIND_WRITE: 8 * 10**9}
+    assert client.session.gauges() == (1, 0), "the read waits for its client"
+    client.pool.run()
+    assert client.row()["lat_sum_us"] == 8_000_000
 
 
 def test_a_session_has_a_bounded_number_of_jobs(path):
@@ -174,10 +211,67 @@ def test_a_session_has_a_bounded_number_of_jobs(path):
     client.rig.deliver(client.sock, b"".join(read(n, 0, 512) for n in range(500)))
     assert len(client.pool.jobs) == MAX_JOBS
     assert client.session.gauges() == (500, 0)
-    assert [kind for _, kind in client.session.outstanding()] == [KIND_READ] * 500
+    now_ns = client.rig.clock.monotonic_ns()
+    assert [kind for _, kind, _ in client.session.outstanding(now_ns)] == [KIND_READ] * 500
     while client.pool.jobs:
         client.pool.run()
     assert len(client.sock.sent) == 500 * 528
+
+
+class FakeThread(Pool):
+    """Instead of the thread of an export; ``stop`` ends it."""
+
+    made = 0
+
+    def __init__(self, _loop, _name, workers):
+        super().__init__()
+        assert workers == 1
+        FakeThread.made += 1
+
+    def stop(self):
+        self.run()
+
+
+SYNCS = [p.request(p.Cmd.FLUSH, 1, 0, 0), p.request(p.Cmd.WRITE, 1, 0, 3, p.CMD_FLAG_FUA) + b"abc"]
+SYNCS.append(p.request(p.Cmd.WRITE_ZEROES, 1, 0, 512, p.CMD_FLAG_FUA))
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=["flush", "write", "zeroes"])
+def test_what_waits_for_a_disk_holds_up_its_own_connection_and_no_other(tmp_path, monkeypatch, sync):
+    monkeypatch.setattr(file_session, "WorkerPool", FakeThread)
+    rig, table, _ = plane_of(tmp_path)
+    made = FakeThread.made
+    (_, sock), (_, other) = connect(rig, table), connect(rig, table)
+    rig.deliver(other, read(7, 0, 512) + write(8, 0, b"x"))
+    assert FakeThread.made == made, "no thread before it is needed"
+    rig.deliver(sock, sync + read(2, 0, 512))
+    rig.deliver(other, read(9, 0, 512))
+    assert (len(sock.sent), len(other.sent)) == (0, 2 * 528 + 16)
+    table._runners["here"]._thread.run()
+    assert [item[0] for item in replies(sock.sent, {2: 512})] == [1, 2]
+    assert FakeThread.made == made + 1
+    table.close()
+
+
+def test_a_file_that_hangs_in_a_flush_hangs_no_other_connection(tmp_path, monkeypatch):
+    loop, done, hang = EventLoop(SystemClock()), [], threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: hang.wait(60))
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    storage = VolumeStorage("vol-1", str(tmp_path / "disk.img"), read_only=False)
+    turns = LoopRunner(loop)
+    runner = SyncedRunner(loop, "vol-1", turns)
+    for number, command in enumerate((p.Cmd.FLUSH, p.Cmd.READ)):
+        runner.submit(StorageJob(storage, (0, number, command, 512, 0, 0, 0), bytearray(528), done.append))
+    while not done:
+        loop.step()
+    assert [job.request[2] for job in done] == [p.Cmd.READ]
+    hang.set()
+    while len(done) < 2:
+        loop.step()
+    turns.stop()
+    runner.stop()
+    storage.release()
+    loop.close()
 
 
 def test_results_for_a_session_that_is_closed_are_dropped(path):
@@ -279,7 +373,7 @@ def test_new_clients_find_the_file_that_is_there_now(tmp_path):
         rig.deliver(sock, read(1, 0, 1))
     assert bytes(former.sent[16:]) == b"a", "a client keeps what it has opened"
     assert bytes(latter.sent[16:]) == b"b"
-    rig.deliver(latter, write(2, 0, b"c", p.CMD_FLAG_FUA))
+    rig.deliver(latter, write(2, 0, b"c"))
     assert path.read_bytes()[:1] == b"c"
 
 

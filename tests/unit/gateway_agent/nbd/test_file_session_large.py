@@ -119,7 +119,7 @@ def test_what_a_client_does_not_take_is_bounded(client):
     held = client.rig.context.reply_memory.used_bytes
     assert held <= 40 * MIB if client.pool is None else held <= LIMIT_BYTES
     assert session._out.unsent_bytes <= PIECE_BYTES + 200 * 16
-    assert sum(len(data) for data, _, _ in session._replies) <= held + SMALL_LIMIT_BYTES + 200 * 16
+    assert sum(len(data) for data, _ in session._replies) <= held + SMALL_LIMIT_BYTES + 200 * 16
 
 
 def test_clients_of_a_plane_share_one_bound_and_all_are_served(path):

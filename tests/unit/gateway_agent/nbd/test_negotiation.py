@@ -6,7 +6,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.negotiation import Negotiation
-from pmdaemon.wire.cut import COL, FAILED
+from pmdaemon.wire.cut import COL, FAILED, OUTSTANDING
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
@@ -171,7 +171,10 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     assert [item[:2] for item in found] == [(p.Opt.GO, p.Rep.ERR_UNKNOWN)]
     assert b"not available" in found[0][2]
     assert how == "refused" or gateway.far.is_closed
-    assert errors_of(gateway) == (1, [(FAILED, 0, 1, 0)]), "storage that is not there has failed its client"
+    stall_ms = proxy_session.OPENING_LIMIT_NS // 10**6 if how == "silent" else 0
+    stall = [(OUTSTANDING + io, 0, 0, stall_ms) for io in range(3) if stall_ms]
+    failure = (FAILED, 0, 1, 0)
+    assert errors_of(gateway) == (1, [failure, *stall]), "storage that is not there has failed its client"
     gateway.say(go("file"))
     assert gateway.heard()[0][-1][1] == p.Rep.ACK
 
@@ -224,3 +227,33 @@ def test_a_client_that_leaves_during_negotiation_leaves_its_stream(gateway):
     (stream,) = gateway.rig.cuts.table.streams
     gateway.talk.close("the client left")
     assert stream.is_unused
+
+
+def stall_of(gateway):
+    """The stall of writes in the next cut of the only stream, ms."""
+    (stream,) = gateway.rig.cuts.table.streams
+    taken = stream.take(gateway.rig.clock.monotonic_ns())
+    return next((stall for io, _, _, stall in taken.missed if io == OUTSTANDING + 2), 0) if taken else 0
+
+
+def test_a_client_that_gives_up_before_its_upstream_is_given_up_leaves_the_time_that_it_waited(gateway):
+    gateway.say(FLAGS, go("up"))
+    gateway.rig.loop.fire(2)
+    gateway.talk.close("the client left")
+    gateway.rig.loop.fire(60)
+    assert stall_of(gateway) == 2000
+    assert stall_of(gateway) == 0
+
+
+def test_a_client_that_is_let_in_ends_the_stall_of_those_that_were_refused(gateway):
+    gateway.refusal = "Connection refused"
+    gateway.say(FLAGS, go("up"))
+    gateway.rig.loop.fire(4)
+    gateway.refusal = ""
+    gateway.say(go("up"))
+    gateway.upstream_answers()
+    assert gateway.over == [gateway.talk]
+    gateway.rig.loop.fire(10)
+    assert stall_of(gateway) == 4000
+    gateway.rig.loop.fire(10)
+    assert stall_of(gateway) == 0

@@ -1,11 +1,9 @@
-from collections import deque
-
 import pytest
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import session
-from gateway_agent.nbd.accounting import FAILED_BIT, word_of
+from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT, word_of
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import GONE, IN
 from gateway_agent.nbd.proxy_session import ProxySession, ReplyReader
@@ -179,16 +177,21 @@ def test_a_client_that_leaves_in_the_middle_of_a_write_sends_no_disc_into_its_pa
 def test_a_client_that_does_not_read_stops_the_upstream_and_nothing_is_lost(pair):
     pair.near.window = 20
     pair.say(read(1, 64), read(2, 64))
+    pair.rig.clock.advance(0.5)
     pair.answer(p.simple_reply(1), b"a" * 64)
     assert pair.far.fileno() not in pair.rig.loop.masks, "replies are to wait in the upstream's socket"
-    assert [kind for _, kind in pair.session.outstanding()] == [KIND_READ] * 2, (
-        "not complete before the client's socket has it all"
-    )
-    pair.rig.clock.advance(1)
+    assert pair.session.gauges() == (0, 0), "one is answered, the other one waits for its client"
+    for _ in range(3):
+        pair.rig.clock.advance(60)
+        now_ns = pair.rig.clock.monotonic_ns()
+        assert pair.session.outstanding(now_ns)[0][:2] == (now_ns - 500_000_000, KIND_READ)
+        assert [entry[2:] for entry in pair.taken().missed] == [(500, 500)] * 2, "it grows no older"
     pair.rig.open_window(pair.near)
+    pair.rig.clock.advance(0.25)
     pair.answer(p.simple_reply(2), b"b" * 64)
     assert [item[0] for item in replies(pair.near.sent, {1: 64, 2: 64})] == [1, 2]
-    assert pair.row()["lat_sum_us"] == 2_000_000
+    row = pair.row()
+    assert (row["reads"], row["lat_sum_us"], row["svc_sum_us"]) == (1, 750_000, 750_000)
 
 
 def test_an_upstream_that_does_not_take_more_is_waited_for(pair):
@@ -333,7 +336,7 @@ def test_a_refusal_never_lands_within_a_payload_that_fills_many_receives(refused
     assert sorted(item[0] for item in found) == [1, 2, 3]
     assert all(payload == item[2] for item in found if item[0] != 2)
     assert [bool(item[1]) for item in sorted(found)] == [False, True, False]
-    assert (pair.session.gauges(), pair.session._out.finishing) == ((0, 0), deque())
+    assert (pair.session.gauges(), kinds_outstanding(pair)) == ((0, 0), [])
 
 
 def test_a_refusal_waits_for_what_the_upstream_has_not_taken():
@@ -464,21 +467,88 @@ def test_a_client_that_never_reads_refusals_is_read_no_further():
 
 
 def kinds_outstanding(pair):
-    return sorted(kind for _, kind in pair.session.outstanding())
+    now_ns = pair.rig.clock.monotonic_ns()
+    return sorted(kind for _, kind, _ in pair.session.outstanding(now_ns))
 
 
-def test_a_request_is_outstanding_until_its_last_byte_is_in_the_clients_socket(pair):
+def test_a_request_is_outstanding_until_its_answer_is_here_whole(pair):
     pair.say(read(1, 64), write(2, b"w" * 16), p.request(p.Cmd.FLUSH, 3, 0, 0))
     assert kinds_outstanding(pair) == [KIND_READ, KIND_WRITE, KIND_FLUSH]
     pair.answer(p.simple_reply(2), p.simple_reply(1), b"a" * 10)
     assert kinds_outstanding(pair) == [KIND_READ, KIND_FLUSH], "a part of its reply is on its way"
     pair.say(read(4, 512, MIB))
-    assert kinds_outstanding(pair) == [KIND_READ, KIND_READ, KIND_FLUSH], "refused, behind that reply"
+    assert kinds_outstanding(pair) == [KIND_READ, KIND_FLUSH], "refused; its answer waits behind that reply"
     pair.near.window = 0
     pair.answer(b"a" * 54)
-    assert kinds_outstanding(pair) == [KIND_READ, KIND_READ, KIND_FLUSH], "answered, and not taken"
+    assert kinds_outstanding(pair) == [KIND_FLUSH], "answered; when its client takes it is its own affair"
     pair.rig.open_window(pair.near)
     assert kinds_outstanding(pair) == [KIND_FLUSH]
+    assert [item[0] for item in replies(pair.near.sent, {1: 64})] == [2, 1, 4]
+
+
+def test_a_reply_in_parts_ages_no_more_while_the_client_takes_none_of_it(pair):
+    pair.say(read(1, 4000))
+    pair.rig.clock.advance(1)
+    pair.near.window = 100
+    pair.answer(p.simple_reply(1), b"a" * 1000)
+    for _ in range(2):
+        pair.rig.clock.advance(60)
+        assert (OUTSTANDING + IO_READ, 0, 1000, 1000) in pair.taken().missed
+    pair.rig.open_window(pair.near)
+    pair.rig.clock.advance(1)
+    pair.answer(b"a" * 3000)
+    row = pair.row()
+    assert (row["reads"], row["lat_sum_us"], row["svc_sum_us"]) == (1, 2_000_000, 2_000_000)
+
+
+@pytest.mark.parametrize("caps", [Rates(), Rates(ops_per_s=0.1)])
+def test_a_write_arrives_with_its_payload_however_slow_its_sender_is(caps):
+    pair = Pair(Rig(caps=caps))
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
+    pair.say(write(1, b"a" * 10))
+    pair.answer(p.simple_reply(1))
+    said = write(2, b"x" * 70_000)
+    pair.say(said[:10_000])
+    for _ in range(2):
+        pair.rig.clock.advance(60)
+        taken = pair.taken()
+        assert [entry for entry in taken.missed if entry[0] > IO_ANY] == [], "its sender takes its time"
+        assert (taken.row[COL["inflight"]], taken.row[COL["held"]]) == (0, 0)
+    pair.say(said[10_000:])
+    pair.rig.clock.advance(2)
+    assert (OUTSTANDING, 0, 2000, 2000) in pair.taken().missed
+    pair.rig.loop.fire(10)
+    pair.answer(p.simple_reply(2))
+    assert pair.row()["lat_sum_us"] == 12_000_000
+
+
+def test_a_write_that_fills_the_buffer_waits_for_its_upstream_and_ages():
+    pair = Pair(Rig(16 * MIB))
+    pair.far.window = 0
+    said = write(1, b"x" * 3 * MIB)
+    for start in range(0, len(said), 300_000):
+        pair.say(said[start : start + 300_000])
+    assert pair.near.incoming, "the buffer is full"
+    pair.rig.clock.advance(8)
+    assert (OUTSTANDING, 0, 8000, 8000) in pair.taken().missed
+    assert pair.session.gauges() == (1, 0)
+
+
+def test_a_client_that_leaves_within_a_write_abandons_no_io(pair):
+    pair.say(write(1, b"x" * 100)[:110])
+    pair.rig.clock.advance(8)
+    pair.end(pair.near)
+    assert pair.taken().missed == []
+
+
+def test_what_caps_hold_ages_though_the_client_takes_no_answers():
+    pair = Pair(Rig(caps=Rates(ops_per_s=0.1)))
+    pair.say(read(1, 64), read(2, 64))
+    pair.near.window = 0
+    pair.answer(p.simple_reply(1), b"a" * 64)
+    pair.rig.clock.advance(4)
+    assert (OUTSTANDING, 0, 4000, 4000) in pair.taken().missed
+    assert pair.session.gauges() == (0, 1)
 
 
 def test_held_requests_are_outstanding_since_they_came():
@@ -486,12 +556,13 @@ def test_held_requests_are_outstanding_since_they_came():
     arrived_ns = pair.rig.clock.monotonic_ns()
     pair.say(*(read(cookie) for cookie in range(4)))
     pair.rig.clock.advance(0.5)
-    assert pair.session.outstanding() == [(arrived_ns, KIND_READ)] * 4
+    now_ns = pair.rig.clock.monotonic_ns()
+    assert pair.session.outstanding(now_ns) == [(arrived_ns, KIND_READ, 0)] * 4
 
 
 @pytest.mark.parametrize("who", ["client", "upstream", "plane"])
 def test_what_is_under_way_when_a_session_ends_is_counted_once(pair, who):
-    pair.stream.set_limits([(IO_ANY, 5000)])
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
     pair.say(read(1, 64), read(2))
     pair.answer(p.simple_reply(1), b"a" * 10)
     pair.rig.clock.advance(1)
@@ -503,28 +574,31 @@ def test_what_is_under_way_when_a_session_ends_is_counted_once(pair, who):
     pair.rig.loop.fire(session.LINGER_NS / 1e9)
     found = {(io, limit): figures for io, limit, *figures in pair.taken().missed}
     assert pair.session.is_closed
+    stalled = {(OUTSTANDING, 0): [0, 1000], (OUTSTANDING + IO_READ, 0): [0, 1000]}
     if who == "upstream":
         assert found == {
             (IO_ANY, 5000): [2, 2],
             (FAILED, 5000): [2, 2],
             (FAILED, 0): [2, 0],
             (FAILED + IO_READ, 0): [2, 0],
-            (OUTSTANDING, 0): [0, 1000],
+            **stalled,
         }
     else:
-        assert found == {(OVERDUE, 5000): [2, 0], (OUTSTANDING, 0): [0, 1000]}
+        abandoned = {(OVERDUE, 0): [2, 2000], (OVERDUE + IO_READ, 0): [2, 2000]}
+        assert found == {(OVERDUE, 5000): [2, 0], **abandoned, **stalled}
     assert pair.taken() is None
 
 
-def test_a_client_whose_socket_breaks_under_its_replies_leaves_them_outstanding(pair):
-    pair.stream.set_limits([(IO_ANY, 5000)])
+def test_a_client_whose_socket_breaks_under_its_replies_had_been_answered(pair):
+    pair.stream.set_limits([(IO_ANY, 5000)], 0)
     pair.say(read(1, 64), read(2, 64))
     pair.rig.clock.advance(1)
     pair.near.is_closed = True
     pair.far.incoming.append(p.simple_reply(1) + b"a" * 64)
     pair.rig.loop.handlers[pair.far.fileno()](IN)
     assert pair.session.is_closed
-    assert (OVERDUE, 5000, 2, 0) in pair.taken().missed
+    found = pair.taken().missed
+    assert found[:2] == [(IO_ANY, 5000, 1, 1), (OVERDUE, 5000, 1, 0)], "one complete, one abandoned"
 
 
 def entry(length, kind=0):
@@ -533,13 +607,12 @@ def entry(length, kind=0):
 
 def run(data, inflight, piece):
     """Feed ``data`` in pieces as a session does, keeping cut-off headers."""
-    reader, kept, position, out, finished = ReplyReader("up"), b"", 0, bytearray(), []
+    reader, kept, out, finished = ReplyReader("up"), b"", bytearray(), []
     for start in range(0, len(data), piece):
         view = memoryview(bytearray(kept + data[start : start + piece]))
-        usable, done = reader.feed(view, position, inflight, 9)
+        usable, done = reader.feed(view, 0, inflight, 9)
         out += view[:usable]
         kept = bytes(view[usable:])
-        position += usable
         finished += done
     assert not kept
     return bytes(out), finished, reader
@@ -559,7 +632,7 @@ def test_replies_in_any_pieces_are_found_and_passed_on_unchanged(piece):
     out, finished, reader = run(data, inflight, piece)
     assert out == data
     assert not inflight
-    assert [item[0] for item in finished] == [528, 544, 560, 676]
+    assert [item[1] >> LENGTH_SHIFT for item in finished] == [512, 4096, 77, 100]
     assert [bool(item[1] & FAILED_BIT) for item in finished] == [False, True, False, False]
     assert reader.in_progress is None
 
@@ -570,9 +643,9 @@ def test_the_boundary_is_behind_the_last_whole_reply():
     usable, _ = reader.feed(view, 0, {1: entry(0, 1), 2: entry(10)}, 9)
     assert (usable, reader.boundary, reader.payload_left) == (len(view), 16, 7)
     assert reader.in_progress is not None
-    reader.feed(memoryview(b"defg"), len(view), {}, 9)
+    reader.feed(memoryview(b"defg"), 0, {}, 9)
     assert reader.boundary is None, "there is none within a payload"
-    reader.feed(memoryview(b"hij"), len(view) + 4, {}, 9)
+    reader.feed(memoryview(b"hij"), 0, {}, 9)
     assert reader.boundary == 3
 
 

@@ -171,7 +171,8 @@ def test_header_that_contradicts_the_columns(over: dict[str, Any]) -> None:
         ((0, 0, 1), (0, 3, 1, 1, 1), 1),
         ((0, 0, 1), (0, 0, 1, 1, 2), 1),
         ((0, 0, 1), (0, 7, 1, 1, 1), 1),
-        ((0, 0, 1), (0, cut.OUTSTANDING + 1, 1, 1, 1), 1),
+        ((0, 0, 1), (0, cut.OUTSTANDING + 3, 1, 1, 1), 1),
+        ((0, 0, 1), (0, cut.OUTSTANDING + 4, 1, 1, 1), 1),
         ((0, 0, 1), (0, 65_535, 1, 1, 1), 1),
         ((0, 0, 1), (0, cut.FAILED, 1, 1, 2), 1),
         ((0, 0, 1), (2, cut.OVERDUE, 1, 1, 1), 1),
@@ -193,15 +194,36 @@ def test_what_is_overdue_failed_or_outstanding_is_kept_apart_from_what_completed
         (0, cut.OVERDUE + cut.IO_READ, 5_000, 2, 9),  # more of the past are settled than are newly overdue
         (1, cut.FAILED + cut.IO_WRITE, 0, 4, 0),
         (1, cut.OUTSTANDING, 0, 182_000, 182_000),
+        (1, cut.OUTSTANDING + cut.IO_WRITE, 0, 182_000, 9_000),
+        (1, cut.OVERDUE + cut.IO_WRITE, 0, 3, 12_000),
     ]
     made = cut.decode(base())
     fields = {name: getattr(made, name) for name in Cut.__dataclass_fields__}
     got = cut.decode(cut.encode(Cut(**(fields | {"missed": np.array(entries, dtype=MISSED_DTYPE)}))))
     assert got.entries(0).tolist() == [(0, cut.IO_READ, 5_000, 10, 3)]
-    assert got.entries(cut.OVERDUE).tolist() == [(0, cut.IO_READ, 5_000, 2, 9)]
+    abandoned = (1, cut.IO_WRITE, 0, 3, 12_000)
+    assert got.entries(cut.OVERDUE).tolist() == [(0, cut.IO_READ, 5_000, 2, 9), abandoned]
     assert got.entries(cut.FAILED).tolist() == [(1, cut.IO_WRITE, 0, 4, 0)]
-    assert got.entries(cut.OUTSTANDING).tolist() == [(1, 0, 0, 182_000, 182_000)]
+    both, writes = (1, 0, 0, 182_000, 182_000), (1, cut.IO_WRITE, 0, 182_000, 9_000)
+    assert got.entries(cut.OUTSTANDING).tolist() == [both, writes]
     assert got.missed["io"].tolist() == [entry[1] for entry in entries], "entries() hands out copies"
+
+
+def test_counts_that_no_u32_holds_are_in_several_entries_that_add_up() -> None:
+    big = (1 << 32) + 7
+    found = cut.missed_array(
+        [(0, cut.IO_ANY, 5000, 2 * big, big), (0, cut.OVERDUE, 0, 3, big), (1, 0, 1, 2, 1)]
+    )
+    assert not (found["missed"] > found["counted"])[found["io"] == 0].any()
+    sums = {}
+    for row, io, threshold_us, counted, missed in found.tolist():
+        before = sums.get((row, io, threshold_us), (0, 0))
+        sums[row, io, threshold_us] = before[0] + counted, before[1] + missed
+    assert sums == {(0, 0, 5000): (2 * big, big), (0, cut.OVERDUE, 0): (3, big), (1, 0, 1): (2, 1)}
+    made = cut.hist_array(np.array([0, 1]), np.array([5, 6]), np.array([2 * big, 9]))
+    assert sorted({each[:2] for each in made.tolist()}) == [(0, 5), (1, 6)]
+    assert int(made["count"][made["row"] == 0].astype(np.int64).sum()) == 2 * big
+    assert len(cut.missed_array([])) == len(cut.hist_array(*[np.zeros(0, dtype=np.int64)] * 3)) == 0
 
 
 def test_other_kind_is_no_cut() -> None:
