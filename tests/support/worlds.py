@@ -30,8 +30,8 @@ from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.pieces import Pieces, percentiles_us
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Pieces, percentiles_us
 from sla_server.services.control.simulation import UNIX_0_US, Simulation
 
 A = str(uuid.uuid5(uuid.NAMESPACE_DNS, "A"))

@@ -27,8 +27,8 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow, why_none
-from sla_server.services.control.signal import Signal
 from sla_server.services.control.throttle import LoopMemory
+from sla_server.services.control.verdicts import Signal
 
 Key = tuple[str, str]
 

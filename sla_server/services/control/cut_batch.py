@@ -33,10 +33,10 @@ from pmdaemon.wire.cut import COL, FAILED, IO_READ, IO_WRITE, OUTSTANDING, OVERD
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS, TOTAL_WRITE
 from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl
+from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import NO_MEMBER, PromiseScopes, RowPlan
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Bools, Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.usage import GatewayTable, UsageTable
 
 MOST_CUTS: Final = 256
@@ -174,7 +174,7 @@ class CutIntake:
                 control.confirm(gateway_id, each.cut.throttle_gen, self._policy.gateways[gateway_id].gen)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
             if table.skipped:
-                self._scopes.table.resync(plan.gateway)
+                self._scopes.table.windows.resync(plan.gateway)
                 self._usage.resync(table.places)
             self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)
@@ -195,7 +195,7 @@ class CutIntake:
         self._taken, self._received, self._shut = [], [], []
         self.unix_us = max(self.unix_us, *received)
         gateways = np.array([each.plan.gateway for each in taken])
-        self._scopes.table.spoke(gateways, np.array([each.now_ns for each in taken]))
+        self._scopes.table.windows.spoke(gateways, np.array([each.now_ns for each in taken]))
         batch = CutBatch(taken)
         batch.measure(self._usage)
         for each, recv_us in zip(taken, received, strict=True):
@@ -210,7 +210,7 @@ class CutIntake:
             self._feed(batch, pieces, shut)
 
     def _feed(self, batch: CutBatch, pieces: Pieces, shut: list[frozenset[str]]) -> None:
-        table = self._scopes.table
+        windows = self._scopes.table.windows
         over_all, on_backend = batch.targets()
         closed = _lines_shut(batch, shut)
         # I/Os without any latency are of a source that measures none: nothing follows from them.
@@ -218,12 +218,12 @@ class CutIntake:
         feeds = (on_backend != NO_MEMBER) & measured
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)
-            table.record_activity(on_backend[noted], noted, pieces)
+            windows.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
         shown, fed = np.flatnonzero((over_all != NO_MEMBER) & measured), np.flatnonzero(feeds)
         members = np.concatenate((over_all[shown], on_backend[fed]))
         if len(members):
-            table.add(members, np.concatenate((shown, fed)), pieces)
+            windows.add(members, np.concatenate((shown, fed)), pieces)
 
 
 class CutBatch:

@@ -27,7 +27,8 @@ from typing import Any
 from sla_server.agreements.promise import Promise
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import NOTHING, Figures, Signal, SignalRow
+from sla_server.services.control.signal import SignalRow
+from sla_server.services.control.verdicts import NOTHING, Figures, Signal
 
 
 @dataclass(slots=True)

@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
+from sla_server.services.control.pieces import Floats, Ints
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Floats, Ints, SignalRow, SignalTable
+from sla_server.services.control.signal import SignalRow, SignalTable
 from sla_server.services.control.usage import GatewayTable
 
 Key = tuple[str, str]
@@ -187,7 +188,8 @@ class PromiseScopes:
         part = scope.parts.get(gateway_id)
         if part is None:
             number = scope.row.row
-            member = int(self.table.member[number]) if new else self.table.join(number, gateway_id)
+            known = self.table.windows
+            member = int(known.member[number]) if new else known.join(number, gateway_id)
             part = scope.parts[gateway_id] = ScopePart(np.zeros(len(table.streams), np.bool_), member)
             self._by_gateway.setdefault(gateway_id, []).append(scope)
         part.mask = _longer(part.mask, len(table.streams))
@@ -256,7 +258,7 @@ class PromiseScopes:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()
         plan = self._plans.get(table.gateway_id)
-        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.steps:
+        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.windows.steps:
             plan = self._plans[table.gateway_id] = self._planned(table, ids, stream_ids)
         return plan
 
@@ -265,7 +267,7 @@ class PromiseScopes:
         lines = self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
         pairs: list[tuple[int, int]] = []
-        threshold_us = np.zeros((len(lines), self.table.steps))
+        threshold_us = np.zeros((len(lines), self.table.windows.steps))
         over_all, on_backend = np.full(len(lines), NO_MEMBER), np.full(len(lines), NO_MEMBER)
         backends = [""] * len(lines)
         promises = []
@@ -300,7 +302,7 @@ class PromiseScopes:
             threshold_us=threshold_us,
             compares=np.array([promise.metric == "latency" for promise in promises], dtype=np.bool_),
             excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
-            gateway=self.table.gateway(gateway_id),
+            gateway=self.table.windows.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,
             backends=tuple(backends),
