@@ -34,9 +34,13 @@ class Pieces:
 
     Attributes:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
+        end_us: when it ended, agent's clock.
+        is_present: whether the cut has a stream in scope; says_nothing: it has none, which says nothing.
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
-        completed, arrived, reads, size_bytes: reads and writes, also where the promise is about one of them.
+        carried: as ``offered``, of streams that other cuts of this time are about, by the rates of those.
+        completed, reads, size_bytes: reads and writes, also where the promise is about one of them.
         waiting: gauge, I/Os held or under way when the cut ended.
+        is_stuck: nothing completed, though something was outstanding when the cut began, and when it ended.
         counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
         missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
         failed: how many of ``missed`` failed.
@@ -50,13 +54,17 @@ class Pieces:
 
     now_ns: Ints
     covered_us: Ints
+    end_us: Ints
+    is_present: Bools
+    says_nothing: Bools
     offered: Floats
+    carried: Floats
     done: Floats
     completed: Floats
-    arrived: Floats
     reads: Floats
     size_bytes: Floats
     waiting: Floats
+    is_stuck: Bools
     counted: Floats
     missed: Floats
     failed: Floats

@@ -40,8 +40,10 @@ class RowPlan:
     Attributes:
         ids: the stream_id column it was made for, as bytes.
         rows: table row of each cut row, -1 for a stream not announced; shape (n,).
-        known: cut rows of announced streams; ``place``: index of their volume at the gateway; shape (k,).
+        known: cut rows of announced streams; ``place``: index of their volume at the gateway; ``numbers``: theirs
+            of the stream table; shape (k,).
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
+        absent, absent_line: numbers of streams that the cuts leave out, and the line that has each in scope.
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
         compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
@@ -57,8 +59,11 @@ class RowPlan:
     rows: Ints
     known: Ints
     place: Ints
+    numbers: Ints
     pair_row: Ints
     pair_line: Ints
+    absent: Ints
+    absent_line: Ints
     io: Ints
     percentile: Floats
     threshold_us: Floats
@@ -194,6 +199,8 @@ class PromiseScopes:
             self._by_gateway.setdefault(gateway_id, []).append(scope)
         part.mask = _longer(part.mask, len(table.streams))
         part.mask[row] = True
+        if promise.metric == "latency" and volume in table.only_seen and part.mask.sum() == 1:
+            self.table.windows.m_measures[part.member] = False  # until its plan says more
         return new
 
     def set_excluded(self, agreements: Collection[str]) -> None:
@@ -231,8 +238,9 @@ class PromiseScopes:
         return self._by_gateway.get(gateway_id, [])
 
     def on_backend(self, backend: str) -> list[PromiseScope]:
-        """Scopes of one backend; "" gives those over all backends."""
-        return list(self._by_backend.get(backend, {}).values())
+        """Scopes of one backend of which something can be measured; "" gives those over all backends."""
+        scopes, windows = self._by_backend.get(backend, {}).values(), self.table.windows
+        return [scope for scope in scopes if not backend or windows.measures(scope.row.row)]
 
     def on(self, backend: str, key: Key) -> PromiseScope:
         """One promise on one backend.
@@ -270,13 +278,20 @@ class PromiseScopes:
         threshold_us = np.zeros((len(lines), self.table.windows.steps))
         over_all, on_backend = np.full(len(lines), NO_MEMBER), np.full(len(lines), NO_MEMBER)
         backends = [""] * len(lines)
-        promises = []
+        promises, left_out = [], list[Ints]()
+        is_out = np.ones(len(table.streams), np.bool_)
+        is_out[rows[known]] = False
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
             measured = _measured_rows(table, promise, scopes[0].parts[gateway_id].mask)
             pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
-            if not measured.any():
+            out = np.flatnonzero(measured & is_out)
+            left_out.append(np.stack((out, np.full(len(out), line)), axis=1))
+            is_measured = bool(measured.any())
+            for scope in scopes:
+                self.table.windows.m_measures[scope.parts[gateway_id].member] = is_measured
+            if not is_measured:
                 continue  # fed with nothing, it would look idle
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
@@ -290,13 +305,17 @@ class PromiseScopes:
                     over_all[line] = member
         pairs.sort()
         pair = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        absent = np.concatenate(left_out) if left_out else pair[:0]
         return RowPlan(
             ids=ids,
             rows=rows,
             known=known,
             place=table.volume_of_row[rows[known]],
+            numbers=table.numbers[rows[known]],
             pair_row=np.ascontiguousarray(pair[:, 0]),
             pair_line=np.ascontiguousarray(pair[:, 1]),
+            absent=table.numbers[absent[:, 0]],
+            absent_line=np.ascontiguousarray(absent[:, 1]),
             io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,

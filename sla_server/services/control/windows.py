@@ -7,8 +7,7 @@ they say is always about the caps in force (SLA-MODEL.md 3, "Signal").
 
 Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
 all through it, and for longer than the threshold, is *stalled*: it breaks the promise whatever was counted,
-and closes at once. What was outstanding at the end of the last cut still is, if nothing has completed since;
-so it is known of agents that send no entries about it, too.
+and closes at once.
 
 State of ``WindowTable``, all of it in arrays that grow by doubling:
 
@@ -21,8 +20,9 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
                several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
                (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
-               ``m_waiting`` counts reads and writes outstanding at the end of its last piece (negative: not
-               known), ``m_stall_us`` for how long nothing has completed though there were some
+               ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
+               piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
+               were outstanding; ``m_measures``: its source measures what is promised, so windows wait for it
     gateways   when each spoke last, and whether it is up
 
 Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
@@ -70,7 +70,9 @@ class WindowTable:
         self.m_gateway = np.zeros(_FIRST, np.int64)
         self.m_covered = np.zeros(_FIRST, np.int64)
         self.m_offered = np.zeros(_FIRST)
-        self.m_waiting, self.m_stall_us = np.zeros(_FIRST), np.zeros(_FIRST)
+        self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
+        self.m_stall_us = np.zeros(_FIRST)
+        self.m_measures = np.ones(_FIRST, np.bool_)
         self._make_rows(_FIRST)
 
     def _make_rows(self, rows: int) -> None:
@@ -130,10 +132,6 @@ class WindowTable:
         self.g_spoke_ns[gateways] = now_ns
         self.g_up[gateways] = True
 
-    def resync(self, gateway: int) -> None:
-        """A cut of this gateway is missing: what is outstanding follows from the gauges of the next one."""
-        self.m_waiting[self.m_gateway == gateway] = -1
-
     # Rows and their members.
 
     def open(self, row: int, gateway_id: str) -> None:
@@ -148,12 +146,12 @@ class WindowTable:
         else:
             member, self._members = self._members, self._members + 1
             if member == len(self.m_row):
-                for name in ("m_row", "m_gateway", "m_covered", "m_offered", "m_waiting", "m_stall_us"):
+                for name in [name for name in arrays_of(self) if name.startswith("m_")]:
                     value = getattr(self, name)
                     setattr(self, name, np.concatenate((value, np.zeros_like(value))))
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
         self.m_covered[member] = self.m_stall_us[member] = 0
-        self.m_waiting[member] = -1  # not known
+        self.m_end_us[member], self.m_measures[member] = NEVER, True
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -183,6 +181,11 @@ class WindowTable:
             return []
         return [self._shared[row] for row in rows[self.several[rows]].tolist()]
 
+    def measures(self, row: int) -> bool:
+        """Whether the source of some member measures what is promised."""
+        members = self._shared.get(row)
+        return bool(self.m_measures[self.member[row] if members is None else members].any())
+
     # Feeding.
 
     def record_activity(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
@@ -196,14 +199,14 @@ class WindowTable:
         active |= pieces.counted[pick, 0] > 0
         self.active_ns[rows[active]] = now_ns[active]
         self.fed[rows] = True
-        # Reads and writes outstanding: the gauges have flush and trim as well, the sums clients that left.
-        waiting, before = pieces.waiting[pick], self.m_waiting[members]
-        before = np.where(before < 0, waiting, before)
-        balance = before + pieces.arrived[pick] - pieces.completed[pick]
-        after = np.clip(balance, 0.0, waiting)
-        stuck = (pieces.completed[pick] == 0) & (before > 0) & (after > 0)
-        self.m_stall_us[members] = (self.m_stall_us[members] + pieces.covered_us[pick]) * stuck
-        self.m_waiting[members] = after
+        # A cut may reach into the time of one before it (of another plane, or a late one): that is not new.
+        span_us, end_us, former_us = pieces.covered_us[pick], pieces.end_us[pick], self.m_end_us[members]
+        is_put_back = former_us - end_us > span_us  # the agent's clock
+        new_us = np.where(is_put_back, span_us, np.clip(end_us - former_us, 0, span_us))
+        self.m_new_us[members] = new_us
+        self.m_end_us[members] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
+        self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
+        self.m_measures[members[pieces.done[pick] > 0]] = True
 
     def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
         """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
@@ -227,7 +230,7 @@ class WindowTable:
     def _add_alone(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
         """Rows with one member, each with one piece."""
         s = self.settings
-        covered, offered = pieces.covered_us[pick], pieces.offered[pick]
+        covered, offered = self._span_with(members, pick, pieces)
         stall_us = self._stall_us(members, pick, pieces)
         sums = PieceSums(
             pieces.done[pick],
@@ -243,9 +246,6 @@ class WindowTable:
         )
         opened = np.flatnonzero(self.m_covered[members])
         if len(opened):
-            into = members[opened]
-            covered[opened] += self.m_covered[into]
-            offered[opened] += self.m_offered[into]
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         closes |= stall_us > self.terms.threshold_us[rows, 0]
@@ -257,6 +257,14 @@ class WindowTable:
         if len(opened):
             self.m_covered[members[opened[closes[opened]]]] = 0
         self._push(rows, offered * 1e6 / covered, sums, closes)
+
+    def _span_with(self, members: Ints, pick: Ints, pieces: Pieces) -> tuple[Ints, Floats]:
+        """What the open window of each member covers with its piece, and the I/Os offered in that time."""
+        opened, span_us = self.m_covered[members] > 0, pieces.covered_us[pick]
+        longer_us = self.m_covered[members] + self.m_new_us[members]
+        covered = np.where(opened, np.maximum(longer_us, span_us * pieces.is_present[pick]), span_us)
+        former = np.where(opened, self.m_offered[members], pieces.carried[pick])
+        return covered, pieces.offered[pick] + former
 
     def _add_shared(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
         """Rows with several members, which may all have a piece here: up to the end of a window at a time."""
@@ -277,27 +285,26 @@ class WindowTable:
         rows, newest_ns = rows[first], pieces.now_ns[pick[first + size - 1]]
         everyone, owner = self._members_of(rows)
         spoken = self.m_covered[everyone] > 0
-        silent = self._speaking(everyone, newest_ns[owner]) & ~spoken
+        silent = self._speaking(everyone, newest_ns[owner]) & ~spoken & self.m_measures[everyone]
         opened = np.bincount(owner, spoken, len(rows)) > 0
         new = self._speaking(members, newest_ns[run]) & (self.m_covered[members] == 0)
+        new &= self.m_measures[members]
         awaited = np.bincount(owner, silent, len(rows))[run] - running_sums(new, first, run)
-        covered = self.m_covered[members] + pieces.covered_us[pick]
+        covered, offered = self._span_with(members, pick, pieces)
         counted = running_sums(pieces.counted[pick, 0], first, run)
         counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
         stall_us = self._stall_us(members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
         done = running_sums(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
-        hangs = (stall_us > self.terms.threshold_us[rows, 0][run]) & ((done == 0) | self.terms.is_outage[rows][run])
+        hangs = stall_us > self.terms.threshold_us[rows, 0][run]
+        hangs &= (done == 0) | self.terms.is_outage[rows][run]
         enough = (counted >= s.window_min_ios) | hangs
         full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
         closes = end < len(at)
         taken = at <= end[run]
         into = members[taken]
-        self.m_offered[into] = pieces.offered[pick[taken]] + np.where(
-            self.m_covered[into] > 0, self.m_offered[into], 0.0
-        )
-        self.m_covered[into] = covered[taken]
+        self.m_offered[into], self.m_covered[into] = offered[taken], covered[taken]
         starts = np.flatnonzero(np.diff(run[taken], prepend=-1))
         sums = self._sums_of(rows, pick[taken], starts, stall_us[taken], pieces)
         if opened.any():
