@@ -154,7 +154,7 @@ class Controller:
         """A gateway registered, or its exports changed."""
         table = self._table(gateway_id)
         table.name, table.state, table.reason = name, "up", ""
-        self.scopes.table.windows.set_up(gateway_id, True)
+        self.scopes.table.set_up(gateway_id, True)
         exports = list(exports)
         table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
@@ -176,7 +176,7 @@ class Controller:
         if table is None:
             return
         table.state, table.reason = "lost", reason
-        self.scopes.table.windows.set_up(gateway_id, False)
+        self.scopes.table.set_up(gateway_id, False)
         self.policy.gateway_lost(gateway_id, now_ns)
         self.loops.gateway_lost(gateway_id)
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import FAILED, IO_READ, IO_WRITE, OUTSTANDING, OVERDUE, Cut
+from pmdaemon.wire.cut import FAILED, IO_WRITE, OUTSTANDING, OVERDUE, Cut
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
 from sla_server.services.control.pieces import Bools, Floats, Ints
 

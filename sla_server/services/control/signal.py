@@ -121,6 +121,10 @@ class SignalTable:
         self.windows.reset(rows)
         self.at_risk[rows] = self.outside[rows] = False
 
+    def set_up(self, gateway_id: str, up: bool) -> None:
+        """Whether a gateway is up: windows do not wait for one that is not."""
+        self.windows.set_up(gateway_id, up)
+
     # Asking.
 
     def set_state(self, row: int, code: int, broken: bool) -> None:
