@@ -108,6 +108,9 @@ class Shown:
         for row in view["slas"]:
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
+            if row.get("promised") is not None:  # what is delivered shows over a slice, not over windows
+                shown = standing.shown if standing is not None else None
+                slas[-1]["measured"] = shown["measured"] if shown is not None else None
         live = {(row["name"], row["objective"]) for row in slas}
         by_slices = (
             {**standing.shown, **standing.snapshot()}

@@ -20,7 +20,15 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, OUTSTANDING, Cut
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_WRITE
-from sla_server.services.control.missed_entries import Lines, LineSums, MissedEntries, Pairs, starts_of
+from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
+from sla_server.services.control.missed_entries import (
+    Compared,
+    Lines,
+    LineSums,
+    MissedEntries,
+    Pairs,
+    starts_of,
+)
 from sla_server.services.control.pieces import Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.scopes import RowPlan
 from sla_server.services.control.stream_table import Followed, Span
@@ -28,7 +36,7 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _PIECE: Final = np.array(
-    [COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes")]
+    [COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")]
 )
 
 
@@ -147,7 +155,8 @@ class CutBatch:
         before, after = self._followed.before[kind, row], self._followed.after[kind, row]
         gauge = c[COL["held"]] + c[COL["inflight"]]
         parts = _sums(np.concatenate((c[_PIECE][:, row], (gauge[row], before, after))), line, total)
-        reads, writes, arrived, errors, read_bytes, write_bytes, waiting, before_sum, after_sum = parts
+        reads, writes, arrived, errors, read_bytes, write_bytes, lat_sum_us, *gauges = parts
+        waiting, before_sum, after_sum = gauges
         completed = done = reads + writes
         offered = arrived
         tells_kinds = np.repeat([t.table.tells_kinds for t in self.taken], self.lines)
@@ -178,6 +187,22 @@ class CutBatch:
             excludes=_joined([plan.excludes_errors for plan in self.plans]),
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
+        is_other = self._is_mean | (self._promised > 0)
+        if is_other.any():
+            size_bytes = read_bytes + write_bytes
+            use = LineUse(
+                done,
+                offered,
+                found.failed,
+                sums.excludes,
+                completed,
+                lat_sum_us,
+                size_bytes,
+                found.oldest_us,
+                covered_us,
+                sums.hist,
+            )
+            self._count_others(found, use.at(is_other), is_other)
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=covered_us,
@@ -203,6 +228,24 @@ class CutBatch:
             * self._compares,
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
+
+    def _count_others(self, found: Compared, use: LineUse, at: npt.NDArray[np.bool_]) -> None:
+        """What counts for lines about a mean latency or a rate, which are ``at`` these places."""
+        threshold_us = _joined([plan.threshold_us for plan in self.plans])[at]
+        counted, missed = mean_counts(use, threshold_us)
+        promised, is_mean = self._promised[at], self._is_mean[at][:, None]
+        rates = rate_counts(use, promised, _joined([plan.is_bytes for plan in self.plans])[at])
+        found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
+        found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
+        found.inexact[at] = False
+
+    @cached_property
+    def _is_mean(self) -> npt.NDArray[np.bool_]:
+        return _joined([plan.is_mean for plan in self.plans])
+
+    @cached_property
+    def _promised(self) -> Floats:
+        return _joined([plan.promised for plan in self.plans])
 
     @cached_property
     def _compares(self) -> npt.NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.slices import DELIVERED_RATIO
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow
@@ -139,7 +140,7 @@ class LiveState:
         enough = self.settings.at_risk_windows
         if signal.over >= enough:
             return "violating"
-        if was_violating and (signal.over or signal.u >= self.settings.at_risk_u):
+        if was_violating and (signal.over or signal.u >= signal.near_u):
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
@@ -168,19 +169,27 @@ class LiveState:
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
-        if self.promise.metric == "availability":
-            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
-            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
-            return f"{stall}, {failed}, {figures.offered_iops:.0f} I/O/s offered"
         what = ""
         if signal.stalled:
             what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
+        offered = f"{figures.offered_iops:.0f} I/O/s offered"
+        if self.promise.promised:
+            most = 1 - DELIVERED_RATIO
+            short = f"{min(figures.u * most, 1.0):.1%} of what was asked for, as far as it was promised, "
+            return f"{what}{short}was not delivered, {most:.0%} allowed, {offered}"
+        if self.promise.metric == "mean_latency":
+            mean_ms = figures.latency_us / 1000
+            return f"{what}mean latency {mean_ms:.1f} ms of {limit_ms:g} ms allowed, {offered}"
+        if self.promise.metric == "availability":
+            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
+            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
+            return f"{stall}, {failed}, {offered}"
         return what + (
             f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
             f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
-            f"{figures.offered_iops:.0f} I/O/s offered"
+            f"{offered}"
         )
 
     def _details(self, signal: Signal, figures: Figures) -> dict[str, Any]:
@@ -189,7 +198,7 @@ class LiveState:
             "objective": self.promise.objective,
             "u": round(figures.u, 4),
             "latency_us": round(figures.latency_us),
-            "threshold_us": signal.threshold_us,
+            "threshold_us": signal.threshold_us if self.promise.curve else None,
             "offered_iops": round(figures.offered_iops, 1),
             "windows": signal.windows,
             "windows_stalled": signal.stalled,

@@ -38,6 +38,7 @@ _URGENT: Final = (
     "idle",
     "excluded",
 )
+_WITH_PERCENTILE: Final = frozenset(("latency", "availability"))
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
 Interval = tuple[int, int]
@@ -176,8 +177,9 @@ def _slas(
                 state.state != "no-data" or scopes.is_measured(state.promise.key, tables)
             ),
             "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
-            "threshold_us": state.signal.threshold_us or state.promise.curve[0].threshold_us,
-            "percentile": state.promise.percentile,
+            "threshold_us": _threshold_us(state),
+            "percentile": state.promise.percentile if state.promise.metric in _WITH_PERCENTILE else None,
+            **_other_figures(state),
             "u": round(state.signal.u, 4),
             "offered_iops": round(state.signal.offered_iops, 1),
             "inexact": state.signal.inexact,
@@ -187,6 +189,22 @@ def _slas(
         }
         for state in live
     ]
+
+
+def _threshold_us(state: LiveState) -> int | None:
+    """In force at the rate offered; of a rate none."""
+    curve = state.promise.curve
+    return (state.signal.threshold_us or curve[0].threshold_us) if curve else None
+
+
+def _other_figures(state: LiveState) -> dict[str, Any]:
+    """What is promised and measured of an indicator without a percentile."""
+    promise, signal = state.promise, state.signal
+    if promise.metric == "mean_latency":
+        return {"promised": None, "measured": round(signal.latency_us) if signal.windows else None}
+    if promise.promised:
+        return {"promised": promise.promised}
+    return {}
 
 
 def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:

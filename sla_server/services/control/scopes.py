@@ -48,6 +48,7 @@ class RowPlan:
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
         compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
         excludes_errors: whether an I/O that failed does not count; shape (lines,).
+        is_mean: whether a mean latency is promised; promised: the rate that is, or 0; is_bytes: of bytes.
         gateway: its number in the signal table.
         over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
             none; shape (lines,).
@@ -69,6 +70,9 @@ class RowPlan:
     threshold_us: Floats
     compares: npt.NDArray[np.bool_]
     excludes_errors: npt.NDArray[np.bool_]
+    is_mean: npt.NDArray[np.bool_]
+    promised: Floats
+    is_bytes: npt.NDArray[np.bool_]
     gateway: int
     over_all: Ints
     on_backend: Ints
@@ -321,6 +325,9 @@ class PromiseScopes:
             threshold_us=threshold_us,
             compares=np.array([promise.metric == "latency" for promise in promises], dtype=np.bool_),
             excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
+            is_mean=np.array([promise.metric == "mean_latency" for promise in promises], dtype=np.bool_),
+            promised=np.array([promise.promised for promise in promises], dtype=np.float64),
+            is_bytes=np.array([promise.metric == "throughput" for promise in promises], dtype=np.bool_),
             gateway=self.table.windows.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,

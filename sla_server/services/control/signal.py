@@ -89,7 +89,7 @@ class SignalTable:
         self.backend[row] = self._backend_numbers.setdefault(backend, len(self._backend_numbers))
         self.over_all[row], self.excluded[row] = backend == "", False
         self.code[row], self.broken[row] = NO_DATA, False
-        self.windows.terms.put(row, promise, r_on)
+        self.windows.terms.put(row, promise, r_on, self.settings.at_risk_u)
         self.windows.open(row, gateway_id)
         self.at_risk[row] = self.outside[row] = False
         return SignalRow(self, row)
@@ -211,7 +211,7 @@ class SignalTable:
         self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=1), 1.0, ratio) / found.allowed
         code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
-        code[broken & ((over > 0) | (self.u[rows] >= s.at_risk_u))] = VIOLATING
+        code[broken & ((over > 0) | (self.u[rows] >= self.windows.terms.near_u[rows]))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING
         code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE

@@ -17,8 +17,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from sla_server.agreements.promise import NO_PERCENTILE
 from sla_server.services.control.pieces import Bools, Floats, Ints, percentiles_us
 from sla_server.services.control.windows import WindowTable
+
+
+MOST_FAILED_RATIO: Final = 1 - NO_PERCENTILE / 100
+"""Of the I/Os of a promise without a percentile."""
 
 
 class Figures(NamedTuple):
@@ -50,6 +55,7 @@ class Signal:
         stalled: windows in which nothing completed though I/O was outstanding.
         stall_us: for how long at least, as the newest of them says.
         failed_ratio: share of the I/Os that failed, and count as missed because of it.
+        near_u: the u from which it is at risk.
         applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
             them is no excuse.
     """
@@ -71,6 +77,7 @@ class Signal:
     stall_us: float = 0.0
     failed_ratio: float = 0.0
     applies: bool = True
+    near_u: float = 0.7
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
@@ -114,7 +121,7 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
     step = fits.argmax(axis=1)
     threshold_us, allowed, r_on = terms.threshold_us[rows, step], terms.allowed[rows], terms.r_on[rows]
     missed, counted = windows.w_missed[slots, step[:, None]], windows.w_counted[slots, step[:, None]]
-    limit_us = threshold_us[:, None]
+    limit_us, near_u = threshold_us[:, None], terms.near_u[rows][:, None]
     stalled = (windows.w_stall_us[slots] > limit_us) & valid
     stall_r = np.where(stalled, windows.w_stall_us[slots], 0.0) / limit_us
 
@@ -122,8 +129,13 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
         u: Floats = missed / np.maximum(counted, 1) / allowed[:, None]
         return u
 
+    # A promise without a percentile has its failed I/Os in no count of misses.
+    failed, done = windows.w_failed[slots], windows.w_done[slots]
+    lost = (failed > MOST_FAILED_RATIO * np.maximum(done, failed)) & (terms.percentile[rows] == 0)[:, None]
+    breaks = stalled | lost
+
     def risky(missed: Floats, r: Floats) -> Bools:
-        found: Bools = ((u_of(missed) >= s.at_risk_u) | (r >= r_on[:, None]) | stalled) & valid
+        found: Bools = ((u_of(missed) >= near_u) | (r >= r_on[:, None]) | breaks) & valid
         return found
 
     sure_r = np.maximum(windows.w_sure[slots] / limit_us, stall_r)
@@ -144,7 +156,7 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
         missed,
         counted,
         risky(missed, np.maximum(windows.w_latency[slots] / limit_us, stall_r)),
-        ((u_of(missed) > 1) | stalled) & valid,
+        ((u_of(missed) > 1) | breaks) & valid,
         stalled,
         sure_r,
         enough & sure[every, newest] & ~(falls & (count > 1)),
@@ -182,6 +194,7 @@ def signal_of(windows: WindowTable, row: int) -> Signal:
         threshold_us=threshold_us,
         u=together.u,
         r=together.latency_us / threshold_us,
+        near_u=float(windows.terms.near_u[row]),
         latency_us=together.latency_us,
         risky=int(found.risky.sum()),
         over=len(over),
@@ -204,7 +217,10 @@ def _figures(windows: WindowTable, found: Verdict, slots: Ints, ages: Ints) -> F
     counted, stalled = found.counted[0, ages].sum(), found.stalled[0, ages]
     ratio = found.missed[0, ages].sum() / counted if counted else float(stalled.any())
     offered = windows.w_iops[slots[ages]].sum() / len(ages)
+    u = float(ratio / found.allowed[0])
     latency_us = float(percentiles_us(hist, percentile)[0])
+    if not percentile[0]:  # a mean is counted in thresholds, a rate in I/Os
+        latency_us = u * float(found.threshold_us[0]) if found.allowed[0] == 1 else 0.0
     if stalled.any():  # what is outstanding is at least as slow as that
         latency_us = max(latency_us, float(windows.w_stall_us[slots[ages[stalled]]].max()))
-    return Figures(float(ratio / found.allowed[0]), latency_us, float(offered))
+    return Figures(u, latency_us, float(offered))
