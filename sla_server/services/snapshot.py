@@ -22,7 +22,7 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
 EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB
 BY_SLICES_ROWS: Final = 200
-"""Objectives shown by their newest slice: those that control does not look at."""
+"""Objectives shown by their newest slice: those left out of the live ones."""
 LEFT_OUT_KNOWN: Final = 1000
 LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
 log = structlog.get_logger("services")

@@ -40,8 +40,8 @@ class RowPlan:
     Attributes:
         ids: the stream_id column it was made for, as bytes.
         rows: table row of each cut row, -1 for a stream not announced; shape (n,).
-        known: cut rows of announced streams; ``place``: index of their volume at the gateway; ``numbers``: theirs
-            of the stream table; shape (k,).
+        known: cut rows of announced streams; ``place``: index of their volume at the gateway; and
+            ``numbers``: theirs in the stream table; shape (k,).
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
         absent, absent_line: numbers of streams that the cuts leave out, and the line that has each in scope.
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).

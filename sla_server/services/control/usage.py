@@ -1,8 +1,8 @@
 """What is known of gateways, their streams and their newest cuts.
 
 State: one ``GatewayTable`` a gateway. A stream is a row, with a column of the ``StreamTable``; ``recent``
-keeps what the newest cuts say of the rows, from which views and percentiles are made on demand. The smoothed use of
-each volume through each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a batch
+keeps what the newest cuts say of the rows, from which views and percentiles are made on demand. The smoothed
+use of each volume through each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a batch
 of cuts updates it at once (``cut_batch``); a ``Usage`` is one of its columns. A volume that a cut leaves out
 is apart, waiting or idle, as its streams are (``stream_table``): only an idle one had no use.
 
