@@ -2,7 +2,7 @@
 
 Which rows of a cut belong to which lines and places does not change while a gateway reports the same streams
 in the same order: that is its ``RowPlan`` (``scopes``). A batch is concatenated plans and cuts, and a few
-sums over them. What a stream does between its cuts follows the ``StreamTable``: a line none of whose streams
+sums over them. What a stream does between its cuts follows the ``StreamStates``: a line none of whose streams
 is in the cut, while one of them is apart or waits, is not fed: the cut says nothing of it.
 
 Made and used up within one batch (``cut_intake``), by the controller's one thread.
@@ -31,12 +31,15 @@ from sla_server.services.control.missed_entries import (
 )
 from sla_server.services.control.pieces import Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.scopes import RowPlan
-from sla_server.services.control.stream_table import Followed, Span
+from sla_server.services.control.stream_states import Followed, Span
 from sla_server.services.control.usage import GatewayTable, UsageTable
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _PIECE: Final = np.array(
-    [COL[name] for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")]
+    [
+        COL[name]
+        for name in ("reads", "writes", "arrived", "errors", "read_bytes", "write_bytes", "lat_sum_us")
+    ]
 )
 
 
@@ -54,7 +57,7 @@ class Taken:
 class CutBatch:
     """Accepted cuts of distinct gateways, at least one, side by side: counters of shape (columns, rows).
 
-    What it finds outstanding is written into the stream table when it is made.
+    What it finds outstanding is written into the stream states when it is made.
     """
 
     def __init__(self, taken: Sequence[Taken]) -> None:

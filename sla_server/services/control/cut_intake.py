@@ -207,5 +207,3 @@ def _lines_shut(batch: CutBatch, shut: list[frozenset[str]]) -> Bools | None:
         ],
         dtype=np.bool_,
     )
-
-

@@ -8,7 +8,7 @@ the share allowed. The same holds for the others with other counts:
                       the age of the oldest, as one I/O
     IOPS, throughput  I/Os that were asked for, as far as they were promised, and those of them that were
                       not delivered: 2 % may be missed. An I/O that failed is not delivered; one that is
-                      outstanding counts as delivered unless the oldest has waited for ``HUNG_US``, as most are on their way
+                      outstanding counts as delivered unless the oldest has waited for ``HUNG_US``
 
 More than 1 % of failed I/Os break any of them, too (``verdicts``).
 

@@ -22,7 +22,7 @@ from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.storage_faults import StorageFaults
-from sla_server.services.control.stream_table import APART_US
+from sla_server.services.control.stream_states import APART_US
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 

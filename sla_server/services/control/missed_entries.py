@@ -217,7 +217,10 @@ def _add_unseen(result: Compared, entries: Ints, line: Ints, sums: LineSums) -> 
         result.counted[:, step] -= np.where(excludes, failed, 0.0)
     np.maximum(result.counted, 0.0, out=result.counted)
     np.clip(result.missed, 0.0, result.counted, out=result.missed)
-    result.failed = np.where(excludes, 0.0, np.minimum(failed, result.missed.min(axis=1)))
+    used = sums.threshold_us > 0
+    used[:, 0] = True  # of a curve; of a promise without one they are all the same
+    least = np.where(used, result.missed, np.inf).min(axis=1)
+    result.failed = np.where(excludes, 0.0, np.minimum(failed, least))
 
 
 class Lines:

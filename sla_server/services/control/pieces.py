@@ -76,7 +76,6 @@ class Pieces:
     excused: Floats
 
 
-
 @dataclass(slots=True)
 class PieceSums:
     """What goes into a window of each of some rows, which are distinct.

@@ -256,4 +256,3 @@ class SignalRow:
         if self._known is None or self._known[0] != version:
             self._known = (version, signal_of(self._table.windows, self.row))
         return self._known[1]
-

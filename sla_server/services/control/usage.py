@@ -1,10 +1,10 @@
 """What is known of gateways, their streams and their newest cuts.
 
-State: one ``GatewayTable`` a gateway. A stream is a row, with a column of the ``StreamTable``; ``recent``
+State: one ``GatewayTable`` a gateway. A stream is a row, with a column of the ``StreamStates``; ``recent``
 keeps what the newest cuts say of the rows, from which views and percentiles are made on demand. The smoothed
-use of each volume through each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a batch
-of cuts updates it at once (``cut_batch``); a ``Usage`` is one of its columns. A volume that a cut leaves out
-is apart, waiting or idle, as its streams are (``stream_table``): only an idle one had no use.
+use of each volume through each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a
+batch of cuts updates it at once (``cut_batch``); a ``Usage`` is one of its columns. A volume that a cut
+leaves out is apart, waiting or idle, as its streams are (``stream_states``): only an idle one had no use.
 
 Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
 not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, Cut
-from sla_server.services.control.stream_table import APART_US, Span, StreamTable
+from sla_server.services.control.stream_states import APART_US, Span, StreamStates
 
 RECENT_CUTS: Final = 3
 """Cuts a view sums over: one alone would show sampling noise. Cuts of the same time count as one."""
@@ -75,7 +75,7 @@ class UsageTable:
 
     def __init__(self, silent_s: float = 3.0) -> None:
         self._silent_ns = silent_s * 1e9
-        self.streams = StreamTable(silent_s)
+        self.streams = StreamStates(silent_s)
         self.values: Floats = np.zeros((self.COLUMNS, 64))
         self.volumes: list[str] = []
         """Name by place."""
@@ -255,7 +255,7 @@ class GatewayTable:
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
     ``tells_kinds``: of what is outstanding they tell reads from writes, and leave out flush and trim.
-    ``numbers``: of its rows in the stream table.
+    ``numbers``: of its rows in the stream states.
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
@@ -367,13 +367,12 @@ class GatewayTable:
 
     def _forget_recent(self) -> None:
         """Keep the cuts of ``RECENT_CUTS`` times: one that reaches into a later one is of its time."""
-        start_us, times = 1 << 62, 0
-        for count, each in enumerate(self.recent):
+        start_us, times, count = 1 << 62, 0, 0
+        for each in self.recent:
             if each.span_us[1] <= start_us:
                 start_us, times = each.span_us[0] + APART_US, times + 1
-                if times > RECENT_CUTS:
-                    break
-        else:
-            return
+            if times > RECENT_CUTS:
+                break
+            count += 1
         while len(self.recent) > count:
             self.recent.pop()

@@ -21,7 +21,6 @@ from sla_server.agreements.promise import NO_PERCENTILE
 from sla_server.services.control.pieces import Bools, Floats, Ints, percentiles_us
 from sla_server.services.control.windows import WindowTable
 
-
 MOST_FAILED_RATIO: Final = 1 - NO_PERCENTILE / 100
 """Of the I/Os of a promise without a percentile."""
 
@@ -81,6 +80,7 @@ class Signal:
 
 
 NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
+
 
 @dataclass(slots=True)
 class Verdict:

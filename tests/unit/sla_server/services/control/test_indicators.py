@@ -52,7 +52,12 @@ def test_a_mean_latency_above_its_threshold_is_an_episode_and_asks_control_for_n
     signal = made.controller.live[KEY].signal
     assert (round(signal.latency_us), signal.u) == (6000, pytest.approx(1.2))
     (row,) = made.controller.snapshot(0)["slas"]
-    assert (row["measured"], row["percentile"], row["threshold_us"], row["inexact"]) == (6000, None, 5000, False)
+    assert (row["measured"], row["percentile"], row["threshold_us"], row["inexact"]) == (
+        6000,
+        None,
+        5000,
+        False,
+    )
     kinds = [kind for _ in range(3) for kind in second(made, 100, 4.0)]
     assert kinds == ["violation-closed"]
     assert not made.controller.loops.controls
@@ -69,14 +74,18 @@ def test_one_io_that_hangs_among_fast_ones_breaks_a_mean_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("terms", [IOPS, THROUGHPUT])
-def test_what_is_not_delivered_is_an_episode_only_if_it_was_asked_for_and_promised(terms: dict[str, Any]) -> None:
+def test_what_is_not_delivered_is_an_episode_only_if_it_was_asked_for_and_promised(
+    terms: dict[str, Any],
+) -> None:
     made = world(**terms)
     assert [second(made, 40, 1.0) for _ in range(3)] == [[], [], []]  # no more was wanted
     assert [second(made, 200, 1.0, failed={"gold": 1}) for _ in range(3)] == [[], [], []]
     assert state(made) == "ok"
     waits = {"waiting": {"gold": (16, 900.0)}, "arrived": 110}
     assert [second(made, 95, 1.0, **waits) for _ in range(3)] == [[], [], []]  # they are on their way
-    kinds = [kind for _ in range(3) for kind in second(made, 60, 1.0, arrived=100, waiting={"gold": (99, 6e3)})]
+    kinds = [
+        kind for _ in range(3) for kind in second(made, 60, 1.0, arrived=100, waiting={"gold": (99, 6e3)})
+    ]
     assert kinds == ["violation-opened"]
     made.second += 1
     (row,) = made.controller.snapshot(0)["slas"]

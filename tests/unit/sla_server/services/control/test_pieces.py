@@ -1,4 +1,4 @@
-"""Pieces: what a cut says of a promise. The oracle of batches (``worlds.piece_of``) is looked at by itself."""
+"""Pieces: what a cut says of a promise. The oracle of batches (``worlds.piece_of``) is tested itself."""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ def test_rows_are_used_again_empty_and_arrays_grow():
     table = SignalTable(SETTINGS)
     rows = [table.allot(promise(f"p{i}"), f"g{i}", "", 1.0) for i in range(200)]
     table.windows.join(5, "elsewhere")
-    table.windows.add(table.windows.member[[5]], np.array([0]), random_pieces(random.Random(1), [promise()], S, 1.0, steps=1))
+    table.windows.add(
+        table.windows.member[[5]],
+        np.array([0]),
+        random_pieces(random.Random(1), [promise()], S, 1.0, steps=1),
+    )
     assert rows[5].last_piece_ns == S
     table.free(5)
     again = table.allot(promise("new", curve=(*STEPS, CurveStep(900, 50_000))), "g", "", 1.0)
@@ -32,7 +36,10 @@ def test_rows_are_used_again_empty_and_arrays_grow():
     assert table.windows.terms.threshold_us[6].tolist()[:1] == [12_000]
     assert table.windows.first_ns[5] == NEVER
     table.free(5)
-    assert sorted(table.windows.member[[table.allot(promise(), "g", "", 1.0).row for _ in range(2)]]) == [5, 200]
+    assert sorted(table.windows.member[[table.allot(promise(), "g", "", 1.0).row for _ in range(2)]]) == [
+        5,
+        200,
+    ]
 
 
 def test_at_risk_rows_are_found_until_their_windows_go():

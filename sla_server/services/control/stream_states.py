@@ -29,7 +29,7 @@ from sla_server.services.control.pieces import Bools, Floats, Ints
 
 APART_RATIO: Final = 0.1
 """Of a cut's duration, the overlap that is none: an agent takes that for one interval (``collection``)."""
-APART_US: Final = 50_000.0
+APART_US: Final = 50_000
 """And at least this much."""
 
 
@@ -77,7 +77,7 @@ class Absent(NamedTuple):
     says_nothing: Bools
 
 
-class StreamTable:
+class StreamStates:
     """See the module.
 
     Attributes:
