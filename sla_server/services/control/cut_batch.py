@@ -190,8 +190,8 @@ class CutBatch:
             excludes=_joined([plan.excludes_errors for plan in self.plans]),
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
-        is_other = self._is_mean | (self._promised > 0)
-        if is_other.any():
+        if any(plan.has_others for plan in self.plans):
+            is_other = self._is_mean | (self._promised > 0)
             size_bytes = read_bytes + write_bytes
             use = LineUse(
                 done,

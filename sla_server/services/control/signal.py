@@ -152,11 +152,11 @@ class SignalTable:
         speaking = now_ns - self.windows.last_ns[rows] <= s.lease_s * 1e9
         speaking &= ~self.excluded[rows] & ~self.windows.idle(rows)
         asks = speaking & ((found.count == 0) | (found.inside & found.applies))
-        counted = np.maximum((found.counted * found.valid).sum(axis=1), 1)
-        u = (found.missed * found.valid).sum(axis=1) / counted / found.allowed
-        hist = (self.windows.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=1)
+        counted = np.maximum((found.counted * found.valid).sum(axis=0), 1)
+        u = (found.missed * found.valid).sum(axis=0) / counted / found.allowed
+        hist = (self.windows.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=0)
         r = percentiles_us(hist, self.windows.terms.percentile[rows]) / found.threshold_us
-        clear = (found.count >= s.at_risk_windows) & ~found.risky.any(axis=1)
+        clear = (found.count >= s.at_risk_windows) & ~found.risky.any(axis=0)
         clear &= (u <= s.clear_u) & (r <= s.clear_r)
         not_clear = np.flatnonzero(asks & ~clear)
         if len(not_clear):
@@ -202,14 +202,14 @@ class SignalTable:
             self.reset(empty)
             self.windows.fed[empty] = False
         found = verdict(self.windows, rows)
-        known, over = found.count > 0, found.over.sum(axis=1)
-        counted = (found.counted * found.valid).sum(axis=1)
+        known, over = found.count > 0, found.over.sum(axis=0)
+        counted = (found.counted * found.valid).sum(axis=0)
         holds = found.applies & ~self.excluded[rows]
         self.at_risk[rows] = found.at_risk & found.inside & ~idle & holds
         self.outside[rows] = known & ~found.inside & ~idle & holds
-        ratio = (found.missed * found.valid).sum(axis=1) / np.maximum(counted, 1)
-        self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=1), 1.0, ratio) / found.allowed
-        code = np.where(found.risky.sum(axis=1) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
+        ratio = (found.missed * found.valid).sum(axis=0) / np.maximum(counted, 1)
+        self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=0), 1.0, ratio) / found.allowed
+        code = np.where(found.risky.sum(axis=0) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & ((over > 0) | (self.u[rows] >= self.windows.terms.near_u[rows]))] = VIOLATING
         code[over >= s.at_risk_windows] = VIOLATING

@@ -82,12 +82,14 @@ class UsageTable:
         self.backends: dict[str, int] = {}
         """Number by name."""
         self._backend: Ints = np.zeros(64, np.int64)
+        self._is_gap: Bools = np.zeros(64, np.bool_)  # the newest cut left it out, as it was idle
 
     def allot(self, volume: str, backend: str) -> int:
         """A new place, without use."""
         if len(self.volumes) == len(self._backend):
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
             self._backend = np.concatenate((self._backend, np.zeros_like(self._backend)))
+            self._is_gap = np.concatenate((self._is_gap, np.zeros_like(self._is_gap)))
         self.volumes.append(volume)
         place = len(self.volumes) - 1
         self.values[11, place] = -1.0
@@ -138,17 +140,25 @@ class UsageTable:
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
-        # A cut that comes late begins where its place was last seen: what looked idle since then was not.
-        follows = is_present & (np.abs(span.start_us - before[_END]) <= span.slack_us)
-        smoothed = np.where(follows, before[_AS_SEEN:], before[:3])
+        smoothed = before[:3]
+        gap = self._is_gap[places]
+        if (
+            gap.any()
+        ):  # a cut that comes late begins where its place was last seen: it was not idle since then
+            follows = is_present & gap & (np.abs(span.start_us - before[_END]) <= span.slack_us)
+            smoothed = np.where(follows, before[_AS_SEEN:], smoothed)
+        seen, times = places, span
+        if not is_present.all():
+            begins = places[~is_present & ~gap]
+            self.values[_AS_SEEN:, begins] = self.values[:3, begins]
+            seen, times = places[is_present], span.at(is_present)
+        self._is_gap[places] = ~is_present
+        self.values[_END, seen], self.values[_SEEN, seen] = times.end_us, times.now_ns
         smoothed += SMOOTHING * (last - smoothed)
         self.values[:3, places] = smoothed
         self.values[3, places] = np.maximum(last[0], PEAK_DECAY * before[3])
         self.values[4:9, places] = sums[:5]
         self.values[9, places] = sums[5] / seconds
-        seen = places[is_present]
-        self.values[_END, seen], self.values[_SEEN, seen] = span.end_us[is_present], span.now_ns[is_present]
-        self.values[_AS_SEEN:, seen] = smoothed[:, is_present]
 
     def faults(self, silent: Iterable[GatewayTable], stall_us: float) -> dict[str, str]:
         """Backends that hang or fail as the newest cuts have it; see ``storage_faults``.
@@ -236,12 +246,15 @@ class Recent:
     """What views need of one cut.
 
     Attributes:
-        span_us: when it began and ended, agent's clock.
+        number: of the time it is of; time_us: when the first cut of that began and ended, agent's clock.
+        span_us: when it began and ended itself.
         rows: table row of each row of the cut, -1 for a stream not announced; shape (n,).
         scalars: shape (len(RECENT_COLUMNS), n).
         hist: sparse histograms; ``row`` counts the cut's rows.
     """
 
+    number: int
+    time_us: tuple[int, int]
     span_us: tuple[int, int]
     rows: Ints
     scalars: Ints
@@ -360,19 +373,14 @@ class GatewayTable:
 
     def keep(self, cut: Cut, rows: Ints) -> None:
         """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch."""
-        span_us = cut.start_unix_us, cut.start_unix_us + cut.duration_us
-        self.recent.appendleft(Recent(span_us, rows, cut.counters[_SELECT], cut.hist.copy()))
-        if len(self.recent) > RECENT_CUTS:
-            self._forget_recent()
-
-    def _forget_recent(self) -> None:
-        """Keep the cuts of ``RECENT_CUTS`` times: one that reaches into a later one is of its time."""
-        start_us, times, count = 1 << 62, 0, 0
-        for each in self.recent:
-            if each.span_us[1] <= start_us:
-                start_us, times = each.span_us[0] + APART_US, times + 1
-            if times > RECENT_CUTS:
-                break
-            count += 1
-        while len(self.recent) > count:
+        start_us, end_us = cut.start_unix_us, cut.start_unix_us + cut.duration_us
+        newest = self.recent[0] if self.recent else None
+        # A time is that of its first cut; others reach into it, unless the clock was put back.
+        if newest is None or start_us >= newest.time_us[1] - APART_US or end_us <= newest.time_us[0]:
+            number, time_us = (newest.number + 1 if newest is not None else 0), (start_us, end_us)
+        else:
+            number, time_us = newest.number, newest.time_us
+        span_us = start_us, end_us
+        self.recent.appendleft(Recent(number, time_us, span_us, rows, cut.counters[_SELECT], cut.hist.copy()))
+        while self.recent[-1].number <= number - RECENT_CUTS:
             self.recent.pop()

@@ -84,7 +84,7 @@ NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
 
 @dataclass(slots=True)
 class Verdict:
-    """What the closed windows of some rows say, oldest first: shape (rows, depth) unless said otherwise.
+    """What the closed windows of some rows say, oldest first: shape (depth, rows) unless said otherwise.
 
     Attributes:
         slots: where they are stored; valid: whether there is one at all.
@@ -116,62 +116,65 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
     """What the closed windows of some rows say."""
     s, terms, count = windows.settings, windows.terms, windows.count[rows]
     slots, valid = windows.slots(rows)
-    offered = (windows.w_iops[slots] * valid).sum(axis=1) / np.maximum(count, 1)
+    offered = (windows.w_iops[slots] * valid).sum(axis=0) / np.maximum(count, 1)
     fits = offered[:, None] <= terms.up_to[rows]
     step = fits.argmax(axis=1)
-    threshold_us, allowed, r_on = terms.threshold_us[rows, step], terms.allowed[rows], terms.r_on[rows]
-    missed, counted = windows.w_missed[slots, step[:, None]], windows.w_counted[slots, step[:, None]]
-    limit_us, near_u = threshold_us[:, None], terms.near_u[rows][:, None]
-    stalled = (windows.w_stall_us[slots] > limit_us) & valid
-    stall_r = np.where(stalled, windows.w_stall_us[slots], 0.0) / limit_us
+    limit_us, allowed, r_on = terms.threshold_us[rows, step], terms.allowed[rows], terms.r_on[rows]
+    missed, counted = windows.w_missed[slots, step], windows.w_counted[slots, step]
+    failed, stall_us = windows.w_failed[slots], windows.w_stall_us[slots]
+    left_out = windows.w_excused[slots] + failed
+    stalled = (stall_us > limit_us) & valid
+    breaks, near_u = stalled, terms.near_u[rows]
+    if failed.any():  # a promise without a percentile has its failed I/Os in no count of misses
+        most = MOST_FAILED_RATIO * np.maximum(windows.w_done[slots], failed)
+        breaks = stalled | ((failed > most) & (terms.percentile[rows] == 0))
 
-    def u_of(missed: Floats) -> Floats:
-        u: Floats = missed / np.maximum(counted, 1) / allowed[:, None]
-        return u
-
-    # A promise without a percentile has its failed I/Os in no count of misses.
-    failed, done = windows.w_failed[slots], windows.w_done[slots]
-    lost = (failed > MOST_FAILED_RATIO * np.maximum(done, failed)) & (terms.percentile[rows] == 0)[:, None]
-    breaks = stalled | lost
-
-    def risky(missed: Floats, r: Floats) -> Bools:
-        found: Bools = ((u_of(missed) >= near_u) | (r >= r_on[:, None]) | breaks) & valid
+    def risky(u: Floats, r: Floats) -> Bools:
+        found: Bools = ((u >= near_u) | (r >= r_on) | breaks) & valid
         return found
 
-    sure_r = np.maximum(windows.w_sure[slots] / limit_us, stall_r)
-    left_out = windows.w_excused[slots] + windows.w_failed[slots]
-    sure = risky(np.maximum(missed - left_out, 0.0), sure_r)
+    u, r = missed / np.maximum(counted, 1) / allowed, windows.w_latency[slots] / limit_us
+    if stalled.any():
+        r = np.maximum(r, np.where(stalled, stall_us, 0.0) / limit_us)
+    all_risky = sure = risky(u, r)
+    sure_r = r
+    if left_out.any():
+        sure_r = np.where(stalled, r, windows.w_sure[slots] / limit_us)
+        sure = risky(np.maximum(missed - left_out, 0.0) / np.maximum(counted, 1) / allowed, sure_r)
     every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
-    falls = sure_r[every, newest] <= s.falling_ratio * sure_r[every, newest - 1]
-    enough = sure.sum(axis=1) >= s.at_risk_windows
+    falls = sure_r[newest, every] <= s.falling_ratio * sure_r[newest - 1, every]
+    enough = sure.sum(axis=0) >= s.at_risk_windows
+    applies = _applies(windows, rows, slots, valid, offered) | (count == 0)
     return Verdict(
         slots,
         valid,
         count,
         offered,
         fits.any(axis=1),
-        _applies(windows, rows, slots, valid, offered) | stalled.any(axis=1) | (count == 0),
-        threshold_us,
+        applies | (stalled | ((failed > 0) & valid)).any(axis=0),
+        limit_us,
         allowed,
         missed,
         counted,
-        risky(missed, np.maximum(windows.w_latency[slots] / limit_us, stall_r)),
-        ((u_of(missed) > 1) | breaks) & valid,
+        all_risky,
+        ((u > 1) | breaks) & valid,
         stalled,
         sure_r,
-        enough & sure[every, newest] & ~(falls & (count > 1)),
+        enough & sure[newest, every] & ~(falls & (count > 1)),
     )
 
 
 def _applies(windows: WindowTable, rows: Ints, slots: Ints, valid: Bools, offered: Floats) -> Bools:
-    """Whether the I/Os are such as the promise is about, or fail: that no clause excuses."""
+    """Whether the I/Os are such as the promise is about."""
     terms = windows.terms
-    mix = (windows.w_mix[slots] * valid[:, :, None]).sum(axis=1)
-    applies = offered >= terms.least_iops[rows]
-    applies &= mix[:, 2] <= terms.most_bytes[rows] * np.maximum(mix[:, 0], 1)
-    applies &= mix[:, 1] >= terms.least_reads[rows] * mix[:, 0]
-    found: Bools = applies | ((windows.w_failed[slots] > 0) & valid).any(axis=1)
-    return found
+    applies: Bools = offered >= terms.least_iops[rows]
+    most_bytes, least_reads = terms.most_bytes[rows], terms.least_reads[rows]
+    asks = np.flatnonzero((most_bytes < np.inf) | (least_reads > 0))
+    if len(asks):
+        mix = (windows.w_mix[slots[:, asks]] * valid[:, asks, None]).sum(axis=0)
+        ios = np.maximum(mix[:, 0], 1)
+        applies[asks] &= (mix[:, 2] <= most_bytes[asks] * ios) & (mix[:, 1] >= least_reads[asks] * mix[:, 0])
+    return applies
 
 
 def signal_of(windows: WindowTable, row: int) -> Signal:
@@ -183,10 +186,10 @@ def signal_of(windows: WindowTable, row: int) -> Signal:
     offered = float(found.offered[0])
     if not found.inside[0]:
         return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
-    counted = max(float(found.counted[0, :count].sum()), 1.0)
-    threshold_us, slots = int(found.threshold_us[0]), found.slots[0, :count]
+    counted = max(float(found.counted[:count, 0].sum()), 1.0)
+    threshold_us, slots = int(found.threshold_us[0]), found.slots[:count, 0]
     together = _figures(windows, found, slots, np.arange(count))
-    over = np.flatnonzero(found.over[0])
+    over = np.flatnonzero(found.over[:, 0])
     least = windows.settings.at_risk_windows
     return Signal(
         windows=count,
@@ -201,10 +204,10 @@ def signal_of(windows: WindowTable, row: int) -> Signal:
         inexact=bool(windows.w_inexact[slots].any()),
         of_over=_figures(windows, found, slots, over) if len(over) else NO_FIGURES,
         at_risk=bool(found.at_risk[0]),
-        r_step=float(np.sort(found.sure_r[0, :count])[-least]) if count >= least else 0.0,
+        r_step=float(np.sort(found.sure_r[:count, 0])[-least]) if count >= least else 0.0,
         excused_ratio=float(windows.w_excused[slots].sum() / counted),
         stalled=int(found.stalled.sum()),
-        stall_us=float(windows.w_stall_us[slots[found.stalled[0, :count]]][-1:].sum()),
+        stall_us=float(windows.w_stall_us[slots[found.stalled[:count, 0]]][-1:].sum()),
         failed_ratio=float(windows.w_failed[slots].sum() / counted),
         applies=bool(found.applies[0]),
     )
@@ -214,8 +217,8 @@ def _figures(windows: WindowTable, found: Verdict, slots: Ints, ages: Ints) -> F
     """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
     hist = windows.w_hist[slots[ages]].sum(axis=0)[None]
     percentile = windows.terms.percentile[slots[:1] // windows.depth]
-    counted, stalled = found.counted[0, ages].sum(), found.stalled[0, ages]
-    ratio = found.missed[0, ages].sum() / counted if counted else float(stalled.any())
+    counted, stalled = found.counted[ages, 0].sum(), found.stalled[ages, 0]
+    ratio = found.missed[ages, 0].sum() / counted if counted else float(stalled.any())
     offered = windows.w_iops[slots[ages]].sum() / len(ages)
     u = float(ratio / found.allowed[0])
     latency_us = float(percentiles_us(hist, percentile)[0])

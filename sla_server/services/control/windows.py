@@ -390,11 +390,11 @@ class WindowTable:
     def slots(self, rows: Ints) -> tuple[Ints, Bools]:
         """Where the windows of these rows are kept, oldest first, and whether there is one at all.
 
-        Both of shape (rows, depth).
+        Both of shape (depth, rows).
         """
-        count, ages = self.count[rows], np.arange(self.depth)
-        at = rows[:, None] * self.depth + ((self.pos[rows] - count)[:, None] + ages) % self.depth
-        return at, ages < count[:, None]
+        count, ages = self.count[rows], np.arange(self.depth)[:, None]
+        at = rows * self.depth + (self.pos[rows] - count + ages) % self.depth
+        return at, ages < count
 
     def idle(self, rows: Ints) -> Bools:
         """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
