@@ -93,6 +93,7 @@ def random_pieces(
         missed=missed,
         hist=hist,
         inexact=np.array([rng.random() < 0.1 for _ in range(count)]),
+        is_measured=np.ones(count, np.bool_),
         latency_us=percentiles_us(hist, percentile),
         excused=np.array([rng.choice((0.0, 0.0, 0.1, 0.5)) for _ in range(count)]) * done,
     )

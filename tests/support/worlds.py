@@ -285,6 +285,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
         hist=hist,
         inexact=np.array([each.inexact for each in pieces]),
+        is_measured=np.ones(len(pieces), np.bool_),
         latency_us=percentiles_us(hist, np.full(len(pieces), promise.percentile)),
         excused=np.array([each.excused for each in pieces]),
     )

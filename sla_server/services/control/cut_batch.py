@@ -206,6 +206,7 @@ class CutBatch:
                 sums.hist,
             )
             self._count_others(found, use.at(is_other), is_other)
+        latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=covered_us,
@@ -227,8 +228,9 @@ class CutBatch:
             silence_us=found.silence_us,
             hist=sums.hist,
             inexact=found.inexact,
-            latency_us=percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
-            * self._compares,
+            # I/Os without any latency are of a source that measures none: nothing follows from them.
+            is_measured=(done == 0) | (latency_us > 0) | ~found.inexact,
+            latency_us=latency_us * self._compares,
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 
@@ -240,7 +242,7 @@ class CutBatch:
         rates = rate_counts(use, promised, _joined([plan.is_bytes for plan in self.plans])[at])
         found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
         found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
-        found.inexact[at] = False
+        found.inexact[at] = self._is_mean[at] & (use.done != use.both)
 
     @cached_property
     def _is_mean(self) -> npt.NDArray[np.bool_]:

@@ -178,12 +178,11 @@ class CutIntake:
         windows = self._scopes.table.windows
         over_all, on_backend = batch.targets()
         closed = _lines_shut(batch, shut)
-        # I/Os without any latency are of a source that measures none: nothing follows from them.
-        measured = (pieces.done == 0) | (pieces.latency_us > 0) | ~pieces.inexact
+        measured = pieces.is_measured
         if not measured.all():
             members = np.concatenate((over_all[~measured], on_backend[~measured]))
             windows.m_measures[members[members != NO_MEMBER]] = False
-        measured &= ~pieces.says_nothing
+        measured = measured & ~pieces.says_nothing
         feeds = (on_backend != NO_MEMBER) & measured
         if closed is not None:
             noted = np.flatnonzero(feeds & closed)

@@ -22,7 +22,7 @@ calm for twice as long, up to ``episode_calm_max_s``. No data neither opens nor 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sla_server.agreements.promise import Promise
 from sla_server.agreements.slices import DELIVERED_RATIO
@@ -30,6 +30,13 @@ from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow
 from sla_server.services.control.verdicts import NOTHING, Figures, Signal
+
+_WHAT: Final = {
+    "mean_latency": "mean of one kind of I/O",
+    "iops": "rate that was asked for",
+    "throughput": "rate that was asked for",
+    "availability": "outage",
+}
 
 
 @dataclass(slots=True)
@@ -81,7 +88,7 @@ class LiveState:
         """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
-            is_measured: whether a stream in scope is seen by a source that measures latencies.
+            is_measured: whether a stream in scope is seen by a source that measures what is promised.
         """
         if self.state == "excluded":
             return self.excluded
@@ -90,9 +97,11 @@ class LiveState:
         if self.row is None:
             return "no stream in its scope is known"
         if not is_measured:
-            return "its volumes are counted beside the I/O path: no latency percentile can be measured there"
+            what = _WHAT.get(self.promise.metric, "latency percentile")
+            return f"its volumes are counted beside the I/O path: no {what} can be measured there"
         if self.row.last_piece_ns is None:
-            return "no statistics with latencies have come yet"
+            with_what = " with latencies" if self.promise.metric == "latency" else ""
+            return f"no statistics{with_what} have come yet"
         limit_s = self.settings.silent_s
         return f"no window of I/O yet, or no statistics for {limit_s:g} s"
 

@@ -48,7 +48,8 @@ class Pieces:
         silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
         hist: latency histogram; shape (pieces, 99).
         inexact: whether misses are from histogram edges.
-        latency_us: the promise's percentile of ``hist``.
+        is_measured: whether the source measures what is promised.
+        latency_us: the promise's percentile of ``hist``, 0 if it has none.
         excused: I/Os that may be late because the gateway had to wait for the processor of its host.
     """
 
@@ -72,6 +73,7 @@ class Pieces:
     silence_us: Floats
     hist: Counts
     inexact: Bools
+    is_measured: Bools
     latency_us: Floats
     excused: Floats
 

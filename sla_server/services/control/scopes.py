@@ -205,7 +205,7 @@ class PromiseScopes:
             self._by_gateway.setdefault(gateway_id, []).append(scope)
         part.mask = _longer(part.mask, len(table.streams))
         part.mask[row] = True
-        if promise.metric == "latency" and volume in table.only_seen and part.mask.sum() == 1:
+        if volume in table.only_seen and part.mask.sum() == 1 and not _needs_no_path(promise):
             self.table.windows.m_measures[part.member] = False  # until its plan says more
         return new
 
@@ -225,7 +225,7 @@ class PromiseScopes:
         self._plans.pop(gateway_id, None)
 
     def is_measured(self, key: Key, tables: Mapping[str, GatewayTable]) -> bool:
-        """Whether some stream in scope is seen by a source that measures latencies."""
+        """Whether some stream in scope is seen by a source that measures what is promised."""
         scope = self.over_all(key)
         return scope is not None and any(
             bool(_measured_rows(tables[gateway_id], scope.promise, part.mask).any())
@@ -346,11 +346,16 @@ class PromiseScopes:
         return list(lines.values())
 
 
+def _needs_no_path(promise: Promise) -> bool:
+    """Whether it can be measured beside the I/O path, where only sums of completions are known."""
+    return promise.metric == "mean_latency" and promise.io == "any"
+
+
 def _measured_rows(
     table: GatewayTable, promise: Promise, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Those of the rows in scope whose source measures what is promised: beside the path no latencies."""
-    if not table.only_seen or promise.metric != "latency":
+    """Those of the rows in scope whose source measures what is promised."""
+    if not table.only_seen or _needs_no_path(promise):
         return mask
     found = np.array([stream.volume not in table.only_seen for stream in table.streams[: len(mask)]])
     measured: npt.NDArray[np.bool_] = mask & found

@@ -10,7 +10,17 @@ import pytest
 
 from pmdaemon.wire.cut import COL, Cut
 from sla_server.agreements.promise import CurveStep
-from tests.support.worlds import KEY, A, Feeder, controller, cut, events_of, promise, volume_class
+from tests.support.worlds import (
+    KEY,
+    A,
+    Feeder,
+    controller,
+    cut,
+    events_of,
+    promise,
+    streams,
+    volume_class,
+)
 
 MEAN = {"metric": "mean_latency", "percentile": 99.0, "curve": (CurveStep(math.inf, 5_000),)}
 IOPS = {"metric": "iops", "percentile": 99.0, "curve": (), "promised": 80.0}
@@ -108,3 +118,30 @@ def test_failures_and_hangs_break_each_of_them(terms: dict[str, Any]) -> None:
         kinds += second(made, 0, 1.0, arrived=16 if not age_s else 0, **waits)
     assert kinds == ["violation-opened"]
     assert state(made) == "violating"
+
+
+@pytest.mark.parametrize(("terms", "wanted"), [(MEAN, "ok"), (IOPS, "no-data"), (THROUGHPUT, "no-data")])
+def test_beside_the_io_path_only_a_mean_is_measured(terms: dict[str, Any], wanted: str) -> None:
+    made = controller((promise(**terms),), (volume_class(),), "observe")
+    made.gateway_up(A, "A", [{"volume": "gold", "backend": "disk", "source": "host"}], 0)
+    made.add_streams(A, streams(A, "gold"))
+    world = Feeder(made)
+    for _ in range(3):
+        second(world, 100, 1.0)
+    assert state(world) == wanted
+    (row,) = made.snapshot(0)["slas"]
+    assert ("beside the I/O path: no rate" in row["reason"]) == (wanted == "no-data")
+
+
+def test_a_mean_of_reads_alone_is_bounded_by_their_histogram() -> None:
+    made = world(**MEAN, io="read")
+    for _ in range(3):
+        made.second += 1
+        each = cut(A, made.second, {"gold": (100, 1.0)}, thresholds_us=())
+        # As many writes of 50 ms: the sum is of both.
+        found = _changed(each, writes=100, arrived=200, lat_sum_us=100 * 51_000)
+        made.controller.add_cut(found, made.unix_us, 0, False, made.now_ns)
+        made.controller.tick(made.now_ns, made.unix_us)
+    signal = made.controller.live[KEY].signal
+    assert (state(made), signal.inexact) == ("ok", True)
+    assert 1000 <= signal.latency_us < 1300
