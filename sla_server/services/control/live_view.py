@@ -38,7 +38,6 @@ _URGENT: Final = (
     "idle",
     "excluded",
 )
-_WITH_PERCENTILE: Final = frozenset(("latency", "availability"))
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
 Interval = tuple[int, int]
@@ -178,7 +177,7 @@ def _slas(
             ),
             "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
             "threshold_us": _threshold_us(state),
-            "percentile": state.promise.percentile if state.promise.metric in _WITH_PERCENTILE else None,
+            "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
             **_other_figures(state),
             "u": round(state.signal.u, 4),
             "offered_iops": round(state.signal.offered_iops, 1),
@@ -200,11 +199,12 @@ def _threshold_us(state: LiveState) -> int | None:
 def _other_figures(state: LiveState) -> dict[str, Any]:
     """What is promised and measured of an indicator without a percentile."""
     promise, signal = state.promise, state.signal
-    if promise.metric == "mean_latency":
-        return {"promised": None, "measured": round(signal.latency_us) if signal.windows else None}
+    if promise.metric == "latency":
+        return {}
     if promise.promised:
         return {"promised": promise.promised}
-    return {}
+    measured_us = signal.latency_us if promise.metric == "mean_latency" else signal.stall_us
+    return {"promised": None, "measured": round(measured_us) if signal.windows else None}
 
 
 def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:

@@ -145,3 +145,13 @@ def test_a_mean_of_reads_alone_is_bounded_by_their_histogram() -> None:
     signal = made.controller.live[KEY].signal
     assert (state(made), signal.inexact) == ("ok", True)
     assert 1000 <= signal.latency_us < 1300
+
+
+def test_an_outage_shows_how_long_nothing_has_completed() -> None:
+    outage = {"metric": "availability", "percentile": 99.0, "curve": (CurveStep(math.inf, 2_000_000),)}
+    made = world(**outage)
+    second(made, 100, 1.0)
+    for age_s in range(5):
+        second(made, 0, 1.0, arrived=0 if age_s else 16, waiting={"gold": (16, 1000.0 * age_s + 900)})
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert (row["state"], row["percentile"], row["measured"]) == ("violating", None, 4_900_000)
