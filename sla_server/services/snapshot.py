@@ -22,7 +22,7 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
 EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB
 BY_SLICES_ROWS: Final = 200
-"""Objectives shown by their newest slice: those left out of the live ones."""
+"""Objectives shown by their newest slice: those that control does not look at."""
 LEFT_OUT_KNOWN: Final = 1000
 LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
 log = structlog.get_logger("services")
@@ -105,12 +105,9 @@ class Shown:
     ) -> Row:
         """The whole snapshot; ``database``: why SQL cannot be read, "" if it can."""
         slas = []
-        for row in view["slas"]:
+        for row in (_with_slice(row, standings) for row in view["slas"]):
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
-            if row.get("promised") is not None:  # what is delivered shows over a slice, not over windows
-                shown = standing.shown if standing is not None else None
-                slas[-1]["measured"] = shown["measured"] if shown is not None else None
         live = {(row["name"], row["objective"]) for row in slas}
         by_slices = (
             {**standing.shown, **standing.snapshot()}
@@ -137,6 +134,15 @@ class Shown:
             "policy": policy,
             "database": database,
         }
+
+
+def _with_slice(row: Mapping[str, Any], standings: Mapping[tuple[str, str], ObjectiveStatus]) -> Row:
+    """A live row; of a promised rate with what was delivered in the newest slice: windows are too short."""
+    if row.get("promised") is None:
+        return dict(row)
+    standing = standings.get((row["name"], row["objective"]))
+    shown = standing.shown if standing is not None else None
+    return {**row, "measured": shown["measured"] if shown is not None else None}
 
 
 def _why_not_shown(row: Row, now_us: int) -> str | None:

@@ -103,6 +103,7 @@ def cut(
     arriving: dict[str, int] | None = None,
     old_agent: bool = False,
     kinds: dict[str, tuple[float, float]] | None = None,
+    abandoned: dict[str, tuple[int, int]] | None = None,
 ) -> Cut:
     """A cut that ends at second ``seq`` unless told.
 
@@ -116,6 +117,7 @@ def cut(
         arriving: volume to I/Os that arrived and did not complete in this cut.
         old_agent: sends none of the entries for the last three.
         kinds: volume to (age of the oldest read, of the oldest write outstanding, in ms); 0 without one.
+        abandoned: volume to (I/Os whose client left, their ages in ms in all).
         gen, epoch, thresholds_us, end_s, duration_s, held, starved_us: as the cut has them.
     """
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
@@ -143,6 +145,8 @@ def cut(
             missed += [(row, OUTSTANDING + io, 0, age, age) for io, age in enumerate(ages, 1) if age]
         if volume in (overdue or {}):
             missed += [(row, OVERDUE + IO_ANY, t, *overdue[volume]) for t in thresholds_us]
+        if volume in (abandoned or {}):
+            missed += [(row, OVERDUE + io, 0, *abandoned[volume]) for io in (IO_ANY, IO_READ)]
         if errors:
             missed += [(row, FAILED + io, 0, errors, 0) for io in (IO_ANY, IO_READ)]
             slow = [errors if ms * 1000 > t else 0 for t in thresholds_us]

@@ -203,6 +203,8 @@ class CutBatch:
                 size_bytes,
                 found.oldest_us,
                 covered_us,
+                found.abandoned,
+                found.abandoned_us,
                 sums.hist,
             )
             self._count_others(found, use.at(is_other), is_other)

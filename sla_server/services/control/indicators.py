@@ -5,7 +5,7 @@ the share allowed. The same holds for the others with other counts:
 
     mean latency      each I/O counts, and misses as often as the threshold is in its latency: with one miss
                       allowed for each, u is the mean latency / the threshold. What is outstanding counts with
-                      the age of the oldest, as one I/O
+                      the age of the oldest, as one I/O; what clients gave up with its age
     IOPS, throughput  I/Os that were asked for, as far as they were promised, and those of them that were
                       not delivered: 2 % may be missed. An I/O that failed is not delivered; one that is
                       outstanding counts as delivered unless the oldest has waited for ``HUNG_US``
@@ -39,6 +39,7 @@ class LineUse:
         done, offered, failed: I/Os of the promise's kind; excludes: those that failed do not count at all.
         lat_sum_us, size_bytes: of reads and writes, and ``both``: their count.
         oldest_us: age of the oldest outstanding; covered_us: duration of the cut.
+        abandoned, abandoned_us: I/Os whose clients left, and how old they were in all.
     """
 
     done: Floats
@@ -50,6 +51,8 @@ class LineUse:
     size_bytes: Floats
     oldest_us: Floats
     covered_us: Ints
+    abandoned: Floats
+    abandoned_us: Floats
     hist: npt.NDArray[Any]
 
     def at(self, chosen: Bools) -> LineUse:
@@ -64,8 +67,8 @@ def mean_counts(use: LineUse, threshold_us: Floats) -> tuple[Floats, Floats]:
     sum_us = np.where(use.done == use.both, use.lat_sum_us, np.minimum(use.lat_sum_us, upper_us))
     limit_us = np.maximum(threshold_us, 1.0)
     waits = use.oldest_us[:, None] > limit_us
-    counted = np.maximum(use.done, use.failed)[:, None] + waits
-    return counted, (sum_us[:, None] + use.oldest_us[:, None] * waits) / limit_us
+    counted = (np.maximum(use.done, use.failed) + use.abandoned)[:, None] + waits
+    return counted, ((sum_us + use.abandoned_us)[:, None] + use.oldest_us[:, None] * waits) / limit_us
 
 
 def rate_counts(use: LineUse, promised: Floats, is_bytes: Bools) -> tuple[Floats, Floats]:
@@ -75,7 +78,8 @@ def rate_counts(use: LineUse, promised: Floats, is_bytes: Bools) -> tuple[Floats
     most = promised * (use.covered_us / 1e6) / np.maximum(mean_bytes, 1.0)
     # Without a completion the size of an I/O is not known: all that was asked for counts.
     counted = np.where(is_bytes & (use.both == 0), wanted, np.minimum(most, wanted))
-    under_way = np.where(use.oldest_us < HUNG_US, np.maximum(use.offered - use.done, 0.0), 0.0)
+    waits = np.maximum(use.offered - use.done - use.abandoned, 0.0)
+    under_way = np.where(use.oldest_us < HUNG_US, waits, 0.0)
     served = np.maximum(use.done - use.failed, 0.0) + under_way
     # Clients that are refused ask for nothing that could be counted: each is an I/O.
     counted = np.where(wanted > 0, counted, use.failed)

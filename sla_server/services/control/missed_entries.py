@@ -74,12 +74,15 @@ class Compared:
         counted: compared with each threshold, the n of SLA-MODEL.md 2; missed: of them slower, or failed.
         failed: how many of ``missed`` are there because they failed, at whatever speed.
         oldest_us: age of the oldest I/O outstanding at the end; silence_us: longest time without completion.
+        abandoned: I/Os whose clients left before they completed; abandoned_us: how old they were in all.
     """
 
     counted: Floats
     missed: Floats
     inexact: Bools
     failed: Floats
+    abandoned: Floats
+    abandoned_us: Floats
     oldest_us: Floats
     silence_us: Floats
 
@@ -144,9 +147,7 @@ class MissedEntries:
             bucket = np.searchsorted(EDGES_NS, sums.threshold_us[at, which] * 1000, side="right") - 1
             missed[at, which] = (sums.hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
         counted: Floats = np.repeat(sums.done[:, None], steps, axis=1)
-        result = Compared(
-            counted, missed, guessed.any(axis=1), np.zeros(total), np.zeros(total), np.zeros(total)
-        )
+        result = Compared(counted, missed, guessed.any(axis=1), *np.zeros((5, total)))
         special = np.flatnonzero(word > IO_WRITE)
         oldest_us = np.zeros(0)
         if len(special):
@@ -196,6 +197,8 @@ def _add_unseen(result: Compared, entries: Ints, line: Ints, sums: LineSums) -> 
     def counts(which: Bools, column: int) -> Floats:
         return np.bincount(line[which], weights=entries[which, column], minlength=total).astype(float)
 
+    left = about & (kind == OVERDUE) & (limit_us == 0)
+    result.abandoned, result.abandoned_us = counts(left, 2), counts(left, 3) * 1000.0
     fails = kind == FAILED
     # All kinds together also count flush and trim: reads and writes are added up instead.
     ours = fails & (limit_us == 0) & np.where(io[line] == 0, (word & 3) != 0, about)

@@ -155,3 +155,13 @@ def test_an_outage_shows_how_long_nothing_has_completed() -> None:
         second(made, 0, 1.0, arrived=0 if age_s else 16, waiting={"gold": (16, 1000.0 * age_s + 900)})
     (row,) = made.controller.snapshot(0)["slas"]
     assert (row["state"], row["percentile"], row["measured"]) == ("violating", None, 4_900_000)
+
+
+@pytest.mark.parametrize("terms", [MEAN, IOPS])
+def test_ios_that_clients_give_up_are_slow_and_not_delivered(terms: dict[str, Any]) -> None:
+    made = world(**terms)
+    waits = {"abandoned": {"gold": (8, 8 * 4000)}, "waiting": {"gold": (8, 900.0)}, "arrived": 80}
+    kinds = [kind for _ in range(3) for kind in second(made, 60, 1.0, **waits)]
+    assert kinds == ["violation-opened"]
+    mean_us, row = (60 * 1000 + 8 * 4_000_000 + 900_000) / 69, made.controller.snapshot(0)["slas"][0]
+    assert row["measured" if terms is MEAN else "u"] == pytest.approx(mean_us if terms is MEAN else 5, 0.01)
