@@ -102,8 +102,9 @@ SNAPSHOT = """\
   `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
   is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
   was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
-  that count as missed because they failed. Objectives that control does not look at follow,
-  at most 200, by their newest slice: `percentile` is nil and they have also `promised, measured`
+  that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
+  there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
+  slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
   str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
   texts end after 400 characters

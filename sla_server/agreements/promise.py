@@ -28,8 +28,8 @@ from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
 
 Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
-LIVE: Final = frozenset(("latency", "availability"))
-"""Indicators that have a live state; the others are judged in slices only."""
+LIVE: Final = frozenset(("latency", "mean_latency", "iops", "throughput", "availability"))
+"""Indicators that have a live state, and so episodes: all of them."""
 
 
 class Priority(IntEnum):

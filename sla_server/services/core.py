@@ -43,7 +43,7 @@ from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
-from sla_server.services.control.cut_batch import read_cuts
+from sla_server.services.control.cut_intake import read_cuts
 from sla_server.services.control.decisions import RaiseEvent, RecordDecision, RecordThrottle, SetCaps
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes

@@ -105,7 +105,7 @@ class Shown:
     ) -> Row:
         """The whole snapshot; ``database``: why SQL cannot be read, "" if it can."""
         slas = []
-        for row in view["slas"]:
+        for row in (_with_slice(row, standings) for row in view["slas"]):
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
         live = {(row["name"], row["objective"]) for row in slas}
@@ -146,6 +146,15 @@ def _why_not_shown(row: Row, now_us: int) -> str | None:
         return f"has the time {excerpt(at_us)}, which is none or more than a day ahead"
     size = len(strict_json.dumps(row))
     return f"has {size} bytes, limit {EVENT_BYTES}" if size > EVENT_BYTES else None
+
+
+def _with_slice(row: Mapping[str, Any], standings: Mapping[tuple[str, str], ObjectiveStatus]) -> Row:
+    """A live row; of a promised rate with what was delivered in the newest slice: windows are too short."""
+    if row.get("promised") is None:
+        return dict(row)
+    standing = standings.get((row["name"], row["objective"]))
+    shown = standing.shown if standing is not None else None
+    return {**row, "measured": shown["measured"] if shown is not None else None}
 
 
 def snapshot_frame(view: Row) -> bytes:

@@ -30,8 +30,8 @@ from pmdaemon.wire.names import stream_id
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
+from sla_server.services.control.pieces import Pieces, percentiles_us
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Pieces, percentiles_us
 from sla_server.services.control.simulation import UNIX_0_US, Simulation
 
 A = str(uuid.uuid5(uuid.NAMESPACE_DNS, "A"))
@@ -102,6 +102,8 @@ def cut(
     failed: dict[str, int] | None = None,
     arriving: dict[str, int] | None = None,
     old_agent: bool = False,
+    kinds: dict[str, tuple[float, float]] | None = None,
+    abandoned: dict[str, tuple[int, int]] | None = None,
 ) -> Cut:
     """A cut that ends at second ``seq`` unless told.
 
@@ -114,6 +116,8 @@ def cut(
         failed: volume to how many of the completions failed.
         arriving: volume to I/Os that arrived and did not complete in this cut.
         old_agent: sends none of the entries for the last three.
+        kinds: volume to (age of the oldest read, of the oldest write outstanding, in ms); 0 without one.
+        abandoned: volume to (I/Os whose client left, their ages in ms in all).
         gen, epoch, thresholds_us, end_s, duration_s, held, starved_us: as the cut has them.
     """
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
@@ -133,10 +137,16 @@ def cut(
         errors = counters[COL["errors"], row] = (failed or {}).get(volume, 0)
         if old_agent:
             continue
-        if inflight:
+        if inflight and volume not in (kinds or {}):
             missed.append((row, OUTSTANDING, 0, round(oldest_ms), round(oldest_ms)))
+        if volume in (kinds or {}):
+            ages = [round(age) for age in kinds[volume]]
+            missed.append((row, OUTSTANDING, 0, max(ages), max(ages)))
+            missed += [(row, OUTSTANDING + io, 0, age, age) for io, age in enumerate(ages, 1) if age]
         if volume in (overdue or {}):
             missed += [(row, OVERDUE + IO_ANY, t, *overdue[volume]) for t in thresholds_us]
+        if volume in (abandoned or {}):
+            missed += [(row, OVERDUE + io, 0, *abandoned[volume]) for io in (IO_ANY, IO_READ)]
         if errors:
             missed += [(row, FAILED + io, 0, errors, 0) for io in (IO_ANY, IO_READ)]
             slow = [errors if ms * 1000 > t else 0 for t in thresholds_us]
@@ -219,13 +229,16 @@ class Piece:
     inexact: bool
     excused: float = 0.0
     completed: int = 0
-    arrived: int = 0
     reads: int = 0
     size_bytes: int = 0
     counted: dict[int, int] = field(default_factory=dict)
     failed: int = 0
     oldest_us: int = 0
     silence_us: int = 0
+    end_us: int = 0
+    is_present: bool = True
+    carried: float = 0.0
+    is_stuck: bool = False
 
 
 def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
@@ -239,13 +252,16 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         bool(pieces.inexact[index]),
         float(pieces.excused[index]),
         int(pieces.completed[index]),
-        int(pieces.arrived[index]),
         int(pieces.reads[index]),
         int(pieces.size_bytes[index]),
         {step.threshold_us: int(pieces.counted[index, i]) for i, step in enumerate(promise.curve)},
         int(pieces.failed[index]),
         int(pieces.oldest_us[index]),
         int(pieces.silence_us[index]),
+        int(pieces.end_us[index]),
+        bool(pieces.is_present[index]),
+        float(pieces.carried[index]),
+        bool(pieces.is_stuck[index]),
     )
 
 
@@ -259,7 +275,11 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         done=np.array([float(each.done) for each in pieces]),
         waiting=np.array([float(each.waiting) for each in pieces]),
         completed=np.array([float(each.completed) for each in pieces]),
-        arrived=np.array([float(each.arrived) for each in pieces]),
+        end_us=np.array([each.end_us for each in pieces]),
+        is_present=np.array([each.is_present for each in pieces]),
+        says_nothing=np.zeros(len(pieces), np.bool_),
+        carried=np.array([each.carried for each in pieces]),
+        is_stuck=np.array([each.is_stuck for each in pieces]),
         reads=np.array([float(each.reads) for each in pieces]),
         size_bytes=np.array([float(each.size_bytes) for each in pieces]),
         counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
@@ -269,13 +289,16 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
         hist=hist,
         inexact=np.array([each.inexact for each in pieces]),
+        is_measured=np.ones(len(pieces), np.bool_),
         latency_us=percentiles_us(hist, np.full(len(pieces), promise.percentile)),
         excused=np.array([each.excused for each in pieces]),
     )
 
 
 def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Piece:
-    """What ``cut`` says of ``promise``, worked out alone: what batches must agree with.
+    """What ``cut`` says of ``promise``, worked out alone and as the first of its gateway.
+
+    Batches must agree with it.
 
     Args:
         cut: a decoded cut.
@@ -293,13 +316,60 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     hist = _hist(cut, in_scope, promise.io)
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
     piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False)
-    piece.completed, piece.arrived = int(done_all), arrived
+    piece.completed, piece.end_us = int(done_all), cut.start_unix_us + cut.duration_us
+    piece.is_present = bool(in_scope.any())
     piece.reads = int(cut.column("reads")[in_scope].sum())
     piece.size_bytes = int((cut.column("read_bytes") + cut.column("write_bytes"))[in_scope].sum())
     says_more = bool((cut.missed["io"] > IO_WRITE).any())
     errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
-    _compare(piece, cut.missed[in_scope[cut.missed["row"]]], promise, errors)
+    rows = [_Waiting.of(cut, row, IO_KINDS[promise.io]) for row in np.flatnonzero(in_scope).tolist()]
+    by_kind = bool((cut.missed["io"] > OUTSTANDING).any())
+    ended = piece.done if by_kind else piece.completed
+    piece.is_stuck = not ended and any(each.count for each in rows)
+    piece.oldest_us = max((each.oldest_us for each in rows), default=0)
+    piece.silence_us = max((each.silence_us for each in rows), default=0)
+    entries = cut.missed[in_scope[cut.missed["row"]]]
+    _compare(piece, entries, promise, errors)
+    for step in promise.curve:
+        _add_uncompared(piece, cut, rows, IO_KINDS[promise.io], step.threshold_us)
     return piece
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What is outstanding in one row of a cut, of one kind."""
+
+    row: int
+    count: int
+    oldest_us: int
+    silence_us: int
+
+    @classmethod
+    def of(cls, cut: Cut, row: int, io: int) -> _Waiting:
+        entries = cut.missed[cut.missed["row"] == row]
+        found = {int(e["io"]) - OUTSTANDING: e for e in entries if e["io"] >= OUTSTANDING}
+        entry = found.get(io if found.keys() & {IO_READ, IO_WRITE} else IO_ANY)
+        oldest_us = int(entry["counted"]) * 1000 if entry is not None else 0
+        silence_us = int(entry["missed"]) * 1000 if entry is not None else 0
+        names = ("held", "inflight", "arrived", "reads", "writes")
+        value = {name: int(cut.column(name)[row]) for name in names}
+        gauge = value["held"] + value["inflight"]
+        count = min(max(gauge + value["arrived"] - value["reads"] - value["writes"], 0), gauge)
+        if (cut.missed["io"] > OUTSTANDING).any():
+            count = int(oldest_us > 0) if io != IO_ANY else count * (oldest_us > 0)
+        return cls(row, count, oldest_us, silence_us)
+
+
+def _add_uncompared(piece: Piece, cut: Cut, rows: Sequence[_Waiting], io: int, limit: int) -> None:
+    """Outstanding I/Os that passed a threshold in this cut, of rows in which nothing names it."""
+    unsure_us = 50_000
+    for each in rows:
+        passed = each.oldest_us > limit + unsure_us and each.oldest_us - cut.duration_us < limit - unsure_us
+        entries = cut.missed[(cut.missed["row"] == each.row) & (cut.missed["threshold_us"] == limit)]
+        if passed and each.count and not np.isin(entries["io"], (io, OVERDUE + io)).any():
+            piece.counted[limit] += each.count
+            piece.missed[limit] += each.count
+            piece.inexact = True
 
 
 def _hist(cut: Cut, in_scope: npt.NDArray[np.bool_], io: str) -> npt.NDArray[np.int64]:
@@ -321,9 +391,6 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
         found = entries[(entries["io"] == kind) & (entries["threshold_us"] == threshold_us)]
         return int(found["counted"].sum()), int(found["missed"].sum())
 
-    for each in entries[entries["io"] == OUTSTANDING]:
-        piece.oldest_us = max(piece.oldest_us, int(each["counted"]) * 1000)
-        piece.silence_us = max(piece.silence_us, int(each["missed"]) * 1000)
     kinds = (IO_READ, IO_WRITE) if promise.io == "any" else (io,)
     failed = errors + sum(sums(FAILED + kind, 0)[0] for kind in kinds)
     rest = max(sums(FAILED, 0)[0] - sums(FAILED + IO_READ, 0)[0] - sums(FAILED + IO_WRITE, 0)[0], 0)

@@ -4,7 +4,7 @@
     C          allowed cost rate of the managed volumes; starts from what they use, not from what they might
     ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely
     gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
-               window is formed and nothing is decided (``cut_batch`` feeds windows only while it is open)
+               window is formed and nothing is decided (``cut_intake`` feeds windows only while it is open)
 
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
@@ -27,8 +27,8 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow, why_none
-from sla_server.services.control.signal import Signal
 from sla_server.services.control.throttle import LoopMemory
+from sla_server.services.control.verdicts import Signal
 
 Key = tuple[str, str]
 

@@ -8,8 +8,8 @@ It ties the pure parts together and owns all their state:
                   |-- use of each volume ----------------------------^                 |
                   `-- generation and measured rate: proof of actuation ----------------'
 
-Cuts wait until the next question (a tick as a rule) and are then entered as batches (``cut_batch``), with the
-result of one after another; a tick looks at the promises that were fed since the last one and at the
+Cuts wait until the next question (a tick as a rule) and are then entered as batches (``cut_intake``), with
+the result of one after another; a tick looks at the promises that were fed since the last one and at the
 backends where something is at risk or in force.
 
 Invariants: no clock, no I/O, no threads; the same calls give the same decisions. ``now_ns`` is the caller's
@@ -27,7 +27,7 @@ from typing import Any, Final
 from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
-from sla_server.services.control.cut_batch import CutIntake
+from sla_server.services.control.cut_intake import CutIntake
 from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
@@ -65,7 +65,7 @@ class Controller:
             log=self.log,
         )
         self.log.mode_of = self.policy.mode_of
-        self._usage = UsageTable()
+        self._usage = UsageTable(settings.silent_s)
         self.faults = StorageFaults(settings, self._usage)
         self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
         self._intake = CutIntake(

@@ -17,8 +17,8 @@ from sla_server.services.control.backend_loop import Need, Victim
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms, urgency
-from sla_server.services.control.signal import NOTHING
 from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.verdicts import NOTHING
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
 """Mean cost assumed of a volume that has not done any I/O yet."""

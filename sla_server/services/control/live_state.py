@@ -22,12 +22,21 @@ calm for twice as long, up to ``episode_calm_max_s``. No data neither opens nor 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sla_server.agreements.promise import Promise
+from sla_server.agreements.slices import DELIVERED_RATIO
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import NOTHING, Figures, Signal, SignalRow
+from sla_server.services.control.signal import SignalRow
+from sla_server.services.control.verdicts import NOTHING, Figures, Signal
+
+_WHAT: Final = {
+    "mean_latency": "mean of one kind of I/O",
+    "iops": "rate that was asked for",
+    "throughput": "rate that was asked for",
+    "availability": "outage",
+}
 
 
 @dataclass(slots=True)
@@ -79,7 +88,7 @@ class LiveState:
         """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
-            is_measured: whether a stream in scope is seen by a source that measures latencies.
+            is_measured: whether a stream in scope is seen by a source that measures what is promised.
         """
         if self.state == "excluded":
             return self.excluded
@@ -88,9 +97,11 @@ class LiveState:
         if self.row is None:
             return "no stream in its scope is known"
         if not is_measured:
-            return "its volumes are counted beside the I/O path: no latency percentile can be measured there"
+            what = _WHAT.get(self.promise.metric, "latency percentile")
+            return f"its volumes are counted beside the I/O path: no {what} can be measured there"
         if self.row.last_piece_ns is None:
-            return "no statistics with latencies have come yet"
+            with_what = " with latencies" if self.promise.metric == "latency" else ""
+            return f"no statistics{with_what} have come yet"
         limit_s = self.settings.silent_s
         return f"no window of I/O yet, or no statistics for {limit_s:g} s"
 
@@ -138,7 +149,7 @@ class LiveState:
         enough = self.settings.at_risk_windows
         if signal.over >= enough:
             return "violating"
-        if was_violating and (signal.over or signal.u >= self.settings.at_risk_u):
+        if was_violating and (signal.over or signal.u >= signal.near_u):
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
@@ -167,19 +178,27 @@ class LiveState:
 
     def _figures_text(self, signal: Signal, figures: Figures) -> str:
         limit_ms = (signal.threshold_us or 0) / 1000
-        if self.promise.metric == "availability":
-            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
-            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
-            return f"{stall}, {failed}, {figures.offered_iops:.0f} I/O/s offered"
         what = ""
         if signal.stalled:
             what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
+        offered = f"{figures.offered_iops:.0f} I/O/s offered"
+        if self.promise.promised:
+            most = 1 - DELIVERED_RATIO
+            short = f"{min(figures.u * most, 1.0):.1%} of what was asked for, as far as it was promised, "
+            return f"{what}{short}was not delivered, {most:.0%} allowed, {offered}"
+        if self.promise.metric == "mean_latency":
+            mean_ms = figures.latency_us / 1000
+            return f"{what}mean latency {mean_ms:.1f} ms of {limit_ms:g} ms allowed, {offered}"
+        if self.promise.metric == "availability":
+            stall = f"no I/O completed for {signal.stall_us / 1e6:.1f} s of {limit_ms / 1000:g} s allowed"
+            failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
+            return f"{stall}, {failed}, {offered}"
         return what + (
             f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
             f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
-            f"{figures.offered_iops:.0f} I/O/s offered"
+            f"{offered}"
         )
 
     def _details(self, signal: Signal, figures: Figures) -> dict[str, Any]:
@@ -188,7 +207,7 @@ class LiveState:
             "objective": self.promise.objective,
             "u": round(figures.u, 4),
             "latency_us": round(figures.latency_us),
-            "threshold_us": signal.threshold_us,
+            "threshold_us": signal.threshold_us if self.promise.curve else None,
             "offered_iops": round(figures.offered_iops, 1),
             "windows": signal.windows,
             "windows_stalled": signal.stalled,

@@ -1,6 +1,6 @@
 """The live snapshot: what pages show, once a second (docs/formats/messages.md, "Live snapshot").
 
-Read-only over the controller's state. Rates and gauges are of the last cuts (at most ``usage.RECENT_CUTS``);
+Read-only over the controller's state. Rates are of the last cuts (``usage.RECENT_CUTS``);
 percentiles are upper edges of histogram buckets, so they never flatter. Compliance, budgets, processes,
 events and the policy version are added by the process.
 """
@@ -22,6 +22,7 @@ from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.storage_faults import StorageFaults
+from sla_server.services.control.stream_states import APART_US
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 
@@ -39,6 +40,7 @@ _URGENT: Final = (
 )
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
+Interval = tuple[int, int]
 
 
 class _Sum:
@@ -56,17 +58,15 @@ class _Sum:
         """Add one gateway.
 
         Args:
-            scalars: shape (cuts, columns), sums over the volume's rows, a line a cut, newest first.
+            scalars: shape (cuts, columns), sums over the volume's rows, a line a cut.
             hist: total (99) and service (50) counts over the same cuts.
-            seconds: their duration.
+            seconds: that they cover.
         """
         reads, writes = (int(scalars[:, RECENT[name]].sum()) for name in ("reads", "writes"))
         size = int(scalars[:, RECENT["read_bytes"]].sum() + scalars[:, RECENT["write_bytes"]].sum())
         for name, count in zip(self.rates, (reads + writes, reads, writes, size), strict=True):
             self.rates[name] += count / seconds
         self.total, self.service = self.total + hist[0], self.service + hist[1]
-        self.held += int(scalars[0, RECENT["held"]])
-        self.inflight += int(scalars[0, RECENT["inflight"]])
         self.delay_us += int(scalars[:, RECENT["delay_sum_us"]].sum())
         self.done += reads + writes
 
@@ -79,22 +79,45 @@ def _sum_of(volume: str, carriers: Iterable[GatewayTable]) -> _Sum:
         found.backend = found.backend or table.backend_of(volume)
         found.gateways.append(table.gateway_id)
         if table.recent and table.state == "up" and volume in table.use:
-            seconds = sum(each.duration_us for each in table.recent) / 1e6
-            found.add(*_recent_of(table, table.volumes.index(volume)), seconds)
+            found.add(*_recent_of(table, table.volumes.index(volume)))
+            found.held += table.use[volume].held
+            found.inflight += table.use[volume].inflight
     return found
 
 
-def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]]:
-    """Scalars by cut, and total and service counts, of one volume at one gateway."""
+def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist], float]:
+    """Scalars by cut, total and service counts, of one volume at one gateway; and the seconds they cover."""
     dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
-    scalars = []
+    scalars, present, absent = [], list[Interval](), list[Interval]()
     for each in table.recent:
         of_volume = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
+        if not of_volume.any():
+            absent.append(each.span_us)
+            continue
+        present.append(each.span_us)
         scalars.append(each.scalars[:, of_volume].sum(axis=1))
         hist = each.hist[of_volume[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
         np.add.at(dense, hist["bucket"], hist["count"])
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
-    return np.array(scalars), (total, dense[SERVICE:])
+    by_cut = np.array(scalars).reshape(len(scalars), len(RECENT))
+    return by_cut, (total, dense[SERVICE:]), _covered_s(present, absent)
+
+
+def _covered_s(present: list[Interval], absent: Iterable[Interval]) -> float:
+    """Seconds of the cuts that have a volume, and of those that leave it out because it was idle.
+
+    One that leaves it out and reaches into one that has it is about another plane's volumes.
+    """
+    idle = (
+        (start, end)
+        for start, end in absent
+        if all(end <= s + APART_US or start >= e - APART_US for s, e in present)
+    )
+    total_us, until_us = 0, 0
+    for start, end in sorted((*present, *idle)):
+        total_us += max(end - max(start, until_us), 0)
+        until_us = max(until_us, end)
+    return max(total_us, 1) / 1e6
 
 
 def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
@@ -153,8 +176,9 @@ def _slas(
                 state.state != "no-data" or scopes.is_measured(state.promise.key, tables)
             ),
             "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
-            "threshold_us": state.signal.threshold_us or state.promise.curve[0].threshold_us,
-            "percentile": state.promise.percentile,
+            "threshold_us": _threshold_us(state),
+            "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
+            **_other_figures(state),
             "u": round(state.signal.u, 4),
             "offered_iops": round(state.signal.offered_iops, 1),
             "inexact": state.signal.inexact,
@@ -164,6 +188,23 @@ def _slas(
         }
         for state in live
     ]
+
+
+def _threshold_us(state: LiveState) -> int | None:
+    """In force at the rate offered; of a rate none."""
+    curve = state.promise.curve
+    return (state.signal.threshold_us or curve[0].threshold_us) if curve else None
+
+
+def _other_figures(state: LiveState) -> dict[str, Any]:
+    """What is promised and measured of an indicator without a percentile."""
+    promise, signal = state.promise, state.signal
+    if promise.metric == "latency":
+        return {}
+    if promise.promised:
+        return {"promised": promise.promised}
+    measured_us = signal.latency_us if promise.metric == "mean_latency" else signal.stall_us
+    return {"promised": None, "measured": round(measured_us) if signal.windows else None}
 
 
 def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:

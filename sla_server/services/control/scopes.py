@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
+from sla_server.services.control.pieces import Floats, Ints
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Floats, Ints, SignalRow, SignalTable
+from sla_server.services.control.signal import SignalRow, SignalTable
 from sla_server.services.control.usage import GatewayTable
 
 Key = tuple[str, str]
@@ -39,12 +40,16 @@ class RowPlan:
     Attributes:
         ids: the stream_id column it was made for, as bytes.
         rows: table row of each cut row, -1 for a stream not announced; shape (n,).
-        known: cut rows of announced streams; ``place``: index of their volume at the gateway; shape (k,).
+        known: cut rows of announced streams; ``place``: index of their volume at the gateway; and
+            ``numbers``: theirs in the stream table; shape (k,).
         pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
+        absent, absent_line: numbers of streams that the cuts leave out, and the line that has each in scope.
         io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
         threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
         compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
         excludes_errors: whether an I/O that failed does not count; shape (lines,).
+        is_mean: whether a mean latency is promised; promised: the rate that is, or 0; is_bytes: of bytes;
+            shape (lines,). has_others: there is one of these.
         gateway: its number in the signal table.
         over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
             none; shape (lines,).
@@ -56,13 +61,20 @@ class RowPlan:
     rows: Ints
     known: Ints
     place: Ints
+    numbers: Ints
     pair_row: Ints
     pair_line: Ints
+    absent: Ints
+    absent_line: Ints
     io: Ints
     percentile: Floats
     threshold_us: Floats
     compares: npt.NDArray[np.bool_]
     excludes_errors: npt.NDArray[np.bool_]
+    is_mean: npt.NDArray[np.bool_]
+    promised: Floats
+    is_bytes: npt.NDArray[np.bool_]
+    has_others: bool
     gateway: int
     over_all: Ints
     on_backend: Ints
@@ -187,11 +199,14 @@ class PromiseScopes:
         part = scope.parts.get(gateway_id)
         if part is None:
             number = scope.row.row
-            member = int(self.table.member[number]) if new else self.table.join(number, gateway_id)
+            known = self.table.windows
+            member = int(known.member[number]) if new else known.join(number, gateway_id)
             part = scope.parts[gateway_id] = ScopePart(np.zeros(len(table.streams), np.bool_), member)
             self._by_gateway.setdefault(gateway_id, []).append(scope)
         part.mask = _longer(part.mask, len(table.streams))
         part.mask[row] = True
+        if volume in table.only_seen and part.mask.sum() == 1 and not _needs_no_path(promise):
+            self.table.windows.m_measures[part.member] = False  # until its plan says more
         return new
 
     def set_excluded(self, agreements: Collection[str]) -> None:
@@ -210,7 +225,7 @@ class PromiseScopes:
         self._plans.pop(gateway_id, None)
 
     def is_measured(self, key: Key, tables: Mapping[str, GatewayTable]) -> bool:
-        """Whether some stream in scope is seen by a source that measures latencies."""
+        """Whether some stream in scope is seen by a source that measures what is promised."""
         scope = self.over_all(key)
         return scope is not None and any(
             bool(_measured_rows(tables[gateway_id], scope.promise, part.mask).any())
@@ -229,8 +244,9 @@ class PromiseScopes:
         return self._by_gateway.get(gateway_id, [])
 
     def on_backend(self, backend: str) -> list[PromiseScope]:
-        """Scopes of one backend; "" gives those over all backends."""
-        return list(self._by_backend.get(backend, {}).values())
+        """Scopes of one backend of which something can be measured; "" gives those over all backends."""
+        scopes, windows = self._by_backend.get(backend, {}).values(), self.table.windows
+        return [scope for scope in scopes if not backend or windows.measures(scope.row.row)]
 
     def on(self, backend: str, key: Key) -> PromiseScope:
         """One promise on one backend.
@@ -256,7 +272,7 @@ class PromiseScopes:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()
         plan = self._plans.get(table.gateway_id)
-        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.steps:
+        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.windows.steps:
             plan = self._plans[table.gateway_id] = self._planned(table, ids, stream_ids)
         return plan
 
@@ -265,16 +281,23 @@ class PromiseScopes:
         lines = self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
         pairs: list[tuple[int, int]] = []
-        threshold_us = np.zeros((len(lines), self.table.steps))
+        threshold_us = np.zeros((len(lines), self.table.windows.steps))
         over_all, on_backend = np.full(len(lines), NO_MEMBER), np.full(len(lines), NO_MEMBER)
         backends = [""] * len(lines)
-        promises = []
+        promises, left_out = [], list[Ints]()
+        is_out = np.ones(len(table.streams), np.bool_)
+        is_out[rows[known]] = False
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
             measured = _measured_rows(table, promise, scopes[0].parts[gateway_id].mask)
             pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
-            if not measured.any():
+            out = np.flatnonzero(measured & is_out)
+            left_out.append(np.stack((out, np.full(len(out), line)), axis=1))
+            is_measured = bool(measured.any())
+            for scope in scopes:
+                self.table.windows.m_measures[scope.parts[gateway_id].member] = is_measured
+            if not is_measured:
                 continue  # fed with nothing, it would look idle
             for step, curve in enumerate(promise.curve):
                 threshold_us[line, step] = curve.threshold_us
@@ -288,19 +311,27 @@ class PromiseScopes:
                     over_all[line] = member
         pairs.sort()
         pair = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        absent = np.concatenate(left_out) if left_out else pair[:0]
         return RowPlan(
             ids=ids,
             rows=rows,
             known=known,
             place=table.volume_of_row[rows[known]],
+            numbers=table.numbers[rows[known]],
             pair_row=np.ascontiguousarray(pair[:, 0]),
             pair_line=np.ascontiguousarray(pair[:, 1]),
+            absent=table.numbers[absent[:, 0]],
+            absent_line=np.ascontiguousarray(absent[:, 1]),
             io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
             percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
             threshold_us=threshold_us,
             compares=np.array([promise.metric == "latency" for promise in promises], dtype=np.bool_),
             excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
-            gateway=self.table.gateway(gateway_id),
+            is_mean=np.array([promise.metric == "mean_latency" for promise in promises], dtype=np.bool_),
+            promised=np.array([promise.promised for promise in promises], dtype=np.float64),
+            is_bytes=np.array([promise.metric == "throughput" for promise in promises], dtype=np.bool_),
+            has_others=any(p.metric == "mean_latency" or p.promised for p in promises),
+            gateway=self.table.windows.gateway(gateway_id),
             over_all=over_all,
             on_backend=on_backend,
             backends=tuple(backends),
@@ -315,11 +346,16 @@ class PromiseScopes:
         return list(lines.values())
 
 
+def _needs_no_path(promise: Promise) -> bool:
+    """Whether it can be measured beside the I/O path, where only sums of completions are known."""
+    return promise.metric == "mean_latency" and promise.io == "any"
+
+
 def _measured_rows(
     table: GatewayTable, promise: Promise, mask: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Those of the rows in scope whose source measures what is promised: beside the path no latencies."""
-    if not table.only_seen or promise.metric != "latency":
+    """Those of the rows in scope whose source measures what is promised."""
+    if not table.only_seen or _needs_no_path(promise):
         return mask
     found = np.array([stream.volume not in table.only_seen for stream in table.streams[: len(mask)]])
     measured: npt.NDArray[np.bool_] = mask & found

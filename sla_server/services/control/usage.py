@@ -1,9 +1,10 @@
 """What is known of gateways, their streams and their newest cuts.
 
-State: one ``GatewayTable`` a gateway. A stream is a row; ``recent`` keeps what the last ``RECENT_CUTS`` cuts
-say of the rows, from which views and percentiles are made on demand. The smoothed use of each volume through
-each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a batch of cuts updates it
-at once (``cut_batch``); a ``Usage`` is one of its columns.
+State: one ``GatewayTable`` a gateway. A stream is a row, with a column of the ``StreamStates``; ``recent``
+keeps what the newest cuts say of the rows, from which views and percentiles are made on demand. The smoothed
+use of each volume through each gateway, a *place*, is stored in one ``UsageTable`` for all of them, so that a
+batch of cuts updates it at once (``cut_batch``); a ``Usage`` is one of its columns. A volume that a cut
+leaves out is apart, waiting or idle, as its streams are (``stream_states``): only an idle one had no use.
 
 Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
 not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
@@ -21,9 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, Cut
+from sla_server.services.control.stream_states import APART_US, Span, StreamStates
 
 RECENT_CUTS: Final = 3
-"""Cuts a view sums over: one alone would show sampling noise."""
+"""Cuts a view sums over: one alone would show sampling noise. Cuts of the same time count as one."""
+MOST_RECENT: Final = 16
+"""Cuts kept for it: those of five planes that are all kept apart."""
 RECENT_COLUMNS: Final = (
     "reads",
     "writes",
@@ -43,6 +47,8 @@ PEAK_DECAY: Final = 0.9
 """A peak counts less by this factor with each cut: half of it after some 7 s."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+_END, _SEEN, _AS_SEEN = 12, 13, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +66,30 @@ class UsageTable:
 
     ``values`` has the shape (len(COLUMNS), places): smoothed cost, ops and bytes, a fading peak of cost, the
     newest cut's cost, ops and bytes, held, inflight, failed a second, for how long at least (us) nothing has
-    completed of what was sent upstream, and reads and writes outstanding (-1: not known). Grown by doubling.
+    completed of what was sent upstream, and reads and writes outstanding (-1: not known); when the newest cut
+    with the place ended (agent's clock, us) and came (ns), and the first three as they were then. Grown by
+    doubling. ``streams``: of all gateways.
     """
 
-    COLUMNS: Final = 12
+    COLUMNS: Final = 17
 
-    def __init__(self) -> None:
+    def __init__(self, silent_s: float = 3.0) -> None:
+        self._silent_ns = silent_s * 1e9
+        self.streams = StreamStates(silent_s)
         self.values: Floats = np.zeros((self.COLUMNS, 64))
         self.volumes: list[str] = []
         """Name by place."""
         self.backends: dict[str, int] = {}
         """Number by name."""
         self._backend: Ints = np.zeros(64, np.int64)
+        self._is_gap: Bools = np.zeros(64, np.bool_)  # the newest cut left it out, as it was idle
 
     def allot(self, volume: str, backend: str) -> int:
         """A new place, without use."""
         if len(self.volumes) == len(self._backend):
             self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
             self._backend = np.concatenate((self._backend, np.zeros_like(self._backend)))
+            self._is_gap = np.concatenate((self._is_gap, np.zeros_like(self._is_gap)))
         self.volumes.append(volume)
         place = len(self.volumes) - 1
         self.values[11, place] = -1.0
@@ -85,7 +97,7 @@ class UsageTable:
         return place
 
     def resync(self, places: Ints) -> None:
-        """A cut of these places is missing: what is outstanding follows from the gauges of the next one."""
+        """A cut of these places is missing: what was outstanding says nothing any more."""
         self.values[11, places] = -1.0
 
     def move(self, place: int, backend: str) -> None:
@@ -101,32 +113,50 @@ class UsageTable:
         sums = np.bincount(self._backend[:count], weights=cost, minlength=len(self.backends)).tolist()
         return dict(zip(self.backends, sums, strict=True))
 
-    def update(self, places: Ints, sums: Floats, seconds: Floats) -> None:
+    def update(self, places: Ints, sums: Floats, seconds: Floats, span: Span, is_present: Bools) -> None:
         """Enter one cut for each of these places, which are distinct.
 
         Args:
             places: shape (n,).
-            sums: shape (7, n): cost in 1/1000, ops, bytes, held, inflight, failed, arrived.
+            sums: shape (8, n): cost in 1/1000, ops, bytes, held, inflight, failed, reads and writes
+                outstanding when the cut began, and when it ended.
             seconds: duration of the cut, shape (n,).
+            span: the time of the cut, shape (n,).
+            is_present: whether the cut has the place, shape (n,).
         """
-        held, inflight = sums[3], sums[4]
-        # What was outstanding at the end of the cut before still is, if nothing has completed since. The
-        # gauges also have flush and trim, which may take long while nothing else is wanted.
         before = self.values[:, places]
-        known = np.where(before[11] < 0, held + inflight, before[11])
-        outstanding = np.clip(known + sums[6] - sums[1], 0.0, held + inflight)
+        if not is_present.all():
+            waiting = (before[11] > 0) & (span.now_ns - before[_SEEN] <= self._silent_ns)
+            says_nothing = ~is_present & (waiting | span.is_apart(before[_END]))
+            if says_nothing.any():
+                keep = ~says_nothing
+                places, sums, seconds, before = places[keep], sums[:, keep], seconds[keep], before[:, keep]
+                span, is_present = span.at(keep), is_present[keep]
+        held, inflight, outstanding = sums[3], sums[4], sums[7]
         stuck = (sums[1] == 0) & (before[8] > 0) & (inflight > 0)
-        stuck &= (known > before[7]) & (outstanding > held)
+        stuck &= (sums[6] > before[7]) & (outstanding > held)
         self.values[10, places] = (before[10] + seconds * 1e6) * stuck
         self.values[11, places] = outstanding
         last = sums[:3]
         last[0] /= 1000
         last /= seconds
-        old = before[:4]
-        smoothed = old[:3]
+        smoothed = before[:3]
+        gap = self._is_gap[places]
+        if (
+            gap.any()
+        ):  # a cut that comes late begins where its place was last seen: it was not idle since then
+            follows = is_present & gap & (np.abs(span.start_us - before[_END]) <= span.slack_us)
+            smoothed = np.where(follows, before[_AS_SEEN:], smoothed)
+        seen, times = places, span
+        if not is_present.all():
+            begins = places[~is_present & ~gap]
+            self.values[_AS_SEEN:, begins] = self.values[:3, begins]
+            seen, times = places[is_present], span.at(is_present)
+        self._is_gap[places] = ~is_present
+        self.values[_END, seen], self.values[_SEEN, seen] = times.end_us, times.now_ns
         smoothed += SMOOTHING * (last - smoothed)
-        np.maximum(last[0], PEAK_DECAY * old[3], out=old[3])
-        self.values[:4, places] = old
+        self.values[:3, places] = smoothed
+        self.values[3, places] = np.maximum(last[0], PEAK_DECAY * before[3])
         self.values[4:9, places] = sums[:5]
         self.values[9, places] = sums[5] / seconds
 
@@ -216,12 +246,16 @@ class Recent:
     """What views need of one cut.
 
     Attributes:
+        number: of the time it is of; time_us: when the first cut of that began and ended, agent's clock.
+        span_us: when it began and ended itself.
         rows: table row of each row of the cut, -1 for a stream not announced; shape (n,).
         scalars: shape (len(RECENT_COLUMNS), n).
         hist: sparse histograms; ``row`` counts the cut's rows.
     """
 
-    duration_us: int
+    number: int
+    time_us: tuple[int, int]
+    span_us: tuple[int, int]
     rows: Ints
     scalars: Ints
     hist: npt.NDArray[Any]
@@ -233,6 +267,8 @@ class GatewayTable:
 
     ``only_seen``: volumes that it counts beside the I/O path: without latencies, and it cannot throttle them.
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
+    ``tells_kinds``: of what is outstanding they tell reads from writes, and leave out flush and trim.
+    ``numbers``: of its rows in the stream states.
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
@@ -247,6 +283,7 @@ class GatewayTable:
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     says_more: bool = False
+    tells_kinds: bool = False
     skipped: bool = False
     epoch: int = 0
     old_epochs: set[int] = field(default_factory=set)
@@ -260,7 +297,8 @@ class GatewayTable:
     volumes: list[str] = field(default_factory=list)
     places: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     volume_of_row: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT_CUTS))
+    numbers: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     use: dict[str, Usage] = field(default_factory=dict)
     ignored: int = 0
     dropped_cuts: int = 0
@@ -285,6 +323,7 @@ class GatewayTable:
         position = {volume: index for index, volume in enumerate(self.volumes)}
         added = np.array([position[stream.volume] for stream in new], dtype=np.int64)
         self.volume_of_row = np.concatenate((self.volume_of_row, added))
+        self.numbers = np.concatenate((self.numbers, self.usage_table.streams.allot(len(new))))
         return list(range(first, len(self.streams)))
 
     def set_exports(self, exports: dict[str, str]) -> None:
@@ -321,7 +360,7 @@ class GatewayTable:
         self.skipped = cut.epoch != self.epoch or cut.seq != self.seq + 1
         if cut.epoch != self.epoch and self.epoch:
             self.old_epochs.add(self.epoch)
-            self.says_more = False  # another release of the agent may have been started
+            self.says_more = self.tells_kinds = False  # another release of the agent may have been started
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us
         self.last_cut_ns, self.offset_us, self.throttle_gen = now_ns, offset_us, cut.throttle_gen
         self.starved_ratio = cut.starved_us / cut.duration_us
@@ -334,4 +373,14 @@ class GatewayTable:
 
     def keep(self, cut: Cut, rows: Ints) -> None:
         """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch."""
-        self.recent.appendleft(Recent(cut.duration_us, rows, cut.counters[_SELECT], cut.hist.copy()))
+        start_us, end_us = cut.start_unix_us, cut.start_unix_us + cut.duration_us
+        newest = self.recent[0] if self.recent else None
+        # A time is that of its first cut; others reach into it, unless the clock was put back.
+        if newest is None or start_us >= newest.time_us[1] - APART_US or end_us <= newest.time_us[0]:
+            number, time_us = (newest.number + 1 if newest is not None else 0), (start_us, end_us)
+        else:
+            number, time_us = newest.number, newest.time_us
+        span_us = start_us, end_us
+        self.recent.appendleft(Recent(number, time_us, span_us, rows, cut.counters[_SELECT], cut.hist.copy()))
+        while self.recent[-1].number <= number - RECENT_CUTS:
+            self.recent.pop()

@@ -9,7 +9,7 @@ from sla_server.services.control.backend_loop import BackendControl, Need, Phase
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
-from sla_server.services.control.signal import NOTHING, Signal
+from sla_server.services.control.verdicts import NOTHING, Signal
 
 S = 1_000_000_000
 

@@ -10,8 +10,8 @@ from pmdaemon.wire.cut import FAILED, MISSED_DTYPE
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import NO_FIGURES, NOTHING, Signal
 from sla_server.services.control.simulation import UNIX_0_US
+from sla_server.services.control.verdicts import NO_FIGURES, NOTHING, Signal
 from tests.support.worlds import (
     KEY,
     A,
@@ -236,7 +236,7 @@ def test_what_was_overdue_and_completes_is_not_counted_again():
     # 32 of them complete at last, and 500 are quick: 6 % missed would be over, and they were missed before.
     made.step((A, {"gold": (32, 6000)}, 0), overdue={"gold": (0, 32)})
     newest = made.controller.live[KEY].row
-    table = made.controller.scopes.table
+    table = made.controller.scopes.table.windows
     slot = newest.row * table.depth + int(table.pos[newest.row] - 1) % table.depth
     assert table.w_stall_us[slot] > 0  # nothing new to count: the window goes on
     made.step((A, {"gold": (500, 2)}, 0))

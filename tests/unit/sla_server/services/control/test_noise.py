@@ -10,8 +10,9 @@ import pytest
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.signal import Signal, SignalTable
+from sla_server.services.control.signal import SignalTable
 from sla_server.services.control.simulation import SimClient, SimHost, Simulation
+from sla_server.services.control.verdicts import Signal
 from tests.support.worlds import A, Feeder, controller, cut, piece_of, pieces_of, promise
 
 LIMIT_S = 0.012
@@ -126,5 +127,6 @@ def test_a_piece_carries_what_is_excused_into_its_window():
     piece = piece_of(cut(A, 1, {"gold": (10, 50)}), np.array([True]), gold)
     piece.excused = 3.0
     for second in (1, 2):
-        table.add(table.member[[row.row]], np.array([0]), pieces_of([piece], gold, second * 10**9))
+        pieces = pieces_of([piece], gold, second * 10**9)
+        table.windows.add(table.windows.member[[row.row]], np.array([0]), pieces)
     assert row.signal().excused_ratio == pytest.approx(0.3)

@@ -5,6 +5,7 @@ import pytest
 
 from pmdaemon.wire.rates import Rates
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.stream_states import Span
 from sla_server.services.control.throttle import LEAST, MAX_GEN, GatewayCaps, Throttle, exceeds
 from sla_server.services.control.usage import Usage, UsageTable
 
@@ -21,9 +22,9 @@ def use_of(cost: float, ops: float, size: float = 0.0) -> Usage:
     """A place whose newest cut lasted a second."""
     usage_table = UsageTable()
     place = usage_table.allot("v", "disk")
-    usage_table.update(
-        np.array([place]), np.array([[cost * 1000], [ops], [size], [0.0], [0.0], [0.0], [ops]]), np.ones(1)
-    )
+    sums = np.array([[cost * 1000], [ops], [size], [0.0], [0.0], [0.0], [0.0], [0.0]])
+    span = Span(np.zeros(1), np.full(1, 1e6), np.zeros(1, np.int64))
+    usage_table.update(np.array([place]), sums, np.ones(1), span, np.ones(1, np.bool_))
     return Usage(usage_table, place)
 
 

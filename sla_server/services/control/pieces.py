@@ -1,0 +1,139 @@
+"""Pieces: what one cut says of one promise, in arrays; and their sums, of which windows are made.
+
+A piece has the sums over the streams in the promise's scope at one gateway. ``cut_batch`` makes the pieces of
+a batch of cuts, ``windows`` merges them.
+
+Misses are exact where the cut counted them for the threshold; where it did not (a threshold set of another
+version) they are taken from histogram edges, pessimistically, and the piece is ``inexact``. An I/O that is
+outstanding for longer than the threshold counts as missed from then on, once, and so does one that failed
+(SLA-MODEL.md 2, "Never good without proof"); ``counted`` has both.
+
+Shapes: (pieces,), (pieces, steps); histograms (.., 99) int32. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.histogram import EDGES_NS
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int32]
+_EDGES: Final = EDGES_NS.astype(np.float64)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Pieces of one batch, one a line of its plans (``cut_batch``), in the order of the cuts.
+
+    Attributes:
+        now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
+        end_us: when it ended, agent's clock.
+        is_present: whether the cut has a stream in scope; says_nothing: it has none, which says nothing.
+        offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
+        carried: as ``offered``, of streams that other cuts of this time are about, by the rates of those.
+        completed, reads, size_bytes: reads and writes, also where the promise is about one of them.
+        waiting: gauge, I/Os held or under way when the cut ended.
+        is_stuck: nothing completed, though something was outstanding when the cut began, and when it ended.
+        counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
+        missed: how many of them took longer, are overdue, or failed; shape (pieces, steps).
+        failed: how many of ``missed`` failed.
+        oldest_us: age of the oldest I/O outstanding when the cut ended, 0 if not known.
+        silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
+        hist: latency histogram; shape (pieces, 99).
+        inexact: whether misses are from histogram edges.
+        is_measured: whether the source measures what is promised.
+        latency_us: the promise's percentile of ``hist``, 0 if it has none.
+        excused: I/Os that may be late because the gateway had to wait for the processor of its host.
+    """
+
+    now_ns: Ints
+    covered_us: Ints
+    end_us: Ints
+    is_present: Bools
+    says_nothing: Bools
+    offered: Floats
+    carried: Floats
+    done: Floats
+    completed: Floats
+    reads: Floats
+    size_bytes: Floats
+    waiting: Floats
+    is_stuck: Bools
+    counted: Floats
+    missed: Floats
+    failed: Floats
+    oldest_us: Floats
+    silence_us: Floats
+    hist: Counts
+    inexact: Bools
+    is_measured: Bools
+    latency_us: Floats
+    excused: Floats
+
+
+@dataclass(slots=True)
+class PieceSums:
+    """What goes into a window of each of some rows, which are distinct.
+
+    ``mix``: reads and writes completed, reads, bytes; shape (rows, 3).
+    """
+
+    done: Floats
+    mix: Floats
+    counted: Floats
+    missed: Floats
+    failed: Floats
+    stall_us: Floats
+    hist: Counts
+    inexact: Bools
+    excused: Floats
+    latency_us: Floats
+
+    def at(self, index: Ints | Bools) -> PieceSums:
+        """Of some of the rows."""
+        return PieceSums(
+            self.done[index],
+            self.mix[index],
+            self.counted[index],
+            self.missed[index],
+            self.failed[index],
+            self.stall_us[index],
+            self.hist[index],
+            self.inexact[index],
+            self.excused[index],
+            self.latency_us[index],
+        )
+
+
+def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
+    """``histogram.percentile_us`` of each row of ``hist``, shape (rows, 99); 0 for a row without I/O."""
+    cumulative = hist.cumsum(axis=1, dtype=np.int32)
+    want = percentile / 100 * cumulative[:, -1]
+    index = (cumulative < want[:, None]).sum(axis=1)
+    every = np.arange(len(hist))
+    count = hist[every, index]
+    before = cumulative[every, index] - count
+    inside = np.where(count > 0, (want - before) / np.maximum(count, 1), 1.0)
+    low = _EDGES[index]
+    latency: Floats = (low + (_EDGES[index + 1] - low) * np.clip(inside, 0.0, 1.0)) / 1000
+    latency[cumulative[:, -1] == 0] = 0.0
+    return latency
+
+
+def mix_of(pieces: Pieces, pick: Ints) -> Floats:
+    return np.stack((pieces.completed[pick], pieces.reads[pick], pieces.size_bytes[pick]), axis=1)
+
+
+def running_sums(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:
+    """Sums from the beginning of each run to each of its pieces."""
+    total = np.cumsum(values, dtype=np.float64)
+    before = np.concatenate((np.zeros(1), total))[first]
+    running: Floats = total - before[run]
+    return running

@@ -1,0 +1,229 @@
+"""What the closed windows of a promise say: u, r, whether it is at risk, over, or stalled.
+
+What people see (u, r, ``over``, ``risky``) counts every I/O. Whether neighbours must be slowed down
+(``at_risk``, ``r_step``) leaves out the I/Os that failed, for load does not make them fail, and those that
+the gateway's own host may have made late (``excused``): if its data plane wanted to run and was kept waiting
+for a tenth of a cut, the slowest fifth of the cut's I/Os and as many of its misses are no evidence against a
+neighbour. The rest is: under contention nearly all I/Os are late.
+
+``verdict`` looks at many rows at once and says little of each, ``signal_of`` says all of one. No state: the
+windows are in ``windows``, what is promised in ``promise_terms``. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sla_server.agreements.promise import NO_PERCENTILE
+from sla_server.services.control.pieces import Bools, Floats, Ints, percentiles_us
+from sla_server.services.control.windows import WindowTable
+
+MOST_FAILED_RATIO: Final = 1 - NO_PERCENTILE / 100
+"""Of the I/Os of a promise without a percentile."""
+
+
+class Figures(NamedTuple):
+    """What some windows say together."""
+
+    u: float = 0.0
+    latency_us: float = 0.0
+    offered_iops: float = 0.0
+
+
+NO_FIGURES: Final = Figures()
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What the last windows of a promise say; ``windows`` 0 means nothing is known.
+
+    Attributes:
+        threshold_us: of the curve at the offered rate, None outside the curve.
+        u: misses / misses allowed over all windows.
+        r: interpolated percentile / threshold over all windows.
+        latency_us: that percentile, interpolated.
+        risky: windows at risk; over: windows with u > 1.
+        of_over: u, that percentile and the offered rate of the windows with u > 1 alone; zeros without one.
+        at_risk: the neighbours must be slowed down: enough windows are at risk, the newest too, also without
+            what is excused, and r does not fall by itself.
+        r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
+        excused_ratio: share of the I/Os that is excused.
+        stalled: windows in which nothing completed though I/O was outstanding.
+        stall_us: for how long at least, as the newest of them says.
+        failed_ratio: share of the I/Os that failed, and count as missed because of it.
+        near_u: the u from which it is at risk.
+        applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
+            them is no excuse.
+    """
+
+    windows: int
+    offered_iops: float
+    threshold_us: int | None
+    u: float
+    r: float
+    latency_us: float
+    risky: int
+    over: int
+    inexact: bool
+    of_over: Figures = NO_FIGURES
+    at_risk: bool = False
+    r_step: float = 0.0
+    excused_ratio: float = 0.0
+    stalled: int = 0
+    stall_us: float = 0.0
+    failed_ratio: float = 0.0
+    applies: bool = True
+    near_u: float = 0.7
+
+
+NOTHING: Final = Signal(0, 0.0, None, 0.0, 0.0, 0.0, 0, 0, False)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the closed windows of some rows say, oldest first: shape (depth, rows) unless said otherwise.
+
+    Attributes:
+        slots: where they are stored; valid: whether there is one at all.
+        count, offered, inside, applies, threshold_us, allowed: of each row; shape (rows,).
+        missed, counted, risky, over: of each window, every I/O counted.
+        stalled: windows without completion for longer than the threshold.
+        sure_r: r without what is excused.
+        at_risk: see ``Signal``; shape (rows,).
+    """
+
+    slots: Ints
+    valid: Bools
+    count: Ints
+    offered: Floats
+    inside: Bools
+    applies: Bools
+    threshold_us: Floats
+    allowed: Floats
+    missed: Floats
+    counted: Floats
+    risky: Bools
+    over: Bools
+    stalled: Bools
+    sure_r: Floats
+    at_risk: Bools
+
+
+def verdict(windows: WindowTable, rows: Ints) -> Verdict:
+    """What the closed windows of some rows say."""
+    s, terms, count = windows.settings, windows.terms, windows.count[rows]
+    slots, valid = windows.slots(rows)
+    offered = (windows.w_iops[slots] * valid).sum(axis=0) / np.maximum(count, 1)
+    fits = offered[:, None] <= terms.up_to[rows]
+    step = fits.argmax(axis=1)
+    limit_us, allowed, r_on = terms.threshold_us[rows, step], terms.allowed[rows], terms.r_on[rows]
+    missed, counted = windows.w_missed[slots, step], windows.w_counted[slots, step]
+    failed, stall_us = windows.w_failed[slots], windows.w_stall_us[slots]
+    left_out = windows.w_excused[slots] + failed
+    stalled = (stall_us > limit_us) & valid
+    breaks, near_u = stalled, terms.near_u[rows]
+    if failed.any():  # a promise without a percentile has its failed I/Os in no count of misses
+        most = MOST_FAILED_RATIO * np.maximum(windows.w_done[slots], failed)
+        breaks = stalled | ((failed > most) & (terms.percentile[rows] == 0))
+
+    def risky(u: Floats, r: Floats) -> Bools:
+        found: Bools = ((u >= near_u) | (r >= r_on) | breaks) & valid
+        return found
+
+    u, r = missed / np.maximum(counted, 1) / allowed, windows.w_latency[slots] / limit_us
+    if stalled.any():
+        r = np.maximum(r, np.where(stalled, stall_us, 0.0) / limit_us)
+    all_risky = sure = risky(u, r)
+    sure_r = r
+    if left_out.any():
+        sure_r = np.where(stalled, r, windows.w_sure[slots] / limit_us)
+        sure = risky(np.maximum(missed - left_out, 0.0) / np.maximum(counted, 1) / allowed, sure_r)
+    every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
+    falls = sure_r[newest, every] <= s.falling_ratio * sure_r[newest - 1, every]
+    enough = sure.sum(axis=0) >= s.at_risk_windows
+    applies = _applies(windows, rows, slots, valid, offered) | (count == 0)
+    return Verdict(
+        slots,
+        valid,
+        count,
+        offered,
+        fits.any(axis=1),
+        applies | (stalled | ((failed > 0) & valid)).any(axis=0),
+        limit_us,
+        allowed,
+        missed,
+        counted,
+        all_risky,
+        ((u > 1) | breaks) & valid,
+        stalled,
+        sure_r,
+        enough & sure[newest, every] & ~(falls & (count > 1)),
+    )
+
+
+def _applies(windows: WindowTable, rows: Ints, slots: Ints, valid: Bools, offered: Floats) -> Bools:
+    """Whether the I/Os are such as the promise is about."""
+    terms = windows.terms
+    applies: Bools = offered >= terms.least_iops[rows]
+    most_bytes, least_reads = terms.most_bytes[rows], terms.least_reads[rows]
+    asks = np.flatnonzero((most_bytes < np.inf) | (least_reads > 0))
+    if len(asks):
+        mix = (windows.w_mix[slots[:, asks]] * valid[:, asks, None]).sum(axis=0)
+        ios = np.maximum(mix[:, 0], 1)
+        applies[asks] &= (mix[:, 2] <= most_bytes[asks] * ios) & (mix[:, 1] >= least_reads[asks] * mix[:, 0])
+    return applies
+
+
+def signal_of(windows: WindowTable, row: int) -> Signal:
+    """All that the closed windows of one row say."""
+    count = int(windows.count[row])
+    if not count:
+        return NOTHING
+    found = verdict(windows, np.array([row]))
+    offered = float(found.offered[0])
+    if not found.inside[0]:
+        return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+    counted = max(float(found.counted[:count, 0].sum()), 1.0)
+    threshold_us, slots = int(found.threshold_us[0]), found.slots[:count, 0]
+    together = _figures(windows, found, slots, np.arange(count))
+    over = np.flatnonzero(found.over[:, 0])
+    least = windows.settings.at_risk_windows
+    return Signal(
+        windows=count,
+        offered_iops=offered,
+        threshold_us=threshold_us,
+        u=together.u,
+        r=together.latency_us / threshold_us,
+        near_u=float(windows.terms.near_u[row]),
+        latency_us=together.latency_us,
+        risky=int(found.risky.sum()),
+        over=len(over),
+        inexact=bool(windows.w_inexact[slots].any()),
+        of_over=_figures(windows, found, slots, over) if len(over) else NO_FIGURES,
+        at_risk=bool(found.at_risk[0]),
+        r_step=float(np.sort(found.sure_r[:count, 0])[-least]) if count >= least else 0.0,
+        excused_ratio=float(windows.w_excused[slots].sum() / counted),
+        stalled=int(found.stalled.sum()),
+        stall_us=float(windows.w_stall_us[slots[found.stalled[:count, 0]]][-1:].sum()),
+        failed_ratio=float(windows.w_failed[slots].sum() / counted),
+        applies=bool(found.applies[0]),
+    )
+
+
+def _figures(windows: WindowTable, found: Verdict, slots: Ints, ages: Ints) -> Figures:
+    """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
+    hist = windows.w_hist[slots[ages]].sum(axis=0)[None]
+    percentile = windows.terms.percentile[slots[:1] // windows.depth]
+    counted, stalled = found.counted[ages, 0].sum(), found.stalled[ages, 0]
+    ratio = found.missed[ages, 0].sum() / counted if counted else float(stalled.any())
+    offered = windows.w_iops[slots[ages]].sum() / len(ages)
+    u = float(ratio / found.allowed[0])
+    latency_us = float(percentiles_us(hist, percentile)[0])
+    if not percentile[0]:  # a mean is counted in thresholds, a rate in I/Os
+        latency_us = u * float(found.threshold_us[0]) if found.allowed[0] == 1 else 0.0
+    if stalled.any():  # what is outstanding is at least as slow as that
+        latency_us = max(latency_us, float(windows.w_stall_us[slots[ages[stalled]]].max()))
+    return Figures(u, latency_us, float(offered))

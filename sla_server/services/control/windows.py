@@ -1,0 +1,404 @@
+"""Windows of promises: pieces merged, the last few kept, in arrays.
+
+A *window* merges pieces (``pieces``) until it holds ``window_min_ios`` I/Os and every gateway in scope that
+still reports has spoken, or until one of them has covered ``window_max_s``. The last three windows are kept.
+For control they are emptied when caps change and fed again only with cuts that began under them, so that what
+they say is always about the caps in force (SLA-MODEL.md 3, "Signal").
+
+Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
+all through it, and for longer than the threshold, is *stalled*: it breaks the promise whatever was counted,
+and closes at once.
+
+State of ``WindowTable``, all of it in arrays that grow by doubling:
+
+    rows       a promise on one backend, or over all of them; numbered by ``signal``
+      w_*      a ring of ``depth`` closed windows at [row * depth + slot]; ``count`` of them are filled, the
+               next goes to slot ``pos``
+      o_*      sums of the open window; they hold only while a member has covered something
+      times    first, last and last active piece, monotonic ns, NEVER before the first
+      fed      whether there was news since the last look at the row; version: changes of its windows
+    members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
+               several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
+               (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
+               ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
+               piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
+               were outstanding; ``m_measures``: its source measures what is promised, so windows wait for it
+    gateways   when each spoke last, and whether it is up
+
+Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
+monotonic nanoseconds. Changed only by the controller's one thread.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from pmdaemon.wire.histogram import BUCKETS
+from sla_server.services.control.pieces import (
+    Bools,
+    Floats,
+    Ints,
+    Pieces,
+    PieceSums,
+    mix_of,
+    percentiles_us,
+    running_sums,
+)
+from sla_server.services.control.promise_terms import PromiseTerms, arrays_of, copy_arrays
+from sla_server.services.control.settings import ControlSettings
+
+NEVER: Final = -(1 << 62)
+_FIRST: Final = 64
+
+
+class WindowTable:
+    """See the module. ``terms``: what the promise of each row asks."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.depth = settings.signal_windows
+        self.terms = PromiseTerms(_FIRST)
+        self._free_members: list[int] = []
+        self._members = 0
+        self._shared: dict[int, Ints] = {}
+        self._gateways: dict[str, int] = {}
+        self.g_spoke_ns = np.full(_FIRST, NEVER, np.int64)
+        self.g_up = np.ones(_FIRST, np.bool_)
+        self.m_row = np.zeros(_FIRST, np.int64)
+        self.m_gateway = np.zeros(_FIRST, np.int64)
+        self.m_covered = np.zeros(_FIRST, np.int64)
+        self.m_offered = np.zeros(_FIRST)
+        self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
+        self.m_stall_us = np.zeros(_FIRST)
+        self.m_measures = np.ones(_FIRST, np.bool_)
+        self._make_rows(_FIRST)
+
+    def _make_rows(self, rows: int) -> None:
+        depth, steps = self.depth, self.terms.steps
+        self.member = np.zeros(rows, np.int64)
+        self.several = np.zeros(rows, np.bool_)
+        self.pos = np.zeros(rows, np.int64)
+        self.count = np.zeros(rows, np.int64)
+        self.version = np.zeros(rows, np.int64)
+        self.fed = np.zeros(rows, np.bool_)
+        self.first_ns = np.full(rows, NEVER, np.int64)
+        self.last_ns = np.full(rows, NEVER, np.int64)
+        self.active_ns = np.full(rows, NEVER, np.int64)
+        self.o_mix, self.w_mix = np.zeros((rows, 3)), np.zeros((rows * depth, 3))
+        self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
+        self.o_counted, self.o_missed = np.zeros((rows, steps)), np.zeros((rows, steps))
+        self.o_hist = np.zeros((rows, BUCKETS), np.int32)
+        self.o_inexact, self.o_excused = np.zeros(rows, np.bool_), np.zeros(rows)
+        self.w_iops, self.w_latency = np.zeros(rows * depth), np.zeros(rows * depth)
+        self.w_done, self.w_failed = np.zeros(rows * depth), np.zeros(rows * depth)
+        self.w_counted = np.ones((rows * depth, steps))
+        self.w_missed = np.zeros((rows * depth, steps))
+        self.w_stall_us = np.zeros(rows * depth)
+        self.w_hist = np.zeros((rows * depth, BUCKETS), np.int32)
+        self.w_inexact, self.w_excused = np.zeros(rows * depth, np.bool_), np.zeros(rows * depth)
+        self.w_sure = np.zeros(rows * depth)  # as w_latency, without the I/Os excused
+
+    @property
+    def steps(self) -> int:
+        """Steps of the longest demand curve: the columns of ``counted`` and ``missed``."""
+        return self.terms.steps
+
+    def grow(self, rows: int, steps: int) -> None:
+        """Room for more rows, or for longer curves."""
+        old = arrays_of(self)
+        self.terms.grow(rows, steps)
+        self._make_rows(rows)
+        copy_arrays({name: old[name] for name in old if not name.startswith(("g_", "m_"))}, self)
+
+    # Gateways.
+
+    def gateway(self, gateway_id: str) -> int:
+        """Number of a gateway, made when it is first asked for."""
+        number = self._gateways.setdefault(gateway_id, len(self._gateways))
+        if number == len(self.g_up):
+            self.g_spoke_ns = np.concatenate((self.g_spoke_ns, np.full(number, NEVER, np.int64)))
+            self.g_up = np.concatenate((self.g_up, np.ones(number, np.bool_)))
+        return number
+
+    def set_up(self, gateway_id: str, up: bool) -> None:
+        """Whether a gateway is up: windows do not wait for one that is not."""
+        number = self.gateway(gateway_id)  # first: it may make the arrays longer
+        self.g_up[number] = up
+
+    def spoke(self, gateways: Ints, now_ns: Ints) -> None:
+        """A cut of each of these gateways was taken; before ``add``, for windows wait for who speaks."""
+        self.g_spoke_ns[gateways] = now_ns
+        self.g_up[gateways] = True
+
+    # Rows and their members.
+
+    def open(self, row: int, gateway_id: str) -> None:
+        """A row begins, empty, with its first gateway."""
+        self.first_ns[row] = self.last_ns[row] = self.active_ns[row] = NEVER
+        self.member[row] = self._allot_member(row, gateway_id)
+        self.reset(np.array([row]))
+
+    def _allot_member(self, row: int, gateway_id: str) -> int:
+        if self._free_members:
+            member = self._free_members.pop()
+        else:
+            member, self._members = self._members, self._members + 1
+            if member == len(self.m_row):
+                for name in [name for name in arrays_of(self) if name.startswith("m_")]:
+                    value = getattr(self, name)
+                    setattr(self, name, np.concatenate((value, np.zeros_like(value))))
+        self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
+        self.m_covered[member] = self.m_stall_us[member] = 0
+        self.m_end_us[member], self.m_measures[member] = NEVER, True
+        return member
+
+    def join(self, row: int, gateway_id: str) -> int:
+        """The promise of a row reaches one more gateway; the member to feed its pieces to."""
+        member = self._allot_member(row, gateway_id)
+        self._shared[row] = np.append(self._shared.get(row, self.member[row]), member)
+        self.several[row] = True
+        return member
+
+    def close(self, row: int) -> None:
+        """No scope needs the row any more."""
+        self._free_members += self._shared.pop(row, self.member[row : row + 1]).tolist()
+        self.several[row] = self.fed[row] = False
+        self.last_ns[row], self.count[row] = NEVER, 0
+
+    def reset(self, rows: Ints) -> None:
+        """Forget windows, closed and open; the times stay."""
+        self.count[rows] = self.pos[rows] = self.m_covered[self.member[rows]] = 0
+        for members in self._shared_of(rows):
+            self.m_covered[members] = 0
+        self.fed[rows] = True
+        self.version[rows] += 1
+
+    def _shared_of(self, rows: Ints) -> list[Ints]:
+        """Members of those of ``rows`` that have several."""
+        if not self._shared:
+            return []
+        return [self._shared[row] for row in rows[self.several[rows]].tolist()]
+
+    def measures(self, row: int) -> bool:
+        """Whether the source of some member measures what is promised."""
+        members = self._shared.get(row)
+        return bool(self.m_measures[self.member[row] if members is None else members].any())
+
+    # Feeding.
+
+    def record_activity(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
+        rows, now_ns = self.m_row[members], pieces.now_ns[pick]
+        # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
+        self.last_ns[rows] = now_ns
+        begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
+        self.first_ns[rows[begins]] = now_ns[begins]
+        active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
+        active |= pieces.counted[pick, 0] > 0
+        self.active_ns[rows[active]] = now_ns[active]
+        self.fed[rows] = True
+        # A cut may reach into the time of one before it (of another plane, or a late one): that is not new.
+        span_us, end_us, former_us = pieces.covered_us[pick], pieces.end_us[pick], self.m_end_us[members]
+        is_put_back = former_us - end_us > span_us  # the agent's clock
+        new_us = np.where(is_put_back, span_us, np.clip(end_us - former_us, 0, span_us))
+        self.m_new_us[members] = new_us
+        self.m_end_us[members] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
+        self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
+        self.m_measures[members[pieces.done[pick] > 0]] = True
+
+    def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
+        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
+        seen_us = self.m_stall_us[members]
+        stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
+        outage = self.terms.is_outage[self.m_row[members]]
+        return np.maximum(stall, pieces.silence_us[pick] * outage)
+
+    def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
+        self.record_activity(members, pick, pieces)
+        rows = self.m_row[members]
+        if self._shared:
+            shared = self.several[rows]
+            if shared.any():
+                self._add_shared(members[shared], rows[shared], pick[shared], pieces)
+                members, rows, pick = members[~shared], rows[~shared], pick[~shared]
+        if len(rows):
+            self._add_alone(members, rows, pick, pieces)
+
+    def _add_alone(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Rows with one member, each with one piece."""
+        s = self.settings
+        covered, offered = self._span_with(members, pick, pieces)
+        stall_us = self._stall_us(members, pick, pieces)
+        sums = PieceSums(
+            pieces.done[pick],
+            mix_of(pieces, pick),
+            pieces.counted[pick],
+            pieces.missed[pick],
+            pieces.failed[pick],
+            stall_us,
+            pieces.hist[pick],
+            pieces.inexact[pick],
+            pieces.excused[pick],
+            pieces.latency_us[pick],
+        )
+        opened = np.flatnonzero(self.m_covered[members])
+        if len(opened):
+            self._add_open(sums, opened, rows[opened])
+        closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
+        closes |= stall_us > self.terms.threshold_us[rows, 0]
+        if not closes.all():
+            stays = np.flatnonzero(~closes)
+            into = members[stays]
+            self.m_covered[into], self.m_offered[into] = covered[stays], offered[stays]
+            self._keep_open(rows[stays], sums.at(stays))
+        if len(opened):
+            self.m_covered[members[opened[closes[opened]]]] = 0
+        self._push(rows, offered * 1e6 / covered, sums, closes)
+
+    def _span_with(self, members: Ints, pick: Ints, pieces: Pieces) -> tuple[Ints, Floats]:
+        """What the open window of each member covers with its piece, and the I/Os offered in that time."""
+        opened, span_us = self.m_covered[members] > 0, pieces.covered_us[pick]
+        longer_us = self.m_covered[members] + self.m_new_us[members]
+        covered = np.where(opened, np.maximum(longer_us, span_us * pieces.is_present[pick]), span_us)
+        former = np.where(opened, self.m_offered[members], pieces.carried[pick])
+        return covered, pieces.offered[pick] + former
+
+    def _add_shared(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+        """Rows with several members, which may all have a piece here: up to the end of a window at a time."""
+        order = np.argsort(rows, kind="stable")
+        members, rows, pick = members[order], rows[order], pick[order]
+        while len(rows):
+            rest = self._fill(members, rows, pick, pieces)
+            members, rows, pick = members[rest], rows[rest], pick[rest]
+
+    def _fill(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> Bools:
+        """Fill the open window of each row; returns which pieces are left because theirs was full before.
+
+        ``rows`` is sorted; the pieces of one of them are a *run*, in the order of the cuts.
+        """
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        size = np.diff(first, append=len(rows))
+        run = np.repeat(np.arange(len(first)), size)
+        rows, newest_ns = rows[first], pieces.now_ns[pick[first + size - 1]]
+        everyone, owner = self._members_of(rows)
+        spoken = self.m_covered[everyone] > 0
+        silent = self._speaking(everyone, newest_ns[owner]) & ~spoken & self.m_measures[everyone]
+        opened = np.bincount(owner, spoken, len(rows)) > 0
+        new = self._speaking(members, newest_ns[run]) & (self.m_covered[members] == 0)
+        new &= self.m_measures[members]
+        awaited = np.bincount(owner, silent, len(rows))[run] - running_sums(new, first, run)
+        covered, offered = self._span_with(members, pick, pieces)
+        counted = running_sums(pieces.counted[pick, 0], first, run)
+        counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
+        stall_us = self._stall_us(members, pick, pieces)
+        s, at = self.settings, np.arange(len(run))
+        done = running_sums(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
+        hangs = stall_us > self.terms.threshold_us[rows, 0][run]
+        hangs &= (done == 0) | self.terms.is_outage[rows][run]
+        enough = (counted >= s.window_min_ios) | hangs
+        full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
+        end = np.minimum.reduceat(np.where(full, at, len(at)), first)
+        closes = end < len(at)
+        taken = at <= end[run]
+        into = members[taken]
+        self.m_offered[into], self.m_covered[into] = offered[taken], covered[taken]
+        starts = np.flatnonzero(np.diff(run[taken], prepend=-1))
+        sums = self._sums_of(rows, pick[taken], starts, stall_us[taken], pieces)
+        if opened.any():
+            self._add_open(sums, np.flatnonzero(opened), rows[opened])
+        self._keep_open(rows[~closes], sums.at(~closes))
+        spans = np.maximum(self.m_covered[everyone], 1)
+        rates = np.where(self.m_covered[everyone] > 0, self.m_offered[everyone] * 1e6 / spans, 0.0)
+        iops: Floats = np.bincount(owner, rates, len(rows)).astype(np.float64, copy=False)
+        self.m_covered[everyone[closes[owner]]] = 0
+        self._push(rows, iops, sums, closes)
+        return ~taken
+
+    def _sums_of(self, rows: Ints, pick: Ints, first: Ints, stall_us: Floats, pieces: Pieces) -> PieceSums:
+        """Pieces summed by run: the run of each of ``rows`` begins at ``pick[first]``."""
+        hist = np.add.reduceat(pieces.hist[pick], first, axis=0)
+        return PieceSums(
+            np.add.reduceat(pieces.done[pick], first),
+            np.add.reduceat(mix_of(pieces, pick), first, axis=0),
+            np.add.reduceat(pieces.counted[pick], first, axis=0),
+            np.add.reduceat(pieces.missed[pick], first, axis=0),
+            np.add.reduceat(pieces.failed[pick], first),
+            np.maximum.reduceat(stall_us, first),
+            hist,
+            np.logical_or.reduceat(pieces.inexact[pick], first),
+            np.add.reduceat(pieces.excused[pick], first),
+            percentiles_us(hist, self.terms.percentile[rows]),
+        )
+
+    def _members_of(self, rows: Ints) -> tuple[Ints, Ints]:
+        """All members of these rows, which have several; and of each the index of its row."""
+        found = self._shared_of(rows)
+        return np.concatenate(found), np.repeat(np.arange(len(found)), [len(each) for each in found])
+
+    def _speaking(self, members: Ints, now_ns: Ints) -> Bools:
+        """Whether the gateway of each member is up and its last cut is not too old to be waited for."""
+        gateways = self.m_gateway[members]
+        fresh: Bools = now_ns - self.g_spoke_ns[gateways] <= self.settings.stale_s * 1e9
+        return fresh & self.g_up[gateways]
+
+    def _add_open(self, sums: PieceSums, at: Ints, rows: Ints) -> None:
+        """Add the open windows of ``rows`` to ``sums`` at ``at``."""
+        sums.done[at] += self.o_done[rows]
+        sums.mix[at] += self.o_mix[rows]
+        sums.counted[at] += self.o_counted[rows]
+        sums.missed[at] += self.o_missed[rows]
+        sums.failed[at] += self.o_failed[rows]
+        sums.stall_us[at] = np.maximum(sums.stall_us[at], self.o_stall_us[rows])
+        sums.hist[at] += self.o_hist[rows]
+        sums.inexact[at] |= self.o_inexact[rows]
+        sums.excused[at] += self.o_excused[rows]
+        sums.latency_us[at] = percentiles_us(sums.hist[at], self.terms.percentile[rows])
+
+    def _keep_open(self, rows: Ints, sums: PieceSums) -> None:
+        self.o_mix[rows] = sums.mix
+        self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
+        self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
+        self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
+
+    def _push(self, rows: Ints, iops: Floats, sums: PieceSums, closes: Bools) -> None:
+        """The windows that close, unless they are empty, become the newest of their rows."""
+        # Nothing completed in all of the window: one gateway of several that hangs is in the counts.
+        stall_us = np.where((sums.done == 0) | self.terms.is_outage[rows], sums.stall_us, 0.0)
+        push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
+        if not push.all():
+            rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
+        slot = rows * self.depth + self.pos[rows]
+        self.w_iops[slot], self.w_done[slot], self.w_mix[slot] = iops, sums.done, sums.mix
+        self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
+        self.w_failed[slot], self.w_stall_us[slot] = sums.failed, stall_us
+        self.w_inexact[slot], self.w_latency[slot] = sums.inexact, sums.latency_us
+        self.w_excused[slot], self.w_sure[slot] = sums.excused, sums.latency_us
+        excused = np.flatnonzero(sums.excused)
+        if len(excused):
+            ratio = sums.excused[excused] / np.maximum(sums.done[excused], 1)
+            percentile = self.terms.percentile[rows[excused]] * (1 - ratio)
+            self.w_sure[slot[excused]] = percentiles_us(sums.hist[excused], percentile)
+        self.pos[rows] = (self.pos[rows] + 1) % self.depth
+        self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
+        self.version[rows] += 1
+
+    # What is kept.
+
+    def slots(self, rows: Ints) -> tuple[Ints, Bools]:
+        """Where the windows of these rows are kept, oldest first, and whether there is one at all.
+
+        Both of shape (depth, rows).
+        """
+        count, ages = self.count[rows], np.arange(self.depth)[:, None]
+        at = rows * self.depth + (self.pos[rows] - count + ages) % self.depth
+        return at, ages < count
+
+    def idle(self, rows: Ints) -> Bools:
+        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
+        since = np.where(self.active_ns[rows] == NEVER, self.first_ns[rows], self.active_ns[rows])
+        quiet_ns = self.last_ns[rows] - since
+        idle: Bools = (self.first_ns[rows] != NEVER) & (quiet_ns >= self.settings.idle_release_s * 1e9)
+        return idle

@@ -1,0 +1,167 @@
+"""Mean latency, IOPS and throughput have a live state, and episodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from pmdaemon.wire.cut import COL, Cut
+from sla_server.agreements.promise import CurveStep
+from tests.support.worlds import (
+    KEY,
+    A,
+    Feeder,
+    controller,
+    cut,
+    events_of,
+    promise,
+    streams,
+    volume_class,
+)
+
+MEAN = {"metric": "mean_latency", "percentile": 99.0, "curve": (CurveStep(math.inf, 5_000),)}
+IOPS = {"metric": "iops", "percentile": 99.0, "curve": (), "promised": 80.0}
+THROUGHPUT = {"metric": "throughput", "percentile": 99.0, "curve": (), "promised": 80.0 * 4096}
+
+
+def second(made: Feeder, count: int, ms: float, *, arrived: int | None = None, **more: Any) -> list[str]:
+    """A cut with so many I/Os of this latency; kinds of events about the promise."""
+    made.second += 1
+    each = cut(A, made.second, {"gold": (count, ms)}, thresholds_us=(), **more)
+    found = _changed(each, lat_sum_us=round(count * ms * 1000))
+    if arrived is not None:
+        found = _changed(found, arrived=arrived)
+    made.controller.add_cut(found, made.unix_us, 0, False, made.now_ns)
+    return [e.kind for e in events_of(made.controller.tick(made.now_ns, made.unix_us)) if e.element == "sla"]
+
+
+def _changed(made: Cut, **columns: int) -> Cut:
+    counters = made.counters.copy()
+    for name, value in columns.items():
+        counters[COL[name], 0] = value
+    return dataclasses.replace(made, counters=counters)
+
+
+def world(**over: Any) -> Feeder:
+    made = controller((promise(**over),), (volume_class(),), "enforce", episode_calm_s=0)
+    return Feeder(made, (A, ("gold", "greedy")))
+
+
+def state(made: Feeder) -> str:
+    return made.controller.live[KEY].state
+
+
+def test_a_mean_latency_above_its_threshold_is_an_episode_and_asks_control_for_nothing() -> None:
+    made = world(**MEAN)
+    assert [second(made, 100, 4.0) for _ in range(3)] == [[], [], []]
+    assert state(made) == "ok"
+    assert [second(made, 100, 6.0) for _ in range(3)] == [[], ["violation-opened"], []]
+    signal = made.controller.live[KEY].signal
+    assert (round(signal.latency_us), signal.u) == (6000, pytest.approx(1.2))
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert (row["measured"], row["percentile"], row["threshold_us"], row["inexact"]) == (
+        6000,
+        None,
+        5000,
+        False,
+    )
+    kinds = [kind for _ in range(3) for kind in second(made, 100, 4.0)]
+    assert kinds == ["violation-closed"]
+    assert not made.controller.loops.controls
+
+
+def test_one_io_that_hangs_among_fast_ones_breaks_a_mean_in_the_end() -> None:
+    made, opened = world(**MEAN), []
+    for age_s in range(30):
+        waits = {"waiting": {"gold": (1, 1000.0 * age_s)}}
+        opened += [(age_s, kind) for kind in second(made, 1000, 1.0, **waits)]
+    ((age_s, kind),) = opened
+    assert kind == "violation-opened"
+    assert 4 < age_s < 9  # 1000 I/Os of 1 ms, and one of more than 4 s
+
+
+@pytest.mark.parametrize("terms", [IOPS, THROUGHPUT])
+def test_what_is_not_delivered_is_an_episode_only_if_it_was_asked_for_and_promised(
+    terms: dict[str, Any],
+) -> None:
+    made = world(**terms)
+    assert [second(made, 40, 1.0) for _ in range(3)] == [[], [], []]  # no more was wanted
+    assert [second(made, 200, 1.0, failed={"gold": 1}) for _ in range(3)] == [[], [], []]
+    assert state(made) == "ok"
+    waits = {"waiting": {"gold": (16, 900.0)}, "arrived": 110}
+    assert [second(made, 95, 1.0, **waits) for _ in range(3)] == [[], [], []]  # they are on their way
+    kinds = [
+        kind for _ in range(3) for kind in second(made, 60, 1.0, arrived=100, waiting={"gold": (99, 6e3)})
+    ]
+    assert kinds == ["violation-opened"]
+    made.second += 1
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert (row["threshold_us"], row["latency_us"], row["promised"]) == (None, None, terms["promised"])
+    assert row["u"] == pytest.approx(0.25 / 0.02)
+    assert "was not delivered" in made.controller.live[KEY]._figures_text(
+        made.controller.live[KEY].signal, made.controller.live[KEY].signal.of_over
+    )
+    assert [kind for _ in range(3) for kind in second(made, 100, 1.0)] == ["violation-closed"]
+
+
+@pytest.mark.parametrize("terms", [MEAN, IOPS, THROUGHPUT])
+def test_failures_and_hangs_break_each_of_them(terms: dict[str, Any]) -> None:
+    made = world(**terms)
+    assert "violation-opened" in [k for _ in range(3) for k in second(made, 100, 1.0, failed={"gold": 5})]
+    made, kinds = world(**terms), list[str]()
+    second(made, 100, 1.0)
+    for age_s in range(12):
+        waits = {"waiting": {"gold": (16, 1000.0 * age_s + 900)}}
+        kinds += second(made, 0, 1.0, arrived=16 if not age_s else 0, **waits)
+    assert kinds == ["violation-opened"]
+    assert state(made) == "violating"
+
+
+@pytest.mark.parametrize(("terms", "wanted"), [(MEAN, "ok"), (IOPS, "no-data"), (THROUGHPUT, "no-data")])
+def test_beside_the_io_path_only_a_mean_is_measured(terms: dict[str, Any], wanted: str) -> None:
+    made = controller((promise(**terms),), (volume_class(),), "observe")
+    made.gateway_up(A, "A", [{"volume": "gold", "backend": "disk", "source": "host"}], 0)
+    made.add_streams(A, streams(A, "gold"))
+    world = Feeder(made)
+    for _ in range(3):
+        second(world, 100, 1.0)
+    assert state(world) == wanted
+    (row,) = made.snapshot(0)["slas"]
+    assert ("beside the I/O path: no rate" in row["reason"]) == (wanted == "no-data")
+
+
+def test_a_mean_of_reads_alone_is_bounded_by_their_histogram() -> None:
+    made = world(**MEAN, io="read")
+    for _ in range(3):
+        made.second += 1
+        each = cut(A, made.second, {"gold": (100, 1.0)}, thresholds_us=())
+        # As many writes of 50 ms: the sum is of both.
+        found = _changed(each, writes=100, arrived=200, lat_sum_us=100 * 51_000)
+        made.controller.add_cut(found, made.unix_us, 0, False, made.now_ns)
+        made.controller.tick(made.now_ns, made.unix_us)
+    signal = made.controller.live[KEY].signal
+    assert (state(made), signal.inexact) == ("ok", True)
+    assert 1000 <= signal.latency_us < 1300
+
+
+def test_an_outage_shows_how_long_nothing_has_completed() -> None:
+    outage = {"metric": "availability", "percentile": 99.0, "curve": (CurveStep(math.inf, 2_000_000),)}
+    made = world(**outage)
+    second(made, 100, 1.0)
+    for age_s in range(5):
+        second(made, 0, 1.0, arrived=0 if age_s else 16, waiting={"gold": (16, 1000.0 * age_s + 900)})
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert (row["state"], row["percentile"], row["measured"]) == ("violating", None, 4_900_000)
+
+
+@pytest.mark.parametrize("terms", [MEAN, IOPS])
+def test_ios_that_clients_give_up_are_slow_and_not_delivered(terms: dict[str, Any]) -> None:
+    made = world(**terms)
+    waits = {"abandoned": {"gold": (8, 8 * 4000)}, "waiting": {"gold": (8, 900.0)}, "arrived": 80}
+    kinds = [kind for _ in range(3) for kind in second(made, 60, 1.0, **waits)]
+    assert kinds == ["violation-opened"]
+    mean_us, row = (60 * 1000 + 8 * 4_000_000 + 900_000) / 69, made.controller.snapshot(0)["slas"][0]
+    assert row["measured" if terms is MEAN else "u"] == pytest.approx(mean_us if terms is MEAN else 5, 0.01)

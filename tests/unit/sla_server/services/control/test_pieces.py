@@ -1,0 +1,48 @@
+"""Pieces: what a cut says of a promise. The oracle of batches (``worlds.piece_of``) is tested itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pmdaemon.wire.histogram import percentile_us
+from sla_server.services.control.pieces import percentiles_us
+from tests.support.worlds import A, cut, piece_of, promise
+
+ALL = np.array([True])
+
+
+def test_exact_misses_are_taken_from_the_cut():
+    piece = piece_of(cut(A, 1, {"gold": (40, 12.001)}), ALL, promise())
+    assert (piece.done, piece.missed, piece.inexact) == (40, {12_000: 40}, False)
+    piece = piece_of(cut(A, 1, {"gold": (40, 11.99)}), ALL, promise())
+    assert piece.missed == {12_000: 0}
+
+
+def test_a_threshold_nobody_counted_is_judged_from_edges_and_flagged():
+    # the bucket of 12 ms is counted in full: pessimistic
+    piece = piece_of(cut(A, 1, {"gold": (40, 11.9)}, thresholds_us=()), ALL, promise())
+    assert (piece.missed, piece.inexact) == ({12_000: 40}, True)
+    piece = piece_of(cut(A, 1, {"gold": (40, 2)}, thresholds_us=()), ALL, promise())
+    assert (piece.missed, piece.inexact) == ({12_000: 0}, True)
+
+
+def test_only_rows_in_scope_count():
+    made = cut(A, 1, {"gold": (40, 1), "other": (500, 99)})
+    piece = piece_of(made, np.array([True, False]), promise())
+    assert (piece.done, piece.offered, piece.missed[12_000], int(piece.hist.sum())) == (40, 40.0, 0, 40)
+
+
+def test_io_kind_selects_counters_and_histogram():
+    piece = piece_of(cut(A, 1, {"gold": (40, 1)}), ALL, promise(io="write"))
+    assert (piece.done, piece.offered, int(piece.hist.sum())) == (0, 0.0, 0)
+    piece = piece_of(cut(A, 1, {"gold": (40, 1)}), ALL, promise(io="read"))
+    assert (piece.done, int(piece.hist.sum())) == (40, 40)
+
+
+def test_percentiles_of_many_are_those_of_each():
+    rng = np.random.default_rng(3)
+    hist = rng.integers(0, 4, (50, 99)) * (rng.random((50, 99)) < 0.2)
+    hist[7] = 0
+    percentile = rng.choice([50.0, 95.0, 99.9, 100.0], 50)
+    wanted = [percentile_us(row, p) or 0.0 for row, p in zip(hist, percentile, strict=True)]
+    assert percentiles_us(hist, percentile).tolist() == wanted
