@@ -13,8 +13,8 @@ from SQL, not from here). Changed only by the controller's one thread. No clock:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -274,11 +274,11 @@ class GatewayTable:
             return []
         first, places = len(self.streams), []
         for row, stream in enumerate(new, first):
-            self.streams.append(stream)
+            backend = self.exports.get(stream.volume, stream.backend)
+            self.streams.append(replace(stream, backend=backend))
             self.row_of[stream.stream_id] = row
             if stream.volume not in self.use:
                 self.volumes.append(stream.volume)
-                backend = self.exports.get(stream.volume, stream.backend)
                 places.append(self.usage_table.allot(stream.volume, backend))
                 self.use[stream.volume] = Usage(self.usage_table, places[-1])
         self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
@@ -287,12 +287,20 @@ class GatewayTable:
         self.volume_of_row = np.concatenate((self.volume_of_row, added))
         return list(range(first, len(self.streams)))
 
-    def set_exports(self, exports: dict[str, str]) -> None:
-        """Volumes it exports, with their backends."""
+    def set_exports(self, exports: dict[str, str]) -> list[int]:
+        """Volumes it exports, with their backends; returns rows of streams that are on another one now."""
         self.exports = exports
+        return self.set_backends(exports)
+
+    def set_backends(self, backends: Mapping[str, str]) -> list[int]:
+        """Volumes are on these backends; returns the rows of streams for which that is news."""
         for index, volume in enumerate(self.volumes):
-            if volume in exports:
-                self.usage_table.move(int(self.places[index]), exports[volume])
+            if volume in backends:
+                self.usage_table.move(int(self.places[index]), backends[volume])
+        moved = [row for row, s in enumerate(self.streams) if backends.get(s.volume, s.backend) != s.backend]
+        for row in moved:
+            self.streams[row] = replace(self.streams[row], backend=backends[self.streams[row].volume])
+        return moved
 
     def carries(self, volume: str) -> bool:
         """Whether this gateway exports the volume or has served a stream of it."""
@@ -335,3 +343,9 @@ class GatewayTable:
     def keep(self, cut: Cut, rows: Ints) -> None:
         """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch."""
         self.recent.appendleft(Recent(cut.duration_us, rows, cut.counters[_SELECT], cut.hist.copy()))
+
+
+def backend_among(tables: Mapping[str, GatewayTable], volume: str) -> str:
+    """Backend of a volume as the gateways that carry it have it, those that are up first; "" for none."""
+    found = sorted(tables.values(), key=lambda table: table.state != "up")
+    return next((table.backend_of(volume) for table in found), "")
