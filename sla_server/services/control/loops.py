@@ -158,7 +158,7 @@ class Loops:
         self.forget(shut)
 
     def faults_ended(self, backends: Iterable[str]) -> None:
-        resting = {name for name, control in self.controls.items() if now_ns < control.quiet_until_ns}
+        """The storage of these backends answers again: windows begin again, and no rest is for the fault."""
         for backend in backends:
             if (control := self.controls.get(backend)) is not None:
                 control.end_rest()
