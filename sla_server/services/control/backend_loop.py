@@ -44,7 +44,7 @@ from sla_server.services.control.throttle import LoopMemory
 
 Key = tuple[str, str]
 PLENTY_RATIO: Final = 1.1
-"""A share this far above its floor is more than a rounding of it."""
+"""A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 
 
 class Phase(StrEnum):
@@ -319,7 +319,8 @@ class BackendControl:
             self.fits_from_ns.setdefault(n.volume, now_ns)
         if n.curve_end is not None and (self.lead is None or n.priority >= self.lead.priority):
             self.ends[n.volume] = n.curve_end
-        return replace(n, curve_end=self.ends.get(n.volume, n.curve_end))
+        end = self.ends.get(n.volume)
+        return n if end is None or end == n.curve_end else replace(n, curve_end=end)
 
     def _follow_trouble(self, victims: Sequence[Victim], now_ns: int) -> None:
         """A rest ends once promises have been kept for as long as it takes to call a violation ended."""
@@ -446,8 +447,10 @@ class BackendControl:
 
     def _can_give(self, lead: Victim, factor: float, rest: float) -> bool:
         """Whether the classes that are managed suffice; ``rest``: what those use that are not."""
-        left = self.allowed * 0.999 - self._floors(lead)
-        return left > 0 if self.active else left >= (1 - factor) * (self.allowed + rest)
+        floors = self._floors(lead)
+        if self.active:
+            return self.allowed > PLENTY_RATIO * floors
+        return self.allowed - floors >= (1 - factor) * (self.allowed + rest)
 
     def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> LoopStep:
         """Nobody can be slowed down; said once that has held for a while, as harm precedes a first cut."""

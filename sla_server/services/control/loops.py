@@ -297,8 +297,8 @@ class Loops:
         if control.active and control.gate_open:
             shares = partial(self._shares, control, neighbours)
             if found := control.unneeded(shares, victims, now_ns):
-                text = f"{', '.join(found)}: the demand fits, and other volumes give what is needed"
-                self._let_go(control, found, shares(), Reason.DEMAND_FITS, text, neighbours, unix_us)
+                text = f"{', '.join(found)}: no promise needs that it is slowed down any more"
+                self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
         before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
         self._record(before, control, step, neighbours, unix_us)
