@@ -316,9 +316,7 @@ class Loops:
             if found is not None and found.holds_its_caps:
                 control.came_back(gateway_id)
 
-    def _part_with(
-        self, control: BackendControl, neighbours: Mapping[str, Neighbour], unix_us: int
-    ) -> None:
+    def _part_with(self, control: BackendControl, neighbours: Mapping[str, Neighbour], unix_us: int) -> None:
         """Volumes that no cap of this loop can be for: out of reach, or on another backend now."""
         backend, find = control.backend, self._inventory
         moved = [v for v in control.managed if not find.is_on(v, backend)]

@@ -389,8 +389,8 @@ def test_every_indicator_is_a_promise_with_a_state(promise: dict[str, Any], text
 def test_a_slice_is_explained_by_what_its_indicator_measures(
     metric: str, row: dict[str, Any], text: str
 ) -> None:
-    judged = {"start_us": NOW_US - 60_000_000, "length_us": 60_000_000, "state": "bad", "n": 4820, "missed": 0,
-              "offered_iops": 80.3, **row}  # fmt: skip
+    judged = {"start_us": NOW_US - 60_000_000, "length_us": 60_000_000, "state": "bad", "n": 4820,
+              "missed": 0, "offered_iops": 80.3, **row}  # fmt: skip
     promise = {**of_metric(metric), "state": "bad", "slice": judged}
     assert text in said(explain(agreement(promises=[promise])), "State")
 
@@ -426,4 +426,6 @@ def test_a_gateway_that_was_never_sent_the_cap_is_named_as_such() -> None:
     assert "Confirmed by gateway-b at 07:59:19" in why
     assert why.endswith("old was never sent it.")
     two = cap(gateways=["gateway-b"], without_cap=["old", "older"])
-    assert "old, older were never sent it." in said(explain(agreement(throttles=[throttle()], decisions=[two])), "For it")
+    assert "old, older were never sent it." in said(
+        explain(agreement(throttles=[throttle()], decisions=[two])), "For it"
+    )

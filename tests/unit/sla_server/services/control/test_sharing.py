@@ -61,9 +61,9 @@ def test_properties(allowed, claims):
     shares = water_fill(allowed, claims)
     floors = sum(c.floor for c in claims.values())
     wants = sum(max(c.demand, c.floor) for c in claims.values())
-    for name, share in shares.items():
-        assert share >= claims[name].floor - 1e-6
-        assert share <= max(claims[name].demand, claims[name].floor) + 1e-6
+    for name, rate in shares.items():
+        assert rate >= claims[name].floor - 1e-6
+        assert rate <= max(claims[name].demand, claims[name].floor) + 1e-6
     assert sum(shares.values()) == pytest.approx(max(min(allowed, wants), floors), rel=1e-6, abs=1e-3)
 
 

@@ -276,9 +276,10 @@ def test_an_equal_is_slowed_down_to_its_curves_end_and_let_go_when_it_is_inside_
         greedy(volume="equal", iops=120, from_s=30),
         greedy(volume="rest", gateway="C", depth=16),
     ]
-    made, worlds = plan(
-        loads, 80, promises=[promise(), equal], classes=[volume_class(), volume_class("equal")]
-    ), list[Simulation]()
+    made, worlds = (
+        plan(loads, 80, promises=[promise(), equal], classes=[volume_class(), volume_class("equal")]),
+        list[Simulation](),
+    )
     figures, capped = enforced(made, worlds.append)
     least = {volume.volume: volume.least_cost for volume in capped}
     assert least["equal"] >= 200, "never below what its curve promises"
