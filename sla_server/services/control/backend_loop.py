@@ -264,7 +264,8 @@ class BackendControl:
         self.away.setdefault(gateway_id, self.ceiling if self.active else float("inf"))
 
     def came_back(self, gateway_id: str) -> None:
-        """It holds its caps again: what was learned without them says nothing of now."""
+        """It holds its caps again: what was learned without them says nothing of now, nor did it count."""
+        self.start = max(self.start, sum(n.peak for n in self.managed.values()))
         self.ceiling = max(self.ceiling, min(self.away.pop(gateway_id), self.start))
         if gateway_id in self.rests_without:
             self.end_rest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sla_server.agreements.promise import Priority
@@ -512,3 +514,12 @@ def test_a_rest_that_began_while_a_gateway_was_away_ends_when_it_is_back(control
     resting(control)
     control.came_back("B")
     assert control.quiet_until_ns == 0
+
+
+def test_what_a_gateway_uses_that_was_away_at_the_start_counts_when_it_is_back(control):
+    control.lost("B")
+    start(control)
+    both = {"greedy": replace(neighbour(cost=250.0), peak=700.0)}
+    control.step([victim(Need.HOLD, r=0.8, u=0.5)], world(*both.values()), 103 * S)
+    control.came_back("B")
+    assert (control.start, control.ceiling, control.allowed) == (700.0, 700.0, 200.0)
