@@ -18,23 +18,83 @@ def promise_line(promise: Row) -> str:
     """What was promised.
 
     Args:
-        promise: {sla, objective, priority, metric, percentile, curve: [{up_to_iops, value_ms}]}.
+        promise: {sla, objective, priority, metric, percentile, curve: [{up_to_iops, value_ms}],
+            promised_iops, promised_mbps, outage}; those that its metric has.
     """
     name = f"{promise['sla']}/{promise['objective']} ({promise.get('priority') or 'no priority'})"
-    if promise.get("metric") != "latency":
-        return f"{name}: {promise.get('metric')}, which this release does not judge."
+    return f"{name}: {_promised(promise)}."
+
+
+def _promised(promise: Row) -> str:
+    metric = promise.get("metric")
+    if metric == "iops":
+        return f"{_or_unknown(promise.get('promised_iops'))} I/O/s, or as many as are asked for"
+    if metric == "throughput":
+        return f"{_or_unknown(promise.get('promised_mbps'))} MB/s, or as much as is asked for"
+    if metric == "availability":
+        outage = promise.get("outage") or "the time that is allowed"
+        return f"some I/O completes within {outage} while any is outstanding, and at most 1 % fail"
+    if metric not in ("latency", "mean_latency"):
+        return f"{metric or 'of a kind that is not stored'}"
     steps = [
         f"{words.latency(step['value_ms'] * 1000)}"
         + (f" up to {words.number(step['up_to_iops'])} I/O/s" if step.get("up_to_iops") else " at any demand")
         for step in promise.get("curve") or ()
     ]
     within = ", ".join(steps) or "a limit that is not stored"
-    return f"{name}: {_percentile(promise)} within {within}."
+    return f"{'mean latency' if metric == 'mean_latency' else _percentile(promise)} within {within}"
+
+
+def _or_unknown(value: float | None) -> str:
+    return "an unknown number of" if value is None else words.number(value)
 
 
 def _percentile(row: Row) -> str:
     found = row.get("percentile")
     return "latency" if found is None else f"p{found:g} of latency"
+
+
+def slice_line(promise: Row, found: Row, times: Times) -> str:
+    """How a slice was judged, and on which figures.
+
+    Args:
+        promise: as of ``promise_line``.
+        found: the row, and in ``why`` its reason in words.
+        times: for text.
+    """
+    start, end = found["start_us"], found["start_us"] + (found.get("length_us") or 0)
+    state = str(found.get("state")).replace("_", " ")
+    figures = words.joined(
+        (
+            _slice_figures(promise, found),
+            f"{words.number(found['offered_iops'])} I/O/s offered"
+            if found.get("offered_iops") is not None
+            else "",
+        ),
+        ", ",
+    )
+    why = f" ({found['why']})" if found.get("why") else ""
+    line = f"{promise['objective']}: the slice {times.when(start)} to {times.when(end)} is {state}{why}"
+    return f"{line}: {figures}." if figures else f"{line}."
+
+
+def _slice_figures(promise: Row, found: Row) -> str:
+    metric, measured, limit_us = promise.get("metric"), found.get("measured"), found.get("threshold_us")
+    count, missed = found.get("n") or 0, found.get("missed") or 0
+    if metric == "latency":
+        limit = f" for {words.latency(limit_us)}" if limit_us else ""
+        return f"{missed:,} of {words.plural(count, 'I/O')} were too slow{limit}"
+    failed = f"{missed:,} of {words.plural(count, 'I/O')} failed" if missed else ""
+    if measured is None:
+        return failed
+    if metric == "mean_latency":
+        limit = f" of {words.latency(limit_us)} allowed" if limit_us else ""
+        return words.joined((f"mean latency {words.latency(measured)}{limit}", failed), ", ")
+    if metric == "iops":
+        return words.joined((f"{words.number(measured)} I/O/s delivered", failed), ", ")
+    if metric == "throughput":
+        return words.joined((f"{words.number(measured / 1e6)} MB/s delivered", failed), ", ")
+    return words.joined((f"the longest time without completion was {words.latency(measured)}", failed), ", ")
 
 
 def windows_line(figures: Row, at_us: int, times: Times) -> str:
@@ -64,14 +124,24 @@ def windows_line(figures: Row, at_us: int, times: Times) -> str:
 
 def live_line(live: Row, objective: str) -> str:
     """What the newest windows of a promise say, from the live snapshot."""
-    if live.get("latency_us") is None:
-        return f"{objective}: there is no I/O to measure."
-    measured = f"{_percentile(live)} {words.latency(live['latency_us'])}"
-    allowed = f"of {words.latency(live.get('threshold_us'))} allowed, "
-    allowed += f"{live.get('u', 0):.2f} times the misses allowed"
     offered = live.get("offered_iops")
     rate = f", {words.number(offered)} I/O/s offered" if offered is not None else ""
-    return f"{objective}: the last windows have {measured} {allowed}{rate}."
+    if live.get("reason"):
+        return f"{objective}: {live['reason']}."
+    if live.get("metric") == "availability":
+        if live.get("state") == "idle":
+            return f"{objective}: there is no I/O to measure."
+        stall = words.latency(live["stall_us"]) if live.get("stall_us") else ""
+        allowed = f" of {words.latency(live['threshold_us'])} allowed" if live.get("threshold_us") else ""
+        failed = words.percent(live.get("failed_ratio") or 0)
+        outage = f"no I/O completed for {stall}{allowed}" if stall else "no outage"
+        return f"{objective}: in the last windows {outage}, {failed} of the I/Os failed{rate}."
+    if live.get("latency_us") is None:
+        return f"{objective}: there is no I/O to measure."
+    what = "mean latency" if live.get("metric") == "mean_latency" else _percentile(live)
+    allowed = f"of {words.latency(live.get('threshold_us'))} allowed, "
+    allowed += f"{live.get('u', 0):.2f} times the misses allowed"
+    return f"{objective}: the last windows have {what} {words.latency(live['latency_us'])} {allowed}{rate}."
 
 
 def use_lines(decision: Row) -> list[str]:
@@ -135,16 +205,25 @@ def decided(row: Row) -> str:
     return f"{text.rstrip('.')}{more}."
 
 
-def proof_line(proof: Row, gateways: Sequence[str], at_us: int, times: Times, *, is_now: bool) -> str:
-    """What gateways confirmed of a cap by ``at_us``.
+def proof_line(proof: Row, figures: Row, at_us: int, times: Times, *, is_now: bool) -> str:
+    """What gateways confirmed of a cap by ``at_us``, and which were never sent it.
 
     Args:
         proof: confirmed_us and seen_us, and a throttle's ``state`` if it is the newest.
-        gateways: names of those that carry the volume.
+        figures: of the cap's decision: ``gateways``, names of those it was sent to; ``without_cap``, of those
+            that carry the volume, too.
         at_us: what was known then.
         times: for text.
         is_now: whether it speaks of now.
     """
+    without = [str(name) for name in figures.get("without_cap") or ()]
+    be = "was" if len(without) == 1 else "were"
+    more = f" {words.listed(without)} {be} never sent it." if without else ""
+    return _confirmed(proof, figures, at_us, times, is_now=is_now) + more
+
+
+def _confirmed(proof: Row, figures: Row, at_us: int, times: Times, *, is_now: bool) -> str:
+    gateways = [str(name) for name in figures.get("gateways") or ()]
     who = f"by {words.listed(gateways)} " if gateways else "by its gateways "
     confirmed, seen = (
         at if at and at <= at_us else None for at in (proof.get("confirmed_us"), proof.get("seen_us"))

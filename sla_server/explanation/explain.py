@@ -212,9 +212,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         elif floor := evidence.floor_text(figures):
             lines.append(f"Never below its floor, {floor}.")
         lines += _filled(_changes_of(throttle, facts, times))
-        gateways = [str(name) for name in figures.get("gateways") or ()]
         proof = decision if decision is not None and not facts["is_now"] else throttle
-        lines.append(evidence.proof_line(proof, gateways, facts["at_us"], times, is_now=facts["is_now"]))
+        lines.append(evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"]))
     if len(throttles) > 1:
         lines.append("Of several throttles the lowest rate holds.")
     return lines
@@ -273,13 +272,12 @@ def _agreement(facts: Row, times: Times) -> Explanation:
     name, is_now = facts["name"], facts["is_now"]
     moment = "" if is_now else f" at {times.full(facts['at_us'])}"
     promises = as_rows(facts.get("promises"))
-    judged = [p for p in promises if p.get("metric") == "latency"]
     if not facts.get("in_force"):
         status, headline = "not-in-force", f"{name} {'is' if is_now else 'was'} not in force{moment}."
-    elif not judged:
-        status, headline = "not-judged", f"{name} has no promise that is judged."
+    elif not promises:
+        status, headline = "not-judged", f"{name} has no promise."
     else:
-        worst = min(judged, key=_rank)
+        worst = min(promises, key=_rank)
         status = words.SLA_STATES.get(str(worst.get("state")), ("unknown", "", ""))[0]
         headline = (
             f"{name}/{worst['objective']} {_state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
@@ -287,7 +285,7 @@ def _agreement(facts: Row, times: Times) -> Explanation:
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),
         Section("Promise", tuple(evidence.promise_line(promise) for promise in promises)),
-        Section("State", tuple(line for promise in judged for line in _state_lines(promise, facts, times))),
+        Section("State", tuple(line for promise in promises for line in _state_lines(promise, facts, times))),
         *_loop_sections(facts, as_rows(facts.get("throttles")), times),
         Section("For it", tuple(_helpers(facts, times))),
         Section("Its volumes", tuple(_own_throttles(facts, times))),
@@ -340,30 +338,26 @@ def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
             lines.append(f"Error budget left: {words.percent(max(left, 0))}.")
     found: Row | None = promise.get("slice")
     if found is not None:
-        end = found["start_us"] + found.get("length_us", 0)
-        counted = f"{found.get('missed') or 0:,} of {words.plural(found.get('n') or 0, 'I/O')} were too slow"
-        limit = f" for {words.latency(found['threshold_us'])}" if found.get("threshold_us") else ""
-        lines.append(
-            f"{promise['objective']}: the slice {times.when(found['start_us'])} to {times.when(end)} is "
-            f"{str(found.get('state')).replace('_', ' ')}: {counted}{limit}, "
-            f"{words.number(found.get('offered_iops') or 0)} I/O/s offered."
-        )
+        lines.append(evidence.slice_line(promise, found, times))
+    elif live is None and facts["is_now"] and promise.get("metric") not in words.LIVE:
+        lines.append(f"{promise['objective']}: no slice of it has been judged yet.")
     elif not facts["is_now"] and facts.get("in_force"):
         lines.append(f"{promise['objective']}: no slice of that time is stored.")
     episode: Row | None = promise.get("episode")
     if episode is not None:
-        lines.append(f"Violated since {times.when(episode['opened_us'])}, {_worst(episode)}.")
+        lines.append(f"Violated since {times.when(episode['opened_us'])}, {_worst(episode, promise)}.")
     elif (last := promise.get("last_episode")) is not None:
         ended = last["closed_us"]
         lines.append(f"The last violation was from {times.when(last['opened_us'])} to {times.when(ended)}.")
     return lines
 
 
-def _worst(episode: Row) -> str:
+def _worst(episode: Row, promise: Row) -> str:
     worst = episode.get("worst_u")
-    return (
-        f"at worst {worst:.2f} times the misses allowed" if worst is not None else "its depth is not stored"
-    )
+    if worst is None:
+        return "its depth is not stored"
+    allowed = "the misses allowed" if promise.get("metric") == "latency" else "what is allowed"
+    return f"at worst {worst:.2f} times {allowed}"
 
 
 def _helpers(facts: Row, times: Times) -> list[str]:
@@ -371,9 +365,9 @@ def _helpers(facts: Row, times: Times) -> list[str]:
     for throttle in as_rows(facts.get("throttles")):
         decision = _decision_of(throttle, facts)
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
-        gateways = [str(name) for name in ((decision or {}).get("figures") or {}).get("gateways") or ()]
+        figures: Row = (decision or {}).get("figures") or {}
         proof = decision if decision is not None and not facts["is_now"] else throttle
-        said = evidence.proof_line(proof, gateways, facts["at_us"], times, is_now=facts["is_now"])
+        said = evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"])
         lines.append(
             f"{throttle['volume']}: {asked} at most since {times.when(throttle['requested_us'])}. {said}"
         )

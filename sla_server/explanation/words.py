@@ -8,6 +8,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 Row = Mapping[str, Any]
+LIVE: Final = ("latency", "availability")
+"""Metrics whose state is known live; the others are judged in slices only."""
 
 COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
 
@@ -44,6 +46,7 @@ SLA_STATES: Final = {
     "bad": ("violated", "is violated", "was violated"),
     "no_data": ("no-data", "has no data", "had no data"),
     "not_applicable": ("idle", "is not applicable", "was not applicable"),
+    "not-applicable": ("idle", "does not apply to its I/Os of now", "did not apply to its I/Os"),
     "excluded": ("excluded", "is excluded (maintenance, or outside service hours)",
                  "was excluded (maintenance, or outside service hours)"),
 }  # fmt: skip

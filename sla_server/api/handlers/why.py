@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 
 from flask import Request, Response
 
+from sla_server.agreements.promise import LIVE
+from sla_server.agreements.slices import REASONS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -27,6 +29,7 @@ COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
 STEPS: Final = ("start", "decrease", "increase", "release")
 CUTS: Final = ("start", "decrease")
 FINDINGS: Final = ("unattributed", "infeasible", "control-oscillation")
+LIMITS: Final = ("promised_iops", "promised_mbps", "outage")  # of an objective, by its metric
 
 
 def why(context: AppContext, request: Request, name: str) -> Response:
@@ -237,9 +240,8 @@ def _promises(context: AppContext, agreement: Row, facts: Row, live: Row) -> lis
             "percentile": indicator.get("percentile"),
             "curve": item.get("demand_curve") or [],
         }
-        if row["metric"] == "latency":
-            row |= _state(context, row, facts, live)
-        rows.append(row)
+        row |= {name: item[name] for name in LIMITS if item.get(name) is not None}
+        rows.append(row | _state(context, row, facts, live))
     return rows
 
 
@@ -247,7 +249,10 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     source, at_us = context.source, facts["at_us"]
     key = promise["sla"], promise["objective"]
     now = next((row for row in live.get("slas", ()) if (row.get("name"), row.get("objective")) == key), None)
-    judged = None if facts["is_now"] else source.slice_at(*key, at_us)
+    is_live = facts["is_now"] and (now is not None or promise["metric"] in LIVE)
+    judged = None if is_live else source.slice_at(*key, at_us)
+    if judged is not None:
+        judged = {**judged, "why": REASONS.get(str(judged.get("reason") or ""), "")}
     episodes = source.episodes_until(*key, at_us)
     is_open = bool(episodes) and (episodes[0]["closed_us"] is None or episodes[0]["closed_us"] > at_us)
     closed = episodes[1:] if is_open else episodes

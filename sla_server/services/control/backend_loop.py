@@ -2,9 +2,13 @@
 
     phase      idle -> decrease -> hold <-> increase -> idle (release)
     C          allowed cost rate of the managed volumes; starts from what they use, not from what they might
-    ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely
+    managed    the volumes that are slowed down: the least important class, and more only when that is not
+               enough; one that is not needed any more is let go again (``unneeded``)
+    ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely.
+               What was learned while a gateway was away is forgotten when it is back: its caps had lapsed
     gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
                window is formed and nothing is decided (``cut_intake`` feeds windows only while it is open)
+    rest       after attempts without effect; it ends early when the trouble has ended meanwhile
 
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
 It never decides twice on the same evidence, because a change shuts the gate and empties the windows.
@@ -17,20 +21,30 @@ Pure: no clock, no I/O; ``now_ns`` is monotonic. Changed only by the controller'
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import Neighbour, floor_for, may_slow, why_none
+from sla_server.services.control.sharing import (
+    Neighbour,
+    by_class,
+    class_of,
+    floor_for,
+    gives_way,
+    why_none,
+)
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.verdicts import Signal
 
 Key = tuple[str, str]
+PLENTY_RATIO: Final = 1.1
+"""A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 
 
 class Phase(StrEnum):
@@ -140,6 +154,11 @@ class BackendControl:
     futile: int = 0  # attempts in a row that had no effect
     reported: dict[str, Report] = field(default_factory=dict)
     helpless_since_ns: int | None = None  # at risk without a break, and no neighbour found to slow down
+    away: dict[str, float] = field(default_factory=dict)  # gateways that were lost, and the ceiling then
+    rests_without: frozenset[str] = frozenset()  # those of them that were away when the last attempt ended
+    calm_from_ns: int | None = None  # nothing is at risk since then
+    ends: dict[str, float] = field(default_factory=dict)  # of managed volumes above their curves: its end
+    fits_from_ns: dict[str, int] = field(default_factory=dict)  # since when a managed volume feels no cap
 
     @property
     def active(self) -> bool:
@@ -174,25 +193,94 @@ class BackendControl:
         known = loop or LoopMemory(allowed, allowed / self.settings.park_ratio)
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
-    def leave_out(self, volumes: Iterable[str]) -> None:
-        """These volumes turned out to be out of reach: C is about the others from now on."""
+    def leave_out(self, volumes: Iterable[str], shares: Mapping[str, float] | None = None) -> None:
+        """These volumes are no longer slowed down: C is about the others from now on.
+
+        Args:
+            volumes: managed ones.
+            shares: what each has of C; without them, it is taken to be in proportion to its use.
+        """
         total = sum(n.cost_per_s for n in self.managed.values())
-        for volume in volumes:
-            del self.managed[volume]
-        ratio = sum(n.cost_per_s for n in self.managed.values()) / total if total > 0 else 1.0
-        self.allowed, self.start, self.ceiling = (
-            self.allowed * ratio,
-            self.start * ratio,
-            self.ceiling * ratio,
-        )
+        gone = [self.managed.pop(volume) for volume in volumes]
+        if shares is not None:
+            self._resize(1.0, -sum(shares.get(n.volume, 0.0) for n in gone))
+        elif total > 0:
+            self._resize(sum(n.cost_per_s for n in self.managed.values()) / total, 0.0)
         if not self.managed:
             self.reset()
+
+    def _resize(self, ratio: float, more: float) -> None:
+        """The managed volumes are others: C and what was learned of it are changed alike."""
+        self.allowed, self.start, self.ceiling = (
+            max(rate * ratio + more, 0.0) for rate in (self.allowed, self.start, self.ceiling)
+        )
+        self.away = {
+            gateway: rate if math.isinf(rate) else max(rate * ratio + more, 0.0)
+            for gateway, rate in self.away.items()
+        }
+
+    def unneeded(
+        self, shares: Callable[[], Mapping[str, float]], victims: Sequence[Victim], now_ns: int
+    ) -> list[str]:
+        """Managed volumes that are to be let go.
+
+        A volume that has not felt its cap for ``hold_up_s`` is, when its demand is inside its own curve again
+        or the classes below it have more than their floors; and one that none of the victims that are left
+        may slow down, whether it feels its cap or not.
+
+        Args:
+            shares: what each managed volume has of C; asked only if there may be such a volume.
+            victims: of this step.
+            now_ns: monotonic.
+        """
+        asking = [v.priority for v in victims if v.key in self.victims and v.need not in _ASKS_NOTHING]
+        if self.settling or not asking:
+            return []
+        highest = max(asking)
+        ranks = {v: class_of(highest, n) for v, n in self.managed.items()}
+        spared = {v for v, n in self.managed.items() if v not in self.ends and not gives_way(highest, n)}
+        if len(set(ranks.values())) < 2 and not spared and not self.ends:
+            return []
+        has, s = shares(), self.settings
+        settled = now_ns - self.changed_ns >= s.settled_s * 1e9
+        fits = {v for v, from_ns in self.fits_from_ns.items() if now_ns - from_ns >= s.hold_up_s * 1e9}
+        lowest_above = min(
+            (
+                ranks[v]
+                for v, n in self.managed.items()
+                if has.get(v, 0.0) > PLENTY_RATIO * floor_for(highest, n)
+            ),
+            default=max(ranks.values()),
+        )
+        return [
+            v
+            for v in self.managed
+            if (settled and v in spared) or (v in fits and (v in self.ends or ranks[v] > lowest_above))
+        ]
+
+    def lost(self, gateway_id: str) -> None:
+        """A gateway with volumes of this backend is lost: from its lease's end on its caps do not hold."""
+        self.awaiting.pop(gateway_id, None)
+        self.away.setdefault(gateway_id, self.ceiling if self.active else float("inf"))
+
+    def came_back(self, gateway_id: str) -> None:
+        """It holds its caps again: what was learned without them says nothing of now, nor did it count."""
+        self.start = max(self.start, sum(n.peak for n in self.managed.values()))
+        self.ceiling = max(self.ceiling, min(self.away.pop(gateway_id), self.start))
+        if gateway_id in self.rests_without:
+            self.end_rest()
+
+    def end_rest(self) -> None:
+        """The trouble that no attempt could help has ended."""
+        self.quiet_until_ns, self.rests_without = 0, frozenset()
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
+        self.ends, self.fits_from_ns = {}, {}
+        self.away = dict.fromkeys(self.away, float("inf"))  # of another C nothing is known yet
         self.moves.clear()
         self.demands.clear()
 
@@ -202,8 +290,7 @@ class BackendControl:
         if self.active and (released := self._release(victims, now_ns)):
             return released
         at_risk = [v for v in victims if v.need is Need.AT_RISK]
-        if not at_risk:
-            self.helpless_since_ns = None
+        self._follow_trouble(victims, now_ns)
         if at_risk and self.gate_open:
             self.clear_since_ns = None
             self.calm_since_ns = now_ns
@@ -215,7 +302,7 @@ class BackendControl:
     # What the step is made of.
 
     def _refresh(self, neighbours: Mapping[str, Neighbour], now_ns: int) -> None:
-        self.managed = {volume: neighbours.get(volume, n) for volume, n in self.managed.items()}
+        self.managed = {v: self._seen(neighbours.get(v, n), now_ns) for v, n in self.managed.items()}
         if not self.active:
             return
         if self.settling and not self.changed_ns:
@@ -224,6 +311,31 @@ class BackendControl:
         self.demands.append((now_ns, demand))
         while now_ns - self.demands[0][0] > self.settings.demand_memory_s * 1e9:
             self.demands.popleft()
+
+    def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:
+        """A managed volume as it is now; one that was above its curve keeps what its curve promises."""
+        if n.queueing or n.curve_end is not None:
+            self.fits_from_ns.pop(n.volume, None)
+        else:
+            self.fits_from_ns.setdefault(n.volume, now_ns)
+        if n.curve_end is not None and (self.lead is None or n.priority >= self.lead.priority):
+            self.ends[n.volume] = n.curve_end
+        end = self.ends.get(n.volume)
+        return n if end is None or end == n.curve_end else replace(n, curve_end=end)
+
+    def _follow_trouble(self, victims: Sequence[Victim], now_ns: int) -> None:
+        """A rest ends once promises have been kept for as long as it takes to call a violation ended."""
+        needs = {v.need for v in victims}
+        if Need.AT_RISK in needs:
+            self.calm_from_ns = None
+            return
+        self.helpless_since_ns = None
+        if not needs & {Need.CLEAR, Need.HOLD}:
+            self.calm_from_ns = None  # nothing is known of the trouble
+        elif self.calm_from_ns is None:
+            self.calm_from_ns = now_ns
+        elif now_ns - self.calm_from_ns >= self.settings.episode_calm_s * 1e9:
+            self.end_rest()
 
     def _release(self, victims: Sequence[Victim], now_ns: int) -> LoopStep | None:
         waiting = [v for v in victims if v.key in self.victims]
@@ -270,18 +382,19 @@ class BackendControl:
             return NOTHING
         if self.active and now_ns - self.changed_ns < s.hold_down_s * 1e9:
             return NOTHING
-        if any(n.priority >= lead.priority and n.curve_end is None for n in self.managed.values()):
-            # The caps in force were set for a more important promise: it decides what is slowed down next.
-            return self._report("infeasible", now_ns, lead, "the backend works for a higher priority")
-        self._manage(lead, neighbours)
+        factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
+        no_effect = self.active and self._had_no_effect(lead)
+        rose = self._manage(lead, neighbours, factor, no_effect)
         if not self.managed:
             return self._helpless(
                 lead, *why_none(lead.volumes, lead.priority, lead.urgency, neighbours, s), now_ns
             )
-        if self.active and (failed := self._ineffective(lead, now_ns)):
-            return failed
-        factor = min(max(1 / max(lead.signal.r_step, 1e-9), s.decrease_min), s.decrease_max)
-        floors = sum(floor_for(lead.priority, n) for n in self.managed.values())
+        if not any(gives_way(lead.priority, n) for n in self.managed.values()):
+            # The caps in force were set for a more important promise: it decides what is slowed down next.
+            return self._report("infeasible", now_ns, lead, "the backend works for a higher priority")
+        if no_effect and not rose:
+            return self._restore(lead, now_ns)
+        floors = self._floors(lead)
         wanted = max(floors, self.allowed * factor)
         self.ceiling = min(self.ceiling, self.allowed)
         if wanted >= self.allowed * 0.999:
@@ -297,19 +410,48 @@ class BackendControl:
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
-    def _manage(self, lead: Victim, neighbours: Mapping[str, Neighbour]) -> None:
-        """Let the neighbours that count into the managed set; each brings its present use into C."""
-        s = self.settings
-        backend_cost = sum(n.cost_per_s for n in neighbours.values())
-        for volume, n in neighbours.items():
-            large = n.cost_per_s > 0 and n.cost_per_s >= s.small_share_ratio * backend_cost
-            if volume in self.managed or volume in lead.volumes or not large:
-                continue
-            if may_slow(lead.priority, lead.urgency, n):
-                self.managed[volume] = n
-                self.allowed += n.cost_per_s
-                self.start += n.cost_per_s
-                self.ceiling += n.cost_per_s
+    def _floors(self, lead: Victim) -> float:
+        return sum(floor_for(lead.priority, n) for n in self.managed.values())
+
+    def _manage(
+        self, lead: Victim, neighbours: Mapping[str, Neighbour], factor: float, no_effect: bool
+    ) -> bool:
+        """Let in the neighbours that count, class by class; each brings its present use into C.
+
+        A class comes in when those below it are at their floors, or slowing them down had no effect; of a
+        first cut, when they could not give what it takes.
+
+        Returns:
+            Whether there was a class more to let in.
+        """
+        classes = by_class(lead.priority, lead.urgency, lead.volumes, neighbours, self.settings)
+        highest = max((class_of(lead.priority, n) for n in self.managed.values()), default=0)
+        rose = False
+        for at, (rank, members) in enumerate(classes):
+            if rank > highest:
+                rest = sum(n.cost_per_s for _, each in classes[at:] for n in each)
+                if self.managed and not no_effect and self._can_give(lead, factor, rest):
+                    break
+                rose, no_effect, highest = True, False, rank
+            for n in members:
+                if n.volume not in self.managed:
+                    self._let_in(n, lead)
+        if rose and self.active:
+            self.decreases = 0  # the effect is measured from here on
+        return rose
+
+    def _let_in(self, n: Neighbour, lead: Victim) -> None:
+        self.managed[n.volume] = n
+        if n.curve_end is not None and n.priority == lead.priority:
+            self.ends[n.volume] = n.curve_end
+        self._resize(1.0, n.cost_per_s)
+
+    def _can_give(self, lead: Victim, factor: float, rest: float) -> bool:
+        """Whether the classes that are managed suffice; ``rest``: what those use that are not."""
+        floors = self._floors(lead)
+        if self.active:
+            return self.allowed > PLENTY_RATIO * floors
+        return self.allowed - floors >= (1 - factor) * (self.allowed + rest)
 
     def _helpless(self, lead: Victim, kind: str, why: str, now_ns: int) -> LoopStep:
         """Nobody can be slowed down; said once that has held for a while, as harm precedes a first cut."""
@@ -319,19 +461,16 @@ class BackendControl:
             return NOTHING
         return self._report(kind, now_ns, lead, why)
 
-    def _ineffective(self, lead: Victim, now_ns: int) -> LoopStep | None:
-        """After enough decreases r must have fallen, else the neighbours are not the cause."""
+    def _had_no_effect(self, lead: Victim) -> bool:
+        """After enough decreases r must have fallen, else the volumes slowed down are not the cause."""
         s = self.settings
         if self.decreases < s.effective_decreases:
-            return None
-        if lead.signal.r_step < self.r_before * (1 - s.effective_ratio):
-            self.decreases, self.r_before = (
-                0,
-                lead.signal.r_step,
-            )  # it helped: measure the next ones from here
-            self.futile = 0
-            return None
-        return self._restore(lead, now_ns)
+            return False
+        if lead.signal.r_step >= self.r_before * (1 - s.effective_ratio):
+            return True
+        self.decreases, self.r_before = 0, lead.signal.r_step  # it helped: measure the next ones from here
+        self.futile = 0
+        return False
 
     def _restore(self, lead: Victim, now_ns: int) -> LoopStep:
         # A cause that is elsewhere may stay there for hours: each attempt costs the neighbours some seconds.
@@ -346,7 +485,7 @@ class BackendControl:
         )
         self.reset()
         self.futile += 1
-        self.quiet_until_ns = now_ns + round(quiet_s * 1e9)
+        self.quiet_until_ns, self.rests_without = now_ns + round(quiet_s * 1e9), frozenset(self.away)
         self.reported["unattributed"] = Report(now_ns, quiet_s)
         return LoopStep(True, Reason.UNATTRIBUTED, text, "unattributed", text, lead.signal.u > 1, lead)
 

@@ -41,7 +41,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
 from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import Throttle
-from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable
+from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable, backend_among
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
@@ -156,12 +156,13 @@ class Controller:
         table.name, table.state, table.reason = name, "up", ""
         self.scopes.table.set_up(gateway_id, True)
         exports = list(exports)
-        table.set_exports({export["volume"]: export["backend"] for export in exports})
+        moved = table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
         table.refused = frozenset()  # another set of exports: the next acknowledgement says again
+        if moved:
+            self.scopes.move(table, moved, self.tables)
         self.scopes.replan(gateway_id)
-        for volume in table.exports:
-            self.inventory.carries(volume, table)
+        self._locate(table, table.exports)
         self.policy.gateway_up(table, now_ns)
         self._set_agreed_caps(table.exports)
 
@@ -178,16 +179,18 @@ class Controller:
         table.state, table.reason = "lost", reason
         self.scopes.table.set_up(gateway_id, False)
         self.policy.gateway_lost(gateway_id, now_ns)
-        self.loops.gateway_lost(gateway_id)
+        self.loops.gateway_lost(table)
+        self._move(v for v in {*table.exports, *table.use} if self.inventory.locate(v))
 
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
         """Streams of a gateway, all or only new ones."""
         table = self._table(gateway_id)
-        rows = table.add_streams(
-            [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams]
-        )
-        for row in rows:
-            self.inventory.carries(table.streams[row].volume, table)
+        known = [KnownStream(s["id"], s["volume"], s["client"], s["backend"]) for s in streams]
+        elsewhere = {s.volume: s.backend for s in known if s.volume not in table.exports}
+        if elsewhere and (moved := table.set_backends(elsewhere)):
+            self.scopes.move(table, moved, self.tables)
+        rows = table.add_streams(known)
+        self._locate(table, {table.streams[row].volume for row in rows} | elsewhere.keys())
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
             self._set_agreed_caps({table.streams[row].volume for row in rows})
@@ -261,7 +264,7 @@ class Controller:
         """An operator's throttle; it acts in both modes, from the next tick."""
         rates = Rates(ops_per_s, bytes_per_s, cost_per_s)
         text = reason or "set by an operator"
-        backend = next((t.backend_of(volume) for t in self.inventory.carriers_of(volume).values()), "")
+        backend = backend_among(self.inventory.carriers_of(volume), volume)
         self.policy.manual_set(
             Throttle(
                 throttle_id,
@@ -306,7 +309,7 @@ class Controller:
         """Look at everything; call it some four times a second."""
         self._intake.flush()
         events, ended = self.faults.look(self.tables, now_ns)
-        self.loops.forget(ended)
+        self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
@@ -358,6 +361,15 @@ class Controller:
         if table is None:
             table = self.tables[gateway_id] = GatewayTable(gateway_id, self._usage)
         return table
+
+    def _locate(self, table: GatewayTable, volumes: Iterable[str]) -> None:
+        """A gateway carries these volumes; what is about them goes to the backend they are on."""
+        self._move(v for v in volumes if self.inventory.carries(v, table))
+
+    def _move(self, volumes: Iterable[str]) -> None:
+        moved = {v: backend_among(self.inventory.carriers_of(v), v) for v in volumes}
+        if moved:
+            self.policy.moved(moved)
 
     def _link_rows(self, keys: Iterable[Key]) -> None:
         """A live state is about the windows over all backends."""

@@ -1,6 +1,6 @@
 """What the loop needs to know of a backend: victims, neighbours, and what was promised to them.
 
-State: which gateways carry a volume, which volumes share a backend, the classes and budgets of the agreements
+State: which gateways carry a volume, on which backend it is, the classes and budgets of the agreements
 in force. Filled by the controller; everything else here only answers questions.
 
 Pure: no clock. Changed only by the controller's one thread.
@@ -39,6 +39,7 @@ class BackendInventory:
         self._terms: dict[str, NeighbourTerms] = {}
         self._carriers: dict[str, dict[str, GatewayTable]] = {}
         self._on_backend: dict[str, set[str]] = {}
+        self._places: dict[str, frozenset[str]] = {}
         self._mean_costs: dict[str, float] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
@@ -51,10 +52,34 @@ class BackendInventory:
             for name in dict.fromkeys(each.volumes):
                 self._named.setdefault(name, []).append(each)
 
-    def carries(self, volume: str, table: GatewayTable) -> None:
-        """A gateway carries a volume."""
+    def carries(self, volume: str, table: GatewayTable) -> bool:
+        """A gateway carries a volume; whether the volume was on another backend until now."""
         self._carriers.setdefault(volume, {})[table.gateway_id] = table
-        self._on_backend.setdefault(table.backend_of(volume), set()).add(volume)
+        return self.locate(volume)
+
+    def locate(self, volume: str) -> bool:
+        """Find out where a volume is; whether it was on another backend until now.
+
+        A gateway that is lost says where it was: that counts only while no other is up.
+        """
+        tables = self._carriers[volume].values()
+        speaking = [table for table in tables if table.state == "up"] or tables
+        found = frozenset(table.backend_of(volume) for table in speaking) - {""}
+        before = self._places.get(volume, frozenset())
+        if found == before or not found:
+            return False
+        for backend in before - found:
+            self._on_backend[backend].discard(volume)
+            if not self._on_backend[backend]:
+                del self._on_backend[backend]
+        for backend in found - before:
+            self._on_backend.setdefault(backend, set()).add(volume)
+        self._places[volume] = found
+        return bool(before)
+
+    def is_on(self, volume: str, backend: str) -> bool:
+        """Whether a volume is on this backend, as far as is known."""
+        return backend in self._places.get(volume, (backend,))
 
     def volumes(self) -> KeysView[str]:
         """All that some gateway carries."""
@@ -99,11 +124,19 @@ class BackendInventory:
         """Entry threshold of r for an objective."""
         return self._settings.r_on - self._settings.r_on_urgency * self.urgency_of(key)
 
-    def neighbour(self, volume: str, cap: float | None) -> Neighbour:
-        """A volume as a neighbour; ``cap`` is the cost rate that the loop allows it now, if any."""
+    def neighbour(self, volume: str, cap: float | None, backend: str = "") -> Neighbour:
+        """A volume as a neighbour.
+
+        Args:
+            volume: its name.
+            cap: the cost rate that the loop allows it now, if any.
+            backend: only what it uses there; "": everywhere.
+        """
         place = self.terms_of(volume)
         fresh = [
-            t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
+            t.use[volume]
+            for t in self.carriers_of(volume).values()
+            if t.state == "up" and volume in t.use and backend in ("", t.backend_of(volume))
         ]
         # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
         cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
@@ -128,7 +161,7 @@ class BackendInventory:
             caps: what the loop allows a volume now.
         """
         found = {
-            v: self.neighbour(v, caps.get(v))
+            v: self.neighbour(v, caps.get(v), backend)
             for v in sorted(self._on_backend.get(backend, ()))
             if self.can_throttle(v)
         }
@@ -155,7 +188,7 @@ class BackendInventory:
         others = self._on_backend.get(backend, set()) - neighbours.keys()
         if not others:
             return {}
-        cost = {v: self.neighbour(v, None).cost_per_s for v in others}
+        cost = {v: self.neighbour(v, None, backend).cost_per_s for v in others}
         least = self._settings.small_share_ratio * (
             sum(cost.values()) + sum(n.cost_per_s for n in neighbours.values())
         )
@@ -176,9 +209,29 @@ class BackendInventory:
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9
         return Victim(key, scope.promise.priority, self.urgency_of(key), need, signal, volumes, fresh)
 
+    def _heard_ns(self, scope: PromiseScope, now_ns: int) -> int:
+        """When a promise had news on this backend last.
+
+        Its row may be new, because the agreement was applied again, and may never be fed: its gateways are
+        gone, or do not measure what is promised. Then it is as old as what they said last, or as the first
+        question.
+        """
+        last_ns = scope.row.last_piece_ns
+        if last_ns is not None:
+            return last_ns
+        if scope.asked_ns is None:
+            scope.asked_ns = now_ns
+        spoke = [
+            table.last_cut_ns
+            for volume in scope.volumes
+            for gateway_id, table in self.carriers_of(volume).items()
+            if gateway_id in scope.parts and table.last_cut_ns is not None
+        ]
+        return min(max(spoke, default=now_ns), scope.asked_ns)
+
     def _need(self, scope: PromiseScope, now_ns: int) -> Need:
         s, row = self._settings, scope.row
-        if row.last_piece_ns is not None and now_ns - row.last_piece_ns > s.lease_s * 1e9:
+        if now_ns - self._heard_ns(scope, now_ns) > s.lease_s * 1e9:
             return Need.GONE
         if row.is_excluded:
             return Need.EXCLUDED

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Final
 
 from pmdaemon.wire.rates import Rates
+from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
 from sla_server.services.control.decision_log import (
     DecisionLog,
@@ -38,7 +39,7 @@ from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import Neighbour, claims, spread, water_fill
+from sla_server.services.control.sharing import Neighbour, claims, share, spread
 from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
@@ -78,18 +79,29 @@ class Loops:
         self._rests: dict[str, int] = {}
 
     def modes_changed(self) -> None:
-        """Where no promise that is being helped is enforced any more, nothing is in force."""
+        """A promise that is only observed now is helped no longer; where none is left, nothing is in force.
+
+        Caps that were set for it go on for the others that are being helped.
+        """
         self._observed.clear()
         for backend, control in self.controls.items():
-            if all(
-                self._policy.mode_of(backend, sla) == "observe" for sla, _ in control.victims or {("", "")}
-            ):
+            helped = control.victims or {("", "")}
+            kept = {key for key in helped if self._policy.mode_of(backend, key[0]) == "enforce"}
+            if not kept:
                 control.reset()
+            elif kept != helped:
+                control.victims = kept
+                if control.lead is not None and control.lead.key not in kept:
+                    control.lead = None
+                self._policy.change_victim(backend, "/".join(min(kept)))
 
-    def gateway_lost(self, gateway_id: str) -> None:
-        """It cannot confirm; the others go on."""
-        for control in self.controls.values():
-            control.awaiting.pop(gateway_id, None)
+    def gateway_lost(self, table: GatewayTable) -> None:
+        """It cannot confirm; the others go on. What is learned while it is away is forgotten afterwards."""
+        backends = {table.backend_of(volume) for volume in (*table.exports, *table.use)}
+        for backend, control in self.controls.items():
+            control.awaiting.pop(table.gateway_id, None)
+            if backend in backends:
+                control.lost(table.gateway_id)
 
     def restore(self, restored: Iterable[Throttle]) -> None:
         """Go on with the caps found in force."""
@@ -110,7 +122,8 @@ class Loops:
         for row in table.risky_rows(now_ns, self._settings.lease_s):
             risky.setdefault(table.backends[row], []).append(row)
         active = {backend for backend, control in self.controls.items() if control.active}
-        due = risky.keys() | active
+        resting = {backend for backend, control in self.controls.items() if now_ns < control.quiet_until_ns}
+        due = risky.keys() | active | resting
         outside: dict[str, list[PromiseScope]] = {}
         for row in table.outside_rows() if due else ():
             promise = table.promises[row]
@@ -121,11 +134,11 @@ class Loops:
         for backend in self._by_turns(due | self._stepped, active):
             fault_ns = self._faults.since_ns(backend)
             if fault_ns is not None:
-                self._suspend(self._control(backend), now_ns - fault_ns)
+                self._suspend(self._control(backend), now_ns - fault_ns, unix_us)
                 continue
             rows = risky.get(backend, [])
             scopes = self._leads(backend, rows)
-            if backend in active:
+            if backend in active or backend in resting:
                 scopes = self._deciding(backend, scopes, now_ns)
             at_risk = {p.key for row in rows if (p := table.promises[row]) is not None}
             decisions += self._step(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
@@ -143,6 +156,13 @@ class Loops:
                 self._control(backend).wait_for(gateway_id, gen, now_ns)
                 shut.add(backend)
         self.forget(shut)
+
+    def faults_ended(self, backends: Iterable[str]) -> None:
+        """The storage of these backends answers again: windows begin again, and no rest is for the fault."""
+        for backend in backends:
+            if (control := self.controls.get(backend)) is not None:
+                control.end_rest()
+            self.forget([backend])
 
     # Inside.
 
@@ -239,17 +259,14 @@ class Loops:
         """
         victims = [self._inventory.victim(scope, now_ns) for scope in scopes]
         control = self._control(backend)
-        if gone := [v for v in control.managed if not self._inventory.can_throttle(v)]:
-            control.leave_out(gone)
-            if not control.active:
-                text = f"no gateway can slow down {', '.join(gone)}"
-                self._policy.release_control(backend, Reason.WITHDRAWN, text)
         is_observed = {v.key: self._policy.mode_of(backend, v.key[0]) == "observe" for v in victims}
         watched = [v for v in victims if is_observed[v.key] and v.need is Need.AT_RISK]
         victims = [v for v in victims if not is_observed[v.key]]
         decisions, neighbours = list[Decision](), dict[str, Neighbour]()
         if control.active or watched or any(v.need is Need.AT_RISK for v in victims):
             neighbours = self._inventory.neighbours(backend, above, self._control_caps())
+        if control.active:
+            self._part_with(control, neighbours, unix_us)
         if watched:
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "observe"}
             keys |= {v.key for v in watched}
@@ -258,7 +275,8 @@ class Loops:
             self._observed.pop(backend, None)
             if backend in self._shadows:
                 self._shadows[backend].helpless_since_ns = None
-        if control.active or any(v.need is Need.AT_RISK for v in victims):
+        resting = now_ns < control.quiet_until_ns
+        if control.active or resting or any(v.need is Need.AT_RISK for v in victims):
             decisions += self._enforce(control, victims, neighbours, now_ns, unix_us)
         else:
             control.helpless_since_ns = None
@@ -275,6 +293,12 @@ class Loops:
         """One step of the loop, and what follows from it."""
         backend = control.backend
         self._give_up_waiting(control, now_ns)
+        self._welcome(control)
+        if control.active and control.gate_open:
+            shares = partial(self._shares, control, neighbours)
+            if found := control.unneeded(shares, victims, now_ns):
+                text = f"{', '.join(found)}: no promise needs that it is slowed down any more"
+                self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
         before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
         self._record(before, control, step, neighbours, unix_us)
@@ -284,6 +308,42 @@ class Loops:
         elif step.changed and step.reason is not None:
             self._policy.release_control(backend, step.reason, step.text)
         return [*_notices(backend, step), *left_out]
+
+    def _welcome(self, control: BackendControl) -> None:
+        """Gateways that were lost, are back and hold what they should."""
+        for gateway_id in list(control.away):
+            found = self._policy.gateways.get(gateway_id)
+            if found is not None and found.holds_its_caps:
+                control.came_back(gateway_id)
+
+    def _part_with(self, control: BackendControl, neighbours: Mapping[str, Neighbour], unix_us: int) -> None:
+        """Volumes that no cap of this loop can be for: out of reach, or on another backend now."""
+        backend, find = control.backend, self._inventory
+        moved = [v for v in control.managed if not find.is_on(v, backend)]
+        if moved:
+            text = f"{', '.join(moved)} is no longer on backend {backend}"
+            self._let_go(control, moved, None, Reason.WITHDRAWN, text, neighbours, unix_us)
+        gone = [v for v in control.managed if not find.can_throttle(v)]
+        if gone:
+            text = f"no gateway can slow down {', '.join(gone)}"
+            self._let_go(control, gone, None, Reason.WITHDRAWN, text, neighbours, unix_us)
+
+    def _let_go(
+        self,
+        control: BackendControl,
+        volumes: Sequence[str],
+        shares: Mapping[str, float] | None,
+        reason: Reason,
+        text: str,
+        neighbours: Mapping[str, Neighbour],
+        unix_us: int,
+    ) -> None:
+        """Slow down these volumes no longer; without any, the loop of the backend has ended."""
+        before = LoopBefore.of(control)
+        control.leave_out(volumes, shares)
+        self._policy.release_volumes(control.backend, volumes, reason, text)
+        if not control.active:
+            self._record(before, control, LoopStep(True, reason, text), neighbours, unix_us)
 
     def _name_left_out(
         self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
@@ -302,12 +362,14 @@ class Loops:
         details = {"backend": backend, "volumes": sorted(found)}
         return [RaiseEvent("neighbour-out-of-reach", "warning", "backend", backend, text, details)]
 
-    def _suspend(self, control: BackendControl, lasted_ns: int) -> None:
-        """Its storage hangs or fails: no step; what is in force stays for a lease, as it may be over soon."""
+    def _suspend(self, control: BackendControl, lasted_ns: int, unix_us: int) -> None:
+        """Its storage hangs or fails: no step; what is in force stays for a lease, as it may answer soon."""
         if control.active and lasted_ns > self._settings.lease_s * 1e9:
+            before, backend = LoopBefore.of(control), control.backend
             control.reset()
-            text = f"backend {control.backend} {self._faults.kind_of(control.backend)}: no cap can help"
-            self._policy.release_control(control.backend, Reason.STORAGE_FAULT, text)
+            text = f"backend {backend} {self._faults.kind_of(backend)}: no cap can help"
+            self._policy.release_control(backend, Reason.STORAGE_FAULT, text)
+            self._record(before, control, LoopStep(True, Reason.STORAGE_FAULT, text), {}, unix_us)
 
     def forget(self, backends: Iterable[str]) -> None:
         """The windows of these backends begin again: what they say is of other caps, or of a fault."""
@@ -374,10 +436,10 @@ class Loops:
 
     def _shares(self, control: BackendControl, neighbours: Mapping[str, Neighbour]) -> dict[str, float]:
         lead, managed = control.lead, control.managed
-        priority = lead.priority if lead is not None else max(n.priority for n in managed.values())
+        priority = lead.priority if lead is not None else max(Priority)
         backend_cost = sum(n.cost_per_s for n in neighbours.values())
         wanted = claims(managed, priority, backend_cost, self._settings)
-        return spread(control.allowed, water_fill(control.allowed, wanted), wanted)
+        return spread(control.allowed, share(control.allowed, wanted), wanted)
 
     def _observe(
         self,

@@ -43,7 +43,7 @@ from sla_server.services.control.throttle import (
     LoopMemory,
     Throttle,
 )
-from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.usage import GatewayTable, backend_among
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
 _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
@@ -100,8 +100,8 @@ class PolicyManager:
 
     def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
-        tables = self.carriers_of(volume).values()
-        place = backend or next((table.backend_of(volume) for table in tables), "")
+        tables = self.carriers_of(volume)
+        place = backend or backend_among(tables, volume)
         agreement = victim.partition("/")[0] if layer == "control" else ""
         return self.mode_of(place, agreement) == "enforce"
 
@@ -130,6 +130,7 @@ class PolicyManager:
                 throttle = layer[volume]
                 throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
                 throttle.victim, throttle.loop = victim or throttle.victim, loop
+                throttle.backend = backend
                 self._dirty[throttle.throttle_id] = throttle
             else:
                 begun = Throttle("", volume, backend, "control", rates, reason, text, victim, loop=loop)
@@ -138,6 +139,31 @@ class PolicyManager:
     def release_control(self, backend: str, reason: Reason, text: str) -> None:
         """The loop gives up its caps on this backend."""
         self.set_control(backend, {}, reason, text, "")
+
+    def release_volumes(self, backend: str, volumes: Iterable[str], reason: Reason, text: str) -> None:
+        """The loop gives up its caps on some volumes of this backend."""
+        for volume in volumes:
+            found = self.layers["control"].get(volume)
+            if found is not None and found.backend == backend:
+                self._end("control", volume, "released", reason, text)
+
+    def change_victim(self, backend: str, victim: str) -> None:
+        """The loop's caps of a backend that were set for a promise only observed now are for another."""
+        for throttle in self.layers["control"].values():
+            if throttle.backend == backend and not self._enforces(
+                "control", throttle.volume, backend, throttle.victim
+            ):
+                throttle.victim = victim
+                self._dirty[throttle.throttle_id] = throttle
+
+    def moved(self, backends: Mapping[str, str]) -> None:
+        """Volumes are on these backends now: their caps go with them, but for those of the old one's loop."""
+        self._followed = ""
+        for throttle in self.throttles():
+            backend = backends.get(throttle.volume, throttle.backend)
+            if throttle.backend not in ("", backend) and throttle.source != "control":
+                throttle.backend = backend
+                self._dirty[throttle.throttle_id] = throttle
 
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
         """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
@@ -410,6 +436,10 @@ class PolicyManager:
         carriers = self.carriers_of(volume)
         up = {gateway_id: table for gateway_id, table in carriers.items() if table.state == "up"}
         used = sum(table.use[volume].cost_per_s for table in up.values() if volume in table.use)
+        holders, others = up, dict[str, GatewayTable]()
+        if rates is not None:
+            holders = {g: table for g, table in up.items() if self._was_sent(g, volume)}
+            others = {g: table for g, table in carriers.items() if g not in holders}
         return {
             "throttle_id": throttle.throttle_id,
             "source": "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source,
@@ -423,8 +453,13 @@ class PolicyManager:
             "who": throttle.who,
             "expires_us": throttle.expires_us,
             "policy_version": self.policy_version if throttle.reason == Reason.POLICY else None,
-            "gateways": sorted(table.name or gateway_id for gateway_id, table in up.items()),
+            "gateways": sorted(table.name or gateway_id for gateway_id, table in holders.items()),
+            "without_cap": sorted(table.name or gateway_id for gateway_id, table in others.items()),
         }
+
+    def _was_sent(self, gateway_id: str, volume: str) -> bool:
+        gateway = self.gateways.get(gateway_id)
+        return gateway is not None and volume in gateway.issued
 
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""

@@ -102,6 +102,7 @@ class PromiseScope:
     Attributes:
         row: its windows.
         parts: by gateway_id.
+        asked_ns: when the loop first asked while no cut had ever fed it; None: not yet.
     """
 
     promise: Promise
@@ -109,6 +110,7 @@ class PromiseScope:
     row: SignalRow
     parts: dict[str, ScopePart] = field(default_factory=dict)
     volumes: set[str] = field(default_factory=set)
+    asked_ns: int | None = None
 
 
 class PromiseScopes:
@@ -150,7 +152,9 @@ class PromiseScopes:
                 self._named.setdefault(name, []).append(promise)
 
     def _drop(self, keys: Iterable[Key]) -> None:
-        gone = [scope for key in keys for scope in self._by_key.pop(key, {}).values()]
+        self._remove([scope for key in keys for scope in self._by_key.pop(key, {}).values()])
+
+    def _remove(self, gone: Collection[PromiseScope]) -> None:
         gateways = {gateway_id for scope in gone for gateway_id in scope.parts}
         dropped = {id(scope) for scope in gone}
         for gateway_id in gateways:
@@ -162,6 +166,28 @@ class PromiseScopes:
             if not on_backend:
                 self._by_backend.pop(scope.backend, None)
             self.table.free(scope.row.row)
+
+    def move(self, table: GatewayTable, rows: Iterable[int], tables: Mapping[str, GatewayTable]) -> None:
+        """Streams in these rows of a gateway's table are on another backend than before.
+
+        Where they were, their promises begin again without them: what their windows say is of another
+        backend. Over all backends nothing changes.
+        """
+        moved = np.zeros(len(table.streams), np.bool_)
+        moved[list(rows)] = True
+        self._plans.pop(table.gateway_id, None)
+        for scope in list(self.at(table.gateway_id)):
+            mask = _longer(scope.parts[table.gateway_id].mask, len(moved))
+            if not scope.backend or not (mask & moved).any():
+                continue
+            self._remove([scope])
+            del self._by_key[scope.promise.key][scope.backend]
+            for gateway_id, part in scope.parts.items():
+                for row in np.flatnonzero(part.mask).tolist():
+                    stream = tables[gateway_id].streams[row]
+                    if stream.backend == scope.backend:
+                        self._include(scope.promise, scope.backend, tables[gateway_id], row, stream.volume)
+        self._match(table, np.flatnonzero(moved).tolist())
 
     def extend(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:
         """Streams appeared in ``rows`` of a gateway's table; the objectives that are new here."""

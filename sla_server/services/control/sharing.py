@@ -6,7 +6,10 @@ volume of the victim's own priority is touched only while its demand is above it
 below the curve's end: two promises of one priority never take from each other what both were promised.
 Volumes that use less than 5 % of the backend's cost are left alone.
 
-Sharing is weighted max-min with floors. Pour the allowance C over volumes as water over a floor of steps:
+Classes have an order, in whom to slow down and in what each gets: one gives way only when those below it are
+at their floors (``by_class``), and what it is known to want comes before what they want (``share``).
+
+The rest is weighted max-min with floors. Pour the allowance C over volumes as water over a floor of steps:
 each volume v gets ``x_v = min(d_v, max(f_v, w_v * level))`` and the level is such that the sum is C. A volume
 that wants less than its share gets what it wants, and what it leaves raises the level for the others (work
 conservation).
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -81,11 +84,13 @@ class Claim:
         demand: what it would use, infinite while it is queueing at a cap that hides its demand.
         floor: never gets less, even when the floors together exceed what is shared.
         weight: 8 gold, 4 silver, 2 bronze, 1 best-effort.
+        known: of its demand, what it has used recently and room above it: comes before classes below.
     """
 
     demand: float
     floor: float
     weight: float
+    known: float = 0.0
 
 
 def terms(volume: str, classes: Iterable[VolumeClass], settings: ControlSettings) -> NeighbourTerms:
@@ -123,6 +128,40 @@ def may_slow(victim: Priority, g: float, neighbour: Neighbour) -> bool:
     return limit is not None and neighbour.priority <= limit
 
 
+def class_of(victim: Priority, neighbour: Neighbour) -> int:
+    """Place of a neighbour in the order in which classes give way, the first lowest.
+
+    What a volume of the victim's own priority wants beyond its curve was promised to no one: it is as
+    best-effort.
+    """
+    return int(Priority.BEST_EFFORT if neighbour.priority == victim else neighbour.priority)
+
+
+def by_class(
+    victim: Priority,
+    g: float,
+    spared: Collection[str],
+    neighbours: Mapping[str, Neighbour],
+    settings: ControlSettings,
+) -> list[tuple[int, list[Neighbour]]]:
+    """Neighbours that count and may be slowed down for such a victim, as (class, members), lowest first.
+
+    Args:
+        victim: its priority; ``g``: its urgency.
+        g: see there.
+        spared: volumes that are left out: the victim's own.
+        neighbours: all volumes of the backend.
+        settings: what is too small to count.
+    """
+    least = settings.small_share_ratio * sum(n.cost_per_s for n in neighbours.values())
+    found: dict[int, list[Neighbour]] = {}
+    for volume, n in neighbours.items():
+        counts = n.cost_per_s > 0 and n.cost_per_s >= least and volume not in spared
+        if counts and may_slow(victim, g, n):
+            found.setdefault(class_of(victim, n), []).append(n)
+    return sorted(found.items())
+
+
 def why_none(
     victim_volumes: Collection[str],
     victim: Priority,
@@ -149,26 +188,58 @@ def why_none(
     return "unattributed", f"nobody to slow down: {why}"
 
 
+def gives_way(victim: Priority, neighbour: Neighbour) -> bool:
+    """Whether a volume that is being slowed down may be slowed further for a victim of this priority."""
+    if neighbour.priority == victim:
+        return neighbour.curve_end is not None
+    return neighbour.priority < victim
+
+
 def floor_for(victim: Priority, neighbour: Neighbour) -> float:
-    """Its floor towards this victim: a volume of equal priority keeps what its curve promises."""
-    if neighbour.priority == victim and neighbour.curve_end is not None:
-        return max(neighbour.floor, neighbour.curve_end)
-    return neighbour.floor
+    """Its floor towards this victim: a volume of equal priority keeps what its curve promises.
+
+    One that does not give way, as it was slowed down for a more important promise, keeps what it uses.
+    """
+    if neighbour.priority < victim:
+        return neighbour.floor
+    least = max(neighbour.floor, neighbour.curve_end or 0.0)
+    return least if gives_way(victim, neighbour) else max(least, neighbour.cost_per_s)
 
 
 def claims(
     managed: Mapping[str, Neighbour], victim: Priority, backend_cost: float, settings: ControlSettings
 ) -> dict[str, Claim]:
-    """What each managed volume brings to the water-filling."""
+    """What each managed volume brings to the sharing."""
     slack = settings.demand_slack_ratio * backend_cost
-    return {
-        volume: Claim(
-            demand=float("inf") if n.queueing else settings.demand_factor * n.peak + slack,
+    found = {}
+    for volume, n in managed.items():
+        recent = settings.demand_factor * n.peak + slack
+        found[volume] = Claim(
+            demand=float("inf") if n.queueing else recent,
             floor=floor_for(victim, n),
             weight=float(n.priority),
+            known=recent if n.priority < victim else 0.0,
         )
-        for volume, n in managed.items()
-    }
+    return found
+
+
+def share(allowed: float, claims: Mapping[str, Claim]) -> dict[str, float]:
+    """Share ``allowed`` in the order of classes: what one is known to want comes before those below it.
+
+    Returns:
+        As ``water_fill``, which shares within a class and what is left.
+    """
+    lifted = dict(claims)
+    left = allowed - sum(claim.floor for claim in claims.values())
+    weights = sorted({claim.weight for claim in claims.values()})
+    for weight in reversed(weights[1:]):
+        members = {name: claim for name, claim in claims.items() if claim.weight == weight}
+        floors = sum(claim.floor for claim in members.values())
+        wanted = sum(max(min(claim.known, claim.demand) - claim.floor, 0.0) for claim in members.values())
+        granted = water_fill(floors + max(min(wanted, left), 0.0), members)
+        left -= sum(granted.values()) - floors
+        lifted |= {name: replace(members[name], floor=rate) for name, rate in granted.items()}
+    return water_fill(allowed, lifted)
 
 
 def water_fill(allowed: float, claims: Mapping[str, Claim]) -> dict[str, float]:

@@ -275,6 +275,13 @@ class GatewayCaps:
     round_trip_ns: int = 0  # how long the last confirmation took
     refused: str = ""  # why it refused caps last; "" again when it confirms some
 
+    @property
+    def holds_its_caps(self) -> bool:
+        """It is up, and its newest cut was made wholly under what it should hold."""
+        if not self.up or self.adopting is not None:
+            return False
+        return self.reported == self.gen or (not self.issued and self.reported == 0)
+
     def adopt(self, issued: dict[str, Rates], totals: dict[str, Rates], at_least: int, now_ns: int) -> None:
         """Believe that these caps are in force until a cut says otherwise."""
         self.issued, self.totals, self.issued_ns = dict(issued), dict(totals), now_ns

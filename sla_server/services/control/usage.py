@@ -14,8 +14,8 @@ from SQL, not from here). Changed only by the controller's one thread. No clock:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -312,11 +312,11 @@ class GatewayTable:
             return []
         first, places = len(self.streams), []
         for row, stream in enumerate(new, first):
-            self.streams.append(stream)
+            backend = self.exports.get(stream.volume, stream.backend)
+            self.streams.append(replace(stream, backend=backend))
             self.row_of[stream.stream_id] = row
             if stream.volume not in self.use:
                 self.volumes.append(stream.volume)
-                backend = self.exports.get(stream.volume, stream.backend)
                 places.append(self.usage_table.allot(stream.volume, backend))
                 self.use[stream.volume] = Usage(self.usage_table, places[-1])
         self.places = np.concatenate((self.places, np.array(places, dtype=np.int64)))
@@ -326,12 +326,20 @@ class GatewayTable:
         self.numbers = np.concatenate((self.numbers, self.usage_table.streams.allot(len(new))))
         return list(range(first, len(self.streams)))
 
-    def set_exports(self, exports: dict[str, str]) -> None:
-        """Volumes it exports, with their backends."""
+    def set_exports(self, exports: dict[str, str]) -> list[int]:
+        """Volumes it exports, with their backends; returns rows of streams that are on another one now."""
         self.exports = exports
+        return self.set_backends(exports)
+
+    def set_backends(self, backends: Mapping[str, str]) -> list[int]:
+        """Volumes are on these backends; returns the rows of streams for which that is news."""
         for index, volume in enumerate(self.volumes):
-            if volume in exports:
-                self.usage_table.move(int(self.places[index]), exports[volume])
+            if volume in backends:
+                self.usage_table.move(int(self.places[index]), backends[volume])
+        moved = [row for row, s in enumerate(self.streams) if backends.get(s.volume, s.backend) != s.backend]
+        for row in moved:
+            self.streams[row] = replace(self.streams[row], backend=backends[self.streams[row].volume])
+        return moved
 
     def carries(self, volume: str) -> bool:
         """Whether this gateway exports the volume or has served a stream of it."""
@@ -384,3 +392,9 @@ class GatewayTable:
         self.recent.appendleft(Recent(number, time_us, span_us, rows, cut.counters[_SELECT], cut.hist.copy()))
         while self.recent[-1].number <= number - RECENT_CUTS:
             self.recent.pop()
+
+
+def backend_among(tables: Mapping[str, GatewayTable], volume: str) -> str:
+    """Backend of a volume as the gateways that carry it have it, those that are up first; "" for none."""
+    found = sorted(tables.values(), key=lambda table: table.state != "up")
+    return next((table.backend_of(volume) for table in found), "")

@@ -126,3 +126,21 @@ def test_bad_questions(web: FlaskClient, query: str, words: str) -> None:
 def test_a_database_that_is_away(web: FlaskClient, source: api.FakeSource) -> None:
     source.away = True
     assert web.get("/api/v1/why/batch").status_code == 503
+
+
+def test_objectives_that_are_judged_in_slices_only_are_as_their_newest_slice(
+    web: FlaskClient, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixed agreement has one objective: here it gets two more."""
+    row = api.gold()
+    row["spec"]["spec"]["objectives"] += [
+        {"name": "rate", "indicator": {"metric": "iops"}, "promised_iops": 500.0},
+        {"name": "up", "indicator": {"metric": "availability"}, "outage": "5s"},
+    ]
+    monkeypatch.setattr(api, "gold", lambda: row)
+    context.live.put(snapshot())
+    answer = web.get("/api/v1/why/erp-gold").json
+    latency, rate, up = answer["facts"]["promises"]
+    assert (latency["state"], latency["slice"]) == ("ok", None)
+    assert (rate["state"], rate["promised_iops"], rate["slice"]["n"]) == ("good", 500.0, 4_820)
+    assert (up["state"], up["slice"], up["outage"]) == (None, None, "5s"), "it has a live state, or none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sla_server.agreements.promise import Priority
@@ -391,3 +393,133 @@ def test_a_volume_out_of_reach_leaves_c_to_the_others(control):
     assert (control.allowed, set(control.managed)) == (50.0, {"other"})
     control.leave_out(["other"])
     assert not control.active
+
+
+def silver(cost=64.0, **over) -> Neighbour:
+    return neighbour("silver", cost, Priority.SILVER, **over)
+
+
+def pressing(r=2.0, **over) -> Victim:
+    """A gold promise whose budget is spent: it may ask for silver, too."""
+    return victim(r=r, g=2.0, **over)
+
+
+def test_a_more_important_class_gives_way_only_when_the_one_below_is_at_its_floor(control):
+    found = world(neighbour(cost=430.0), silver())
+    managed = []
+    for second in range(0, 12, 3):
+        assert control.step([pressing(r=9.0 - second / 2)], found, (100 + second) * S).changed
+        managed.append(sorted(control.managed))
+    assert managed == [["greedy"], ["greedy"], ["greedy"], ["greedy", "silver"]]
+
+
+def test_a_first_cut_takes_the_next_class_when_the_lowest_cannot_give_what_it_takes(control):
+    control.step([pressing()], world(neighbour(cost=70.0), silver(400.0)), 0)
+    assert set(control.managed) == {"greedy", "silver"}
+    assert control.allowed == 235.0
+
+
+def test_without_effect_the_next_class_is_tried_before_anything_is_called_unattributed(control):
+    found = world(neighbour(cost=4000.0), silver(300.0))
+    steps = [control.step([pressing(r=1.5)], found, (100 + 3 * i) * S) for i in range(9)]
+    assert [step.notice for step in steps[:8]] == [""] * 8
+    assert set(control.managed) == set(), "restored at last"
+    assert steps[8].reason is Reason.UNATTRIBUTED
+
+
+def above(cost=300.0, end: float | None = 200.0, queueing=False) -> Neighbour:
+    """A gold volume above its curve, or inside it with ``end`` None."""
+    return neighbour("gold2", cost, Priority.GOLD, queueing, curve_end=end)
+
+
+def test_an_equal_that_is_inside_its_curve_again_keeps_its_promise_and_blocks_nothing(control):
+    control.step([victim(r=9.0)], world(above(), neighbour(cost=200.0)), 100 * S)
+    assert control.allowed == 253.0  # its curve's end and the other's floor
+    inside = world(above(200.0, None, queueing=True), neighbour(cost=53.0))
+    assert control.step([victim(r=8.0)], inside, 104 * S).notice == "infeasible"  # nothing more to take
+    assert control.managed["gold2"].curve_end == 200.0
+    grown = world(above(200.0, None, queueing=True), neighbour(cost=53.0), neighbour("new", 300.0))
+    assert control.step([victim(r=9.0)], grown, 108 * S).changed, "its neighbours can still give"
+    assert control.allowed >= 253.0 + 53.0
+
+
+def test_an_equal_inside_its_curve_that_feels_no_cap_is_let_go(control):
+    control.step([victim(r=9.0)], world(above(), neighbour(cost=200.0)), 100 * S)
+    shares = {"gold2": 200.0, "greedy": 53.0}
+    inside = world(above(120.0, None), neighbour(cost=53.0, queueing=True))
+    for second, wanted in ((103, []), (106, []), (109, ["gold2"])):
+        control.step([victim(Need.HOLD, r=0.8, u=0.5)], inside, second * S)
+        assert control.unneeded(lambda: shares, [clear()], second * S) == wanted
+    control.leave_out(["gold2"], shares)
+    assert (control.allowed, set(control.managed)) == (53.0, {"greedy"})
+
+
+def test_a_class_is_let_go_when_those_below_it_have_more_than_their_floors(control):
+    control.step([pressing()], world(neighbour(cost=70.0), silver(400.0)), 100 * S)
+    for second in (101, 107):
+        control.step([clear(g=2.0)], world(neighbour(cost=53.0), silver(50.0)), second * S)
+    at_floor, plenty = {"greedy": 53.0, "silver": 182.0}, {"greedy": 100.0, "silver": 135.0}
+    assert control.unneeded(lambda: at_floor, [clear()], 107 * S) == []
+    assert control.unneeded(lambda: plenty, [clear()], 107 * S) == ["silver"]
+    assert control.unneeded(lambda: plenty, [victim(Need.IDLE)], 107 * S) == [], "it is released anyhow"
+
+
+def test_a_volume_that_no_victim_of_now_may_slow_down_is_let_go(control):
+    control.step([pressing()], world(neighbour(cost=70.0), silver(400.0)), 100 * S)
+    control.victims.add(("other", "latency"))
+    lesser = victim(Need.HOLD, r=0.8, priority=Priority.SILVER, name="other")
+    found = world(neighbour(cost=53.0, queueing=True), silver(180.0, queueing=True))
+    control.step([victim(Need.GONE), lesser], found, 111 * S)
+    shares = {"greedy": 53.0, "silver": 182.0}
+    assert control.unneeded(lambda: shares, [victim(Need.GONE), lesser], 111 * S) == ["silver"]
+
+
+def resting(control) -> int:
+    """Attempts without effect until it rests; the second."""
+    found, second = world(neighbour(cost=4000.0)), 100
+    while not control.quiet_until_ns:
+        control.step([victim(r=3.0)], found, second * S)
+        second += 3
+    return second
+
+
+def test_a_rest_ends_when_the_promise_has_been_kept_for_as_long_as_a_violation_takes_to_end(control):
+    second, found = resting(control), world(neighbour(cost=4000.0))
+    for more in range(21):
+        control.step([clear()], found, (second + more) * S)
+    assert control.step([victim()], found, (second + 21) * S).changed
+
+
+@pytest.mark.parametrize("need", [Need.UNKNOWN, Need.IDLE, Need.AT_RISK])
+def test_a_rest_goes_on_while_nothing_says_that_the_trouble_has_ended(control, need):
+    second, found = resting(control), world(neighbour(cost=4000.0))
+    for more in range(0, 50, 5):
+        control.step([victim(need)], found, (second + more) * S)
+    assert not control.step([victim()], found, (second + 50) * S).changed
+
+
+def test_the_ceiling_learned_while_a_gateway_was_away_is_forgotten(control):
+    start(control)
+    learned = control.ceiling
+    control.lost("B")
+    for second in (103, 106):
+        control.step([victim(r=3.0 - second / 100)], world(neighbour(cost=100.0)), second * S)
+    assert control.ceiling < learned
+    control.came_back("B")
+    assert control.ceiling == learned
+
+
+def test_a_rest_that_began_while_a_gateway_was_away_ends_when_it_is_back(control):
+    control.lost("B")
+    resting(control)
+    control.came_back("B")
+    assert control.quiet_until_ns == 0
+
+
+def test_what_a_gateway_uses_that_was_away_at_the_start_counts_when_it_is_back(control):
+    control.lost("B")
+    start(control)
+    both = {"greedy": replace(neighbour(cost=250.0), peak=700.0)}
+    control.step([victim(Need.HOLD, r=0.8, u=0.5)], world(*both.values()), 103 * S)
+    control.came_back("B")
+    assert (control.start, control.ceiling, control.allowed) == (700.0, 700.0, 200.0)

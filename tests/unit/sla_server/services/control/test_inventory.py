@@ -4,7 +4,7 @@ import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control.backend_loop import Need
-from tests.support.worlds import KEY, A, Feeder, controller, promise, volume_class
+from tests.support.worlds import KEY, A, B, Feeder, controller, exports, promise, streams, volume_class
 
 
 def feeder(**over) -> Feeder:
@@ -63,3 +63,62 @@ def test_neighbours_and_who_is_above_its_curve():
     assert found["greedy"].cost_per_s == pytest.approx(425)
     assert found["greedy"].curve_end is None
     assert inventory.neighbours("elsewhere", (), {}) == {}
+
+
+def lost_victim() -> Feeder:
+    """Gold's only gateway is lost after three cuts, and its agreement applied again."""
+    made = feeder()
+    for _ in range(3):
+        made.step((A, {"gold": (80, 30)}, 0))
+    made.controller.gateway_lost(A, "connection closed", made.now_ns)
+    made.second += 20
+    made.controller.set_agreements((promise(version=2),), (volume_class(),))
+    return made
+
+
+def test_a_promise_made_again_while_its_gateway_is_lost_is_gone_a_lease_after_the_last_cut():
+    made = lost_victim()
+    assert need(made) is Need.UNKNOWN
+    made.second += 11
+    assert need(made) is Need.GONE
+
+
+def test_a_promise_that_is_never_fed_is_gone_a_lease_after_the_first_question():
+    made = feeder()
+    assert need(made) is Need.UNKNOWN  # its gateway has sent no cut yet
+    made.second += 30
+    assert need(made) is Need.UNKNOWN
+    made.second += 1
+    assert need(made) is Need.GONE
+    made.step((A, {"gold": (80, 30)}, 0))
+    assert need(made) is Need.UNKNOWN, "a window is not enough, but it is not gone"
+
+
+def test_a_volume_that_moves_is_a_neighbour_where_it_is():
+    made = feeder()
+    inventory = made.controller.inventory
+    made.controller.gateway_up(A, "a", exports("gold") + exports("greedy", backend="other"), made.now_ns)
+    assert dict(inventory.backends()) == {"disk": {"gold"}, "other": {"greedy"}}
+    assert not inventory.is_on("greedy", "disk")
+    made.controller.gateway_up(A, "a", exports("gold", "greedy"), made.now_ns)
+    assert dict(inventory.backends()) == {"disk": {"gold", "greedy"}}
+
+
+def test_of_two_gateways_that_disagree_the_one_that_is_lost_does_not_count():
+    made = feeder()
+    made.controller.gateway_up(B, "b", exports("greedy", backend="other"), made.now_ns)
+    inventory = made.controller.inventory
+    assert dict(inventory.backends()) == {"disk": {"gold", "greedy"}, "other": {"greedy"}}
+    made.controller.gateway_lost(A, "connection closed", made.now_ns)
+    assert dict(inventory.backends()) == {"disk": {"gold"}, "other": {"greedy"}}
+
+
+def test_of_a_volume_on_two_backends_each_counts_its_own_use():
+    made = feeder()
+    made.controller.gateway_up(B, "b", exports("greedy", backend="other"), made.now_ns)
+    made.controller.add_streams(B, streams(B, "greedy", backend="other"))
+    for _ in range(3):
+        made.step((A, {"greedy": (400, 2)}, 0), (B, {"greedy": (100, 2)}, 0))
+    inventory = made.controller.inventory
+    assert inventory.neighbours("disk", (), {})["greedy"].cost_per_s == pytest.approx(425)
+    assert inventory.neighbours("other", (), {})["greedy"].cost_per_s == pytest.approx(106.25)

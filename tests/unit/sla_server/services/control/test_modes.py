@@ -164,3 +164,19 @@ def test_availability_is_violated_by_an_outage_and_by_failures_and_not_by_slowne
     ]
     assert "2.0% of the I/Os failed" in found[0].text
     assert not made.controller.loops.controls  # it asks control for nothing
+
+
+def test_a_victim_that_is_only_observed_from_now_on_leaves_its_caps_to_the_others() -> None:
+    made = world("enforce", "gold", "gold2")
+    run(made, 3, "gold", "gold2")
+    control = made.controller.loops.controls["disk"]
+    control.victims.add(("gold2", "latency"))
+    made.controller.set_agreement_modes({"gold": "observe"})
+    decided = run(made, 1, "gold2")
+    assert not events_of(decided, "throttle-released")
+    assert {t.victim for t in made.controller.policy.layers["control"].values()} == {"gold2/latency"}
+    assert (control.active, control.victims) == (True, {("gold2", "latency")})
+    made.controller.set_agreement_modes({"gold": "observe", "gold2": "observe"})
+    assert not control.active, "it believes in no caps that are not in force"
+    (released,) = events_of(run(made, 1, "gold2"), "throttle-released")
+    assert released.details["ended"] == "mode-observe"

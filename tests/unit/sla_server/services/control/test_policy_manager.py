@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sla_server.agreements.promise import Priority
-from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.decisions import RecordDecision, SetCaps
 from sla_server.services.control.simulation import UNIX_0_US
 from sla_server.services.control.throttle import MAX_GEN
 from tests.support.worlds import (
@@ -411,3 +411,29 @@ def test_what_a_lost_gateway_still_lets_through_is_not_given_to_the_others_befor
         found = [d for d in made.step((A, {"v": (66, 1)}, gen)) if isinstance(d, SetCaps)]
     assert made.second - lost_at == pytest.approx(30, abs=1)
     assert caps_of(found, A).caps[0]["cost_per_s"] == pytest.approx(100)
+
+
+def test_a_cap_goes_with_a_volume_to_another_backend_and_follows_its_mode():
+    made = feeder("observe")
+    made.controller.set_backend_modes({"other": "enforce"})
+    made.controller.manual_set("t1", "v", ops_per_s=300)
+    made.controller.set_policy_caps(1, {"v": 90.0})
+    (row,) = rows_of(busy(made))
+    assert (row["source"], row["backend"]) == ("manual", "disk")
+    made.controller.manual_release(throttle_id="t1")
+    busy(made)
+    made.controller.manual_set("t2", "v", ops_per_s=300)
+    busy(made)
+    made.controller.gateway_up(A, "a", exports("v", backend="other"), made.now_ns)
+    rows = {row["throttle_id"]: row for row in rows_of(busy(made))}
+    assert rows["t2"]["backend"] == "other"
+    made.controller.manual_release(throttle_id="t2")
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 90.0
+
+
+def test_a_decision_names_who_was_sent_the_cap_and_who_was_not():
+    made = Feeder(controller((), mode="enforce"), (A, ("v",)), (B, ("v",)))
+    made.controller.gateway_lost(B, "connection closed", made.now_ns)
+    made.controller.manual_set("t1", "v", ops_per_s=200)
+    (row,) = [d.row for d in busy(made) if isinstance(d, RecordDecision)]
+    assert (row["figures"]["gateways"], row["figures"]["without_cap"]) == ([A[:4]], [B[:4]])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.usage import GatewayTable, KnownStream
-from tests.support.worlds import A, cut, promise, streams
+from tests.support.worlds import A, B, cut, promise, streams
 
 
 def table(gateway: str, *volumes: str, backend: str = "disk") -> GatewayTable:
@@ -67,3 +67,22 @@ def test_the_plan_of_a_cut_that_names_strangers():
     assert scopes.plan(made, ids) is plan
     scopes.extend(made, add(made, "?"))
     assert scopes.plan(made, ids).rows.tolist() == [1, 2, 0]
+
+
+def test_a_stream_that_moves_takes_its_promise_along_and_leaves_the_others():
+    made, other = table(A, "gold-1", "gold-2"), table(B, "gold-3")
+    scopes = PromiseScopes(ControlSettings())
+    scopes.set_promises([promise(volumes=("gold-*",))], [made, other])
+    over_all = scopes.over_all(("gold", "latency"))
+    moved = made.set_backends({"gold-2": "other"})
+    assert moved == [1]
+    scopes.move(made, moved, {A: made, B: other})
+    assert scopes.over_all(("gold", "latency")) is over_all, "where it is in force has not changed"
+    (left,), (new,) = scopes.on_backend("disk"), scopes.on_backend("other")
+    assert (left.volumes, new.volumes) == ({"gold-1", "gold-3"}, {"gold-2"})
+    assert (rows(scopes, A, "disk"), rows(scopes, A, "other")) == ([[True, False]], [[False, True]])
+    assert rows(scopes, B, "disk") == [[True]]
+    scopes.move(made, made.set_backends({"gold-1": "other"}), {A: made, B: other})
+    assert [s.volumes for s in scopes.on_backend("disk")] == [{"gold-3"}]
+    scopes.move(other, other.set_backends({"gold-3": "other"}), {A: made, B: other})
+    assert scopes.backends() == {"other"}

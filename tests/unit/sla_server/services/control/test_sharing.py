@@ -11,10 +11,13 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
     Claim,
     Neighbour,
+    by_class,
     claims,
     floor_for,
+    gives_way,
     highest_touched,
     may_slow,
+    share,
     split,
     spread,
     terms,
@@ -29,6 +32,7 @@ claim = st.builds(
     demand=st.one_of(st.floats(0, 1e5), st.just(math.inf)),
     floor=st.floats(0, 1e3),
     weight=st.sampled_from([1.0, 2.0, 4.0, 8.0]),
+    known=st.floats(0, 1e4),
 )
 many = st.dictionaries(st.sampled_from("abcdefgh"), claim, min_size=1)
 
@@ -57,9 +61,9 @@ def test_properties(allowed, claims):
     shares = water_fill(allowed, claims)
     floors = sum(c.floor for c in claims.values())
     wants = sum(max(c.demand, c.floor) for c in claims.values())
-    for name, share in shares.items():
-        assert share >= claims[name].floor - 1e-6
-        assert share <= max(claims[name].demand, claims[name].floor) + 1e-6
+    for name, rate in shares.items():
+        assert rate >= claims[name].floor - 1e-6
+        assert rate <= max(claims[name].demand, claims[name].floor) + 1e-6
     assert sum(shares.values()) == pytest.approx(max(min(allowed, wants), floors), rel=1e-6, abs=1e-3)
 
 
@@ -138,3 +142,55 @@ def test_claims_hide_no_demand_of_a_queueing_volume():
     assert found["q"].demand == math.inf
     assert found["n"].demand == pytest.approx(125 + 20)
     assert found["n"].weight == 2.0
+
+
+def test_what_a_more_important_class_is_known_to_want_comes_first():
+    claims = {
+        "silver": Claim(math.inf, 50, 4, known=125),
+        "bronze": Claim(40, 50, 2, known=40),
+        "greedy": Claim(math.inf, 50, 1, known=800),
+    }
+    assert share(225, claims) == pytest.approx({"silver": 125, "bronze": 50, "greedy": 50})
+    assert share(180, claims) == pytest.approx({"silver": 80, "bronze": 50, "greedy": 50})
+    assert share(100, claims) == pytest.approx({"silver": 50, "bronze": 50, "greedy": 50})
+    # What is left is shared by weight: 4 to 1, and silver has what it is known to want already.
+    assert share(325, claims) == pytest.approx({"silver": 220, "bronze": 50, "greedy": 55})
+
+
+def test_within_a_class_nothing_changes():
+    claims = {"a": Claim(math.inf, 50, 1, known=300), "b": Claim(math.inf, 50, 1, known=60)}
+    assert share(200, claims) == water_fill(200, claims)
+
+
+@given(st.floats(0, 1e6), many)
+def test_shares_in_order_keep_floors_and_the_sum(allowed, claims):
+    shares, floors = share(allowed, claims), sum(c.floor for c in claims.values())
+    wants = sum(max(c.demand, c.floor) for c in claims.values())
+    assert all(rate >= claims[name].floor - 1e-6 for name, rate in shares.items())
+    assert sum(shares.values()) == pytest.approx(max(min(allowed, wants), floors), rel=1e-6, abs=1e-3)
+
+
+def test_classes_give_way_from_below():
+    found = [
+        Neighbour("be", Priority.BEST_EFFORT, 100, 100, 50, False),
+        Neighbour("tiny", Priority.BEST_EFFORT, 5, 5, 5, False),
+        Neighbour("bronze", Priority.BRONZE, 100, 100, 50, False),
+        Neighbour("silver", Priority.SILVER, 100, 100, 50, False),
+        Neighbour("above", Priority.GOLD, 100, 100, 50, False, curve_end=80.0),
+        Neighbour("inside", Priority.GOLD, 100, 100, 50, False),
+    ]
+    volumes = {n.volume: n for n in found}
+
+    def names(g: float, *spared: str) -> list[list[str]]:
+        return [[n.volume for n in each] for _, each in by_class(Priority.GOLD, g, spared, volumes, SETTINGS)]
+
+    assert names(0.0) == [["be", "above"]]
+    assert names(2.0, "bronze") == [["be", "above"], ["silver"]]
+
+
+def test_one_slowed_down_for_a_more_important_promise_keeps_what_it_uses():
+    gold = Neighbour("g", Priority.GOLD, 120, 120, 50, False, curve_end=80.0)
+    assert not gives_way(Priority.SILVER, gold)
+    assert floor_for(Priority.SILVER, gold) == 120
+    assert gives_way(Priority.GOLD, gold)
+    assert floor_for(Priority.GOLD, gold) == 80

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.simulation import SimGateway, Simulation
 from sla_server.simulate.device import DeviceModel
@@ -42,10 +42,13 @@ def plan(
     promises: Sequence[Promise] = (promise(),),
     classes: Sequence[VolumeClass] = (volume_class(),),
     lag_s: float = 0.01,
+    budget_left: float = 1.0,
 ) -> Plan:
     contract = Contract(promises, classes)
     feeds = [GeneratedFeed(load) for load in loads]
-    return Plan(contract, feeds, {"disk": DEVICE}, [(0.0, length_s)], seed=seed, lag_s=lag_s)
+    devices = {load.backend: DEVICE for load in loads}
+    spans = [(0.0, length_s)]
+    return Plan(contract, feeds, devices, spans, seed=seed, lag_s=lag_s, budget_left=budget_left)
 
 
 def enforced(
@@ -188,3 +191,98 @@ def test_clocks_that_jump_change_nothing():
     figures, _ = enforced(made, disturb)
     assert bad_within(figures, 12, 60) <= 7
     assert kept(figures) >= 250
+
+
+def in_force(sim: Simulation) -> list[tuple[str, str]]:
+    """Volumes that are capped now, and on which backend."""
+    return [(throttle.volume, throttle.backend) for throttle in sim.controller.policy.throttles()]
+
+
+def test_a_victim_whose_gateway_is_gone_frees_its_neighbours_also_when_its_agreement_is_applied_again():
+    made, worlds = plan([GOLD, greedy()], 75), list[Simulation]()
+
+    def disturb(sim: Simulation) -> None:
+        worlds.append(sim)
+        again = ([promise(version=2)], [volume_class()])
+        sim.world.at(20, lambda: sim.lose(gateway(sim, "A")))
+        sim.world.at(35, lambda: sim.controller.set_agreements(*again))
+
+    enforced(made, disturb)
+    ((released_at, event),) = worlds[0].of_kind("throttle-released")
+    assert 49 <= released_at <= 52, "a lease after its last cut, however often it is applied"
+    assert event.details["reason"] == "victim-gone"
+    assert in_force(worlds[0]) == []
+
+
+def test_a_volume_that_moves_takes_its_promise_along_and_what_it_leaves_is_free():
+    loads = [GOLD, greedy(), greedy(volume="hog", gateway="C", backend="disk-2")]
+    made, worlds = plan(loads, 65), list[Simulation]()
+
+    def disturb(sim: Simulation) -> None:
+        worlds.append(sim)
+        sim.world.at(24, lambda: sim.lose(gateway(sim, "A")))
+        sim.world.at(25, lambda: sim.move(gateway(sim, "A"), "gold", "disk-2"))
+
+    figures, _ = enforced(made, disturb)
+    assert in_force(worlds[0]) == [("hog", "disk-2")]
+    freed = [at for at, event in worlds[0].of_kind("throttle-released") if event.subject == "greedy"]
+    assert len(freed) == 1
+    assert freed[0] <= 27
+    assert bad_within(figures, 8, 24) <= 5
+    assert bad_within(figures, 36, 65) <= 6, "protected where it is now"
+
+
+def test_a_neighbour_that_moves_away_is_slowed_down_no_longer_and_the_others_go_on():
+    loads = [GOLD, greedy(depth=16), greedy(volume="hog", gateway="C", depth=16)]
+    spare = greedy(volume="other", gateway="D", backend="disk-2", depth=0, iops=1)
+    made, worlds = plan([*loads, spare], 60), list[Simulation]()
+
+    def disturb(sim: Simulation) -> None:
+        worlds.append(sim)
+        sim.world.at(24, lambda: sim.lose(gateway(sim, "C")))
+        sim.world.at(25, lambda: sim.move(gateway(sim, "C"), "hog", "disk-2"))
+
+    figures, _ = enforced(made, disturb)
+    assert in_force(worlds[0]) == [("greedy", "disk")]
+    assert bad_within(figures, 12, 60) <= 6
+    assert kept(figures, "hog") >= 200, "it has a disk for itself"
+
+
+def test_silver_is_spared_while_best_effort_can_give_what_gold_needs():
+    silver = promise("silver", priority=Priority.SILVER)
+    made = plan(
+        [
+            GOLD.model_copy(update={"iops": 60.0}),
+            GOLD.model_copy(update={"volume": "silver", "iops": 60.0}),
+            greedy(),
+        ],
+        60,
+        promises=[promise(), silver],
+        classes=[volume_class(), volume_class("silver", Priority.SILVER)],
+        budget_left=0.0,
+    )
+    figures, capped = enforced(made)
+    assert [volume.volume for volume in capped] == ["greedy"]
+    assert all(found.bad_s <= 9 for found in figures.promises)
+    assert kept(figures) >= 150
+
+
+def test_an_equal_is_slowed_down_to_its_curves_end_and_let_go_when_it_is_inside_its_curve():
+    """From second 30 on it asks for what it was promised, and best-effort alone has to give way."""
+    equal = promise("equal", ms=30, curve=(CurveStep(200.0, 30_000),))
+    loads = [
+        GOLD,
+        greedy(volume="equal", iops=300, until_s=30),
+        greedy(volume="equal", iops=120, from_s=30),
+        greedy(volume="rest", gateway="C", depth=16),
+    ]
+    made, worlds = (
+        plan(loads, 80, promises=[promise(), equal], classes=[volume_class(), volume_class("equal")]),
+        list[Simulation](),
+    )
+    figures, capped = enforced(made, worlds.append)
+    least = {volume.volume: volume.least_cost for volume in capped}
+    assert least["equal"] >= 200, "never below what its curve promises"
+    assert in_force(worlds[0]) == [("rest", "disk")]
+    assert bad_within(figures, 40, 80) <= 8
+    assert not [event for _, event in worlds[0].of_kind("infeasible") if "higher priority" in event.text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sla_server.services.control.decisions import RecordDecision
 from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, promise, volume_class
 
 GOOD, GREEDY = (100, 2.0), (400, 30.0)
@@ -147,3 +148,19 @@ def test_an_idle_backend_has_no_fault() -> None:
     for _ in range(20):
         run.second(NOTHING, NOTHING)
     assert run.kinds("backend") == []
+
+
+def test_what_a_fault_ended_is_a_decision_of_the_loop_and_rests_end_with_it() -> None:
+    run = Run(world(lease_s=10))
+    for _ in range(5):
+        run.second((100, 30.0), GREEDY, waiting=ALL_WAIT)
+    control = run.made.controller.loops.controls["disk"]
+    control.quiet_until_ns = 1 << 60
+    for _ in range(14):
+        run.second(NOTHING, NOTHING, waiting=ALL_WAIT)
+    rows = [d.row for _, d in run.decided if isinstance(d, RecordDecision)]
+    (released,) = [row for row in rows if row["kind"] == "release"]
+    assert (released["reason"], released["victim"]) == ("storage-fault", "gold/latency")
+    for _ in range(6):
+        run.second(GOOD, (400, 2.0))
+    assert control.quiet_until_ns == 0
