@@ -112,7 +112,7 @@ OVERDUE: Final = 4
 FAILED: Final = 8
 OUTSTANDING: Final = 12
 _COMPARED: Final = np.array([kind <= IO_WRITE or FAILED <= kind <= FAILED + IO_WRITE for kind in range(16)])
-_KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE and kind <= OUTSTANDING for kind in range(16)])
+_KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE for kind in range(16)])
 
 HIST_DTYPE: Final = np.dtype([("row", "<u2"), ("bucket", "<u2"), ("count", "<u4")])
 MISSED_DTYPE: Final = np.dtype(
@@ -330,7 +330,7 @@ def problem_of(
     if bool((hist["row"] >= hist_rows).any()) or bool((hist["bucket"] >= WIRE_BUCKETS).any()):
         return "a histogram entry names a row or bucket that does not exist"
     kind = missed["io"]
-    if bool((kind > OUTSTANDING).any()) or not bool(_KNOWN_KINDS[kind].all()):
+    if bool((kind >= len(_KNOWN_KINDS)).any()) or not bool(_KNOWN_KINDS[kind].all()):
         return "a missed entry names an I/O kind that does not exist"
     more = missed["missed"] > missed["counted"]
     if bool((missed["row"] >= missed_rows).any()) or bool((more & _COMPARED[kind]).any()):
