@@ -346,6 +346,7 @@ class IngestWindow:
             last[:] = max(last[0], end_us), max(last[1], item.recv_us), item.offset_us
 
     def _add_rows(self, rows: CutRows) -> None:
+        self._add_refusals(rows)
         if not rows.n:
             return
         number = self.streams.numbers(rows.stream_id, rows.start_us, rows.item, rows.gateways)
@@ -381,7 +382,6 @@ class IngestWindow:
                 if len(row):
                     in_found = None if mask is None else mask[row]
                     add(_picked(number[row], in_found), *(_picked(column, in_found) for column in found))
-        self._add_refusals(rows)
 
     def _add_refusals(self, rows: CutRows) -> None:
         """Stalls of clients that were refused: of reads and writes alike, as neither could begin."""
