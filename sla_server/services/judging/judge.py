@@ -238,11 +238,13 @@ class Judge:
             parts = _parts(self._due(progress, now_us))
             while parts:
                 self._breathe()
-                judged = self._read(parts[0], progress, now_us).judged()
-                for count, (due, found, lost) in enumerate(zip(parts.pop(0), *judged, strict=True)):
+                part = self._read(parts[0], progress, now_us)
+                judged = zip(parts.pop(0), part.gateways, *part.judged(), strict=True)
+                for count, (due, gateways, found, lost) in enumerate(judged):
                     if count % BREATH_DUES == 0 and count:
                         self._breathe()
-                    self._enter(due, found, lost, progress, now_us, result)
+                    lacking = frozenset([name for name in gateways if progress.get(name, 0) < due.end_us])
+                    self._enter(due, found, lost, lacking, now_us, result)
         except SlaError as exc:
             if not exc.retryable:
                 raise
@@ -329,15 +331,14 @@ class Judge:
         due: _Due,
         verdict: SliceVerdict,
         lost: str,
-        progress: dict[str, int],
+        lacking: frozenset[str],
         now_us: int,
         result: Judgement,
     ) -> None:
         track, start_us, end_us = due.track, due.start_us, due.end_us
-        gateways = track.gateways(due.scope, progress, start_us, end_us)
         row = _slice_row(track, start_us, verdict, lost, now_us)
         before = track.state_of(start_us)
-        if not track.settle(row, frozenset(name for name in gateways if progress.get(name, 0) < end_us)):
+        if not track.settle(row, lacking):
             return
         result.rows.append(("slices", row))
         if before not in ("", verdict.state):
@@ -351,20 +352,17 @@ class _Part:
     """Due slices of one read, judged together.
 
     Attributes:
+        gateways: whose data each slice needs.
         thin: gateways of which too little of some slice was observed.
     """
 
     def __init__(self, dues: Sequence[_Due], inputs: SliceRows, progress: dict[str, int]) -> None:
         self.inputs = inputs
         self._dues = dues
+        self.gateways = [due.track.gateways(due.scope, progress, due.start_us, due.end_us) for due in dues]
         self._sources = [
-            inputs.sources(
-                due.scope,
-                due.track.gateways(due.scope, progress, due.start_us, due.end_us),
-                due.start_us,
-                due.end_us,
-            )
-            for due in dues
+            inputs.sources(due.scope, gateways, due.start_us, due.end_us)
+            for due, gateways in zip(dues, self.gateways, strict=True)
         ]
         self.thin = {
             name

@@ -136,8 +136,10 @@ class Track:
 
         If all are, it needs all of them: what nobody observes is no_data, however long it lasts.
         """
-        seen = frozenset(stream.gateway_id for stream in scope if stream.first_seen_us < end_us)
-        return frozenset(name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US) or seen
+        seen = frozenset([stream.gateway_id for stream in scope if stream.first_seen_us < end_us])
+        if len(seen) < 2:
+            return seen
+        return frozenset([name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US]) or seen
 
     def due(
         self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int, late_us: int
