@@ -172,6 +172,7 @@ def test_header_that_contradicts_the_columns(over: dict[str, Any]) -> None:
         ((0, 0, 1), (0, 0, 1, 1, 2), 1),
         ((0, 0, 1), (0, 7, 1, 1, 1), 1),
         ((0, 0, 1), (0, cut.OUTSTANDING + 3, 1, 1, 1), 1),
+        ((0, 0, 1), (0, cut.OUTSTANDING + 4, 1, 1, 1), 1),
         ((0, 0, 1), (0, 65_535, 1, 1, 1), 1),
         ((0, 0, 1), (0, cut.FAILED, 1, 1, 2), 1),
         ((0, 0, 1), (2, cut.OVERDUE, 1, 1, 1), 1),
