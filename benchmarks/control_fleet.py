@@ -25,11 +25,11 @@ from pmdaemon.wire.histogram import BUCKETS, DELAY, SERVICE
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.promise import CurveStep, InForce, Priority, Promise, VolumeClass
-from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.judging.judge import Judge
 from sla_server.services.snapshot import Shown, snapshot_frame
+from tests.support.judged import inputs_of
 
 GATEWAYS: Final = 4_000
 STREAMS: Final = 16
@@ -130,10 +130,6 @@ class Fleet:
         return statistics.median(found[WARM_S:]) / len(self.ids) * 1e6
 
 
-NOTHING_HIDDEN = dict.fromkeys(("errors", *FAILED, *OUTSTANDING, "held_max", "inflight_max"), 0)
-NOTHING_LATE = dict.fromkeys(LATE_SUMS[2:], 0)
-
-
 class Tables:
     """What the judge reads, made up in memory; ``spent_s``: CPU that went into it. See ``services.store``."""
 
@@ -146,6 +142,7 @@ class Tables:
         ]  # fmt: skip
         self._hist = np.zeros(BUCKETS, np.int64)
         self._hist[QUIET_BUCKET] = 600
+        self._none = np.zeros(BUCKETS, np.int64)
         self.now_us = 0
         self.spent_s = 0.0
         self.most_rows = 0
@@ -173,39 +170,28 @@ class Tables:
         started = time.process_time()
         first = -(-from_us // MINUTE_US) * MINUTE_US
         slots = [s for s in range(first, to_us, MINUTE_US) if s + MINUTE_US <= self.now_us]
-        found = Inputs()
+        rows: list[Row] = []
+        missed: list[Row] = []
+        coverage: list[Row] = []
         for slot_us in slots:
             for stream in stream_ids:
                 row = {"slot_us": slot_us, "stream_id": stream}
-                found.rows.append(
-                    {**row, "arrived": 600, "reads": 600, "writes": 0, "read_bytes": 600 * 4096,
-                     "write_bytes": 0, "hist_read": self._hist.copy(), "hist_write": self._hist * 0,
-                     "lat_sum_us": 600 * 2_000, "covered_us": MINUTE_US, **NOTHING_HIDDEN}
+                rows.append(
+                    {**row, "arrived": 600, "reads": 600, "read_bytes": 600 * 4096, "hist_read": self._hist,
+                     "hist_write": self._none, "lat_sum_us": 600 * 2_000, "covered_us": MINUTE_US}
                 )  # fmt: skip
-                found.missed.append(
-                    {**row, "io": 0, "threshold_us": LIMIT_US, "counted": 600, "missed": 3, **NOTHING_LATE}
-                )
+                missed.append({**row, "io": 0, "threshold_us": LIMIT_US, "counted": 600, "missed": 3})
             for gateway in gateway_ids:
                 covered: Row = {"slot_us": slot_us, "gateway_id": gateway}
-                found.coverage.append(
-                    {**covered, "covered_us": MINUTE_US, "cuts": 60, "gap_cuts": 0, "gap_ios": 0}
-                )
-        self.most_rows = max(self.most_rows, len(found.rows))
+                coverage.append({**covered, "covered_us": MINUTE_US, "cuts": 60, "gap_cuts": 0, "gap_ios": 0})
+        found = inputs_of(rows, missed, coverage)
+        self.most_rows = max(self.most_rows, len(rows))
         self.spent_s += time.process_time() - started
         return found
 
     def outages(self, from_us: int, to_us: int) -> list[Row]:
         """See ``Store``."""
         return []
-
-
-class Inputs:
-    """See ``SliceInputs``."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.missed: list[Row] = []
-        self.coverage: list[Row] = []
 
 
 def agreements(count: int) -> list[InForce]:

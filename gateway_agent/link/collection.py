@@ -252,7 +252,7 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     """One cut of one group. New streams are added to ``stream_names``.
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
-    is there when caps held I/Os for too long (``wire.cut``).
+    is there when caps held I/Os for too long, ``of`` for samples of several sources (``wire.cut``).
 
     Raises:
         BadCut: more streams than a cut may have; split the exports over several gateways.
@@ -263,6 +263,8 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     generations = {sample.throttle_gen for sample in group} - {None}
     versions = {sample.threshold_version for sample in group} - {None}
     extra: dict[str, Any] = {"dp": identity.marks}
+    if len(group) > 1:
+        extra["of"] = _planes_of_rows(group, stream_names, counters[cut.COL["stream_id"]])
     if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
@@ -280,6 +282,18 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
         starved_us=max(sample.starved_us for sample in group),
         extra=extra,
     )
+
+
+def _planes_of_rows(
+    group: Sequence[Sample], stream_names: StreamNames, ids: npt.NDArray[np.int64]
+) -> dict[str, bytes]:
+    """Key ``of``: which rows each plane has counted in; those of no plane are the host's."""
+    found = {}
+    for sample in group:
+        if sample.mark:
+            mine = np.array([stream_names.add(key) for key in sample.streams], dtype=np.int64)
+            found[sample.source] = np.packbits(np.isin(ids, mine), bitorder="little").tobytes()
+    return found
 
 
 def _common(generations: set[int | None]) -> int:

@@ -14,6 +14,8 @@ Header keys:
     gap  cuts dropped directly before this one (spool overflow)
     st   us of the cut in which the gateway's data plane wanted to run and got no processor; only if above 0
     dp   {plane: id}, the newest DP_CUT of each plane that went into this or an earlier cut
+    of   {plane: bitmap}, in a cut of several sources: bit i, from the lowest of the first byte, says that row
+         i is of that plane; the rows of no plane are the host's
     late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
 
 Blob, little-endian:

@@ -158,6 +158,7 @@ RULES: Final = (
     RetentionRule("rollups", "slot_us", "rollups_days"),
     RetentionRule("rollup_missed", "slot_us", "rollups_days"),
     RetentionRule("coverage", "slot_us", "coverage_days"),
+    RetentionRule("plane_gaps", "slot_us", "coverage_days"),
     RetentionRule("outages", "to_us", "coverage_days"),
     RetentionRule("rollup_hours", "hour_us", "hours_days"),
     RetentionRule("slices", "start_us", "slices_days"),

@@ -46,10 +46,32 @@ COUNTERS: Final = (
 """Columns of a cut that are summed into rollups and hours, by the same names."""
 FAILED: Final = ("failed", "failed_reads", "failed_writes")
 """I/Os completed with an error, as agents since release 0.2 count them by kind; summed into rollups."""
-OUTSTANDING: Final = ("oldest_ms", "stalled_ms")
-"""What a slot's cuts said of outstanding I/O, the largest of each (``wire.cut``)."""
-LATE_SUMS: Final = ("counted", "missed", "overdue", "settled", "failed", "failed_missed")
-"""Sums of ``rollup_missed``: I/Os compared with a limit, and what completions alone hide (``wire.cut``)."""
+OUTSTANDING: Final = (
+    "oldest_ms",
+    "stalled_ms",
+    "oldest_read_ms",
+    "stalled_read_ms",
+    "oldest_write_ms",
+    "stalled_write_ms",
+    "kindless_oldest_ms",
+    "kindless_stalled_ms",
+)
+"""What a slot's cuts said of outstanding I/O, the largest of each (``wire.cut``): of reads and writes
+together, of each, and of all kinds together by agents that do not tell them apart (these are in the first
+two, too)."""
+LATE_SUMS: Final = (
+    "counted",
+    "missed",
+    "overdue",
+    "settled",
+    "failed",
+    "failed_missed",
+    "settled_failed",
+    "settled_failed_sure",
+)
+"""Sums of ``rollup_missed``: I/Os compared with a limit, and what completions alone hide (``wire.cut``).
+
+The last two: settled ones that failed, at most and at least; a cut does not tell which of them did."""
 
 
 def _key(name: str, kind: Any) -> Column[Any]:
@@ -119,6 +141,7 @@ streams = Table(
     _count("first_seen_us"),
     *(_count(name) for name in STREAM_SUMS),
     _big("last_us"),
+    _text("planes"),
     Index("streams_volume", "volume"),
 )
 
@@ -130,7 +153,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
-    *(_count(name) for name in (*FAILED, *OUTSTANDING)),
+    *(_count(name) for name in (*FAILED, *OUTSTANDING, "spread_us")),
     postgresql_partition_by="RANGE (slot_us)",
 )
 
@@ -163,6 +186,15 @@ coverage = Table(
     _key("gateway_id", Text),
     *(_count(name) for name in ("covered_us", "cuts", "gap_cuts", "gap_ios")),
     postgresql_partition_by="RANGE (slot_us)",
+)
+
+plane_gaps = Table(
+    "plane_gaps",
+    metadata,
+    _key("slot_us", BigInteger),
+    _key("gateway_id", Text),
+    _key("plane", Text),
+    _count("missing_us"),
 )
 
 outages = Table("outages", metadata, _key("from_us", BigInteger), _count("to_us"))

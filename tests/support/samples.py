@@ -105,6 +105,11 @@ def _hidden(rng: np.random.Generator, row: int, thresholds: Sequence[int]) -> li
     for threshold in thresholds:
         found.append((row, cuts.OVERDUE + cuts.IO_ANY, threshold, low, high))
         found.append((row, cuts.FAILED + cuts.IO_READ, threshold, high, low))
+    if high % 2:  # an agent that tells reads from writes
+        ages = rng.integers(1, 9_999, size=(2, 2)).tolist()
+        found += [(row, cuts.OUTSTANDING + io, 0, *ages[io - 1]) for io in (cuts.IO_READ, cuts.IO_WRITE)]
+    if thresholds:
+        found.append((row, cuts.FAILED + cuts.IO_ANY, thresholds[0], high, low))
     return found
 
 
@@ -173,8 +178,14 @@ class Model:
         model = cls()
         for item in items:
             slot = (item.start_unix_us + offset_us) // slot_us * slot_us
+            start_us, end_us = (
+                item.start_unix_us + offset_us,
+                item.start_unix_us + offset_us + item.duration_us,
+            )
+            for each in range(slot, max(end_us, slot + 1), slot_us):
+                within_us = min(each + slot_us, end_us) - max(each, start_us)
+                model.coverage[each, item.gateway_id][0] += within_us
             cover = model.coverage[slot, item.gateway_id]
-            cover[0] += item.duration_us
             cover[1] += 1
             cover[2] += item.gap
             mark = (item.gateway_id, item.epoch)
@@ -185,7 +196,7 @@ class Model:
                 for name in schema.COUNTERS:
                     sums[name] += int(item.counters[COL[name]][row])
                 sums["covered_us"] += item.duration_us
-                for name in (*schema.FAILED, *schema.OUTSTANDING):
+                for name in (*schema.FAILED, *schema.OUTSTANDING, "spread_us"):
                     sums[name] += 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))
                 sums["inflight_max"] = max(sums["inflight_max"], int(item.counters[COL["inflight"]][row]))
@@ -194,16 +205,34 @@ class Model:
                     model.hists[slot, ids[row]][bucket] += count
             for row, io, threshold, first, second in item.missed.tolist():
                 sums = model.slots[slot, ids[row]]
-                if io == cuts.OUTSTANDING:
-                    sums["oldest_ms"] = max(sums["oldest_ms"], first)
-                    sums["stalled_ms"] = max(sums["stalled_ms"], second)
+                if io >= cuts.OUTSTANDING:
+                    kinds = ["", "read_", "write_"][io - cuts.OUTSTANDING : io - cuts.OUTSTANDING + 1]
+                    tells = any(
+                        each[0] == row and each[1] > cuts.OUTSTANDING for each in item.missed.tolist()
+                    )
+                    for kind in kinds if tells else ["", "kindless_"]:
+                        for name, age in (("oldest", first), ("stalled", second)):
+                            key = f"{kind}{name}_ms" if kind == "kindless_" else f"{name}_{kind}ms"
+                            sums[key] = max(sums[key], age)
                 elif io >= cuts.FAILED and threshold == 0:
                     sums[schema.FAILED[io - cuts.FAILED]] += first
                 else:
                     entry = model.missed[slot, ids[row], io % 4, threshold]
                     entry[io // 4 * 2] += first
                     entry[io // 4 * 2 + 1] += second
+            model._add_settled_failed(slot, ids, item)
         return model
+
+    def _add_settled_failed(self, slot: int, ids: list[int], item: Cut) -> None:
+        """Settled completions that failed: at most and at least, of each cut, row and limit by itself."""
+        second = {(row, io, threshold): value for row, io, threshold, _, value in item.missed.tolist()}
+        for (row, io, threshold), settled in second.items():
+            failed = second.get((row, io + 4, threshold), 0)
+            if cuts.OVERDUE <= io < cuts.FAILED and settled and failed:
+                entry = self.missed[slot, ids[row], io % 4, threshold]
+                missed = max(second.get((row, io % 4, threshold), 0), settled, failed)
+                entry[6] += min(settled, failed)
+                entry[7] += max(settled + failed - missed, 0)
 
     def total(self, name: str) -> int:
         return sum(sums[name] for sums in self.slots.values())

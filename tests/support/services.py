@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
+from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
@@ -27,6 +27,7 @@ from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
 from tests.support.fake_mailbox import FakeMailbox
+from tests.support.judged import inputs_of
 
 Row = dict[str, Any]
 MINUTE_US = 60_000_000
@@ -40,13 +41,6 @@ class Away(SlaError):
     retryable = True
 
 
-@dataclass
-class Inputs:
-    rows: list[Row] = field(default_factory=list)
-    missed: list[Row] = field(default_factory=list)
-    coverage: list[Row] = field(default_factory=list)
-
-
 class FakeStore:
     """Tables as lists; ``away`` makes the named methods (or all, ``{"*"}``) fail."""
 
@@ -55,6 +49,8 @@ class FakeStore:
         self.rollups: list[Row] = []
         self.missed: list[Row] = []
         self.coverage: list[Row] = []
+        self.plane_gaps: list[Row] = []
+        self.planes: dict[int, str] = {}
         self.progress_us: dict[str, int] = {}
         self.caps: dict[tuple[int, int], dict[str, float | None]] = {}
         self.away: set[str] = set()
@@ -126,16 +122,19 @@ class FakeStore:
 
     def slice_inputs(
         self, stream_ids: Collection[int], gateway_ids: Collection[str], from_us: int, to_us: int
-    ) -> Inputs:
+    ) -> SliceInputs:
         self._read("slice_inputs")
 
         def within(rows: list[Row], key: str, values: Collection[Any]) -> list[Row]:
             return [row for row in rows if from_us <= row["slot_us"] < to_us and row[key] in values]
 
-        return Inputs(
+        gaps = within(self.plane_gaps, "gateway_id", gateway_ids)
+        return inputs_of(
             within(self.rollups, "stream_id", stream_ids),
             within(self.missed, "stream_id", stream_ids),
             within(self.coverage, "gateway_id", gateway_ids),
+            gaps,
+            self.planes if gaps else {},
         )
 
     def outages(self, from_us: int, to_us: int) -> list[Row]:

@@ -21,14 +21,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
-from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut
+from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut, columns_of
 from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.intake import spool_floors
+from sla_server.db.ingest.planes import PlaneMemory
+from sla_server.db.ingest.refusals import RefusedClients
+from sla_server.db.ingest.spread import shares, spread
 from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
 
-SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", *FAILED)
+SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", *FAILED)
 """Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING)
 _FIRST_ROWS: Final = 256
@@ -39,14 +43,17 @@ FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 
 SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
-ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", *FAILED)
+ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", *FAILED)
 HOUR_SUMS: Final = (*COUNTERS, "covered_us", "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
 ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING)
 _FIRST_FAILED: Final = SUMS.index(FAILED[0])
 _FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING[0])
+_EVERY_KIND: Final = np.array((IO_ANY, IO_READ, IO_WRITE))
 _KEY: Final = (1 << 59) - 1  # of a key of MissedSums, without what is counted
 GatewaySums = dict[tuple[int, str], list[int]]
+_KeySums = tuple[Int64s, Int64s, Int64s]
+_SETTLED_FAILED: Final = 3
 
 
 def grown(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
@@ -161,10 +168,12 @@ class Accumulator:
         """Add failed I/Os of kinds IO_ANY, IO_READ and IO_WRITE, all of shape (entries,)."""
         np.add.at(self.sums, (_FIRST_FAILED + io, number), count)
 
-    def add_outstanding(self, number: Int64s, oldest_ms: Int64s, stalled_ms: Int64s) -> None:
-        """Raise the ages of outstanding I/O, all of shape (entries,)."""
-        np.maximum.at(self.maxima[_FIRST_OUTSTANDING], number, oldest_ms)
-        np.maximum.at(self.maxima[_FIRST_OUTSTANDING + 1], number, stalled_ms)
+    def add_outstanding(self, number: Int64s, io: Int64s, oldest_ms: Int64s, stalled_ms: Int64s) -> None:
+        """Raise the ages of outstanding I/O, of shape (entries,); ``io`` as in ``CutRows.outstanding``."""
+        column = _FIRST_OUTSTANDING + 2 * io
+        np.maximum.at(self.maxima, (column, number), oldest_ms)
+        np.maximum.at(self.maxima, (column + 1, number), stalled_ms)
+        self.is_touched[number] = True
 
     def add_hist(self, number: Int64s, bucket: Int64s, count: Int64s) -> None:
         """Add histogram entries, all of shape (entries,)."""
@@ -184,7 +193,7 @@ class MissedSums:
     """I/Os of one slot compared with limits, by (stream number, io, threshold): the columns of LATE_SUMS."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64s, Int64s, Int64s]] = []
+        self._parts: list[_KeySums] = []
         self._entries = 0
 
     def add(self, number: Int64s, entries: npt.NDArray[Any]) -> None:
@@ -192,13 +201,23 @@ class MissedSums:
         # 2 bits of what is counted, 25 of stream number, 2 of io, 32 of threshold.
         io = entries["io"].astype(np.int64)
         key = (io >> 2 << 59) | (number << 34) | ((io & 3) << 32) | entries["threshold_us"]
-        self._parts.append((key, entries["counted"].astype(np.int64), entries["missed"].astype(np.int64)))
-        self._entries += len(key)
+        self._put((key, entries["counted"].astype(np.int64), entries["missed"].astype(np.int64)))
+
+    def add_settled_failed(
+        self, number: Int64s, io: Int64s, threshold_us: Int64s, most: Int64s, least: Int64s
+    ) -> None:
+        """Add settled completions that failed, as in ``CutRows.settled_failed``."""
+        self._put((_SETTLED_FAILED << 59 | (number << 34) | (io << 32) | threshold_us, most, least))
+
+    def _put(self, part: _KeySums) -> None:
+        if len(part[0]):
+            self._parts.append(part)
+            self._entries += len(part[0])
         if self._entries > MISSED_COMPACT:
             self._parts = [self._added_up()]
             self._entries = len(self._parts[0][0])
 
-    def _added_up(self) -> tuple[Int64s, Int64s, Int64s]:
+    def _added_up(self) -> _KeySums:
         keys, counted, missed = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
@@ -216,7 +235,7 @@ class MissedSums:
         keys, first, second = self._added_up()
         base = np.unique(keys & _KEY)
         sums = {name: np.zeros(len(base), dtype=np.int64) for name in LATE_SUMS}
-        for kind in range(3):  # comparisons, OVERDUE, FAILED
+        for kind in range(4):  # comparisons, OVERDUE, FAILED, settled ones that failed
             chosen = keys >> 59 == kind
             place = np.searchsorted(base, keys[chosen] & _KEY)
             sums[LATE_SUMS[2 * kind]][place] = first[chosen]
@@ -224,27 +243,45 @@ class MissedSums:
         return {"number": base >> 34, "io": (base >> 32) & 3, "threshold_us": base & 0xFFFF_FFFF, **sums}
 
 
+class IngestMemory:
+    """What is remembered of cuts from window to window; nothing of it after a start.
+
+    Attributes:
+        counters: lifetime counters.
+        planes: which planes are in a cut, and whose streams are whose.
+        refused: clients that were refused because the storage is not there.
+    """
+
+    def __init__(self, slot_us: int) -> None:
+        self.counters = CounterMemory()
+        self.planes = PlaneMemory()
+        self.refused = RefusedClients(slot_us)
+
+
 class IngestWindow:
     """The sums of the records ``first_seq`` to ``last_seq``; both 0 while it is empty.
 
     Args:
         slot_us: rollup interval.
-        counters: of the cuts before; one of its own by default.
+        memory: of the cuts before; one of its own by default.
 
     Attributes:
         streams: numbers of all streams.
         slots: by slot_us.
         hours: by hour_us; only ``hist`` and ``is_touched`` are used: sums follow from the slots.
         missed: by slot_us.
-        coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts, gap_ios].
+        coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts, gap_ios]; time in the slots it was in,
+            the rest in that of the cut's start.
+        plane_gaps: (slot_us, gateway_id, plane) to how long cuts were without that plane (``planes``).
+        stream_planes: stream_id to the planes that are newly known to have it.
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
         marks: (gateway_id, epoch) to the highest seq.
         left_out: numbers of streams that SQL does not get.
     """
 
-    def __init__(self, slot_us: int, counters: CounterMemory | None = None) -> None:
+    def __init__(self, slot_us: int, memory: IngestMemory | None = None) -> None:
         self._slot_us = slot_us
-        self._counters = counters or CounterMemory()
+        self._memory = memory or IngestMemory(slot_us)
         self.reset()
 
     def reset(self) -> None:
@@ -254,6 +291,8 @@ class IngestWindow:
         self.hours: dict[int, Accumulator] = {}
         self.missed: dict[int, MissedSums] = {}
         self.coverage: GatewaySums = {}
+        self.plane_gaps: dict[tuple[int, str, str], int] = {}
+        self.stream_planes: dict[int, frozenset[str]] = {}
         self.newest: dict[str, list[int]] = {}
         self.marks: dict[tuple[str, int], int] = {}
         self.streams = StreamIndex()
@@ -281,25 +320,33 @@ class IngestWindow:
                 self.marks[gateway_id, epoch] = max(seq, self.marks.get((gateway_id, epoch), 0))
         if batch.columns is not None:
             self._add_gateways(batch.cuts)
-            self._add_rows(CutRows(batch.cuts, batch.columns))
+            items = spread(batch.cuts, self._slot_us)
+            columns = batch.columns if items is batch.cuts else columns_of(items)
+            self._add_rows(CutRows(items, columns))
 
     def _add_gateways(self, items: Sequence[IngestedCut]) -> None:
         """A row a cut, not a row a stream."""
         for item in items:
             cut, start_us = item.cut, item.start_us
-            sums = self.coverage.setdefault(
-                (start_us // self._slot_us * self._slot_us, cut.gateway_id), [0, 0, 0, 0]
-            )
-            sums[0] += cut.duration_us
+            said = self._memory.planes.look(cut, item.end_us)
+            self.stream_planes.update(said.streams)
+            parts = list(shares(start_us, cut.duration_us, self._slot_us))
+            for slot_us, covered_us in parts:
+                self.coverage.setdefault((slot_us, cut.gateway_id), [0, 0, 0, 0])[0] += covered_us
+                for plane in said.missing:
+                    key = slot_us, cut.gateway_id, plane
+                    self.plane_gaps[key] = self.plane_gaps.get(key, 0) + covered_us
+            sums = self.coverage[parts[0][0], cut.gateway_id]
             sums[1] += 1
             sums[2] += cut.gap
-            sums[3] += self._counters.unseen_ios(cut, start_us)
+            sums[3] += self._memory.counters.unseen_ios(cut, start_us)
             last = self.newest.setdefault(cut.gateway_id, [0, 0, 0])
             # No cut ends after its receipt: an agent's clock that jumps must not say how far it got.
             end_us = min(start_us + cut.duration_us, item.recv_us)
             last[:] = max(last[0], end_us), max(last[1], item.recv_us), item.offset_us
 
     def _add_rows(self, rows: CutRows) -> None:
+        self._add_refusals(rows)
         if not rows.n:
             return
         number = self.streams.numbers(rows.stream_id, rows.start_us, rows.item, rows.gateways)
@@ -324,17 +371,34 @@ class IngestWindow:
             hour.add_hist(stream, _COARSE[bucket], count)
             in_missed = None if mask is None else mask[rows.missed_row]
             missed = _picked(rows.missed, in_missed)
+            misses = self.missed.setdefault(slot, MissedSums())
             if len(missed):
-                sums = self.missed.setdefault(slot, MissedSums())
-                sums.add(_picked(number[rows.missed_row], in_missed), missed)
+                misses.add(_picked(number[rows.missed_row], in_missed), missed)
             for found, row, add in (
                 (rows.failed, rows.failed_row, accumulator.add_failed),
                 (rows.outstanding, rows.outstanding_row, accumulator.add_outstanding),
+                (rows.settled_failed, rows.settled_failed_row, misses.add_settled_failed),
             ):
                 if len(row):
                     in_found = None if mask is None else mask[row]
-                    first, second = (_picked(column, in_found) for column in found)
-                    add(_picked(number[row], in_found), first, second)
+                    add(_picked(number[row], in_found), *(_picked(column, in_found) for column in found))
+
+    def _add_refusals(self, rows: CutRows) -> None:
+        """Stalls of clients that were refused: of reads and writes alike, as neither could begin."""
+        stalls = self._memory.refused.absorb(rows)
+        if not stalls:
+            return
+        ids = np.array([stall.stream_id for stall in stalls], dtype=np.int64)
+        item = np.array([stall.item for stall in stalls], dtype=np.int64)
+        start_us = np.array([rows.span_of(stall.item)[0] for stall in stalls], dtype=np.int64)
+        number = self.streams.numbers(ids, start_us, item, rows.gateways)
+        for place, stall in enumerate(stalls):
+            slot = int(start_us[place]) // self._slot_us * self._slot_us
+            accumulator = self._accumulator(self.slots, slot, TOTAL_BUCKETS)
+            one = number[place : place + 1]
+            self._accumulator(self.hours, slot // HOUR_US * HOUR_US, COARSE_BUCKETS).is_touched[one] = True
+            stalled_ms = np.full(3, stall.stalled_us // 1000, dtype=np.int64)
+            accumulator.add_outstanding(one.repeat(3), _EVERY_KIND, np.zeros(3, dtype=np.int64), stalled_ms)
 
     def _accumulator(self, accumulators: dict[int, Accumulator], time_us: int, width: int) -> Accumulator:
         accumulator = accumulators.get(time_us)

@@ -43,6 +43,8 @@ from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import check_row, event_row
 from sla_server.db.schema import COUNTERS
 
+KINDLESS: Final = 3
+"""As an io kind: all kinds of requests together, also flush and trim."""
 _BUCKET_BITS: Final = 0xFFFF << 16
 _COUNTER_ROWS: Final = [COL[name] for name in COUNTERS]
 log = structlog.get_logger("db-writer")
@@ -56,11 +58,13 @@ class IngestedCut:
         start_us: corrected start, us UTC.
         offset_us: what was added to the agent's clock.
         recv_us: server's wall clock at receipt.
+        part: of a cut that was shared out over several slots (``spread``) which part, from 1; else 0.
     """
 
     cut: Cut
     offset_us: int
     recv_us: int
+    part: int = 0
 
     @property
     def start_us(self) -> int:
@@ -248,7 +252,13 @@ class CutRows:
         missed: MISSED_DTYPE, entries that compare I/Os with a limit: completions, OVERDUE and FAILED.
         missed_row: row of each of them.
         failed: (kind, count) of I/Os that failed, columns of shape (entries,); ``failed_row`` alike.
-        outstanding: (oldest_ms, stalled_ms) likewise; ``outstanding_row`` alike.
+        outstanding: (io, oldest_ms, stalled_ms) likewise, as IO_ANY, IO_READ, IO_WRITE, or KINDLESS for all
+            kinds together of agents that do not tell them apart (beside IO_ANY); ``outstanding_row`` alike.
+        settled_failed: (io, threshold_us, most, least) of settled completions that failed, which a cut does
+            not tell; ``settled_failed_row`` alike.
+        completed: reads and writes, shape (n,).
+        refused: whether clients were refused and nothing completed, (n,).
+        tells_kind: whether outstanding I/O is of one kind, which agents of before do not tell, (n,).
     """
 
     def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
@@ -260,7 +270,9 @@ class CutRows:
         self.stream_id: Int64s = counters[COL["stream_id"]]
         start_us = np.array([item.start_us for item in items], dtype=np.int64)
         self.start_us: Int64s = start_us[self.item]
-        duration_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)[self.item]
+        durations_us = np.array([item.cut.duration_us for item in items], dtype=np.int64)
+        duration_us = durations_us[self.item]
+        part = np.array([item.part for item in items], dtype=np.int64)[self.item]
         # As one number each: row, bucket << 16, count << 32.
         entries: Int64s = columns.hist.view("<i8")
         offset = np.repeat(offsets, columns.hist_entries)
@@ -269,7 +281,10 @@ class CutRows:
         self.hist_row: Int64s = (entries & 0xFFFF) + offset[total]
         self.hist_bucket: Int64s = (entries >> 16) & 0xFFFF
         self.hist_count: Int64s = (entries >> 32) & 0xFFFF_FFFF
-        self._sort_missed(columns.missed, columns.missed["row"] + np.repeat(offsets, columns.missed_entries))
+        self.completed: Int64s = counters[COL["reads"]] + counters[COL["writes"]]
+        self._starts_us, self._durations_us = start_us, durations_us
+        entry_row = columns.missed["row"] + np.repeat(offsets, columns.missed_entries)
+        self._sort_missed(columns.missed, entry_row, self.completed + counters[COL["others"]])
         held = counters[COL["held"]]
         was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
         self.sums = [
@@ -277,29 +292,82 @@ class CutRows:
             duration_us,
             np.where(was_held, duration_us, 0),
             self._missed_any(),
-            np.ones(self.n, dtype=np.int64),
+            (part <= 1).astype(np.int64),
+            np.where(part > 0, duration_us, 0),
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
 
-    def _sort_missed(self, missed: npt.NDArray[Any], row: Int64s) -> None:
-        """Entries by what they say; nearly always all of them compare completions with a limit."""
+    def span_of(self, item: int) -> tuple[int, int]:
+        """Start and end of a cut, corrected, us UTC."""
+        start_us = int(self._starts_us[item])
+        return start_us, start_us + int(self._durations_us[item])
+
+    def _sort_missed(self, missed: npt.NDArray[Any], row: Int64s, done: Int64s) -> None:
+        """Entries by what they say; nearly always all of them compare completions with a limit.
+
+        ``done``: completions of any kind, shape (n,).
+        """
         nothing: Int64s = np.zeros(0, dtype=np.int64)
         self.missed, self.missed_row = missed, row
-        self.failed = self.outstanding = nothing, nothing
+        self.failed = nothing, nothing
+        self.outstanding = nothing, nothing, nothing
         self.failed_row = self.outstanding_row = nothing
+        self.settled_failed, self.settled_failed_row = (nothing, nothing, nothing, nothing), nothing
+        self.tells_kind = np.zeros(self.n, dtype=np.bool_)
+        self.refused = np.zeros(self.n, dtype=np.bool_)
         kind = missed["io"]
         if not len(kind) or int(kind.max()) < OVERDUE:
             return
         is_outstanding = kind >= OUTSTANDING
         is_failed = (kind >= FAILED) & ~is_outstanding & (missed["threshold_us"] == 0)
-        found = missed[is_outstanding]
-        self.outstanding_row = row[is_outstanding]
-        self.outstanding = found["counted"].astype(np.int64), found["missed"].astype(np.int64)
+        self.tells_kind = self._sort_outstanding(missed[is_outstanding], row[is_outstanding])
         found = missed[is_failed]
         self.failed_row = row[is_failed]
         self.failed = found["io"].astype(np.int64) - FAILED, found["counted"].astype(np.int64)
+        refused = refused_clients(np.zeros(self.n, dtype=np.int64), self.failed, self.failed_row, done)
+        self.refused = refused > 0
         of_limits = ~is_outstanding & ~is_failed
         self.missed, self.missed_row = missed[of_limits], row[of_limits]
+        if len(self.missed):
+            self._pair_settled()
+
+    def _sort_outstanding(self, found: npt.NDArray[Any], row: Int64s) -> npt.NDArray[np.bool_]:
+        """Entries of outstanding I/O; returns which rows tell kinds apart."""
+        io = found["io"].astype(np.int64) - OUTSTANDING
+        tells_kind = np.zeros(self.n, dtype=np.bool_)
+        tells_kind[row[io != IO_ANY]] = True
+        is_kindless = (io == IO_ANY) & ~tells_kind[row]
+        ages = found["counted"].astype(np.int64), found["missed"].astype(np.int64)
+        self.outstanding_row = np.concatenate((row, row[is_kindless]))
+        kindless = np.full(int(is_kindless.sum()), KINDLESS, dtype=np.int64)
+        oldest, stalled = (np.concatenate((age, age[is_kindless])) for age in ages)
+        self.outstanding = np.concatenate((io, kindless)), oldest, stalled
+        return tells_kind
+
+    def _pair_settled(self) -> None:
+        """Where completions of a limit were settled and others, or the same ones, failed beyond it."""
+        entries, kind = self.missed, self.missed["io"].astype(np.int64) >> 2
+        settles = (kind == OVERDUE >> 2) & (entries["missed"] > 0)
+        fails = (kind == FAILED >> 2) & (entries["missed"] > 0)
+        if not settles.any() or not fails.any():
+            return
+        # 32 bits of limit, 2 of io, the rest of row.
+        key = (self.missed_row << 34) | ((entries["io"].astype(np.int64) & 3) << 32) | entries["threshold_us"]
+        both, at, beside = np.intersect1d(key[settles], key[fails], return_indices=True)
+        if not len(both):
+            return
+        settled = entries["missed"][settles][at].astype(np.int64)
+        failed = entries["missed"][fails][beside].astype(np.int64)
+        compared = np.flatnonzero(kind == 0)
+        order = compared[np.argsort(key[compared], kind="stable")]
+        place = np.minimum(np.searchsorted(key[order], both), max(len(order) - 1, 0))
+        missed = np.zeros(len(both), dtype=np.int64)
+        if len(order):
+            missed = np.where(key[order][place] == both, entries["missed"][order][place].astype(np.int64), 0)
+        most = np.minimum(settled, failed)
+        least = np.maximum(settled + failed - np.maximum(missed, np.maximum(settled, failed)), 0)
+        self.settled_failed_row = both >> 34
+        self.settled_failed = (both >> 32) & 3, both & 0xFFFF_FFFF, most, least
 
     def _missed_any(self) -> Int64s:
         """Completed I/Os of each row above the lowest threshold that applied to them."""
@@ -310,6 +378,23 @@ class CutRows:
         np.maximum.at(worst.reshape(-1), flat, self.missed["missed"][done].astype(np.int64))
         most: Int64s = np.maximum(worst[IO_ANY], worst[IO_READ] + worst[IO_WRITE])
         return most
+
+
+def refused_clients(counts: Int64s, failed: tuple[Int64s, Int64s], row: Int64s, done: Int64s) -> Int64s:
+    """Clients that were refused because the storage is not there, by row; 0 for rows in which I/O completed.
+
+    Failures that are of no read and no write may be of flush and trim, too, unless nothing completed.
+
+    Args:
+        counts: zeros, shape (rows,); changed.
+        failed: (io, count) of FAILED entries with threshold 0.
+        row: of each of them.
+        done: completions of any kind, shape (rows,).
+    """
+    io, count = failed
+    np.add.at(counts, row, np.where(io == IO_ANY, count, -count))
+    found: Int64s = np.where(done == 0, np.maximum(counts, 0), 0)
+    return found
 
 
 def put_aside(directory: Path, record: IngestRecord, reason: str, now_us: int) -> dict[str, Any]:

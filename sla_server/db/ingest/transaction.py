@@ -36,11 +36,18 @@ from sla_server.db.archive.manifest import FinishedFile
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
 from sla_server.db.histogram_codec import Int64s
-from sla_server.db.ingest.accumulator import GAUGES, HOUR_SUMS, ROLLUP_GAUGES, ROLLUP_SUMS, IngestWindow
+from sla_server.db.ingest.accumulator import (
+    GAUGES,
+    HOUR_SUMS,
+    ROLLUP_GAUGES,
+    ROLLUP_SUMS,
+    IngestMemory,
+    IngestWindow,
+)
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
-from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.inventory import has_inventory, store_inventory
+from sla_server.db.ingest.planes import planes_text
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import event_row, store_rows
 from sla_server.db.queries.rows import IN_LIST, chunks
@@ -105,7 +112,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
-        self._counters = CounterMemory()
+        self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
         self._rollup_s = rollup_s
         self._clock = clock
@@ -133,6 +140,9 @@ class IngestStore:
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
             note_outage(connection, self._check_clock(connection))
+            streams = schema.streams
+            said = select(streams.c.stream_id, streams.c.planes).where(streams.c.planes != "")
+            self._memory.planes.restore({row[0]: row[1] for row in connection.execute(said)})
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
@@ -178,7 +188,7 @@ class IngestStore:
 
     def window(self) -> IngestWindow:
         """An empty window of this store's interval."""
-        return IngestWindow(self._rollup_s * 1_000_000, self._counters)
+        return IngestWindow(self._rollup_s * 1_000_000, self._memory)
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -345,6 +355,7 @@ def store_statistics(connection: Connection, window: IngestWindow, now_us: int) 
     upsert_columns(connection, schema.rollup_missed, missed, add=schema.LATE_SUMS)
     _store_stream_sums(connection, window)
     _store_gateway_sums(connection, window)
+    _store_planes(connection, window)
     _store_watermarks(connection, window, now_us)
 
 
@@ -437,6 +448,19 @@ def _store_gateway_sums(connection: Connection, window: IngestWindow) -> None:
     ]
     raised = ("last_seen_us", "last_cut_us")
     upsert(connection, schema.gateways, gateways, set_=("clock_offset_us",), maximum=raised)
+
+
+def _store_planes(connection: Connection, window: IngestWindow) -> None:
+    """Time in which planes were missing, and whose streams are whose; mostly nothing."""
+    gaps = [
+        {"slot_us": slot_us, "gateway_id": gateway_id, "plane": plane, "missing_us": missing_us}
+        for (slot_us, gateway_id, plane), missing_us in window.plane_gaps.items()
+    ]
+    upsert(connection, schema.plane_gaps, gaps, add=("missing_us",))
+    table = schema.streams
+    for stream_id, planes in window.stream_planes.items():
+        is_stream = table.c.stream_id == stream_id
+        connection.execute(update(table).where(is_stream).values(planes=planes_text(planes)))
 
 
 def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:

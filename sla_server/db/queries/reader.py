@@ -11,7 +11,6 @@ page. Cursors name a row, not an offset, so rows that arrive meanwhile shift not
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,64 +25,25 @@ from sqlalchemy import (
     Table,
     and_,
     cast,
-    exists,
     func,
     select,
     tuple_,
 )
 
-from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations
+from sla_server.db.queries import explanations, slices
 from sla_server.db.queries.history import read_history
-from sla_server.db.queries.rows import IN_LIST, Row, chunks, decode_json, one_of
+from sla_server.db.queries.rows import Row, chunks, decode_json
+from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
 from sla_server.db.schema import STREAM_SUMS
 
 __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 
-ARRAY_ITEMS: Final = 4096
-_JUDGED: Final = (
-    "slot_us",
-    "stream_id",
-    "arrived",
-    "reads",
-    "writes",
-    "read_bytes",
-    "write_bytes",
-    "errors",
-    "lat_sum_us",
-    "covered_us",
-    "held_max",
-    "inflight_max",
-    *schema.FAILED,
-    *schema.OUTSTANDING,
-    "hist",
-)
 IN_FORCE_STATES: Final = ("requested", "sent", "confirmed", "seen")
 """States of a throttle that holds, or is about to hold, I/O back."""
-
-
-@dataclass(frozen=True, slots=True)
-class SliceInputs:
-    """What a promise is judged from.
-
-    Attributes:
-        rows: a dict a (slot, stream): slot_us, stream_id, arrived, reads, writes, read_bytes, write_bytes,
-            errors, lat_sum_us, covered_us, held_max, inflight_max, the columns of FAILED and OUTSTANDING,
-            and hist_read, hist_write (int64, shape (99,)).
-        missed: a dict a (slot, stream, io, threshold): slot_us, stream_id, io, threshold_us, and the columns
-            of LATE_SUMS.
-        coverage: a dict a (slot, gateway): slot_us, gateway_id, covered_us, cuts, gap_cuts (cuts the agent
-            had to drop), gap_ios (I/Os that no cut counts). Covers gateways whose streams were idle, too: an
-            idle stream has no row.
-    """
-
-    rows: list[Row]
-    missed: list[Row]
-    coverage: list[Row]
 
 
 class SqlReader:
@@ -279,44 +239,23 @@ class SqlReader:
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
     ) -> list[Row]:
         """Slices that start in [from_us, to_us), newest revision of each, oldest first; all, or a page."""
-        return self._rows(self._newest_slices(name, objective, from_us, to_us).limit(limit))
+        return self._rows(slices.newest(name, objective, from_us, to_us).limit(limit))
 
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         """State to number of slices (newest revisions) that start in [from_us, to_us)."""
-        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
-        statement = select(newest.c.state, func.count().label("n")).group_by(newest.c.state)
+        statement = slices.counted(("state",), name, objective, from_us, to_us)
         return {row["state"]: row["n"] for row in self._rows(statement)}
 
     def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
         """state, ours, length_us and n of the slices (newest revisions) that start in [from_us, to_us)."""
-        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
-        group = newest.c.state, newest.c.ours, newest.c.length_us
-        return self._rows(select(*group, func.count().label("n")).group_by(*group))
+        return self._rows(slices.counted(("state", "ours", "length_us"), name, objective, from_us, to_us))
 
     def slice_tally(
         self, name: str, objective: str, from_us: int, to_us: int
     ) -> dict[tuple[str, bool, bool], int]:
         """(state, ours, inexact) to the number of slices (newest revisions) that start in the range."""
-        newest = self._newest_slices(name, objective, from_us, to_us).order_by(None).subquery()
-        kinds = newest.c.state, newest.c.ours, newest.c.inexact
-        statement = select(*kinds, func.count().label("n")).group_by(*kinds)
+        statement = slices.counted(("state", "ours", "inexact"), name, objective, from_us, to_us)
         return {(row["state"], row["ours"], row["inexact"]): row["n"] for row in self._rows(statement)}
-
-    @staticmethod
-    def _newest_slices(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
-        def wanted(slices: Any) -> list[ColumnElement[bool]]:
-            # As one range of the primary key: with start_us alone PostgreSQL prefers the index of all slices
-            # by time (there for retention) and reads the slices of all agreements in the range.
-            place = tuple_(slices.c.name, slices.c.objective, slices.c.start_us)
-            bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
-            return [slices.c.name == name, slices.c.objective == objective, *bounds]
-
-        table = schema.slices
-        newer = table.alias("newer")
-        is_newer = newer.c.start_us == table.c.start_us, newer.c.revision > table.c.revision
-        # The condition is in both: PostgreSQL does not conclude a range from the equality of start_us.
-        is_old = exists().where(*wanted(newer), *is_newer)
-        return select(table).where(*wanted(table), ~is_old).order_by(table.c.start_us)
 
     def episodes(
         self,
@@ -509,32 +448,8 @@ class SqlReader:
             from_us: start of the first slot, us UTC.
             to_us: end of the last slot, us UTC.
         """
-        rows: list[Row] = []
-        missed: list[Row] = []
-        coverage: list[Row] = []
-        rollups, misses, covers = schema.rollups, schema.rollup_missed, schema.coverage
         with translated(self._engine), self._engine.connect() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            most = ARRAY_ITEMS if connection.dialect.name == "postgresql" else IN_LIST
-            asked = [(rollups, [rollups.c[name] for name in _JUDGED], rows), (misses, list(misses.c), missed)]
-            for chunk in chunks(sorted(stream_ids), most):
-                for table, columns, into in asked:
-                    statement = select(*columns).where(
-                        table.c.slot_us >= from_us,
-                        table.c.slot_us < to_us,
-                        one_of(connection, table.c.stream_id, chunk),
-                    )
-                    into += self._fetch(connection, statement)
-            for names in chunks(sorted(gateway_ids), most):
-                statement = select(covers).where(
-                    covers.c.slot_us >= from_us,
-                    covers.c.slot_us < to_us,
-                    one_of(connection, covers.c.gateway_id, names),
-                )
-                coverage += self._fetch(connection, statement)
-        _decode_hist(rows)
-        return SliceInputs(rows, missed, coverage)
+            return read_slice_inputs(connection, stream_ids, gateway_ids, from_us, to_us)
 
     def outages(self, from_us: int, to_us: int) -> list[Row]:
         """Times in which the server was down, from_us and to_us, that overlap the range; oldest first."""
@@ -590,12 +505,6 @@ class SqlReader:
 def _total(column: ColumnElement[int]) -> ColumnElement[int]:
     """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
     return cast(func.sum(column), BigInteger)
-
-
-def _decode_hist(rows: list[Row]) -> None:
-    dense = histogram_codec.decode_many([row.pop("hist") for row in rows])
-    for row, counts in zip(rows, dense, strict=True):
-        row["hist_read"], row["hist_write"] = counts[:BUCKETS], counts[BUCKETS:]
 
 
 def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:

@@ -22,16 +22,25 @@ Thread: the SQL worker's.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.promise import InForce
-from sla_server.agreements.slices import MIN_COVERAGE_RATIO, SliceVerdict, judge_slice
+from sla_server.agreements.slices import SliceVerdict, verdicts_of
+from sla_server.agreements.slot_table import Ints
+from sla_server.agreements.verdicts import (
+    MIN_COVERAGE_RATIO,
+    DueSlices,
+    Verdicts,
+    judge_slices,
+    thresholds_us,
+)
 from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
 from sla_server.services.judging.scopes import DueQueue, JudgeScopes, Name
@@ -49,12 +58,12 @@ from sla_server.services.store import SqlReads
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
 _MINUTE_US: Final = 60 * SECOND_US
-MOST_SLOTS: Final = 2048
+MOST_SLOTS: Final = 4096
 """Streams times minutes of one read: some 10 MB of rows."""
-MOST_DUES: Final = 2048
+MOST_DUES: Final = 4096
 """Slices of one pass; while there are more, the next one follows at once (``Judge.has_more``)."""
 BREATH_DUES: Final = 128
-"""Slices judged between two calls of ``breathe``, in which others may go first: some 5 ms."""
+"""Slices entered between two calls of ``breathe``, in which others may go first: some milliseconds."""
 MOST_LOOKS: Final = 8192
 """Tracks that one pass looks at."""
 PROGRESS_US: Final = 5 * SECOND_US
@@ -99,6 +108,11 @@ class _Due:
     @property
     def end_us(self) -> int:
         return self.start_us + self.track.length_us
+
+    @property
+    def from_us(self) -> int:
+        """From when on slots are read: with steps of a demand curve also those of the slice before."""
+        return self.start_us - self.track.length_us * self.track.has_steps
 
     @property
     def first_gateway(self) -> str:
@@ -223,11 +237,14 @@ class Judge:
             self._note_late_cuts(now_us)
             parts = _parts(self._due(progress, now_us))
             while parts:
-                inputs = self._read(parts[0], progress, now_us)
-                for count, due in enumerate(parts.pop(0)):
-                    if count % BREATH_DUES == 0:
+                self._breathe()
+                part = self._read(parts[0], progress, now_us)
+                judged = zip(parts.pop(0), part.gateways, *part.judged(), strict=True)
+                for count, (due, gateways, found, lost) in enumerate(judged):
+                    if count % BREATH_DUES == 0 and count:
                         self._breathe()
-                    self._judge_one(due, progress, inputs, now_us, result)
+                    lacking = frozenset([name for name in gateways if progress.get(name, 0) < due.end_us])
+                    self._enter(due, found, lost, lacking, now_us, result)
         except SlaError as exc:
             if not exc.retryable:
                 raise
@@ -294,55 +311,34 @@ class Judge:
             self._queue.add(name)
         return dues
 
-    def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> SliceRows:
+    def _read(self, dues: Sequence[_Due], progress: dict[str, int], now_us: int) -> _Part:
         streams = {stream.stream_id: stream.gateway_id for due in dues for stream in due.scope}
-        start_us = min(due.start_us for due in dues)
+        start_us = min(due.from_us for due in dues)
         end_us = max(due.end_us for due in dues)
         gateways = sorted(set(streams.values()))
         found = self._store.slice_inputs(list(streams), gateways, start_us, end_us)
         self._late_cuts.note(found.coverage)
-        inputs = SliceRows(found, self._store.outages(start_us, end_us))
-        by_gateway: dict[str, list[_Due]] = defaultdict(list)
-        for due in dues:
-            for name in {stream.gateway_id for stream in due.scope}:
-                by_gateway[name].append(due)
-        behind = [
-            name
-            for name in gateways
-            if progress.get(name, 0) >= end_us
-            and any(
-                _is_thin(inputs.covered_us(name, due.start_us, due.end_us), due)
-                for due in by_gateway.get(name, ())
-            )
-        ]
+        part = _Part(dues, SliceRows(found, self._store.outages(start_us, end_us)), progress)
+        behind = sorted(name for name in part.thin if progress.get(name, 0) >= end_us)
         if behind:
             # The first cut after a gap tells what was dropped in it.
             after = self._store.slice_inputs([], behind, end_us, min(now_us, end_us + RETIRED_US))
-            inputs.add_coverage(after.coverage)
-        return inputs
+            part.inputs.add_coverage(after.coverage)
+        return part
 
-    def _judge_one(
-        self, due: _Due, progress: dict[str, int], inputs: SliceRows, now_us: int, result: Judgement
+    def _enter(
+        self,
+        due: _Due,
+        verdict: SliceVerdict,
+        lost: str,
+        lacking: frozenset[str],
+        now_us: int,
+        result: Judgement,
     ) -> None:
         track, start_us, end_us = due.track, due.start_us, due.end_us
-        gateways = track.gateways(due.scope, progress, start_us, end_us)
-        covered_us = {name: inputs.covered_us(name, start_us, end_us) for name in gateways}
-        verdict = judge_slice(
-            track.promise,
-            track.objective.applicability,
-            inputs.slots(due.scope, start_us, end_us),
-            covered_us,
-            length_us=track.length_us,
-            excluded=track.item.excluded(start_us, end_us) is not None,
-            slack_us=max((inputs.cut_us(name, start_us, end_us) for name in gateways), default=0.0),
-        )
-        lost = ""
-        if verdict.reason == "no-samples":
-            thin = [name for name, us in covered_us.items() if _is_thin(us, due)]
-            lost = next(filter(None, (inputs.lost_by_us(name, start_us, end_us) for name in thin)), "")
         row = _slice_row(track, start_us, verdict, lost, now_us)
         before = track.state_of(start_us)
-        if not track.settle(row, frozenset(name for name in gateways if progress.get(name, 0) < end_us)):
+        if not track.settle(row, lacking):
             return
         result.rows.append(("slices", row))
         if before not in ("", verdict.state):
@@ -350,6 +346,88 @@ class Judge:
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
         self._books.enter(track, row)
+
+
+class _Part:
+    """Due slices of one read, judged together.
+
+    Attributes:
+        gateways: whose data each slice needs.
+        thin: gateways of which too little of some slice was observed.
+    """
+
+    def __init__(self, dues: Sequence[_Due], inputs: SliceRows, progress: dict[str, int]) -> None:
+        self.inputs = inputs
+        self._dues = dues
+        self.gateways = [due.track.gateways(due.scope, progress, due.start_us, due.end_us) for due in dues]
+        self._sources = [
+            inputs.sources(due.scope, gateways, due.start_us, due.end_us)
+            for due, gateways in zip(dues, self.gateways, strict=True)
+        ]
+        self.thin = {
+            name
+            for due, sources in zip(dues, self._sources, strict=True)
+            for name, covered_us in sources
+            if _is_thin(covered_us, due)
+        }
+
+    def judged(self) -> tuple[list[SliceVerdict], list[str]]:
+        """Of each slice the verdict, and how we lost the data that are missing, if it was us."""
+        dues = self._dues
+        excuses = [due.track.item.excluded(due.start_us, due.end_us) for due in dues]
+        found = self._verdicts(np.array([excuse is not None for excuse in excuses]))
+        verdicts = verdicts_of(found)
+        lost = []
+        for index, (due, excuse) in enumerate(zip(dues, excuses, strict=True)):
+            if excuse is not None:
+                verdicts[index] = replace(verdicts[index], reason=excuse)
+            lost.append(self._lost_by_us(due, index) if verdicts[index].reason == "no-samples" else "")
+        return verdicts, lost
+
+    def _verdicts(self, is_excluded: np.ndarray[Any, np.dtype[np.bool_]]) -> Verdicts:
+        dues, inputs = self._dues, self.inputs
+        scopes = [due.scope for due in dues]
+        start_us = np.array([due.start_us for due in dues])
+        length_us = np.array([due.track.length_us for due in dues])
+        observed = [[covered_us for _, covered_us in sources] for sources in self._sources]
+        pairs = inputs.pairs(scopes, start_us, start_us + length_us)
+        return judge_slices(
+            inputs.table,
+            DueSlices(
+                rules=[due.track.rule for due in dues],
+                length_us=length_us,
+                is_excluded=is_excluded,
+                covered_us=np.array([min(each, default=0) for each in observed]),
+                most_covered_us=np.array([max(each, default=0) for each in observed]),
+                before_us=self._steps_before(),
+                pair_slice=pairs[0],
+                pair_row=pairs[1],
+                pair_stream=pairs[2],
+            ),
+        )
+
+    def _steps_before(self) -> Ints:
+        """The step in force in the slice before each, -1 where there is but one, or no such slice."""
+        steps = np.full(len(self._dues), -1, dtype=np.int64)
+        chosen = [
+            index
+            for index, due in enumerate(self._dues)
+            if due.track.has_steps and due.from_us >= due.track.item.applied_us
+        ]
+        if chosen:
+            dues = [self._dues[index] for index in chosen]
+            start_us, end_us = (
+                np.array(us) for us in zip(*((d.from_us, d.start_us) for d in dues), strict=True)
+            )
+            pair_slice, pair_row, _ = self.inputs.pairs([due.scope for due in dues], start_us, end_us)
+            rules = [due.track.rule for due in dues]
+            steps[chosen] = thresholds_us(self.inputs.table, rules, end_us - start_us, pair_slice, pair_row)
+        return steps
+
+    def _lost_by_us(self, due: _Due, index: int) -> str:
+        thin = [name for name, covered_us in self._sources[index] if _is_thin(covered_us, due)]
+        found = (self.inputs.lost_by_us(name, due.start_us, due.end_us) for name in thin)
+        return next(filter(None, found), "")
 
 
 def _believed(progress: dict[str, int], now_us: int) -> dict[str, int]:
@@ -362,7 +440,7 @@ def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
     parts: list[list[_Due]] = []
     bucket, slots = -1, 0
     for due in sorted(dues, key=lambda due: (due.start_us // BUCKET_US, due.first_gateway, due.start_us)):
-        weight = len(due.scope) * -(-due.track.length_us // _MINUTE_US)
+        weight = len(due.scope) * -(-(due.end_us - due.from_us) // _MINUTE_US)
         if due.start_us // BUCKET_US != bucket or slots + weight > MOST_SLOTS:
             bucket, slots = due.start_us // BUCKET_US, 0
             parts.append([])
@@ -401,8 +479,9 @@ def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, lost: str, no
 # -- Cuts that came after their slice was judged, found without judging it again
 #
 # Every cut that is ingested counts in table ``coverage``, by slot and gateway. What the table said when a
-# slice was judged is noted; from time to time the newest slots are read again, and a gateway whose number of
-# cuts is different now has late cuts. Reads are bounded: with very many gateways they take turns.
+# slice was judged is noted; from time to time the newest slots are read again, and a gateway that has more
+# cuts now, or more of a slot covered, has late cuts. Reads are bounded: with very many gateways they take
+# turns.
 #
 # Belongs to the SQL worker's thread.
 
@@ -418,7 +497,7 @@ class LateCuts:
 
     def __init__(self, store: SqlReads) -> None:
         self._store = store
-        self._seen: dict[str, dict[int, int]] = {}
+        self._seen: dict[str, dict[int, tuple[int, int]]] = {}
         self._looked_us = 0
         self._turn = 0
 
@@ -450,9 +529,11 @@ class LateCuts:
         return changed
 
 
-def _cuts(coverage: Iterable[Row]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+def _cuts(coverage: Iterable[Row]) -> dict[str, dict[int, tuple[int, int]]]:
+    """Gateway and slot to cuts that began in it, and how much of it all cuts cover."""
+    found: dict[str, dict[int, tuple[int, int]]] = {}
     for row in coverage:
         slots = found.setdefault(row["gateway_id"], {})
-        slots[row["slot_us"]] = slots.get(row["slot_us"], 0) + int(row["cuts"])
+        cuts, covered_us = slots.get(row["slot_us"], (0, 0))
+        slots[row["slot_us"]] = cuts + int(row["cuts"]), covered_us + int(row["covered_us"])
     return found

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, Promise
+from sla_server.agreements.verdicts import Rule, rule_of
 from sla_server.services.store import Row
 
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
 RETIRED_US: Final = DAY_US
-"""A gateway that has not reported for a day is out of scope, or its slices would be no_data for ever."""
+"""A gateway silent for a day leaves the scope if another one in it is not: its volumes have moved."""
 OPEN_US: Final = 2 * DAY_US
 """How long late data may revise a slice: rollups stay in SQL 48 h."""
 JUDGE_BACK_US: Final = 7 * DAY_US
@@ -70,6 +71,8 @@ class Track:
         self.item = item
         self.objective = objective
         self.promise: Promise = next(p for p in item.all_promises if p.objective == objective.name)
+        self.rule: Rule = rule_of(self.promise, objective.applicability)
+        self.has_steps = len(self.promise.curve) > 1
         self.length_us = objective.budgeting.slice_s * SECOND_US
         self.next_us = -(-item.applied_us // self.length_us) * self.length_us
         self.judged: dict[int, Judged] = {}
@@ -129,12 +132,14 @@ class Track:
     def gateways(
         scope: Iterable[JudgedStream], progress: Mapping[str, int], start_us: int, end_us: int
     ) -> frozenset[str]:
-        """Gateways whose data a slice needs: with a stream in scope by its end, and not retired."""
-        return frozenset(
-            stream.gateway_id
-            for stream in scope
-            if stream.first_seen_us < end_us and progress.get(stream.gateway_id, 0) >= start_us - RETIRED_US
-        )
+        """Gateways whose data a slice needs: with a stream in scope by its end, and not retired.
+
+        If all are, it needs all of them: what nobody observes is no_data, however long it lasts.
+        """
+        seen = frozenset([stream.gateway_id for stream in scope if stream.first_seen_us < end_us])
+        if len(seen) < 2:
+            return seen
+        return frozenset([name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US]) or seen
 
     def due(
         self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int, late_us: int
@@ -162,11 +167,6 @@ class Track:
             waits[lacking] = min(end_us, waits.get(lacking, end_us))
         elif gateways:
             return end_us, waits
-        else:  # all are retired, or their streams are too new: one that reports again would be in scope
-            back_us = start_us - RETIRED_US
-            for name in {stream.gateway_id for stream in scope}:
-                if progress.get(name, 0) < back_us:
-                    waits[name] = min(back_us, waits.get(name, back_us))
         return end_us + late_us, waits
 
     def _new(

@@ -111,6 +111,19 @@ def test_one_stream_in_two_planes_is_one_row_with_the_sums():
     assert one.dense_hist(0, 99)[0, 30] == 5
 
 
+def test_a_cut_of_several_sources_says_whose_rows_are_whose():
+    both, third = StreamKey("both", "c", "b"), StreamKey("third", "c", "b")
+    first = sample(rows=[counters(4)], streams=(both,), mark=7)
+    second = sample("nbd-1", rows=[counters(1), counters(2)], streams=(both, third), mark=8)
+    beside = sample("host", rows=[counters(3)], tg=None, ts=None)
+    one = cut.decode(cut.encode(merged(first, second, beside)))
+    rows = {stream: row for row, stream in enumerate(one.column("stream_id").tolist())}
+    bits = {plane: int.from_bytes(said, "little") for plane, said in one.extra["of"].items()}
+    at_both, at_third = (1 << rows[stream_id(GATEWAY, name, "c")] for name in ("both", "third"))
+    assert bits == {"nbd-0": at_both, "nbd-1": at_both | at_third}
+    assert "of" not in merged(first).extra
+
+
 KEY = StreamKey("vol-1", "c", "b0")
 
 

@@ -325,9 +325,9 @@ def test_a_later_drop_does_not_make_an_earlier_gap_ours() -> None:
     assert (rows[at(1)]["state"], rows[at(2)]["state"], rows[at(2)]["ours"]) == ("good", "no_data", True)
 
 
-def test_a_cut_counted_in_the_slice_before_does_not_make_a_short_slice_no_data() -> None:
+def test_a_slice_may_lack_a_tenth_of_its_time() -> None:
     scene = Scene()
-    for minute, seconds in enumerate((53, 52)):
+    for minute, seconds in enumerate((54, 53)):
         scene.store.add_slot(at(minute), covered_us=seconds * SECOND_US)
         scene.store.coverage[-1]["cuts"] = seconds
     assert scene.slices(2.1) == [(0, "good", 0), (1, "no_data", 0)]
@@ -566,3 +566,69 @@ def test_maintenance_beside_the_agreement_excludes_slices_from_when_it_was_appli
     work = AnnouncedWork(loaded.document, 1, at(1.5))
     scene.judge.set_agreements([replace(scene.items[0], work=(work,))], at(1.6))
     assert scene.slices(3.02) == [(1, "excluded", 0), (2, "bad", 0)]
+
+
+def test_a_plane_that_stopped_hides_behind_no_other_one() -> None:
+    """Its gateway goes on sending the cuts of its host and of another plane."""
+    for planes, state in (("", "no_data"), ("nbd-0", "no_data"), ("nbd-0 nbd-1", "no_data"),
+                          ("nbd-1", "good"), ("-", "good")):  # fmt: skip
+        scene = Scene()
+        scene.store.add_slot(at(0))
+        scene.store.plane_gaps.append(
+            {"slot_us": at(0), "gateway_id": GATEWAY, "plane": "nbd-0", "missing_us": 10 * SECOND_US}
+        )
+        scene.store.planes = {1: planes} if planes else {}
+        (row,) = [row for table, row in scene.run(1.1).rows if table == "slices"]
+        assert (row["state"], row["coverage_ratio"] < 0.9) == (state, state == "no_data"), planes
+
+
+def test_a_late_cut_of_a_plane_that_covers_a_judged_slice_revises_it() -> None:
+    """Coverage of the slot grows, though no cut begins in it."""
+    scene = Scene()
+    scene.store.add_slot(at(0), covered_us=30 * SECOND_US)
+    assert scene.slices(1.1) == [(0, "no_data", 0)]
+    scene.store.coverage[-1]["covered_us"] = MINUTE_US
+    assert scene.slices(1.4) == [(0, "good", 1)]
+
+
+def test_a_gateway_that_is_gone_for_days_is_no_data_to_its_last_slice() -> None:
+    item = in_force(simple(slice_text="15m"), applied_us=START_US)
+    scene = Scene(item)
+    scene.store.add_slot(at(0))
+    found: dict[float, str] = {}
+    for hour in range(1, 60):
+        found |= {minute: state for minute, state, _ in scene.slices(hour * 60 + 1)}
+    assert sorted(found) == list(range(0, 59 * 60, 15))
+    assert set(found.values()) == {"no_data"}
+
+
+def test_an_excluded_slice_says_what_excuses_it() -> None:
+    window = (
+        "  maintenance:\n"
+        "    windows: [{start: 2027-01-01T00:01, duration: 1m, reason: new disks, author: ann}]\n"
+    )
+    scene = Scene(in_force(simple(extra=window), applied_us=START_US))
+    for minute in range(3):
+        scene.store.add_slot(at(minute))
+    rows = [row for table, row in scene.run(3.1).rows if table == "slices"]
+    assert [(row["state"], row["reason"]) for row in rows] == [
+        ("good", ""), ("excluded", "maintenance: new disks"), ("good", ""),
+    ]  # fmt: skip
+
+
+def test_a_slice_knows_the_step_of_the_one_before() -> None:
+    """In minute 0 demand meets the loose step; what it left outstanding is missed in minute 1, once."""
+    text = simple().replace("demand_curve: [", "demand_curve: [{up_to_iops: 20, value_ms: 3}, ")
+    scene = Scene(in_force(text, applied_us=START_US))
+    for minute, (reads, strict, loose) in enumerate((
+        (3000, (3000, 0, 60, 0), (3000, 0, 0, 0)), (600, (600, 60, 0, 60), (600, 60, 60, 60)),
+    )):  # fmt: skip
+        scene.store.add_slot(at(minute), reads)
+        entry = scene.store.missed.pop()
+        for limit_us, counts in ((3_000, strict), (12_000, loose)):
+            names = zip(("counted", "missed", "overdue", "settled"), counts, strict=True)
+            scene.store.missed.append({**entry, "threshold_us": limit_us, **dict(names)})
+    rows = [row for table, row in scene.run(2.1).rows if table == "slices"]
+    assert [(row["threshold_us"], row["n"], row["missed"], row["state"]) for row in rows] == [
+        (12_000, 3000, 0, "good"), (3_000, 600, 60, "bad"),
+    ]  # fmt: skip

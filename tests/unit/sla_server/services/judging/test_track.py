@@ -58,9 +58,9 @@ def test_of_several_gateways_one_that_lacks_is_waited_for() -> None:
     assert track.waits_for(scope, progress, LATE_US) == (at(1.5), {"b": at(1)})
 
 
-def test_gateways_that_retired_are_waited_for_to_come_back() -> None:
+def test_a_gateway_that_is_gone_for_days_is_waited_for_like_any_other() -> None:
     track = made()
-    assert rest(track, {GATEWAY: -1441}) == (1.5, {GATEWAY: -1440})
+    assert rest(track, {GATEWAY: -1441}) == (1.5, {GATEWAY: 1})
     assert track.waits_for([], {}, LATE_US) == (at(1.5), {})
     new = [JudgedStream(1, GATEWAY, at(3))]
     assert track.waits_for(new, {GATEWAY: at(1)}, LATE_US) == (at(1.5), {})

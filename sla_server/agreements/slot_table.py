@@ -1,0 +1,164 @@
+"""Rollup slots of many streams as columns: what slices are judged from (``verdicts``).
+
+A row is one stream in one slot. What was counted against limits, and latencies, are sparse: entries that name
+their row. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
+from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+SLOT_COLUMNS: Final = (
+    "arrived",
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "lat_sum_us",
+    "errors",
+    "failed",
+    "failed_reads",
+    "failed_writes",
+    "oldest_ms",
+    "stalled_ms",
+    "oldest_read_ms",
+    "stalled_read_ms",
+    "oldest_write_ms",
+    "stalled_write_ms",
+    "kindless_oldest_ms",
+    "kindless_stalled_ms",
+    "covered_us",
+    "spread_us",
+    "outstanding",
+)
+LIMIT_COLUMNS: Final = (
+    "counted",
+    "missed",
+    "overdue",
+    "settled",
+    "failed",
+    "failed_missed",
+    "settled_failed",
+    "settled_failed_sure",
+)
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """Rollup slots, as columns.
+
+    Attributes:
+        columns: SLOT_COLUMNS, each of shape (rows,).
+        hist: (row, bucket, count) of latencies, ordered by row; buckets 0..98 reads, 99..197 writes.
+        limits: LIMIT_COLUMNS, each of shape (entries,).
+        limit_key: (row, io, threshold_us) of each entry, as ``limit_key`` packs it.
+    """
+
+    columns: Mapping[str, Ints]
+    hist: tuple[Ints, Ints, Ints]
+    limits: Mapping[str, Ints]
+    limit_key: Ints
+
+    @cached_property
+    def _sorted(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.limit_key, kind="stable")
+        return self.limit_key[order], order
+
+    @cached_property
+    def overdue_of(self) -> tuple[Bools, Bools]:
+        """Of each row and io, index row * 4 + io: whether limits were counted, and whether any was passed."""
+        place, size = self.limit_key >> 32, 4 * (len(self.columns["arrived"]) + 1)
+        counted, passed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
+        is_limit = (self.limit_key & 0xFFFF_FFFF) > 0
+        counted[place[is_limit]] = True
+        passed[place[is_limit & (self.limits["overdue"] > 0)]] = True
+        return counted, passed
+
+    @cached_property
+    def in_hist(self) -> tuple[Ints, Ints]:
+        """I/Os in the histograms of reads and writes, each of shape (rows,)."""
+        row, bucket, count = self.hist
+        found: Ints = np.zeros((2, len(self.columns["arrived"])), dtype=np.int64)
+        np.add.at(found, ((bucket >= BUCKETS).astype(np.int64), row), count)
+        return found[0], found[1]
+
+    def counts(self, row: Ints, io: Ints, threshold_us: Ints) -> tuple[dict[str, Ints], Bools]:
+        """LIMIT_COLUMNS of rows at limits, 0 where there is no entry, and where there is one."""
+        keys, order = self._sorted
+        wanted = limit_key(row, io, np.maximum(threshold_us, 0))
+        if not len(keys):
+            nothing = np.zeros(len(row), dtype=np.int64)
+            return dict.fromkeys(LIMIT_COLUMNS, nothing), nothing.astype(np.bool_)
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        is_there: Bools = (keys[place] == wanted) & (threshold_us >= 0)
+        entry = order[place]
+        return {name: self.limits[name][entry] * is_there for name in LIMIT_COLUMNS}, is_there
+
+    def abandoned(self, row: Ints, io: Ints) -> tuple[Ints, Ints]:
+        """I/Os that ended without a completion, and the sum of their ages in us (``wire.cut``), by row."""
+        found, _ = self.counts(row, io, np.zeros(len(row), dtype=np.int64))
+        return found["overdue"], found["settled"] * 1000
+
+    def slower(self, row: Ints, io: Ints, than_us: Ints) -> Ints:
+        """I/Os that may have taken longer than a time, by upper bucket edges, by row."""
+        first = np.maximum(np.searchsorted(EDGES_NS, than_us * 1000, side="right") - 1, 0)
+        at, bucket, count = self._entries(row, io)
+        return added(at, count * (bucket >= first[at]), len(row))
+
+    def upper_sum_us(self, row: Ints, io: Ints) -> Floats:
+        """Sum of latencies by upper bucket edges, by row."""
+        at, bucket, count = self._entries(row, io)
+        edges = EDGES_NS[1:].astype(np.float64) / 1000
+        return float_sums(at, count * edges[bucket], len(row))
+
+    def _entries(self, row: Ints, io: Ints) -> tuple[Ints, Ints, Ints]:
+        """(index of ``row``, bucket 0..98, count) of the histogram entries of the io kind."""
+        of_row, bucket, count = self.hist
+        low, high = np.searchsorted(of_row, row), np.searchsorted(of_row, row, side="right")
+        at, entry = expanded(low, high)
+        is_write = bucket[entry] >= BUCKETS
+        wanted = (io[at] == IO_ANY) | (is_write == (io[at] == IO_WRITE))
+        at, entry = at[wanted], entry[wanted]
+        return at, bucket[entry] % BUCKETS, count[entry]
+
+
+def limit_key(row: Ints, io: Ints, threshold_us: Ints) -> Ints:
+    """2 bits of io and 32 of threshold below the row; so ``key >> 32`` is row * 4 + io."""
+    found: Ints = (row << 34) | (io << 32) | threshold_us
+    return found
+
+
+def expanded(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """(index of the range, each number in it) of half-open ranges."""
+    lengths = np.maximum(high - low, 0)
+    at = np.repeat(np.arange(len(low), dtype=np.int64), lengths)
+    first = np.cumsum(lengths) - lengths
+    return at, np.arange(len(at), dtype=np.int64) - first[at] + low[at]
+
+
+def of_kind(io: Ints, reads: Ints, writes: Ints) -> Ints:
+    found: Ints = np.where(io != IO_WRITE, reads, 0) + np.where(io != IO_READ, writes, 0)
+    return found
+
+
+def added(index: Ints, values: Ints, size: int) -> Ints:
+    """Whole-number sums by index."""
+    found = np.zeros(size, dtype=np.int64)
+    np.add.at(found, index, values)
+    return found
+
+
+def float_sums(index: Ints, values: Floats, size: int) -> Floats:
+    return np.bincount(index, weights=values, minlength=size).astype(np.float64)

@@ -1,0 +1,518 @@
+"""Judging many slices at once: columns of counts in, columns of verdicts out. ``slices`` says what they mean.
+
+Theory of operation. A ``SlotTable`` has a row for each stream in each rollup slot of one read. A *pair* is a
+slice to judge and one of its rows; pairs come ordered by slice, stream and slot, so a sum over a slice is a
+difference of two cumulative sums. Each question of SLA-MODEL.md 2 is one expression over all pairs, or over
+all slices. Only what is rare (limits that were not counted, means of one kind) looks into histograms, which
+stay sparse.
+
+Steps of a demand curve. An I/O counts in the slice in which it is first seen beyond the step in force there.
+One that crosses the end of a slice may meet another step behind it. With lo < hi the steps of the two slices,
+those beyond lo but not yet hi at the border ("in the band") were counted before it if the step there was lo,
+and were not if it was hi. How many of them left the band in this slice follows from what lo and hi say of it:
+
+    left = (settled - overdue) of lo - (settled - overdue) of hi
+
+From hi to lo all of them are missed here: they are added, as lo's ``settled`` takes them off. From lo to hi
+they are taken off n, and off the missed ones unless they completed in time for hi; how many did is known only
+as at most the completions between lo and hi, so then the slice is inexact. (I/Os that are in the band at both
+borders are left to the next slice.)
+
+Outstanding I/O of a kind. Agents tell reads from writes; what agents of before say is of all kinds together,
+flush and trim, too ("kindless"). For a promise of one kind it counts unless that kind completed and its
+counted limits show none overdue. What rests on it is inexact.
+
+Pure; no shape depends on the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pmdaemon.wire.cut import IO_ANY, IO_KINDS
+from sla_server.agreements.document import Applicability
+from sla_server.agreements.promise import Promise
+from sla_server.agreements.slot_table import (
+    SLOT_COLUMNS,
+    Bools,
+    Floats,
+    Ints,
+    SlotTable,
+    added,
+    float_sums,
+    of_kind,
+)
+
+MIN_COVERAGE_RATIO: Final = 0.9
+MOST_COVERAGE_RATIO: Final = 1.5
+"""Above this the slice was filled twice: a clock went back."""
+HUNG_US: Final = 5_000_000
+"""No storage that works takes so long for every single I/O; the default ``outage`` of availability, too."""
+DELIVERED_RATIO: Final = 0.98
+"""Of what was promised or asked for, the smaller: I/Os under way at a slice's ends are not a shortfall."""
+KIB: Final = 1024
+SPREAD_SLACK: Final = 8
+"""I/Os that rounding may part the counts of shared-out cuts by: one for each of a few cuts in a slot."""
+METRICS: Final = ("latency", "mean_latency", "iops", "throughput", "availability")
+_LATENCY, _MEAN, _IOPS, _THROUGHPUT, _AVAILABILITY = range(len(METRICS))
+MOST_STEPS: Final = 8
+
+
+class Rule(NamedTuple):
+    """A promise and its clauses as numbers; made once a promise.
+
+    Attributes:
+        allowed_parts: millionths of the I/Os that may be missed, a whole number.
+        hung_us: no completion, or one I/O outstanding, for so long is a hang; a step of the curve may be
+            longer.
+        steps: (up_to_iops, threshold_us) padded to MOST_STEPS with (inf, -1).
+    """
+
+    io: int
+    metric: int
+    allowed_parts: int
+    counts_errors: bool
+    promised: float
+    hung_us: int
+    min_ios: int
+    min_read_ratio: float
+    max_mean_bytes: float
+    has_curve: bool
+    up_to: tuple[float, ...]
+    steps: tuple[int, ...]
+
+
+def rule_of(promise: Promise, clauses: Applicability) -> Rule:
+    """See ``Rule``."""
+    pad = MOST_STEPS - len(promise.curve)
+    last_us = promise.curve[-1].threshold_us if promise.curve else 0
+    is_outage = promise.metric == "availability"
+    return Rule(
+        io=IO_KINDS[promise.io],
+        metric=METRICS.index(promise.metric),
+        allowed_parts=1_000_000 - round(promise.percentile * 10_000),
+        counts_errors=promise.counts_errors,
+        promised=promise.promised,
+        hung_us=promise.outage_us if is_outage else max(HUNG_US, last_us),
+        min_ios=clauses.min_ios_per_slice,
+        min_read_ratio=clauses.min_read_fraction if clauses.min_read_fraction is not None else -1.0,
+        max_mean_bytes=clauses.max_mean_io_kib * KIB if clauses.max_mean_io_kib is not None else math.inf,
+        has_curve=bool(promise.curve),
+        up_to=(*(step.up_to_iops for step in promise.curve), *(math.inf,) * pad),
+        steps=(*(step.threshold_us for step in promise.curve), *(-1,) * pad),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DueSlices:
+    """Slices to judge, n of them, and their rows.
+
+    Attributes:
+        rules: of each.
+        length_us: shape (n,).
+        is_excluded: shape (n,).
+        covered_us: of the worst observed source in scope, shape (n,).
+        most_covered_us: of the best, shape (n,).
+        before_us: threshold in force in the slice before, -1: none, or not known; shape (n,).
+        pair_slice: index of each pair's slice, rising, shape (pairs,).
+        pair_row: row of each pair.
+        pair_stream: number of each pair's stream; pairs of a slice are ordered by it.
+    """
+
+    rules: Sequence[Rule]
+    length_us: Ints
+    is_excluded: Bools
+    covered_us: Ints
+    most_covered_us: Ints
+    before_us: Ints
+    pair_slice: Ints
+    pair_row: Ints
+    pair_stream: Ints
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """As ``slices.SliceVerdict``, in columns of shape (n,); None: ``threshold_us`` -1, ``measured`` NaN."""
+
+    state: npt.NDArray[np.str_]
+    n: Ints
+    missed: Ints
+    offered_iops: Floats
+    threshold_us: Ints
+    coverage_ratio: Floats
+    inexact: Bools
+    reason: npt.NDArray[np.str_]
+    measured: Floats
+
+
+def judge_slices(table: SlotTable, due: DueSlices) -> Verdicts:
+    """Judge them all."""
+    return _Judging(table, due).verdicts()
+
+
+def thresholds_us(
+    table: SlotTable, rules: Sequence[Rule], length_us: Ints, pair_slice: Ints, pair_row: Ints
+) -> Ints:
+    """Steps of the demand curve in force in some slices, -1 above the curve; shapes as in ``DueSlices``."""
+    offered = _offered(table, _Params(rules), pair_slice, pair_row) * 1e6 / length_us
+    return _Params(rules).threshold_us(offered)
+
+
+class _Params:
+    """Rules as columns of shape (n,)."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        columns = list(zip(*rules, strict=True)) or [()] * len(Rule._fields)
+        ints = [np.array(columns[index], dtype=np.int64) for index in (0, 1, 2, 5, 6)]
+        self.io, self.metric, self.allowed_parts, self.hung_us, self.min_ios = ints
+        self.counts_errors = np.array(columns[3], dtype=np.bool_)
+        self.promised, self.min_read_ratio, self.max_mean_bytes = (
+            np.array(columns[index], dtype=np.float64) for index in (4, 7, 8)
+        )
+        self.has_curve = np.array(columns[9], dtype=np.bool_)
+        self.up_to = np.array(columns[10], dtype=np.float64).reshape(-1, MOST_STEPS)
+        self.steps = np.array(columns[11], dtype=np.int64).reshape(-1, MOST_STEPS)
+
+    def threshold_us(self, offered_iops: Floats) -> Ints:
+        """Steps at these rates, -1 above the curve or without one."""
+        step = (offered_iops[:, None] > self.up_to).sum(axis=1)
+        found: Ints = self.steps[np.arange(len(step)), np.minimum(step, MOST_STEPS - 1)]
+        return np.where(step < MOST_STEPS, found, -1)
+
+
+def _offered(table: SlotTable, params: _Params, pair_slice: Ints, row: Ints) -> Floats:
+    """I/Os of the promised kind that arrived, by slice.
+
+    ``arrived`` is not split by kind: I/Os that are held are shared out as those that completed.
+    """
+    c, io = table.columns, params.io[pair_slice]
+    reads, writes = c["reads"][row], c["writes"][row]
+    both = reads + writes
+    arrived = c["arrived"][row].astype(np.float64)
+    shared = arrived * of_kind(io, reads, writes) / np.maximum(both, 1)
+    return float_sums(pair_slice, np.where(io == IO_ANY, arrived, shared), len(params.io))
+
+
+class _Judging:
+    """One call of ``judge_slices``: pairs' columns, made one from another, then those of slices."""
+
+    def __init__(self, table: SlotTable, due: DueSlices) -> None:
+        self._table, self._due = table, due
+        self._size = len(due.rules)
+        self._params = params = _Params(due.rules)
+        self._row, self._of = due.pair_row, due.pair_slice
+        self._io = io = params.io[self._of]
+        self._metric = params.metric[self._of]
+        self._errors_count = params.counts_errors[self._of]
+        c = {name: table.columns[name][self._row] for name in SLOT_COLUMNS}
+        self._c = c
+        self._both = c["reads"] + c["writes"]
+        self._done = of_kind(io, c["reads"], c["writes"])
+        self._bytes = of_kind(io, c["read_bytes"], c["write_bytes"])
+        # An agent that tells failures by kind counts its clients' own mistakes in ``errors`` alone.
+        says_more = (c["failed"] | c["oldest_ms"] | c["stalled_ms"]) > 0
+        self._unknown = np.where(says_more, 0, c["errors"])
+        # Where nothing completed, failures of other kinds count, too: above all refused clients.
+        failed = np.where(self._both > 0, of_kind(io, c["failed_reads"], c["failed_writes"]), c["failed"])
+        self._failures = failed + np.minimum(self._unknown, np.maximum(self._done - failed, 0))
+        read_hist, write_hist = (of[self._row] for of in table.in_hist)
+        self._in_hist = of_kind(io, read_hist, write_hist)
+        self._is_beside = (self._both > 0) & (read_hist + write_hist == 0)
+        self._wait()
+        self.offered = _offered(table, params, self._of, self._row) * 1e6 / due.length_us
+        self.threshold_us = params.threshold_us(self.offered)
+        self.n = self._sum(self._done)
+        self.missed = self._sum(np.where(self._metric == _LATENCY, 0, self._failures))
+        self.inexact = self._any((c["spread_us"] > 0) | (self._errors_count & (self._unknown > 0)))
+        self.is_measurable = np.ones(self._size, dtype=np.bool_)
+        self.fault = np.full(self._size, "", dtype="<U16")
+        self.measured = np.full(self._size, np.nan)
+        self._stuck()
+        for metric, find in (
+            (_LATENCY, self._find_percentile),
+            (_MEAN, self._find_mean),
+            (_IOPS, self._find_rate),
+            (_AVAILABILITY, self._find_availability),
+        ):
+            kinds = (metric, _THROUGHPUT) if metric == _IOPS else (metric,)
+            if np.isin(params.metric, kinds).any():
+                find(np.isin(params.metric, kinds))
+
+    def _sum(self, values: Ints) -> Ints:
+        return added(self._of, values.astype(np.int64), self._size)
+
+    def _any(self, flags: Bools) -> Bools:
+        found = np.zeros(self._size, dtype=np.bool_)
+        found[self._of[flags]] = True
+        return found
+
+    # -- What was outstanding
+
+    def _wait(self) -> None:
+        """Ages (us) that concern the promised kind: the longest stall, and the oldest outstanding I/O."""
+        c, io, row = self._c, self._io, self._row
+        by_kind = ("oldest_read_ms", "stalled_read_ms", "oldest_write_ms", "stalled_write_ms")
+        kindless = ("kindless_oldest_ms", "kindless_stalled_ms")
+        said = np.bitwise_or.reduce([c[name] for name in (*by_kind, *kindless)])
+        # Stored before kinds were told: what is known is of all kinds together.
+        oldest, stalled = (
+            np.where(said > 0, c[name], c[whole])
+            for name, whole in zip(kindless, ("oldest_ms", "stalled_ms"), strict=True)
+        )
+        # An agent that says nothing of stalls shows I/O in flight all the time, and that none came or went.
+        tells = (said | c["oldest_ms"] | c["stalled_ms"]) > 0
+        is_silent = ~tells & (c["arrived"] == 0) & (self._both == 0) & (c["outstanding"] > 0)
+        stalled = np.maximum(stalled, np.where(is_silent, c["covered_us"] // 1000, 0))
+        counted, passed = self._table.overdue_of
+        place = row * 4 + io
+        concerns = (io == IO_ANY) | (self._done == 0) | ~counted[place] | passed[place]
+        self._kindless_oldest_us = np.where(concerns, oldest, 0) * 1000
+        self._kindless_stalled_us = np.where(concerns, stalled, 0) * 1000
+        own_oldest, own_stalled = (
+            np.choose(io, [c[name] for name in names])
+            for names in (
+                ("oldest_ms", "oldest_read_ms", "oldest_write_ms"),
+                ("stalled_ms", "stalled_read_ms", "stalled_write_ms"),
+            )
+        )
+        self._own_oldest_us = own_oldest * 1000
+        self._oldest_us = np.maximum(self._own_oldest_us, self._kindless_oldest_us)
+        self._stalled_us = np.maximum(own_stalled * 1000, self._kindless_stalled_us)
+        reads, writes = (c[by_kind[at]] | c[by_kind[at + 1]] for at in (0, 2))
+        self._waits = np.choose(io, (reads | writes, reads, writes)) > 0
+        self._other_waits = np.choose(io, (np.zeros_like(io), writes, reads)) > 0
+
+    def _stuck(self) -> None:
+        """Hangs: of all I/O (a stall), and of some while others complete (stuck)."""
+        hung_us = np.maximum(self._params.hung_us, 0)[self._of]
+        self.is_hung = self._any(self._stalled_us >= hung_us)
+        sure = np.where(self._metric == _AVAILABILITY, False, self._oldest_us >= hung_us)
+        self._is_stuck = sure
+        self.is_stuck = self._any(sure)
+        kindless = (self._kindless_stalled_us >= hung_us) | (sure & (self._kindless_oldest_us >= hung_us))
+        self.inexact |= self._any(kindless)
+        # How many are stuck: of a latency those that became overdue; else no limit was counted, so all of
+        # them.
+        outstanding = np.where(sure & (self._metric != _LATENCY), np.maximum(self._c["outstanding"], 1), 0)
+        self.stuck = np.maximum(self._sum(outstanding), self.is_stuck)
+
+    # -- What each indicator measures
+
+    def _find_percentile(self, mine: Bools) -> None:
+        at = np.flatnonzero(mine[self._of] & (self.threshold_us >= 0)[self._of])
+        of, row, io, done = self._of[at], self._row[at], self._io[at], self._done[at]
+        limit_us = self.threshold_us[of]
+        counts, is_there = self._table.counts(row, io, limit_us)
+        errors_count = self._errors_count[at]
+        c = {name: self._c[name][at] for name in ("covered_us", "outstanding")}
+        beyond = counts["overdue"] - counts["settled"]
+        lost = added(of, np.maximum(beyond, 0), self._size)
+        oldest_us = self._oldest_us[at]
+        # Nothing completed and nothing was compared: exact only if nothing has waited for longer than the
+        # limit. # (One older than the slot was overdue in a slot before.)
+        began_us = np.where(self._own_oldest_us[at] < c["covered_us"], self._own_oldest_us[at], 0)
+        uncounted = ~is_there & (done == 0) & (began_us > limit_us)
+        spread = (self._c["spread_us"][at] > 0) & (counts["counted"] >= done - SPREAD_SLACK)
+        is_exact = ((counts["counted"] == done) | (is_there & spread)) & ~uncounted
+        missed, failed = counts["missed"], counts["failed"]
+        failed_missed = counts["failed_missed"]
+        both, both_sure = counts["settled_failed"], counts["settled_failed_sure"]
+        # Of failures of unknown kind: which of them were slow is not known. None of them, so each adds one.
+        extra = np.where(self._unknown[at] > 0, np.maximum(self._failures[at] - failed, 0), 0)
+        extra = np.where(errors_count, np.minimum(extra, np.maximum(done - missed, 0)), extra)
+        rough = np.flatnonzero(~is_exact)
+        inexact = (is_exact & (extra > 0)) | ~is_exact | (~errors_count & (both != both_sure))
+        failed = failed + extra
+        is_blind = np.zeros(len(at), dtype=np.bool_)
+        if len(rough):
+            in_hist = self._in_hist[at][rough]
+            slower = self._table.slower(row[rough], io[rough], limit_us[rough])
+            missed = missed.copy()
+            missed[rough] = np.minimum(done[rough], slower + np.maximum(done[rough] - in_hist, 0))
+            failures = self._failures[at][rough]
+            failed[rough] = np.where(
+                errors_count[rough], np.minimum(failures, done[rough] - missed[rough]), failures
+            )
+            failed_missed, both = failed_missed.copy(), both.copy()
+            failed_missed[rough] = both[rough] = 0
+            waits = oldest_us[rough] > limit_us[rough]
+            most = np.maximum(beyond[rough], np.maximum(c["outstanding"][rough], 1))
+            beyond[rough] = np.where(waits, most, beyond[rough])
+            is_blind[rough] = (in_hist == 0) & (counts["counted"][rough] == 0) & ~uncounted[rough]
+        self.is_measurable[of[is_blind]] = False
+        self.inexact[of[inexact & ~is_blind]] = True
+        slow = missed + beyond - failed_missed + np.where(errors_count, failed, both)
+        more = beyond + np.where(errors_count, 0, both - failed)
+        self.missed += added(of, np.where(is_blind, 0, slow), self._size)
+        self.n += added(of, np.where(is_blind, 0, more), self._size)
+        self._carry(at)
+        np.maximum(self.missed, 0, out=self.missed)
+        np.maximum(self.n, self.missed, out=self.n, where=mine & (self.threshold_us >= 0))
+        is_slow = self.missed * 1_000_000 > self._params.allowed_parts * self.n
+        self.fault[mine & is_slow & (self.threshold_us >= 0)] = "slow"
+        self.stuck = np.where(mine & self.is_stuck, np.maximum(lost, 1), self.stuck)
+
+    def _carry(self, at: Ints) -> None:
+        """I/Os that crossed the beginning of a slice whose step is not that of the slice before."""
+        before_us = self._due.before_us[self._of[at]]
+        now_us = self.threshold_us[self._of[at]]
+        at = at[(before_us >= 0) & (before_us != now_us)]
+        if not len(at):
+            return
+        of, row, io = self._of[at], self._row[at], self._io[at]
+        now_us, before_us = self.threshold_us[of], self._due.before_us[of]
+        low, _ = self._table.counts(row, io, np.minimum(now_us, before_us))
+        high, _ = self._table.counts(row, io, np.maximum(now_us, before_us))
+        stream = self._due.pair_stream[at]
+        starts = np.flatnonzero(np.append(True, (of[1:] != of[:-1]) | (stream[1:] != stream[:-1])))
+        left, between = (
+            np.maximum(np.add.reduceat(values, starts), 0)
+            for values in (
+                (low["settled"] - low["overdue"]) - (high["settled"] - high["overdue"]),
+                low["missed"] - high["missed"],
+            )
+        )
+        of, is_stricter = of[starts], (now_us < before_us)[starts]
+        sure = np.maximum(left - between, 0)
+        missed = np.where(is_stricter, left, -sure)
+        self.missed += added(of, missed, self._size)
+        self.n += added(of, np.where(is_stricter, left, -left), self._size)
+        self.inexact[of[~is_stricter & (sure != left)]] = True
+
+    def _find_mean(self, mine: Bools) -> None:
+        at = np.flatnonzero(mine[self._of])
+        of, row, io, done = self._of[at], self._row[at], self._io[at], self._done[at]
+        total = self._c["lat_sum_us"][at].astype(np.float64)
+        is_all = done == self._both[at]
+        is_part = ~is_all & (done > 0) & ~self._is_beside[at]
+        if is_part.any():
+            total[is_part] = np.minimum(total[is_part], self._table.upper_sum_us(row[is_part], io[is_part]))
+            self.inexact[of[is_part]] = True
+        is_blind = ~is_all & ~is_part
+        self.is_measurable[of[is_blind & (done > 0)]] = False
+        total[is_blind] = 0.0
+        limit_us, oldest_us = self.threshold_us[of], self._oldest_us[at]
+        # What its client gave up has taken at least its age; left out where it would make the mean better.
+        ended, ages_us = self._table.abandoned(row, io)
+        more = np.where((limit_us >= 0) & (ages_us > limit_us * ended), ended, 0)
+        total += np.where(more > 0, ages_us, 0)
+        # So has one that waits for longer than the limit and is in no histogram.
+        waits = np.flatnonzero((limit_us >= 0) & (oldest_us > np.maximum(limit_us, ages_us)))
+        if len(waits):
+            waits = waits[self._table.slower(row[waits], io[waits], oldest_us[waits]) == 0]
+            outstanding = np.maximum(self._c["outstanding"][at][waits], 1)
+            many = np.where(self._is_stuck[at][waits], outstanding, 1)
+            more[waits] += many
+            total[waits] += many * oldest_us[waits]
+            self.inexact[of[waits[many > 1]]] = True
+        sums = float_sums(of, total, self._size)
+        self.n += added(of, more, self._size)
+        known = mine & (self.n > 0) & self.is_measurable
+        self.measured[known] = sums[known] / self.n[known]
+        self.fault[known & (self.threshold_us >= 0) & (sums > self.threshold_us * self.n)] = "slow"
+
+    def _find_rate(self, mine: Bools) -> None:
+        """IOPS and throughput: what was delivered, of what was promised or asked for."""
+        done, size = self._sum(self._done), self._sum(self._bytes)
+        failed = self._sum(self._failures)
+        asked = float_sums(self._of, self._asked(), self._size)
+        wanted = np.where(self._params.counts_errors, asked, np.maximum(asked - failed, 0))
+        is_bytes = self._params.metric == _THROUGHPUT
+        unit = np.where(is_bytes, size / np.maximum(done, 1), 1.0)
+        per_s = 1e6 / self._due.length_us
+        delivered, demand = (done - failed) * unit * per_s, wanted * unit * per_s
+        promised = self._params.promised
+        # Nothing completed, so sizes are not known: what was asked for may have been all that is promised.
+        demand = np.where(is_bytes & (done == 0) & (wanted > 0), promised, demand)
+        is_below = delivered < DELIVERED_RATIO * np.minimum(promised, demand)
+        # Beside the I/O path demand is not known: what was not served may have been asked for.
+        unclear = ~is_below & (delivered < promised) & self._any(self._is_beside)
+        self.n = np.where(mine, np.maximum(done, np.rint(asked).astype(np.int64)), self.n)
+        self.measured = np.where(mine, delivered, self.measured)
+        self.fault[mine & is_below] = "below"
+        self.is_measurable &= ~(mine & unclear)
+
+    def _asked(self) -> Floats:
+        """I/Os of the promised kind that arrived; of what did not complete, what may be of it."""
+        c, io, done, both = self._c, self._io, self._done, self._both
+        arrived, mine, other = c["arrived"].astype(np.float64), self._waits, self._other_waits
+        open_ = np.maximum(c["arrived"] - both, 0)
+        # Of agents that do not tell what was given up: those not in flight at the end of a cut.
+        ended, _ = self._table.abandoned(self._row, io)
+        every, _ = self._table.abandoned(self._row, np.zeros_like(io))
+        gone = np.where(every > 0, ended, np.maximum(open_ - c["outstanding"], 0))
+        shared = np.where(done > 0, arrived * done / np.maximum(both, 1), gone.astype(np.float64))
+        shared = np.maximum(shared, np.where(every > 0, done + ended, 0))
+        found = np.select([mine & ~other, other & ~mine], [done + open_, done], shared)
+        return np.where(io == IO_ANY, arrived, found)
+
+    def _find_availability(self, mine: Bools) -> None:
+        longest = np.zeros(self._size, dtype=np.int64)
+        np.maximum.at(longest, self._of, self._stalled_us)
+        self.measured = np.where(mine, longest, self.measured)
+        self.is_measurable &= ~(mine & self._any(self._is_beside))
+
+    # -- The questions, in their order
+
+    def verdicts(self) -> Verdicts:
+        due, params, size = self._due, self._params, self._size
+        coverage = np.minimum(due.covered_us, due.length_us) / due.length_us
+        inexact = self.inexact | (due.most_covered_us > MOST_COVERAGE_RATIO * due.length_us)
+        lost = self._lost()
+        inapplicable = self._inapplicable()
+        nothing = np.full(size, "", dtype="<U16")
+        thin = coverage < MIN_COVERAGE_RATIO
+        blind = ~self.is_measurable & (self.fault == "")
+        cases = [due.is_excluded, thin, lost != "", blind, inapplicable != "", self.fault != ""]
+        state = np.select(cases, ["excluded", "no_data", "bad", "no_data", "not_applicable", "bad"], "good")
+        reason = np.select(
+            cases,
+            [
+                nothing,
+                np.full(size, "no-samples"),
+                lost,
+                np.full(size, "not-measurable"),
+                inapplicable,
+                self.fault,
+            ],
+            nothing,
+        )
+        threshold_us = np.where(params.has_curve, self.threshold_us, -1)
+        return Verdicts(
+            state, self.n, self.missed, self.offered, threshold_us, coverage, inexact, reason, self.measured
+        )
+
+    def _lost(self) -> npt.NDArray[np.str_]:
+        """Whether I/O hung, or failed too often: no clause excuses that. A reason, or nothing."""
+        failed = np.where(self._params.counts_errors, self._sum(self._failures), 0)
+        stuck = np.where(self.is_stuck, self.stuck, 0)
+        lost = failed + stuck
+        is_over = lost * 1_000_000 > self._params.allowed_parts * np.maximum(self.n, lost)
+        return np.select(
+            [self.is_hung, is_over & (failed >= stuck), is_over], ["hung", "failed", "hung"], ""
+        ).astype("<U16")
+
+    def _inapplicable(self) -> npt.NDArray[np.str_]:
+        """The clause that fails, a reason; or nothing."""
+        params, c = self._params, self._c
+        reads, writes, done = self._sum(c["reads"]), self._sum(c["writes"]), self._sum(self._done)
+        size = self._sum(self._bytes)
+        is_large = np.zeros(self._size, dtype=np.bool_)
+        finite = np.isfinite(params.max_mean_bytes)
+        is_large[finite] = size[finite] > params.max_mean_bytes[finite] * done[finite]
+        return np.select(
+            [
+                params.has_curve & (self.threshold_us < 0),
+                self.n < params.min_ios,
+                reads < params.min_read_ratio * (reads + writes),
+                is_large,
+            ],
+            ["above-curve", "few-ios", "read-share", "io-size"],
+            "",
+        ).astype("<U16")
