@@ -820,6 +820,15 @@ class SignalTable:
             applies=bool(found.applies[0]),
         )
 
+    def newest_over(self, rows: Ints) -> tuple[Ints, Bools]:
+        """Of each row a number that changes with its windows, and whether the newest closed one is bad.
+
+        A window in which nothing was promised does not: excluded, above the curve, or not applicable.
+        """
+        found = self._verdict(rows)
+        over: Bools = found.over[np.arange(len(rows)), np.maximum(found.count - 1, 0)]
+        return self.version[rows], over & found.inside & found.applies & ~self.excluded[rows]
+
     def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
         """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""
         hist = self.w_hist[slots[ages]].sum(axis=0)[None]

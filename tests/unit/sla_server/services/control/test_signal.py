@@ -164,6 +164,20 @@ def test_u_and_r_of_three_windows():
     assert made.signal().windows == 3
 
 
+def test_the_newest_window_changes_and_is_over_or_not():
+    made, seen = OnePromise(), []
+    for second, ms in enumerate((20, 1, 20), 1):
+        made.feed(100, ms, second)
+        seen.append(made.table.newest_over(np.array([made.row.row])))
+    assert [over.tolist() for _, over in seen] == [[True], [False], [True]]
+    assert len({int(change[0]) for change, _ in seen}) == 3
+    made.table.set_excluded(made.row.row, True)
+    assert made.table.newest_over(np.array([made.row.row]))[1].tolist() == [False]
+    made.table.set_excluded(made.row.row, False)
+    made.row.reset()
+    assert made.table.newest_over(np.array([made.row.row]))[1].tolist() == [False]
+
+
 def test_r_on_alone_makes_a_window_risky():
     made = OnePromise(r_on=0.8)
     made.feed(100, 10.6, 1)  # no miss, but its bucket's interpolated p95 is above 0.8 * 12 ms
