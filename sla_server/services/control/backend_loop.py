@@ -176,6 +176,29 @@ class BackendControl:
         known = loop or LoopMemory(allowed, allowed / self.settings.park_ratio)
         self.allowed, self.start, self.ceiling = allowed, known.start, known.ceiling
 
+    def leave_out(self, volumes: Iterable[str]) -> None:
+        """These volumes turned out to be out of reach: C is about the others from now on."""
+        total = sum(n.cost_per_s for n in self.managed.values())
+        for volume in volumes:
+            del self.managed[volume]
+        ratio = sum(n.cost_per_s for n in self.managed.values()) / total if total > 0 else 1.0
+        self.allowed, self.start, self.ceiling = (
+            self.allowed * ratio,
+            self.start * ratio,
+            self.ceiling * ratio,
+        )
+        if not self.managed:
+            self.reset()
+
+    def reset(self) -> None:
+        """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
+        self.is_ahead, self.r_free = False, 0.0
+        self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
+        self.managed, self.victims, self.lead = {}, set(), None
+        self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
+        self.moves.clear()
+        self.demands.clear()
+
     def pre_position(
         self,
         managed: Mapping[str, Neighbour],
@@ -195,29 +218,6 @@ class BackendControl:
         self.allowed, self.start, self.ceiling = allowed, loop.start, loop.ceiling
         self.changed_ns = self.calm_since_ns = now_ns
         self.is_ahead, self.r_free = True, r_free
-
-    def leave_out(self, volumes: Iterable[str]) -> None:
-        """These volumes turned out to be out of reach: C is about the others from now on."""
-        total = sum(n.cost_per_s for n in self.managed.values())
-        for volume in volumes:
-            del self.managed[volume]
-        ratio = sum(n.cost_per_s for n in self.managed.values()) / total if total > 0 else 1.0
-        self.allowed, self.start, self.ceiling = (
-            self.allowed * ratio,
-            self.start * ratio,
-            self.ceiling * ratio,
-        )
-        if not self.managed:
-            self.reset()
-
-    def reset(self) -> None:
-        """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
-        self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
-        self.managed, self.victims, self.lead = {}, set(), None
-        self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
-        self.is_ahead, self.r_free = False, 0.0
-        self.moves.clear()
-        self.demands.clear()
 
     def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
         """At most one change. Call it with the windows of this gate only."""

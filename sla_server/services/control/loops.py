@@ -290,27 +290,6 @@ class Loops:
             self._policy.release_control(backend, step.reason, step.text)
         return [*_notices(backend, step), *left_out]
 
-    def _pre_position(self, ready: PrePosition, now_ns: int, unix_us: int) -> None:
-        """C before a burst that is expected; the loop goes on from there."""
-        control = self._control(ready.backend)
-        control.pre_position(
-            ready.managed, ready.lead, ready.victims, ready.allowed, ready.loop, ready.r_free, now_ns
-        )
-        before = LoopBefore(False, 0.0, {}, None, ())
-        neighbours = self._inventory.neighbours(ready.backend, (), self._control_caps())
-        shares, scope = self._shares(control, neighbours), self._scopes.find(ready.backend, ready.lead.key)
-        self._policy.set_control(ready.backend, shares, ready.reason, ready.text, ready.lead.name, ready.loop)
-        figures = partial(loop_figures, before, control, neighbours, shares, ready.lead, scope)
-        self._log.add(
-            DecisionKind.PRE_POSITION,
-            unix_us,
-            backend=ready.backend,
-            victim=ready.lead.name,
-            reason=ready.reason,
-            text=ready.text,
-            figures=figures,
-        )
-
     def _name_left_out(
         self, backend: str, neighbours: Mapping[str, Neighbour], now_ns: int
     ) -> list[Decision]:
@@ -364,6 +343,27 @@ class Loops:
             self._log.add(
                 kind, unix_us, backend=backend, victim=victim, reason=reason, text=text, figures=figures
             )
+
+    def _pre_position(self, ready: PrePosition, now_ns: int, unix_us: int) -> None:
+        """C before a burst that is expected; the loop goes on from there."""
+        control = self._control(ready.backend)
+        control.pre_position(
+            ready.managed, ready.lead, ready.victims, ready.allowed, ready.loop, ready.r_free, now_ns
+        )
+        before = LoopBefore(False, 0.0, {}, None, ())
+        neighbours = self._inventory.neighbours(ready.backend, (), self._control_caps())
+        shares, scope = self._shares(control, neighbours), self._scopes.find(ready.backend, ready.lead.key)
+        self._policy.set_control(ready.backend, shares, ready.reason, ready.text, ready.lead.name, ready.loop)
+        figures = partial(loop_figures, before, control, neighbours, shares, ready.lead, scope)
+        self._log.add(
+            DecisionKind.PRE_POSITION,
+            unix_us,
+            backend=ready.backend,
+            victim=ready.lead.name,
+            reason=ready.reason,
+            text=ready.text,
+            figures=figures,
+        )
 
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}

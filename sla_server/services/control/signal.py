@@ -680,6 +680,15 @@ class SignalTable:
         rows: list[int] = np.flatnonzero(self.outside & ~self.over_all).tolist()
         return rows
 
+    def newest_over(self, rows: Ints) -> tuple[Ints, Bools]:
+        """Of each row a number that changes with its windows, and whether the newest closed one is bad.
+
+        A window in which nothing was promised does not: excluded, above the curve, or not applicable.
+        """
+        found = self._verdict(rows)
+        over: Bools = found.over[np.arange(len(rows)), np.maximum(found.count - 1, 0)]
+        return self.version[rows], over & found.inside & found.applies & ~self.excluded[rows]
+
     def assess(self, now_ns: int, silent_s: float) -> list[tuple[int, int]]:
         """Look at the rows fed since the last time; those over all backends whose live state has changed.
 
@@ -819,15 +828,6 @@ class SignalTable:
             failed_ratio=float(self.w_failed[slots].sum() / counted),
             applies=bool(found.applies[0]),
         )
-
-    def newest_over(self, rows: Ints) -> tuple[Ints, Bools]:
-        """Of each row a number that changes with its windows, and whether the newest closed one is bad.
-
-        A window in which nothing was promised does not: excluded, above the curve, or not applicable.
-        """
-        found = self._verdict(rows)
-        over: Bools = found.over[np.arange(len(rows)), np.maximum(found.count - 1, 0)]
-        return self.version[rows], over & found.inside & found.applies & ~self.excluded[rows]
 
     def _figures(self, found: _Verdict, slots: Ints, ages: Ints) -> Figures:
         """What the windows of these ages say together, of a verdict on one row stored at ``slots``."""

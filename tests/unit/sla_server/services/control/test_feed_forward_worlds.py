@@ -24,12 +24,19 @@ DEPTH = 24
 
 @dataclass
 class Result:
-    """``bad``: bad seconds of each burst, in order; ``ahead``: whether C was set before it."""
+    """What came of it.
+
+    Attributes:
+        bad: bad seconds of each burst, in order.
+        ahead: whether C was set before it.
+        kept: I/Os of greedy.
+    """
 
     bad: list[int]
     ahead: list[bool]
     figures: dict[str, int]
     set_at: list[float]
+    kept: int
 
     def bad_of(self, is_ahead: bool) -> float:
         found = [bad for bad, ahead in zip(self.bad, self.ahead, strict=True) if ahead is is_ahead]
@@ -59,12 +66,13 @@ def run(onsets: Sequence[float], until: float, *, seed: int = 1, enabled: bool =
     gold = SimClient(front, "gold", rate=25)
     Bursts(back, onsets)
     sim.run(until)
+    kept = sum(account.cum_reads for account in back.accounts.values())
     rows = [(at, d.row) for at, d in sim.log if isinstance(d, RecordDecision)]
     set_at = [at for at, row in rows if row["kind"] == "pre-position"]
     seen = [at for at in onsets if at + BURST_S + 8 <= until]
     bad = [len(gold.bad_seconds(int(at), int(at + BURST_S + 8), LIMIT_S)) for at in seen]
     ahead = [any(at - 8 <= each <= at + 1 for each in set_at) for at in seen]
-    return Result(bad, ahead, made.loops.forward.figures(), set_at)
+    return Result(bad, ahead, made.loops.forward.figures(), set_at, kept)
 
 
 def square(bursts: int) -> list[float]:
@@ -73,7 +81,6 @@ def square(bursts: int) -> list[float]:
 
 def test_a_recurring_burst_is_met_with_fewer_bad_seconds() -> None:
     found = run(square(13), 10 + 13 * PERIOD_S)
-    print(found)
     assert sum(found.ahead) >= 6
     assert found.ahead[:5] == [False] * 5, "four to know the pattern, and one left alone"
     assert found.bad_of(True) <= 0.5 * found.bad_of(False)
@@ -87,7 +94,6 @@ def test_bursts_without_a_pattern_are_left_to_the_loop() -> None:
         onsets.append(at)
         at += BURST_S + rng.uniform(10, 60)
     found = run(onsets, 400)
-    print(found)
     assert found.set_at == []
     assert found.figures["looks"] >= 180
     assert (found.figures["clear"], found.figures["expected"]) == (0, 0)
@@ -95,7 +101,6 @@ def test_bursts_without_a_pattern_are_left_to_the_loop() -> None:
 
 def test_a_pattern_that_stops_sets_one_cap_in_vain() -> None:
     found = run(square(8), 420)
-    print(found)
     assert sum(found.ahead) >= 1
     assert (found.figures["missed"], found.figures["expected"]) == (1, found.figures["came"] + 1)
     assert len([at for at in found.set_at if at > 10 + 7 * PERIOD_S]) == 1
@@ -107,7 +112,6 @@ def test_a_pattern_that_drifts_is_followed() -> None:
         onsets.append(at)
         at, gap = at + gap, gap + 0.4
     found = run(onsets, at)
-    print(found)
     assert sum(found.ahead) >= 5
     assert found.figures["missed"] == 0
     assert found.bad_of(True) <= 0.5 * found.bad_of(False)
