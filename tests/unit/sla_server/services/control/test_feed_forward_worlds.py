@@ -80,9 +80,8 @@ def square(bursts: int) -> list[float]:
 
 
 def test_a_recurring_burst_is_met_with_fewer_bad_seconds() -> None:
-    found = run(square(13), 10 + 13 * PERIOD_S)
-    assert sum(found.ahead) >= 6
-    assert found.ahead[:5] == [False] * 5, "four to know the pattern, and one left alone"
+    found = run(square(10), 10 + 10 * PERIOD_S)
+    assert found.ahead == [False] * 5 + [True, True, False, True, True]
     assert found.bad_of(True) <= 0.5 * found.bad_of(False)
     assert max(bad for bad, ahead in zip(found.bad, found.ahead, strict=True) if ahead) <= 2
     assert (found.figures["missed"], found.figures["switched_off"]) == (0, 0)
@@ -90,12 +89,12 @@ def test_a_recurring_burst_is_met_with_fewer_bad_seconds() -> None:
 
 def test_bursts_without_a_pattern_are_left_to_the_loop() -> None:
     rng, onsets, at = random.Random(3), [], 10.0
-    while at < 380:
+    while at < 280:
         onsets.append(at)
         at += BURST_S + rng.uniform(10, 60)
-    found = run(onsets, 400)
+    found = run(onsets, 300)
     assert found.set_at == []
-    assert found.figures["looks"] >= 180
+    assert found.figures["looks"] >= 130
     assert (found.figures["clear"], found.figures["expected"]) == (0, 0)
 
 
@@ -108,10 +107,10 @@ def test_a_pattern_that_stops_sets_one_cap_in_vain() -> None:
 
 def test_a_pattern_that_drifts_is_followed() -> None:
     onsets, at, gap = [], 10.0, PERIOD_S
-    for _ in range(12):
+    for _ in range(9):
         onsets.append(at)
         at, gap = at + gap, gap + 0.4
     found = run(onsets, at)
-    assert sum(found.ahead) >= 5
+    assert sum(found.ahead) >= 3
     assert found.figures["missed"] == 0
     assert found.bad_of(True) <= 0.5 * found.bad_of(False)
