@@ -118,6 +118,10 @@ SNAPSHOT = """\
 - `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
   list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
   that use most, promises that are violated or at risk, active backends first
+- `feed_forward`: `{watched, recurring, off: int}`: backends watched for bursts that recur, with a clear
+  pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
+  `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
+  `bad_alone` (bad windows of them), `switched_off`; metrics have them as `sla_feed_forward_*`
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
 - `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
   empty while it can

@@ -61,6 +61,45 @@ class ProblemCollector(Collector):
         return [family]
 
 
+class FeedForwardCollector(Collector):
+    """Caps set before bursts that are expected, as services counts them; absent while nothing is live."""
+
+    GAUGES: Final = {
+        "watched": "Backends whose load is watched for bursts that recur.",
+        "recurring": "Of them those with a clear pattern.",
+        "off": "Of them those where caps ahead of bursts are switched off by evidence.",
+    }
+    COUNTERS: Final = {
+        "looks": "Looks for a pattern, one a bin of each backend watched.",
+        "clear": "Looks that found one.",
+        "expected": "Bursts expected.",
+        "came": "Bursts expected that came.",
+        "missed": "Bursts expected that did not come.",
+        "ahead": "Bursts with caps set before them.",
+        "left_alone": "Bursts left alone, for comparison.",
+        "bad_ahead": "Bad windows in bursts with caps set before them.",
+        "bad_alone": "Bad windows in bursts left alone.",
+        "switched_off": "Times that evidence switched it off for a backend.",
+    }
+
+    def __init__(self, live: LiveView) -> None:
+        self._live = live
+
+    def collect(self) -> Iterable[Metric]:
+        """One family a figure; counters begin again with services."""
+        found = {} if self._live.is_stale() else self._live.newest().snapshot.get("feed_forward")
+        figures = found if isinstance(found, dict) else {}
+        families = []
+        for kind, names in (("gauge", self.GAUGES), ("counter", self.COUNTERS)):
+            for name, about in names.items():
+                if isinstance(figures.get(name), int):
+                    family = Metric(f"sla_feed_forward_{name}", about, kind)
+                    sample = family.name + ("_total" if kind == "counter" else "")
+                    family.add_sample(sample, {}, float(figures[name]))
+                    families.append(family)
+        return families
+
+
 class Metrics:
     """Thread: any; prometheus_client locks inside.
 
@@ -103,6 +142,7 @@ class Metrics:
             Gauge(name, about, registry=self._registry).set_function(value)
 
         self._registry.register(ProblemCollector(live))
+        self._registry.register(FeedForwardCollector(live))
         if mailbox is not None:
             self._registry.register(mailbox)
 

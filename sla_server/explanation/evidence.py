@@ -186,9 +186,11 @@ def decided(row: Row) -> str:
     together = " together" if len(figures.get("throttled") or ()) > 1 else ""
     text = {
         "start": f"{observed}throttled {named} from {before} to {after}{together}, because {why}",
+        "pre-position": f"{observed}throttled {named} to {after}{together} ahead of time, because {why}",
         "decrease": f"{observed}cut {named} from {before} to {after}{together}, because {why}",
         "increase": f"{observed}gave back: {named} from {before} to {after}{together}, because {why}",
         "release": f"released {named}, because {why}",
+        "ahead-off": f"set no caps ahead of bursts any more, because {why}: {row.get('text')}",
         "unattributed": f"found no cause among the neighbours: {row.get('text')}",
         "infeasible": f"found no way to help: {row.get('text')}",
         "control-oscillation": f"oscillated, so that steps were halved: {row.get('text')}",

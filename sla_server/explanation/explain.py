@@ -184,6 +184,8 @@ def _purpose(throttle: Row, times: Times) -> str:
         return "the cap of its own agreement"
     if source == "policy":
         return "asked for by the policy"
+    if throttle.get("reason") in words.AHEAD:
+        return f"to keep {victim}: {words.reason_of(throttle)}"
     return f"to keep {victim}" if victim else "by the control loop"
 
 

@@ -21,6 +21,8 @@ REASONS: Final = {
     "manual": "set by hand",
     "policy": "asked for by the policy",
     "agreed-cap": "the cap of its own agreement",
+    "recurring-burst": "a burst that recurs was expected",
+    "policy-ahead": "the policy has lower caps from the next hour on",
     "demand-fits": "it was allowed more than it wanted",
     "victim-idle": "the protected volume had no I/O",
     "victim-out-of-curve": "the protected volume asked for more than its promise covers",
@@ -32,8 +34,13 @@ REASONS: Final = {
     "manual-release": "released by hand",
     "expired": "its time had passed",
     "withdrawn": "no longer asked for",
+    "ahead-no-help": "caps ahead of bursts did not leave fewer bad windows",
+    "ahead-no-burst": "the bursts that were expected did not come",
 }
 """Every ``Reason`` of the controller."""
+
+AHEAD: Final = frozenset(("recurring-burst", "policy-ahead"))
+"""Reasons of caps that are set before a promise is at risk."""
 
 SLA_STATES: Final = {
     "ok": ("kept", "is kept", "was kept"),

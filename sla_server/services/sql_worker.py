@@ -49,12 +49,15 @@ class PublishedPolicy:
         published: it is not in force in SQL yet
         hour_of_week: 0 = Monday 00 UTC
         caps: volume to cost rate, None for no cap
+        coming, coming_us: the same of the hour after it, and when that hour begins
     """
 
     version: int
     published: bool
     hour_of_week: int
     caps: dict[str, float | None]
+    coming: dict[str, float | None] = field(default_factory=dict)
+    coming_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,10 @@ class SqlWorker:
         version = max(in_force, newest)
         look = None
         if version:
-            look = PublishedPolicy(version, version > in_force, hour, self._store.policy_caps(version, hour))
+            caps = self._store.policy_caps(version, hour)
+            coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
+            coming = self._store.policy_caps(version, hour_of_week(coming_us))
+            look = PublishedPolicy(version, version > in_force, hour, caps, coming, coming_us)
         with self._lock:
             self._policy_wanted = False
         self._policy_at_ns = self._clock.monotonic_ns()
@@ -220,6 +226,7 @@ class PolicyInForce:
         if self._handed != (found.version, found.hour_of_week):
             self._handed = (found.version, found.hour_of_week)
             controller.set_policy_caps(found.version, found.caps)
+            controller.set_coming_caps(found.coming, found.coming_us)
         if found.version == self.version:
             return []
         before, self.version, self._applied_us = self.version, found.version, now_us

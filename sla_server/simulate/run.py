@@ -234,5 +234,7 @@ def _follow_policy(plan: Plan, sim: Simulation) -> None:
     """The caps of the hour, now and whenever an hour begins."""
     caps = plan.policy.get(hour_of_week(sim.world.unix_us), {})
     sim.controller.set_policy_caps(1, caps)
+    next_us = (sim.world.unix_us // HOUR_US + 1) * HOUR_US
+    sim.controller.set_coming_caps(plan.policy.get(hour_of_week(next_us), {}), next_us)
     left_s = (HOUR_US - sim.world.unix_us % HOUR_US) / 1e6
     sim.world.at(sim.world.now + left_s, lambda: _follow_policy(plan, sim))

@@ -26,8 +26,8 @@ NEAR: Final = 5
 NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
 DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown
 COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
-STEPS: Final = ("start", "decrease", "increase", "release")
-CUTS: Final = ("start", "decrease")
+STEPS: Final = ("start", "pre-position", "decrease", "increase", "release")
+CUTS: Final = ("start", "pre-position", "decrease")
 FINDINGS: Final = ("unattributed", "infeasible", "control-oscillation")
 LIMITS: Final = ("promised_iops", "promised_mbps", "outage")  # of an objective, by its metric
 

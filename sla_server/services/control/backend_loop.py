@@ -142,11 +142,13 @@ class BackendControl:
     awaiting: dict[str, int] = field(default_factory=dict)
     waiting_ns: int = 0
     settling: bool = False
+    is_ahead: bool = False  # C was set before a burst and not lowered since: nothing says that it is too low
     changed_ns: int = 0
     clear_since_ns: int | None = None
     calm_since_ns: int = 0
     decreases: int = 0
     r_before: float = 0.0
+    r_free: float = 0.0  # r that such a burst has without caps, where C was set before it
     hold_up_factor: int = 1
     moves: deque[tuple[int, int]] = field(default_factory=deque)
     demands: deque[tuple[int, float]] = field(default_factory=deque)
@@ -276,6 +278,7 @@ class BackendControl:
 
     def reset(self) -> None:
         """Give up C and what was learned; back-off, futile attempts and the times of reports stay."""
+        self.is_ahead, self.r_free = False, 0.0
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
@@ -283,6 +286,26 @@ class BackendControl:
         self.away = dict.fromkeys(self.away, float("inf"))  # of another C nothing is known yet
         self.moves.clear()
         self.demands.clear()
+
+    def pre_position(
+        self,
+        managed: Mapping[str, Neighbour],
+        lead: Victim,
+        victims: Iterable[Key],
+        allowed: float,
+        loop: LoopMemory,
+        r_free: float,
+        now_ns: int,
+    ) -> None:
+        """C before a burst that is expected (``feed_forward``); from here on it moves like any other.
+
+        ``r_free``: r without caps; the effect of decreases is measured from it, or what C has done already
+        would not count, and the neighbours be released in the middle of the burst.
+        """
+        self.phase, self.managed, self.victims, self.lead = Phase.HOLD, dict(managed), set(victims), lead
+        self.allowed, self.start, self.ceiling = allowed, loop.start, loop.ceiling
+        self.changed_ns = self.calm_since_ns = now_ns
+        self.is_ahead, self.r_free = True, r_free
 
     def step(self, victims: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
         """At most one change. Call it with the windows of this gate only."""
@@ -401,7 +424,7 @@ class BackendControl:
             return self._at_floor(lead, now_ns)
         self.helpless_since_ns = None
         if not self.active or not self.decreases:
-            self.r_before = lead.signal.r_step
+            self.r_before, self.r_free = max(lead.signal.r_step, self.r_free), 0.0
         self.decreases += 1
         self.lead = lead
         self.victims.add(lead.key)
@@ -522,14 +545,14 @@ class BackendControl:
                 Phase.HOLD if others and all(v.need is not Need.UNKNOWN for v in others) else self.phase
             )
             return NOTHING
-        if self.clear_since_ns is None:
-            self.clear_since_ns = now_ns
+        used = sum(n.cost_per_s for n in self.managed.values())
+        biting = any(n.queueing for n in self.managed.values()) or used >= 0.8 * self.allowed
+        if self.clear_since_ns is None or (self.is_ahead and not biting):
+            self.clear_since_ns = now_ns  # quiet before the burst says nothing of the burst
         if now_ns - self.clear_since_ns < self._hold_up_ns(others):
             return NOTHING
         worst = max(others, key=lambda v: v.signal.r)
         wanted = self._target(worst.signal.r, now_ns)
-        used = sum(n.cost_per_s for n in self.managed.values())
-        biting = any(n.queueing for n in self.managed.values()) or used >= 0.8 * self.allowed
         if wanted <= self.allowed or not biting:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
@@ -541,6 +564,7 @@ class BackendControl:
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
         s = self.settings
         far = all(v.signal.r <= s.far_clear_r and v.signal.u <= s.far_clear_u for v in others)
+        far = far and not self.is_ahead  # no decrease that overshot
         hold_s = s.hold_up_far_s if far else s.hold_up_s
         return min(hold_s * self.hold_up_factor, s.hold_up_max_s) * 1e9
 
@@ -564,6 +588,7 @@ class BackendControl:
         self, wanted: float, phase: Phase, reason: Reason, text: str, lead: Victim, now_ns: int
     ) -> LoopStep:
         sign = 1 if wanted > self.allowed else -1
+        self.is_ahead = self.is_ahead and sign > 0
         self.allowed, self.phase, self.changed_ns, self.clear_since_ns = wanted, phase, now_ns, None
         notice = self._oscillates(sign, now_ns)
         return LoopStep(True, reason, text, notice, text if notice else "", lead=lead)

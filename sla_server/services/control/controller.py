@@ -290,6 +290,10 @@ class Controller:
         wanted = {volume: Rates(cost_per_s=cost) for volume, cost in caps.items() if cost is not None}
         self.policy.set_wanted("policy", wanted, version)
 
+    def set_coming_caps(self, caps: Mapping[str, float | None], from_unix_us: int) -> None:
+        """The Spark policy's caps of the hour that begins at ``from_unix_us``, complete; None is no cap."""
+        self.loops.forward.set_coming_caps(caps, from_unix_us)
+
     def restore(self, throttle_rows: Iterable[dict[str, Any]]) -> None:
         """Caps in force according to SQL, after a restart and before the first gateway.
 
@@ -324,7 +328,7 @@ class Controller:
             most: rows of each kind; those at risk or with the most use are shown.
         """
         self._intake.flush()
-        return snapshot(
+        view = snapshot(
             self.policy.mode,
             self.tables,
             self.live,
@@ -337,6 +341,7 @@ class Controller:
             most,
             unix_us,
         )
+        return {**view, "feed_forward": self.loops.forward.figures()}
 
     def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
         """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out.

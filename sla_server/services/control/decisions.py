@@ -27,6 +27,8 @@ class Reason(StrEnum):
     MANUAL = "manual"
     POLICY = "policy"
     AGREED_CAP = "agreed-cap"
+    RECURRING_BURST = "recurring-burst"
+    POLICY_AHEAD = "policy-ahead"
     # released
     DEMAND_FITS = "demand-fits"
     VICTIM_IDLE = "victim-idle"
@@ -39,6 +41,9 @@ class Reason(StrEnum):
     MANUAL_RELEASE = "manual-release"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
+    # feed-forward switched off
+    AHEAD_NO_HELP = "ahead-no-help"
+    AHEAD_NO_BURST = "ahead-no-burst"
 
 
 class DecisionKind(StrEnum):
@@ -49,10 +54,12 @@ class DecisionKind(StrEnum):
     DECREASE = "decrease"
     INCREASE = "increase"
     RELEASE = "release"
+    PRE_POSITION = "pre-position"
     # findings of a backend's loop
     UNATTRIBUTED = "unattributed"
     INFEASIBLE = "infeasible"
     OSCILLATION = "control-oscillation"
+    AHEAD_OFF = "ahead-off"
     # a volume's cap, of whatever source
     CAP_SET = "cap-set"
     CAP_CHANGED = "cap-changed"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sla_server.agreements.promise import Promise
-from sla_server.agreements.slices import DELIVERED_RATIO
+from sla_server.agreements.verdicts import DELIVERED_RATIO
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow

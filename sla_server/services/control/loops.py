@@ -35,6 +35,7 @@ from sla_server.services.control.decision_log import (
     step_kind,
 )
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
+from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager, new_id
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
@@ -77,6 +78,7 @@ class Loops:
         self._turns = ["", ""]  # last one of each group that took a step
         self._tick = 0
         self._rests: dict[str, int] = {}
+        self.forward = FeedForward(settings, inventory, scopes, policy, faults, self._log)
 
     def modes_changed(self) -> None:
         """A promise that is only observed now is helped no longer; where none is left, nothing is in force.
@@ -143,6 +145,8 @@ class Loops:
             at_risk = {p.key for row in rows if (p := table.promises[row]) is not None}
             decisions += self._step(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
         self._stepped = set(due)
+        for ready in self.forward.look(self.controls, now_ns, unix_us):
+            self._pre_position(ready, now_ns, unix_us)
         return decisions
 
     def shut_gates(
@@ -302,6 +306,7 @@ class Loops:
         before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
         self._record(before, control, step, neighbours, unix_us)
+        self.forward.learn(control, step, before, now_ns)
         left_out = self._name_left_out(backend, neighbours, now_ns) if step.changed or step.notice else []
         if control.active:
             self._actuate(control, neighbours, step, now_ns)
@@ -400,6 +405,27 @@ class Loops:
             self._log.add(
                 kind, unix_us, backend=backend, victim=victim, reason=reason, text=text, figures=figures
             )
+
+    def _pre_position(self, ready: PrePosition, now_ns: int, unix_us: int) -> None:
+        """C before a burst that is expected; the loop goes on from there."""
+        control = self._control(ready.backend)
+        control.pre_position(
+            ready.managed, ready.lead, ready.victims, ready.allowed, ready.loop, ready.r_free, now_ns
+        )
+        before = LoopBefore(False, 0.0, {}, None, ())
+        neighbours = self._inventory.neighbours(ready.backend, (), self._control_caps())
+        shares, scope = self._shares(control, neighbours), self._scopes.find(ready.backend, ready.lead.key)
+        self._policy.set_control(ready.backend, shares, ready.reason, ready.text, ready.lead.name, ready.loop)
+        figures = partial(loop_figures, before, control, neighbours, shares, ready.lead, scope)
+        self._log.add(
+            DecisionKind.PRE_POSITION,
+            unix_us,
+            backend=ready.backend,
+            victim=ready.lead.name,
+            reason=ready.reason,
+            text=ready.text,
+            figures=figures,
+        )
 
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.agreements.slices import DELIVERED_RATIO, HUNG_US
+from sla_server.agreements.verdicts import DELIVERED_RATIO, HUNG_US
 
 
 class PromiseTerms:

@@ -294,6 +294,11 @@ class PromiseScopes:
         """A promise over all backends, or None while it has no streams."""
         return self._by_key.get(key, {}).get("")
 
+    def is_promised(self, volume: str) -> bool:
+        """Whether something is promised of a volume that a cap could break: availability it does not."""
+        found = (*self._named.get(volume, ()), *self._patterned)
+        return any(promise.metric != "availability" and promise.has_volume(volume) for promise in found)
+
     def plan(self, table: GatewayTable, stream_ids: npt.NDArray[np.int64]) -> RowPlan:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()

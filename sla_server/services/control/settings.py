@@ -13,6 +13,29 @@ from pydantic import Field, model_validator
 from pmdaemon.runtime.config import StrictModel
 
 
+class FeedForwardSettings(StrictModel):
+    """When the allowance of a backend is set before a burst that is expected (``feed_forward``)."""
+
+    enabled: bool = True
+    """False: the loop only reacts. In mode enforce alone, and only on backends that were in trouble."""
+    bin_s: float = Field(default=10.0, ge=1, le=600)
+    """Length of a bin of demand; a burst of a bin is worth a prediction, a shorter one ends by itself."""
+    left_alone_every: int = Field(default=3, ge=2)
+    """Of the bursts expected one of so many is left alone, the first of them: for comparison."""
+    proven_every: int = Field(default=8, ge=2)
+    """The same once it has helped: a comparison grows old, and each costs what the reaction costs."""
+    trial_bursts: int = Field(default=3, ge=1)
+    """Bursts with an allowance set before, and two left alone, make a verdict."""
+    help_ratio: float = Field(default=0.75, gt=0, lt=1)
+    """It helps if it leaves at most this share of the bad windows: less could be chance."""
+    most_missed: int = Field(default=2, ge=1)
+    """Bursts expected in a row that did not come switch it off."""
+    backoff_s: float = Field(default=1800.0, ge=0)
+    """How long it stays off the first time; each time after that twice as long."""
+    backoff_max_s: float = Field(default=28_800.0, ge=0)
+    """Where that doubling ends: eight hours, a working day."""
+
+
 class ControlSettings(StrictModel):
     """Numbers of the signal, the loop and the proof of actuation."""
 
@@ -141,6 +164,9 @@ class ControlSettings(StrictModel):
     """Measured rate may exceed the cap by this: bucket depth (20 ms) and the edges of a 1 s cut."""
     not_effective_cuts: int = Field(default=3, ge=1)
     """Consecutive confirmed cuts above the cap before it is called not effective."""
+
+    feed_forward: FeedForwardSettings = Field(default_factory=FeedForwardSettings)
+    """Before a burst that is expected."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ControlSettings:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements.promise import Promise
-from sla_server.services.control.pieces import Ints, percentiles_us
+from sla_server.services.control.pieces import Bools, Ints, percentiles_us
 from sla_server.services.control.promise_terms import arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.verdicts import Signal, signal_of, verdict
@@ -170,6 +170,15 @@ class SignalTable:
         """Rows on one backend whose demand is above their curve, as the last ``assess`` found them."""
         rows: list[int] = np.flatnonzero(self.outside & ~self.over_all).tolist()
         return rows
+
+    def newest_over(self, rows: Ints) -> tuple[Ints, Bools]:
+        """Of each row a number that changes with its windows, and whether the newest closed one is bad.
+
+        A window in which nothing was promised does not: excluded, above the curve, or not applicable.
+        """
+        found = verdict(self.windows, rows)
+        over: Bools = found.over[np.maximum(found.count - 1, 0), np.arange(len(rows))]
+        return self.windows.version[rows], over & found.inside & found.applies & ~self.excluded[rows]
 
     def assess(self, now_ns: int, silent_s: float) -> list[tuple[int, int]]:
         """Look at the rows fed since the last time; those over all backends whose live state has changed.

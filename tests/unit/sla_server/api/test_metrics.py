@@ -15,6 +15,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import FRESH_S, MailboxCollector, Metrics
 from sla_server.api.operations import Operations
+from tests.support.api import snapshot
 
 
 def test_the_mailbox_of_this_part_is_reported_with_names_labels_and_sentences(tmp_path: Path) -> None:
@@ -65,3 +66,17 @@ def test_a_folder_that_is_not_there_is_no_error(
 ) -> None:
     context.metrics.folder = tmp_path / "none"
     assert web.get("/api/v1/metrics").status_code == 200
+
+
+def test_the_figures_of_feed_forward_are_metrics_while_the_view_is_fresh(
+    web: FlaskClient, context: AppContext, clock: FakeClock
+) -> None:
+    assert "sla_feed_forward" not in web.get("/api/v1/metrics").text
+    context.live.put({**snapshot(), "feed_forward": {"recurring": 2, "bad_ahead": 7, "odd": 1, "off": None}})
+    text = web.get("/api/v1/metrics").text
+    assert "\nsla_feed_forward_recurring 2.0\n" in text
+    assert "\nsla_feed_forward_bad_ahead_total 7.0\n" in text
+    assert "odd" not in text
+    assert "sla_feed_forward_off" not in text
+    context.live.put({**snapshot(), "feed_forward": "nothing"})
+    assert "sla_feed_forward" not in web.get("/api/v1/metrics").text

@@ -160,6 +160,33 @@ def test_by_hand_below_the_floor_says_what_holds() -> None:
     )
 
 
+def test_ahead_of_a_burst() -> None:
+    row = throttle(reason="recurring-burst")
+    calm = {**STEP["figures"]["promise"], "latency_us": 3_000, "u": 0.0, "over": 0}
+    set_ahead = {**STEP, "kind": "pre-position", "reason": "recurring-burst",
+                 "figures": {**STEP["figures"], "promise": calm}}  # fmt: skip
+    found = explain(throttled(throttles=[row], loop=set_ahead, cut=set_ahead, protected=PROMISE))
+    assert found.headline == (
+        "batch is throttled to 290 cost/s, to keep erp-gold/latency: a burst that recurs was expected."
+    )
+    assert said(found, "Decided") == (
+        "07:59:18 throttled batch to 290 cost/s ahead of time, because a burst that recurs was expected."
+    )
+    policy = {**set_ahead, "reason": "policy-ahead"}
+    assert "the policy has lower caps from the next hour on" in said(
+        explain(throttled(loop=policy)), "Decided"
+    )
+
+
+def test_no_caps_ahead_any_more() -> None:
+    text = "no caps ahead of bursts for 1800 s: bad windows a burst: 5.0 with caps ahead of it, 5.5 without"
+    off = {**STEP, "kind": "ahead-off", "reason": "ahead-no-help", "text": text, "figures": {}}
+    assert said(explain(agreement(decisions=[off])), "Decisions") == (
+        "07:59:18 set no caps ahead of bursts any more, because caps ahead of bursts did not leave fewer bad "
+        f"windows: {text}."
+    )
+
+
 def test_by_the_policy_and_by_its_own_agreement() -> None:
     row = throttle(source="policy", victim="", reason="policy")
     found = explain(volume(throttles=[row], decisions=[cap(source="policy", policy_version=3)]))

@@ -408,7 +408,9 @@ def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> No
 
 
 def policy(version: int = 3, hour: int = 96, **keys: Any) -> SqlState:
-    look = PublishedPolicy(version, published=True, hour_of_week=hour, caps={"vol-1": 50.0, "vol-2": None})
+    caps = {"vol-1": 50.0, "vol-2": None}
+    coming = {"coming": {"vol-1": 40.0}, "coming_us": START_US}
+    look = PublishedPolicy(version, published=True, hour_of_week=hour, caps=caps, **coming)
     return SqlState(policy_looked=True, policy=look, **keys)
 
 
@@ -429,6 +431,7 @@ def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> Non
     bench.tick(1)
     assert bench.controller.names().count("set_policy_caps") == 2
     assert bench.controller.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
+    assert bench.controller.last("set_coming_caps") == ({"vol-1": 40.0}, START_US)
     assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {"version": 3, "applied_us": START_US}
 
 

@@ -53,6 +53,8 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     (first,) = scene.look()
     assert first.policy is not None
     assert (first.policy.version, first.policy.published, first.policy.caps) == (4, True, {"vol-1": 5.0})
+    hour_begins_us = (START_US // HOUR_US + 1) * HOUR_US
+    assert (first.policy.coming, first.policy.coming_us) == ({"vol-1": None}, hour_begins_us)
     assert [found.policy_looked for found in scene.look(1)] == [False]
     assert [found.policy_looked for found in scene.look(9)] == [True]
     scene.sql_worker.look_for_policy()

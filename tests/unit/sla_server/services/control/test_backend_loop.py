@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sla_server.agreements.promise import Priority
+from sla_server.services.control.backend_loop import NOTHING as NO_STEP
 from sla_server.services.control.backend_loop import BackendControl, Need, Phase, Victim
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
+from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.verdicts import NOTHING, Signal
 
 S = 1_000_000_000
@@ -49,6 +51,60 @@ def settled(control, found, at_risk=None):
     """The step ten seconds after the first look at a victim whom nobody harms visibly."""
     assert control.step([at_risk or victim()], found, 0).notice == ""
     return control.step([at_risk or victim()], found, 10 * S)
+
+
+def ahead(control: BackendControl, now: int = 0) -> None:
+    control.pre_position({"greedy": neighbour(cost=10.0)}, clear(), [("gold", "latency")], 250.0,
+                         LoopMemory(400.0, 300.0), 8.0, now)  # fmt: skip
+
+
+def test_a_cap_ahead_of_a_burst_is_felt_or_released_like_any_other(control):
+    ahead(control)
+    assert (control.active, control.phase, control.allowed) == (True, Phase.HOLD, 250.0)
+    quiet = world(neighbour(cost=10.0))
+    for second in range(1, 30):
+        assert control.step([clear()], quiet, second * S) == NO_STEP
+    step = control.step([clear()], quiet, 30 * S)
+    assert (step.reason, control.active) == (Reason.DEMAND_FITS, False)
+
+
+BUSY = world(neighbour(cost=245.0, queueing=True))
+
+
+def test_from_a_cap_ahead_the_loop_goes_down(control):
+    ahead(control)
+    assert control.step([victim(r=1.25)], BUSY, S) == NO_STEP, "hold_down"
+    step = control.step([victim(r=1.25)], BUSY, 3 * S)
+    assert (step.reason, control.allowed) == (Reason.PROMISE_VIOLATED, 200.0)
+    assert control.ceiling == 250.0
+
+
+def test_what_a_cap_ahead_has_done_already_counts_as_its_effect(control):
+    """From r 8 without caps to 1.2: released for want of effect, the promise would be broken as before."""
+    ahead(control)
+    steps = [control.step([victim(r=1.2)], BUSY, 3 * n * S) for n in range(1, 9)]
+    assert Reason.UNATTRIBUTED not in [step.reason for step in steps[:5]]
+    assert sum(step.reason is Reason.PROMISE_VIOLATED for step in steps[:5]) == 5
+    control.reset()
+    ahead(control, 100 * S)
+    steps = [control.step([victim(r=8.0)], BUSY, (100 + 3 * n) * S) for n in range(1, 9)]
+    assert Reason.UNATTRIBUTED in [step.reason for step in steps], "the cause is elsewhere"
+
+
+def test_quiet_before_the_burst_is_no_reason_to_give_back_in_it(control):
+    ahead(control)
+    quiet = world(neighbour(cost=10.0))
+    for second in range(1, 16):
+        assert control.step([clear(r=0.2)], quiet, second * S) == NO_STEP
+    steps = {second: control.step([clear(r=0.2)], BUSY, second * S) for second in range(16, 22)}
+    assert [second for second, step in steps.items() if step.changed] == [20], "kept for five seconds"
+    assert steps[20].reason is Reason.RECOVERY
+    assert 250 < control.allowed < 0.93 * 300
+
+
+def test_a_cap_ahead_ends_with_its_victim(control):
+    ahead(control)
+    assert control.step([victim(Need.IDLE)], world(neighbour()), S).reason is Reason.VICTIM_IDLE
 
 
 def test_the_first_cut_bites_from_present_use(control):

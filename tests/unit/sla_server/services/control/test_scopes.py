@@ -40,6 +40,15 @@ def test_one_scope_a_backend_and_one_over_all():
     assert rows(scopes, A, "") == [[True, True]]
 
 
+def test_what_is_promised_of_a_volume_by_name_and_by_pattern_but_for_availability():
+    scopes = PromiseScopes(ControlSettings())
+    up = promise("up", metric="availability")
+    scopes.set_promises([promise(), promise("p", volumes=("team-*",)), up], [])
+    assert [scopes.is_promised(v) for v in ("gold", "team-1", "up", "other")] == [True, True, False, False]
+    scopes.set_promises([up], [])
+    assert not scopes.is_promised("gold")
+
+
 def test_clients_narrow_a_promise():
     made, scopes = table(A, "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise(clients=("host-*",))], [made])

@@ -11,7 +11,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalTable
 from sla_server.services.control.verdicts import NOTHING
 from sla_server.services.control.windows import NEVER
-from tests.support.windows import random_pieces
+from tests.support.windows import OnePromise, random_pieces
 from tests.support.worlds import promise
 
 S = 1_000_000_000
@@ -53,3 +53,17 @@ def test_at_risk_rows_are_found_until_their_windows_go():
     assert table.risky_rows(3 * S, 30.0) == [row.row]
     row.reset()
     assert table.risky_rows(3 * S, 30.0) == []
+
+
+def test_the_newest_window_changes_and_is_over_or_not():
+    made, seen = OnePromise(), []
+    for second, ms in enumerate((20, 1, 20), 1):
+        made.feed(100, ms, second)
+        seen.append(made.signals.newest_over(np.array([made.row.row])))
+    assert [over.tolist() for _, over in seen] == [[True], [False], [True]]
+    assert len({int(change[0]) for change, _ in seen}) == 3
+    made.signals.set_excluded(made.row.row, True)
+    assert made.signals.newest_over(np.array([made.row.row]))[1].tolist() == [False]
+    made.signals.set_excluded(made.row.row, False)
+    made.row.reset()
+    assert made.signals.newest_over(np.array([made.row.row]))[1].tolist() == [False]

@@ -1,0 +1,286 @@
+"""Feed-forward step by step: what is watched, when C is set ahead of a burst, and when not.
+
+The world is made by hand, a second at a time: greedy wants 400 I/O/s in its bursts and gets its cap; gold has
+2 ms while both together use less than ``BREAKS`` cost/s, else 30 ms of 12 allowed. Bins of 2 s, a burst of
+7 s every 20: the pattern is known after four of them, the fifth is left alone. What comes of it on storage
+that queues is in ``test_feed_forward_worlds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sla_server.agreements.promise import CurveStep, Priority
+from sla_server.services.control import feed_forward
+from sla_server.services.control.backend_loop import BackendControl, LoopStep, Phase
+from sla_server.services.control.controller import Controller
+from sla_server.services.control.decision_log import LoopBefore
+from sla_server.services.control.decisions import Reason, RecordDecision, RecordThrottle, SetCaps
+from sla_server.services.control.feed_forward import FeedForward, Watched
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.simulation import UNIX_0_US
+from tests.support.worlds import controller, cut, exports, promise, streams, volume_class
+
+S = 1_000_000_000
+BREAKS = 300.0
+IO_COST = 1.0625
+PERIOD = 20
+KNOWN = 130
+"""Second by which one cap was set ahead."""
+FAST = {"bin_s": 2.0, "backoff_s": 300.0}
+
+
+def forward(made: Controller) -> FeedForward:
+    return made.loops.forward
+
+
+def square(period: int = PERIOD, length: int = 7, until: int = 1 << 30) -> Callable[[int], float]:
+    return lambda second: 400.0 if second % period < length and second < until else 10.0
+
+
+class World:
+    """See the module. ``wanted``: of greedy, I/Os a second by second."""
+
+    def __init__(
+        self,
+        wanted: Callable[[int], float],
+        *,
+        mode: str = "enforce",
+        breaks: float = BREAKS,
+        promises: tuple[Any, ...] = (promise(),),
+        classes: tuple[Any, ...] = (volume_class(),),
+        own: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        settings = {"demand_memory_s": 5.0, "feed_forward": {**FAST, **(own or {})}, **settings}
+        self.controller = controller(promises, classes, mode, **settings)
+        self.wanted, self.breaks, self.second = wanted, breaks, 0
+        self.gold = 60
+        self.caps: dict[str, float] = {}
+        self.gens = {"A": 0, "B": 0}
+        self.bad: list[int] = []
+        self.decisions: list[tuple[int, dict[str, Any]]] = []
+        self.throttles: dict[str, dict[str, Any]] = {}
+        for gateway, volume in (("A", "gold"), ("B", "greedy")):
+            self.controller.gateway_up(gateway, gateway, exports(volume), S)
+            self.controller.add_streams(gateway, streams(gateway, volume))
+
+    def run(self, until: int) -> World:
+        while self.second < until:
+            self._pass()
+        return self
+
+    def _pass(self) -> None:
+        wanted = self.wanted(self.second)
+        self.second += 1
+        done = min(wanted, self.caps.get("greedy", 1e9) / IO_COST)
+        slow = (done + self.gold) * IO_COST > self.breaks
+        if slow:
+            self.bad.append(self.second)
+        now_ns, unix_us = (1 + self.second) * S, UNIX_0_US + self.second * 1_000_000
+        held = 8 if done < wanted else 0
+        for gateway, ios, waits in (
+            ("A", {"gold": (self.gold, 30.0 if slow else 2.0)}, 0),
+            ("B", {"greedy": (round(done), 2.0)}, held),
+        ):
+            each = cut(gateway, self.second, ios, gen=self.gens[gateway], held=waits)
+            self.controller.add_cut(each, unix_us, 0, False, now_ns)
+        for decision in self.controller.tick(now_ns, unix_us):
+            if isinstance(decision, SetCaps):
+                self.gens[decision.gateway_id] = decision.gen
+                if decision.gateway_id == "B":
+                    self.caps = {cap["volume"]: cap["cost_per_s"] for cap in decision.caps}
+            elif isinstance(decision, RecordDecision):
+                self.decisions.append((self.second, decision.row))
+            elif isinstance(decision, RecordThrottle):
+                self.throttles[decision.row["throttle_id"]] = decision.row
+
+    def of(self, kind: str, since: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        return [(at, row) for at, row in self.decisions if row["kind"] == kind and at >= since]
+
+    def bad_in(self, start: int, end: int) -> int:
+        return sum(start < at <= end for at in self.bad)
+
+
+def figures(world: World) -> dict[str, int]:
+    return forward(world.controller).figures()
+
+
+@pytest.fixture
+def known() -> World:
+    """A pattern is known, and one cap was set ahead."""
+    return World(square()).run(KNOWN)
+
+
+def test_what_is_set_is_what_the_loop_found_and_why_is_written_down(known: World) -> None:
+    ((at, row),) = known.of("pre-position")
+    assert (at, at % PERIOD) == (118, 18)
+    raised = [each["figures"] for _, each in known.of("increase") if each["at_us"] < row["at_us"]]
+    assert row["figures"]["c_after"] == raised[-1]["c_before"], "what it raised C from was kept"
+    assert (row["reason"], row["backend"], row["victim"]) == ("recurring-burst", "disk", "gold/latency")
+    assert row["figures"]["throttled"] == ["greedy"]
+    assert row["text"].startswith("ahead of time for gold/latency: a burst is expected in 3 s, as every 20 s")
+    caps = [each for _, each in known.of("cap-set") if each["at_us"] == row["at_us"]]  # again when confirmed
+    assert {(cap["volume"], cap["reason"]) for cap in caps} == {("greedy", "recurring-burst")}
+    assert known.controller.snapshot(UNIX_0_US)["feed_forward"] == figures(known)
+    found = figures(known)
+    assert (found["expected"], found["left_alone"], found["ahead"]) == (2, 1, 1)
+    assert (found["watched"], found["recurring"], found["looks"]) == (1, 1, 64)
+
+
+def test_bad_windows_are_counted_with_and_without(known: World) -> None:
+    known.run(197)
+    found = figures(known)
+    assert (found["ahead"], found["left_alone"], found["came"], found["missed"]) == (3, 2, 5, 0)
+    assert (found["bad_ahead"], found["bad_alone"]) == (3, 6)
+    assert known.bad_in(100, 120) == known.bad_in(160, 180) == 3
+    assert known.bad_in(120, 140) == known.bad_in(140, 160) == known.bad_in(180, 200) == 1
+    assert forward(known.controller).backends["disk"].trial(Reason.RECURRING_BURST).helps
+
+
+def test_switched_off_by_the_setting_it_does_nothing() -> None:
+    world = World(square(), own={"enabled": False}).run(KNOWN)
+    assert world.of("start")
+    assert world.of("pre-position") == []
+    assert set(figures(world).values()) == {0}
+
+
+def test_expected_bursts_that_do_not_come_switch_it_off() -> None:
+    """Whenever the pattern is known, it pauses."""
+    world = World(lambda second: square()(second) if second % 140 < 100 else 10.0, own={"most_missed": 1})
+    world.run(240)
+    ((at, row),) = world.of("ahead-off")
+    assert (row["reason"], row["backend"]) == ("ahead-no-burst", "disk")
+    assert 100 < at <= 106
+    assert "1 bursts expected in a row did not come" in row["text"]
+    assert (figures(world)["missed"], figures(world)["switched_off"], figures(world)["off"]) == (1, 1, 1)
+    assert world.caps == {}
+
+
+def test_where_it_does_not_help_it_is_off_and_neighbours_are_not_held_lower_each_time() -> None:
+    world = World(square(length=6)).run(90)
+    while world.second < 260:
+        # Gold is slow in the first seconds of each burst whatever is capped.
+        world.breaks = 50.0 if world.second % PERIOD < 3 else BREAKS
+        world.run(world.second + 1)
+    ((at, row),) = world.of("ahead-off")
+    assert row["reason"] == "ahead-no-help"
+    assert (row["figures"]["off_s"], row["figures"]["kind"]) == (300, "recurring-burst")
+    assert (len(row["figures"]["bad_ahead"]), len(row["figures"]["bad_alone"])) == (3, 2)
+    assert world.of("pre-position", since=at + 1) == []
+    assert figures(world)["off"] == 1
+    reacted = [each["figures"]["c_after"] for _, each in (*world.of("start"), *world.of("decrease"))]
+    assert all(each["figures"]["c_after"] >= min(reacted) for _, each in world.of("pre-position"))
+
+
+def test_observe_sets_nothing_ahead(known: World) -> None:
+    known.controller.set_mode("observe")
+    known.run(170)
+    assert len(known.of("pre-position")) == 1
+    assert known.caps == {}
+    watching = World(square(), mode="observe").run(30)
+    assert figures(watching)["watched"] == 0
+
+
+@pytest.mark.parametrize("metric", ["latency", "iops"])
+def test_a_neighbour_with_a_promise_of_its_own_is_left_to_the_loop(metric: str) -> None:
+    own = promise("greedy", ms=500, priority=Priority.BEST_EFFORT)
+    if metric == "iops":
+        own = promise("greedy", priority=Priority.BEST_EFFORT, metric=metric, curve=(), promised=10.0)
+    classes = (volume_class(), volume_class("greedy", Priority.BEST_EFFORT))
+    world = World(square(), promises=(promise(), own), classes=classes).run(KNOWN)
+    assert len(world.of("start")) >= 6
+    assert world.of("pre-position") == []
+    assert figures(world)["recurring"] == 1
+
+
+def test_an_idle_victim_needs_no_cap_ahead(known: World) -> None:
+    known.gold = 0
+    known.run(180)
+    assert len(known.of("pre-position")) == 1
+    assert figures(known)["recurring"] == 1
+
+
+def test_a_victim_above_its_curve_gets_no_cap_ahead() -> None:
+    world = World(square(), promises=(promise(curve=(CurveStep(100.0, 12_000),)),)).run(110)
+    world.gold = 150
+    world.run(160)
+    assert world.of("pre-position") == []
+    assert figures(world)["recurring"] == 1
+
+
+def test_the_policy_of_the_coming_hour_is_put_in_force_before_it_begins() -> None:
+    """The first burst teaches; the second one comes at the beginning of an hour that the policy knows."""
+    world = World(lambda second: 400.0 if second < 10 or 50 <= second < 65 else 10.0).run(40)
+    world.controller.set_coming_caps({"greedy": 150.0, "other": 5.0}, UNIX_0_US + 50 * 1_000_000)
+    trial = forward(world.controller).backends["disk"].trial(Reason.POLICY_AHEAD)
+    trial.turn = 1  # one was left alone before
+    world.run(55)
+    world.controller.set_policy_caps(1, {"greedy": 150.0})  # services look every ten seconds
+    world.run(70)
+    ((at, row),) = world.of("pre-position")
+    assert at == 47
+    assert (row["reason"], row["figures"]["c_after"]) == ("policy-ahead", 150.0)
+    assert "the policy has lower caps from the hour on that begins in 3 s" in row["text"]
+    assert world.bad_in(45, 70) == 0
+    assert (figures(world)["ahead"], figures(world)["came"]) == (1, 1)
+
+
+def test_a_policy_that_allows_no_less_than_now_is_no_reason() -> None:
+    world = World(lambda second: 400.0 if second < 10 else 10.0).run(30)
+    world.controller.set_policy_caps(1, {"greedy": 150.0})
+    world.controller.set_coming_caps({"greedy": 150.0}, UNIX_0_US + 40 * 1_000_000)
+    world.run(50)
+    assert figures(world)["expected"] == 0
+
+
+def test_a_cap_ahead_is_not_below_the_floors_of_now(known: World) -> None:
+    floor = volume_class("greedy", Priority.BEST_EFFORT, floor_iops=215.0)
+    known.controller.set_agreements([promise()], [volume_class(), floor])
+    known.run(139)
+    (_, first), (_, second) = known.of("pre-position")
+    assert first["figures"]["c_after"] < 215 * IO_COST
+    assert second["figures"]["c_after"] == pytest.approx(215 * IO_COST, abs=0.1)
+
+
+def test_a_cause_elsewhere_is_forgotten(known: World) -> None:
+    known.breaks = 0.0  # gold is slow whatever is capped: the loop finds no effect
+    known.wanted = lambda _second: 400.0
+    known.run(KNOWN + 40)
+    assert known.of("unattributed")
+    assert forward(known.controller).backends == {}
+
+
+def test_the_backend_whose_loop_acted_longest_ago_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_forward, "MOST_WATCHED", 2)
+    found, settings = forward(controller()), ControlSettings()
+    for second, name in enumerate(("a", "b", "a", "c")):
+        control = BackendControl(settings, name)
+        before = LoopBefore.of(control)
+        control.phase, control.allowed, control.start, control.ceiling = Phase.DECREASE, 200.0, 400.0, 400.0
+        found.learn(control, LoopStep(changed=True), before, second * S)
+    assert found.backends.keys() == {"a", "c"}
+
+
+def test_what_was_met_in_a_burst_with_a_cap_ahead_fades_in_those_left_alone() -> None:
+    watched, control = Watched(), BackendControl(ControlSettings(), "disk")
+
+    def moved(allowed: float, ceiling: float, reason: Reason, before: float) -> float:
+        control.phase, control.allowed, control.start, control.ceiling = Phase.HOLD, allowed, 400.0, ceiling
+        seen = LoopBefore(before > 0, before, {}, None, ())
+        watched.learn(control, LoopStep(True, reason), seen, 0)
+        return watched.allowed
+
+    assert moved(200, 400, Reason.PROMISE_VIOLATED, 0) == 200
+    assert moved(300, 400, Reason.RECOVERY, 200) == 200, "what it is raised to is not known yet"
+    assert moved(340, 400, Reason.RECOVERY, 300) == 300
+    watched.is_ahead = True
+    assert moved(280, 310, Reason.PROMISE_VIOLATED, 300) == 280
+    assert moved(150, 310, Reason.PROMISE_VIOLATED, 280) == 200, "half of C0: what a first cut comes to"
+    assert moved(400, 310, Reason.RECOVERY, 390) == pytest.approx(0.93 * 310), "parked below the ceiling"
+    watched.is_ahead = False
+    assert moved(200, 400, Reason.PROMISE_VIOLATED, 0) == pytest.approx(0.93 * 310), "still known"
+    assert watched.ceiling == 310 + 400 / 16
