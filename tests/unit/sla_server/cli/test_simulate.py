@@ -98,6 +98,7 @@ def test_a_trace_its_placement_device_and_policy(slas, tmp_path):
         ),
         (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "soon"), 2, "is not a duration"),
         (("--stored", "24h", "--load", "volume=v,iops=1"), 2, "--load does not go with --stored"),
+        (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "8d"), 2, "8d is longer than 7 days"),
     ],
 )
 def test_mistakes_are_named(slas, arguments, status, text):
