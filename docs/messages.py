@@ -67,7 +67,7 @@ REQUESTS = """\
 
 | op | body | answer's body |
 |---|---|---|
-| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed: bool}], warnings: [str]` |
+| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: "Maintenance" \\| "Calendar", name: str` | `{}` or 404; 422 for a calendar in use |
 | `throttle_set` | `volume, iops, bytes_per_s, cost_per_s, duration_s, reason, force` | see below, or 409 |
@@ -117,6 +117,9 @@ SNAPSHOT = """\
 - `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
   list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
   that use most, promises that are violated or at risk, active backends first
+- `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
+  `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
+  application server keeps them for `GET /slas` and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
 - `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
   empty while it can

@@ -64,6 +64,9 @@ def windows_line(figures: Row, at_us: int, times: Times) -> str:
 
 def live_line(live: Row, objective: str) -> str:
     """What the newest windows of a promise say, from the live snapshot."""
+    if live.get("metric") == "availability" and live.get("stall_us") is not None:
+        stall, allowed = words.latency(live["stall_us"]), words.latency(live.get("threshold_us"))
+        return f"{objective}: nothing was answered for {stall} at the longest, of {allowed} allowed."
     if live.get("latency_us") is None:
         return f"{objective}: there is no I/O to measure."
     measured = f"{_percentile(live)} {words.latency(live['latency_us'])}"

@@ -343,10 +343,12 @@ def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
         end = found["start_us"] + found.get("length_us", 0)
         counted = f"{found.get('missed') or 0:,} of {words.plural(found.get('n') or 0, 'I/O')} were too slow"
         limit = f" for {words.latency(found['threshold_us'])}" if found.get("threshold_us") else ""
+        why = f"{counted}{limit}, {words.number(found.get('offered_iops') or 0)} I/O/s offered"
+        if found.get("state") == "excluded":
+            why = str(found.get("reason") or "in maintenance or outside service hours")
         lines.append(
             f"{promise['objective']}: the slice {times.when(found['start_us'])} to {times.when(end)} is "
-            f"{str(found.get('state')).replace('_', ' ')}: {counted}{limit}, "
-            f"{words.number(found.get('offered_iops') or 0)} I/O/s offered."
+            f"{str(found.get('state')).replace('_', ' ')}: {why}."
         )
     elif not facts["is_now"] and facts.get("in_force"):
         lines.append(f"{promise['objective']}: no slice of that time is stored.")
