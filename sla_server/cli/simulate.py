@@ -96,7 +96,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option(
     "--slas",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Directory of agreements and simulation.yaml.",
 )
 @click.option("--trace", "traces", multiple=True, type=EXISTING, help="Recorded I/O; several are merged.")
