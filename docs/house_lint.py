@@ -54,7 +54,6 @@ LITERAL_PHRASES: Final = PHRASES | {
 """Banned in string literals."""
 
 ALLOWED_LITERALS: Final = {
-    "stands in the file": "sla_server/cli/change.py: a test of the command has this text",
     "its time is over": "services/control: stored in throttles of every release, and a test has it",
     "Nobody is throttled": "of the page and `sla top`, where it is people who read their volumes' names",
     "nobody to slow down": "services/control: stored in decisions, and searched for by operators",

@@ -67,7 +67,7 @@ REQUESTS = """\
 
 | op | body | answer's body |
 |---|---|---|
-| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed: bool}], warnings: [str]` |
+| `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: "Maintenance" \\| "Calendar", name: str` | `{}` or 404; 422 for a calendar in use |
 | `throttle_set` | `volume, iops, bytes_per_s, cost_per_s, duration_s, reason, force` | see below, or 409 |
@@ -122,6 +122,9 @@ SNAPSHOT = """\
   pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
   `bad_alone` (bad windows of them), `switched_off`; metrics have them as `sla_feed_forward_*`
+- `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
+  `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
+  application server keeps them for `GET /slas` and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
 - `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
   empty while it can

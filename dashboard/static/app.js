@@ -3,7 +3,8 @@
 import {call, read} from "./api.js";
 import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
-import {clock, duration, latency, sentence, stateWords} from "./format.js";
+import {startFind} from "./find.js";
+import {clock, duration, measured, metric, promised, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
 import {startWhy} from "./why.js";
@@ -34,11 +35,11 @@ function draw() {
 
 function chart() {
   const row = page.snapshot.slas.find((sla) => views.keyOf(sla) === page.selected);
-  $("chart").hidden = !row || !hasTrend(page.selected);
+  $("chart").hidden = !row || !hasTrend(page.selected) || row.promised != null; // the chart is of latencies
   if ($("chart").hidden) return;
   const [startMs, endMs] = spanMs(page.selected);
-  const title = `${row.name}, p${row.percentile} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
-    + `${latency(row.latency_us)} of ${latency(row.threshold_us)}, ${stateWords(row.state)}.`;
+  const title = `${row.name}, ${metric(row)} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
+    + `${measured(row)} of ${promised(row)}, ${stateWords(row.state)}.`;
   if ($("chart-title").dataset.shown !== title) {
     $("chart-title").dataset.shown = title;
     $("chart-title").replaceChildren(title, element("span", {class: "key"}), "a neighbour is throttled for it");
@@ -188,6 +189,7 @@ $("throttle-form").querySelector("[value=cancel]").addEventListener("click", () 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 document.addEventListener("visibilitychange", draw);
 startWhy();
+startFind();
 setInterval(showFeed, 1000);
 setInterval(everySoOften, 5000);
 loadSlow().then(() => startFeed({onSnapshot, onConnection}));

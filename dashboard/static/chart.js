@@ -2,6 +2,8 @@
 //
 // A trend is {at: [ms], latency: [us|null], promise: [us|null], throttled: [bool]}, 15 minutes at one a second.
 
+import {measuredUs} from "./format.js";
+
 const KEEP = 900;
 const LEAST_MS = 60000; // of the axis, so that the first seconds are not stretched over it
 const SVG = "http://www.w3.org/2000/svg";
@@ -26,7 +28,7 @@ export function addPoint(key, atUs, row, throttled) {
   const trend = trendOf(key);
   if (trend.at.at(-1) >= atUs / 1000) return;
   trend.at.push(atUs / 1000);
-  trend.latency.push(row.latency_us ?? null);
+  trend.latency.push(measuredUs(row));
   trend.promise.push(row.threshold_us ?? null);
   trend.throttled.push(throttled);
   if (trend.at.length > KEEP) for (const column of Object.values(trend)) column.shift();

@@ -21,9 +21,18 @@ export function bytesRate(value) {
 
 // A value of an indicator without a percentile, measured or promised.
 export const rate = (metric, value) => (metric === "iops" && !missing(value) ? `${count(value)} IOPS` : bytesRate(value));
-export const measured = (row) =>
-  (["iops", "throughput"].includes(row.metric) ? rate(row.metric, row.measured) : latency(row.measured));
-export const metric = (name) => ({mean_latency: "mean", availability: "longest stall"}[name] || "delivered");
+const isRate = (row) => ["iops", "throughput"].includes(row.metric);
+export const metric = (row) => ((row.metric || "latency") === "latency" ? `p${row.percentile}`
+  : {mean_latency: "mean", availability: "longest stall"}[row.metric] || "delivered");
+
+// What is measured now, in us: a latency, or for how long nothing was answered; null for rates.
+export function measuredUs(row) {
+  if (isRate(row)) return null;
+  return (row.metric === "availability" ? row.measured ?? row.stall_us : row.latency_us ?? row.measured) ?? null;
+}
+export const measured = (row) => (isRate(row) ? rate(row.metric, row.measured) : latency(measuredUs(row)));
+export const promised = (row) => (isRate(row) ? rate(row.metric, row.promised) : latency(row.threshold_us));
+export const bound = (row) => (isRate(row) ? "at least" : "at most");
 
 // Rounded down: 99.996 % must not read as 100 %.
 export function percent(ratio, digits = 1) {
@@ -72,7 +81,7 @@ export const SLA_STATES = {
   violating: ["bad", "✗ violated", "More I/Os than allowed are slower than promised."],
   "no-data": ["warn", "? no data", "No samples: see the gateways below."],
   idle: ["", "idle", "Too few I/Os to judge."],
-  excluded: ["", "excluded", "Maintenance, or outside service hours."],
+  "no-objective": ["", "no objective", "It only says how its volumes are treated as neighbours."],
   "out-of-curve": ["", "above demand", "Demand is above what the agreement covers."],
   "not-applicable": ["", "does not apply", "Its I/Os are not such as the promise is about: too few, too large, too many writes."],
   excluded: ["", "excluded", "Nothing is promised now: maintenance, or outside service hours."],

@@ -30,16 +30,14 @@ export function showSummary(snapshot) {
   const part = totals.promises > snapshot.slas.length || totals.volumes > snapshot.volumes.length
     ? ` Shown are ${f.count(snapshot.slas.length)} of ${f.plural(f.count(totals.promises), "promise")} and ` +
       `${f.count(snapshot.volumes.length)} of ${f.plural(f.count(totals.volumes), "volume")}, those that need a look or use most.` : "";
+  $("find").hidden = totals.promises <= snapshot.slas.length;
   setText($("summary"), `${promises}; ${held}.${part}`);
   document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
 }
 
 export function showSlas(snapshot, selected, onSelect) {
   const columns = [
-    {label: "State", cls: "head", fill: (td, row) => {
-      if (!td.firstChild) td.append(element("span"));
-      setBadge(td.firstChild, ...f.stateOf(row.state));
-    }},
+    {label: "State", cls: "head", fill: fillState},
     {label: "Agreement", cls: "wrap head", fill: (td, row) => {
       if (!td.firstChild) {
         td.append(element("button", {type: "button", class: "link", title: "Show in the chart",
@@ -49,10 +47,8 @@ export function showSlas(snapshot, selected, onSelect) {
       td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === selected));
       setText(td.lastChild, `${row.objective} · ${row.priority}`);
     }},
-    {label: "Measured", cls: "num", text: (row) => row.percentile != null ? [f.latency(row.latency_us), `p${row.percentile}`]
-      : [f.measured(row), f.metric(row.metric)]},
-    {label: "Promised", cls: "num", text: (row) => row.promised != null ? [f.rate(row.metric, row.promised), "at least"]
-      : [f.latency(row.threshold_us), f.DASH === f.latency(row.threshold_us) ? "" : "at most"]},
+    {label: "Measured", cls: "num", text: (row) => [f.measured(row), f.metric(row)]},
+    {label: "Promised", cls: "num", text: promisedPair},
     {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
       if (!td.firstChild) {
         const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -63,8 +59,7 @@ export function showSlas(snapshot, selected, onSelect) {
       drawSpark(td.firstChild, keyOf(row));
     }},
     {label: "Compliance", cls: "num", title: "Good slices of those judged, with the share of time measured",
-      text: (row) => [f.percent(row.compliance, 2),
-        row.compliance == null ? "no slice judged yet" : `${f.percent(row.coverage, 1)} covered`]},
+      text: compliancePair},
     {label: "Error budget left", fill: (td, row) => {
       if (!td.firstChild) td.append(element("meter", {min: 0, max: 1, low: 0.25, high: 0.5, optimum: 1}), " ",
         element("span"), element("small"));
@@ -83,6 +78,37 @@ export function showSlas(snapshot, selected, onSelect) {
   ];
   fillTable($("slas"), columns, snapshot.slas, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
+}
+
+function fillState(td, row) {
+  if (!td.firstChild) td.append(element("span"), element("small", {class: "reason"}));
+  setBadge(td.firstChild, ...f.stateOf(row.state));
+  const reason = ["excluded", "no-data"].includes(row.state) && row.reason || "";
+  setText(td.lastChild, reason);
+  td.lastChild.title = reason;
+}
+
+const promisedPair = (row) => (f.promised(row) === f.DASH ? f.DASH : [f.promised(row), f.bound(row)]);
+
+const compliancePair = (row) => [f.percent(row.compliance, 2),
+  row.compliance == null ? "no slice judged yet" : `${f.percent(row.coverage, 1)} covered`];
+
+// Agreements looked for by name, of all there are: one row an objective, without what only the live feed says.
+export function showFound(rows) {
+  const columns = [
+    {label: "State", cls: "head", fill: fillState},
+    {label: "Agreement", cls: "wrap head full", fill: (td, row) => {
+      if (!td.firstChild) {
+        td.append(element("strong", {}, row.name), " ", element("a", {class: "why",
+          href: whyAddress("sla", row.name, row.objective)}, "why?"), element("small"));
+      }
+      setText(td.lastChild, [row.objective, row.priority].filter(Boolean).join(" · "));
+    }},
+    {label: "Promised", cls: "num", text: promisedPair},
+    {label: "Compliance", cls: "num", text: compliancePair},
+    {label: "Error budget left", cls: "num", text: (row) => f.percent(row.budget_remaining, 0)},
+  ];
+  fillTable($("found"), columns, rows, keyOf, () => ["No agreement in force has this in its name."]);
 }
 
 export function showVolumes(snapshot, totals, actions) {
@@ -135,11 +161,11 @@ export function showThrottles(snapshot, nowUs) {
       setText(why, row.text || row.reason);
       setText(how, f.throttleWords(row));
     },
-    () => ["Nobody is throttled. When a promise is at risk, the reason stands here in words."]);
+    () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);
 }
 
 const GATEWAY_STATES = {up: ["ok", "up"], recovered: ["ok", "up"], stalled: ["warn", "stalled"],
-  lost: ["bad", "lost"], refused: ["bad", "refused"]};
+  detached: ["warn", "detached"], lost: ["bad", "lost"], refused: ["bad", "refused"]};
 
 export function showGateways(snapshot, nowUs) {
   const columns = [

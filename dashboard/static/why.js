@@ -12,7 +12,7 @@ let shown = null; // {kind, name, objective}, while the detail is open
 let asked = 0; // answers of an older question are dropped
 let nextMs = 0;
 
-export const whyAddress = (kind, ...names) => `#why/${kind}/${names.map(encodeURIComponent).join("/")}`;
+export const whyAddress = (kind, ...names) => `#why/${kind}/${names.filter(Boolean).map(encodeURIComponent).join("/")}`;
 
 function parse(hash) {
   const [what, kind, name, objective] = hash.slice(1).split("/").map(decodeURIComponent);

@@ -53,3 +53,14 @@ class AgreementsRefused(SlaError):
     def __init__(self, problems: list[DocumentProblem]) -> None:
         self.problems = problems
         super().__init__("; ".join(str(problem) for problem in problems))
+
+
+def double_named(kind: str, name: str, line: int, first_line: int) -> DocumentProblem:
+    """The problem of a document whose name another one of its kind has, in the same text or file."""
+    return DocumentProblem(
+        line,
+        "metadata.name",
+        f"the {kind} document at line {first_line} has this name already",
+        "Give each document of a kind its own name",
+        name,
+    )

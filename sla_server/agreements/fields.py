@@ -6,7 +6,10 @@ Unknown keys, and values of another type ("95" for 95), are refused.
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Set
 from datetime import date, datetime, time
 from typing import Annotated, Any, Final, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -19,6 +22,7 @@ from pmdaemon.wire.names import is_name
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 FIRST_YEAR: Final = 2000  # rules are followed from their start, occurrence by occurrence
 LAST_YEAR: Final = 2199
+MAX_SHOWN: Final = 80  # characters of a wrong value that a problem repeats
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _PATTERN = re.compile(r"[A-Za-z0-9*?\[][A-Za-z0-9._:@*?\[\]!-]{0,127}")
 
@@ -31,9 +35,40 @@ class Strict(BaseModel):
     )
 
 
-def refuse(problem: str, fix: str = "") -> PydanticCustomError:
-    """The error a validator raises; braces of the texts are safe."""
-    return PydanticCustomError("agreement", "{problem}", {"problem": problem, "fix": fix})
+def refuse(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
+    """The error a validator raises; braces of the texts are safe.
+
+    Args:
+        problem: what is wrong.
+        fix: what to write instead.
+        key: the key below the validator's own to which it belongs, for a model's validator.
+    """
+    return PydanticCustomError("agreement", "{problem}", {"problem": problem, "fix": fix, "key": key})
+
+
+def shown(value: Any) -> str:
+    """A value of a document as one could write it in YAML, cut short."""
+    if isinstance(value, str):
+        text = repr(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        text = ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False, default=_plain_text)
+        except RecursionError:
+            text = "a value within itself"
+        except ValueError as exc:  # a number of thousands of digits is not written out
+            text = "a value within itself" if "Circular" in str(exc) else "a very long number"
+        except TypeError:  # a map whose keys are lists
+            text = "a map"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _plain_text(value: Any) -> Any:
+    """What JSON has no form for: dates and times, sets, and values of strange tags."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return sorted(map(str, value)) if isinstance(value, Set) else f"a {type(value).__name__.lower()}"
 
 
 def parse_duration_s(value: Any) -> int:
@@ -45,7 +80,7 @@ def parse_duration_s(value: Any) -> int:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise refuse(
-            f"{value!r} is not a duration", "Write a whole number and a unit: 30s, 1m, 6h, 30d or 4w"
+            f"{shown(value)} is not a duration", "Write a whole number and a unit: 30s, 1m, 6h, 30d or 4w"
         )
     return int(match[1]) * UNITS_S[match[2]]
 
@@ -61,7 +96,7 @@ def format_duration(seconds: int) -> str:
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not is_name(value):
         raise refuse(
-            f"{value!r} is not a name",
+            f"{shown(value)} is not a name",
             "Use letters, digits and . _ : @ - (1 to 128, first a letter or digit)",
         )
     return value
@@ -70,7 +105,7 @@ def _name(value: Any) -> str:
 def _pattern(value: Any) -> str:
     if not isinstance(value, str) or _PATTERN.fullmatch(value) is None:
         raise refuse(
-            f"{value!r} is not a name or pattern",
+            f"{shown(value)} is not a name or pattern",
             "Use a name, or a pattern with * and ?. Volumes and clients have no labels",
         )
     return value
@@ -83,7 +118,7 @@ def _time_zone(value: Any) -> str:
         ZoneInfo(value)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
         raise refuse(
-            f"{value!r} is not a time zone", "Use an IANA name such as UTC or Europe/Berlin"
+            f"{shown(value)} is not a time zone", "Use an IANA name such as UTC or Europe/Berlin"
         ) from exc
     return value
 
@@ -96,11 +131,11 @@ def _clock_time(value: Any) -> time:
     try:
         read = time.fromisoformat(value)
     except (TypeError, ValueError) as exc:
-        raise refuse(f"{value!r} is not a time of day", 'Write it in quotes, as "08:00"') from exc
+        raise refuse(f"{shown(value)} is not a time of day", 'Write it in quotes, as "08:00"') from exc
     if read.tzinfo is not None:
-        raise refuse(f"{value!r} carries an offset", "Write local time and name the zone in the key tz")
+        raise refuse(f"{shown(value)} carries an offset", "Write local time and name the zone in the key tz")
     if read.second or read.microsecond:
-        raise refuse(f"{value!r} has seconds", 'Write hours and minutes, as "08:00"')
+        raise refuse(f"{shown(value)} has seconds", 'Write hours and minutes, as "08:00"')
     return read
 
 
@@ -109,13 +144,15 @@ def _local_time(value: Any) -> datetime:
         try:
             value = datetime.fromisoformat(value)
         except ValueError as exc:
-            raise refuse(f"{value!r} is not a date and time", "Write it as 2026-02-01T22:00") from exc
+            raise refuse(f"{shown(value)} is not a date and time", "Write it as 2026-02-01T22:00") from exc
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
-        raise refuse(f"{value!r} is not a date and time", "Write it as 2026-02-01T22:00")
+        raise refuse(f"{shown(value)} is not a date and time", "Write it as 2026-02-01T22:00")
     if value.tzinfo is not None:
-        raise refuse("the time carries an offset", "Write local time and name the zone in the key tz")
+        raise refuse(
+            f"{value.isoformat()} carries an offset", "Write local time and name the zone in the key tz"
+        )
     if not FIRST_YEAR <= value.year <= LAST_YEAR:
         raise refuse(f"the year {value.year} is not within {FIRST_YEAR} to {LAST_YEAR}")
     # A plain datetime: the YAML reader hands out a subclass of its own.
@@ -127,9 +164,9 @@ def _calendar_date(value: Any) -> date:
         try:
             value = date.fromisoformat(value)
         except ValueError as exc:
-            raise refuse(f"{value!r} is not a date", "Write it as 2026-12-25") from exc
+            raise refuse(f"{shown(value)} is not a date", "Write it as 2026-12-25") from exc
     if not isinstance(value, date) or isinstance(value, datetime):
-        raise refuse(f"{value!r} is not a date", "Write it as 2026-12-25")
+        raise refuse(f"{shown(value)} is not a date", "Write it as 2026-12-25")
     if not FIRST_YEAR <= value.year <= LAST_YEAR:
         raise refuse(f"the year {value.year} is not within {FIRST_YEAR} to {LAST_YEAR}")
     return date(value.year, value.month, value.day)

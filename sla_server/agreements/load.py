@@ -23,8 +23,8 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, Documen
 
 from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import METRICS, Agreement
-from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
-from sla_server.agreements.fields import Document
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem, double_named
+from sla_server.agreements.fields import Document, format_duration, shown
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.maintenance import MaintenanceDocument
 
@@ -35,7 +35,7 @@ MAX_VALUES: Final = 5_000
 MAX_DEPTH: Final = 20  # an agreement needs 7; the scanner's time grows with the square of it
 # What the parser raises for texts that are no YAML: beside its own errors those of the converters it calls
 # (KeyError for "!!bool x", AttributeError for an anchor that merges itself).
-_NOT_YAML: Final = (
+NOT_YAML: Final = (
     YAMLError,
     RecursionError,
     ValueError,
@@ -130,8 +130,8 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
                 raise AgreementsRefused(
                     [DocumentProblem(line, "", "the YAML is nested too deeply", "Remove brackets")]
                 )
-    except _NOT_YAML as exc:
-        raise AgreementsRefused([_syntax(exc, 0)]) from exc
+    except NOT_YAML as exc:
+        raise AgreementsRefused([syntax_problem(exc, 0)]) from exc
     if len(spans) > MAX_DOCUMENTS:
         raise AgreementsRefused(
             [DocumentProblem(0, "", f"more than {MAX_DOCUMENTS} documents", "Apply them in parts")]
@@ -140,7 +140,8 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
         yield text[first:last], text.count("\n", 0, first)
 
 
-def _syntax(error: Exception, offset: int) -> DocumentProblem:
+def syntax_problem(error: Exception, offset: int = 0) -> DocumentProblem:
+    """What one of ``NOT_YAML`` says, at its line; ``offset``: lines before the text that was read."""
     if isinstance(error, RecursionError):
         return DocumentProblem(0, "", "the YAML is nested too deeply")
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
@@ -148,22 +149,28 @@ def _syntax(error: Exception, offset: int) -> DocumentProblem:
     if isinstance(error, DuplicateKeyError):
         key = str(error.problem).partition('"')[2].partition('"')[0]
         return DocumentProblem(line, "", f"the key {key} is there twice", "Keep one of the two")
-    reason = (error.problem if isinstance(error, MarkedYAMLError) else "") or _first_line(error)
-    return DocumentProblem(
-        line, "", f"this is not YAML: {reason}", "Check indentation, colons and quotes on this line"
-    )
+    fix = "Check indentation, colons and quotes on this line"
+    if isinstance(error, MarkedYAMLError) and "alias" in str(error.context):
+        fix = 'Put a pattern in quotes: "*". Without them * names an anchor'
+    return DocumentProblem(line, "", f"this is not YAML: {_reason(error)}", fix)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, YAMLError | ValueError) else repr(error)
-    return text.splitlines()[0] if text else type(error).__name__
+def _reason(error: Exception) -> str:
+    """Why a text is no YAML; what is not an error of the reader comes from a value that it converts."""
+    if isinstance(error, MarkedYAMLError) and error.problem:
+        return str(error.problem)
+    if isinstance(error, YAMLError) and str(error):
+        return str(error).splitlines()[0]
+    if isinstance(error, ValueError) and "digits" in str(error):
+        return "a number has thousands of digits"
+    return "a value does not fit the tag or the form that it is written in"
 
 
 def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     try:
         tree = YAML(typ="rt", pure=True).load(text)
-    except _NOT_YAML as exc:
-        raise AgreementsRefused([_syntax(exc, offset)]) from exc
+    except NOT_YAML as exc:
+        raise AgreementsRefused([syntax_problem(exc, offset)]) from exc
     if tree is None:
         return None
     if not isinstance(tree, dict):
@@ -207,13 +214,20 @@ def _plain(value: Any, left: list[int], depth: int = 0) -> Any:
             [DocumentProblem(0, "", f"a document has more than {MAX_VALUES} values", "Split it")]
         )
     if isinstance(value, dict):
-        return {str(key): _plain(item, left, depth + 1) for key, item in value.items()}
+        return {_key_text(key): _plain(item, left, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item, left, depth + 1) for item in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
     return value
+
+
+def _key_text(key: Any) -> str:
+    """A key as it is written; YAML allows keys that are no text."""
+    if isinstance(key, str):
+        return str(key)
+    return shown(dict(key) if isinstance(key, dict) else list(key) if isinstance(key, tuple) else key)
 
 
 def _name_in(plain: dict[str, Any]) -> str:
@@ -228,6 +242,8 @@ def _describe(
     problems = []
     for item in error.errors(include_url=False):
         path = _without_tags(item["loc"])
+        if key := item.get("ctx", {}).get("key"):
+            path = (*path, key)  # a validator of the whole model found it in one of its keys
         problem, fix = explain(item, path, model)
         problems.append(DocumentProblem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
     return sorted(problems, key=lambda entry: entry.line)
@@ -274,8 +290,9 @@ def _slices_fit(agreement: Agreement, tree: Any, offset: int, rollup_s: int) -> 
                 DocumentProblem(
                     _line_of(tree, path, offset),
                     _dotted(path),
-                    f"the slice is not a multiple of the server's rollup interval ({rollup_s} s)",
-                    "Use a longer slice, or a database with a shorter rollup_s",
+                    f"the slice, {format_duration(objective.budgeting.slice_s)}, is not a multiple of the "
+                    f"server's rollup interval, {rollup_s} s (database.rollup_s)",
+                    f"Use a multiple of {rollup_s} s, or a server with a shorter rollup interval",
                     agreement.name,
                 )
             )
@@ -287,13 +304,7 @@ def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
     for item in loaded:
         key = item.document.kind, item.document.name
         if key in first:
-            yield DocumentProblem(
-                item.line,
-                "metadata.name",
-                f"the {item.document.kind} document at line {first[key]} has this name already",
-                "Give each document of a kind its own name",
-                item.document.name,
-            )
+            yield double_named(*key, item.line, first[key])
         first.setdefault(key, item.line)
 
 
@@ -304,7 +315,6 @@ def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
 # by the value that was meant.
 
 
-MAX_SHOWN: Final = 80  # characters of a wrong value that a problem repeats
 _SEE: Final = "See docs/formats/agreement.md"
 _RATIOS: Final = ("target", "below", "credit", "credit_cap", "min_read_fraction")
 _UNITS: Final = ("ms", "us", "s", "%", "iops", "kib", "mb/s", "mbps", "i/o/s")
@@ -325,24 +335,26 @@ def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreem
             expected = ", ".join(METRICS)
         if tuple(path) == ("kind",):
             expected = ", ".join(KINDS)
-        return f"{shown(value)} is not possible here", f"Use one of {expected}"
+        is_single = "," not in str(expected) and " or " not in str(expected)
+        one_of = f"Write {str(expected).strip(chr(39))}" if is_single else f"Use one of {expected}"
+        return f"{shown(value)} is not possible here", one_of
     if kind == "union_tag_not_found":
         return "the key 'type' is required", "Add type: calendar or type: rolling"
-    if kind == "too_short":
-        return "is empty", "Name at least one"
+    if kind in ("too_short", "string_too_short"):
+        return "is empty", "Name at least one" if kind == "too_short" else "Write a text"
+    if kind in ("too_long", "string_too_long"):
+        what = "entries" if kind == "too_long" else "characters"
+        return f"has {len(value)} {what}, at most {context['max_length']} are possible", "Make it shorter"
     if kind == "list_type":
         fix = f"Write it in brackets: [{value}]" if isinstance(value, str) else _SEE
         return f"should be a list (the value is {shown(value)})", fix
-    return f"{item['msg'].removeprefix('Input ')} (the value is {shown(value)})", _meant(value, str(path[-1]))
-
-
-def shown(value: Any) -> str:
-    """The value as Python writes it, cut short."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number of thousands of digits is not written out
-        return "a very long number"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"should be a map of keys and values (the value is {shown(value)})", _SEE
+    if kind.startswith("string_"):
+        fix = "" if isinstance(value, str | dict | list) else f'Write it in quotes: "{shown(value)}"'
+        return f"should be text (the value is {shown(value)})", fix
+    problem = item["msg"].removeprefix("Input ").replace("a valid number", "a number")
+    return f"{problem} (the value is {shown(value)})", _meant(value, str(path[-1]))
 
 
 def _meant(value: Any, key: str) -> str:

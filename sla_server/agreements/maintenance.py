@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.fields import Document, Pattern, Strict, refuse
-from sla_server.agreements.periods import PlannedWindow, from_local, occurrences
+from sla_server.agreements.periods import PlannedWindow, Span, occurrences
 from sla_server.agreements.selectors import can_meet, has_labels, matches
 
 FOREVER_US = 1 << 62
@@ -101,15 +101,13 @@ class AnnouncedWork:
         return self.document.spec.scope.covers(agreement)
 
     @cached_property
-    def _bounds(self) -> tuple[int, int]:
+    def _bounds(self) -> Span:
         """Between which instants it can excuse anything."""
         spec, end_us = self.document.spec, FOREVER_US if self.ended_us is None else self.ended_us
-        if spec.rrule is not None:
-            return max(from_local(spec.start, self.tz), self.applied_us), end_us
-        begin_us, over_us = from_local(spec.start, self.tz), from_local(spec.start + spec.length, self.tz)
-        return max(begin_us, self.applied_us), min(over_us, end_us)
+        begin_us, over_us = spec.span(spec.start, self.tz)
+        return max(begin_us, self.applied_us), end_us if spec.rrule is not None else min(over_us, end_us)
 
-    def spans(self, from_us: int, to_us: int) -> Iterator[tuple[int, int]]:
+    def spans(self, from_us: int, to_us: int) -> Iterator[Span]:
         """What it excuses of [from_us, to_us), in order."""
         first_us, last_us = self._bounds
         if first_us >= to_us or last_us <= from_us:
@@ -123,6 +121,6 @@ class AnnouncedWork:
         """Whether it excuses nothing any more."""
         return self._bounds[1] <= now_us
 
-    def next_span(self, now_us: int, ahead_us: int) -> tuple[int, int] | None:
+    def next_span(self, now_us: int, ahead_us: int) -> Span | None:
         """The occurrence under way, or the next that begins within ``ahead_us``; None: there is none."""
         return next(self.spans(now_us, now_us + ahead_us), None)

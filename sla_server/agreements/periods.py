@@ -1,8 +1,9 @@
 """Periods, service hours, maintenance: their models, and which instants belong to them. Microseconds UTC.
 
-Local rules are evaluated on naive wall-clock time and converted instant by instant, so that "08:00 in
-Berlin" is 08:00 on both sides of a change of summer time. A slice belongs to the period of its start, and
-is excluded if any part of it is in maintenance or if it starts outside service hours.
+Local rules are evaluated on naive wall-clock time and converted instant by instant (``span_of``), so that
+"08:00 in Berlin" is 08:00 on both sides of a change of summer time. A local time that a day has twice is its
+first, one that it does not have the next that it has; a duration is elapsed time. A slice belongs to the
+period of its start, and is excluded if a part of it is in maintenance or if it starts outside service hours.
 """
 
 from __future__ import annotations
@@ -10,14 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from zoneinfo import ZoneInfo
 
-from dateutil.rrule import rrulestr
 from pydantic import Field, model_validator
 
-from sla_server.agreements.calendars import BUILT_IN, DAYS, CalendarInForce, Day, Opening, version_at
+from sla_server.agreements.calendars import (
+    BUILT_IN,
+    DAYS,
+    CalendarInForce,
+    CalendarSpec,
+    Day,
+    Opening,
+    version_at,
+)
 from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Name, Strict, TimeZone, refuse
+from sla_server.agreements.recurrence import check_rule, rule_of
 
 if TYPE_CHECKING:  # both import this module for the models of time
     from sla_server.agreements.document import Agreement
@@ -26,7 +35,10 @@ if TYPE_CHECKING:  # both import this module for the models of time
 SECOND_US: Final = 1_000_000
 QUARTER_US: Final = 900 * SECOND_US
 """Midnights and changes of summer time are on quarters of an hour UTC, in every zone (since 1972)."""
+Span = tuple[int, int]
+"""[start, end), microseconds UTC."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY: Final = timedelta(days=1)
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 
 
@@ -41,11 +53,34 @@ def to_local(at_us: int, tz: str) -> datetime:
 
 
 def from_local(local: datetime, tz: str) -> int:
-    """Microseconds UTC; a time that occurs twice is its first, one that is skipped is moved forward."""
-    return round((local.replace(tzinfo=_zone(tz)) - _EPOCH) / timedelta(microseconds=1))
+    """Microseconds UTC: the first of a time that occurs twice; of one that is skipped, the next there is."""
+    # Read with the offset before a change of the clock, and with the one after it (PEP 495).
+    before_us, after_us = (
+        (local.replace(tzinfo=_zone(tz), fold=fold) - _EPOCH) // timedelta(microseconds=1) for fold in (0, 1)
+    )
+    if after_us >= before_us:
+        return before_us
+    while before_us - after_us > 1:  # the clock is set forward between the two
+        middle_us = (before_us + after_us) // 2
+        if to_local(middle_us, tz) < local:
+            after_us = middle_us
+        else:
+            before_us = middle_us
+    return before_us
 
 
-def period_bounds(window: CalendarWindow | RollingWindow, at_us: int) -> tuple[int, int]:
+def span_of(start: datetime, end: datetime | timedelta, tz: str) -> Span:
+    """What begins at a local time and ends at another one, or when some time has elapsed.
+
+    It is empty where the clock is set forward over all of it.
+    """
+    begin_us = from_local(start, tz)
+    if isinstance(end, timedelta):
+        return begin_us, begin_us + end // timedelta(microseconds=1)
+    return begin_us, from_local(end, tz)
+
+
+def period_bounds(window: CalendarWindow | RollingWindow, at_us: int) -> Span:
     """[start, end) of the period around ``at_us``; for a rolling window the duration that ends there."""
     if isinstance(window, RollingWindow):
         return at_us - window.duration * SECOND_US, at_us
@@ -53,11 +88,11 @@ def period_bounds(window: CalendarWindow | RollingWindow, at_us: int) -> tuple[i
 
 
 @lru_cache(maxsize=1024)
-def _calendar_bounds(period: str, tz: str, quarter: int) -> tuple[int, int]:
+def _calendar_bounds(period: str, tz: str, quarter: int) -> Span:
     """Of the period around this quarter of an hour: all agreements of a fleet ask the same."""
     start = to_local(quarter * QUARTER_US, tz).replace(hour=0, minute=0, second=0, microsecond=0)
     if period == "day":
-        end = start + timedelta(days=1)
+        end = start + _DAY
     elif period == "week":
         start -= timedelta(days=start.weekday())
         end = start + timedelta(days=7)
@@ -66,7 +101,7 @@ def _calendar_bounds(period: str, tz: str, quarter: int) -> tuple[int, int]:
         start = start.replace(day=1, month=(start.month - 1) // months * months + 1)
         carry, month = divmod(start.month - 1 + months, 12)
         end = start.replace(year=start.year + carry, month=month + 1)
-    return from_local(start, tz), from_local(end, tz)
+    return span_of(start, end, tz)
 
 
 def in_service(
@@ -80,16 +115,16 @@ def in_service(
         default_tz: of the agreement.
         calendar: versions of the calendar that ``hours`` names; without any the promise always holds.
     """
-    if hours is None or hours.calendar == "always":
+    if hours is None or _is_always(hours, calendar):
         return True
-    if hours.calendar != "business":
-        spec = version_at(calendar, at_us)
-        if spec is None:
-            return True
-        local = to_local(at_us, spec.tz)
-        return any(opens <= local.time() < closes for opens, closes in spec.openings(local.date()))
-    local = to_local(at_us, hours.tz or default_tz)
-    return local.weekday() in hours.weekdays and hours.from_time <= local.time() < hours.to_time
+    spec = version_at(calendar, at_us)
+    day = to_local(at_us, _zone_of(hours, spec, default_tz)).date()
+    # Where a clock is set back over midnight, a day begins before the one before it has ended.
+    return any(
+        begin_us <= at_us < end_us
+        for each in (day, day + _DAY)
+        for begin_us, end_us in _openings(hours, spec, each, default_tz)
+    )
 
 
 def service_us(
@@ -102,56 +137,61 @@ def service_us(
     """How much of [from_us, to_us) lies in service hours; a calendar's version of each day's midnight."""
     if to_us <= from_us:
         return 0
-    is_named = hours is not None and hours.calendar not in BUILT_IN
-    if hours is None or hours.calendar == "always" or (is_named and not calendar):
+    if hours is None or _is_always(hours, calendar):
         return to_us - from_us
-    newest = version_at(calendar, to_us) if is_named else None
-    tz = newest.tz if newest is not None else hours.tz or default_tz
-    day = to_local(from_us, tz).date() - timedelta(days=1)
-    last = to_local(to_us, tz).date()
-    total = 0
+    tz = _zone_of(hours, version_at(calendar, to_us), default_tz)
+    day, last = to_local(from_us, tz).date() - _DAY, to_local(to_us, tz).date() + _DAY
+    spans: list[Span] = []
     while day <= last:
-        for opens_us, closes_us in _openings_of(hours, calendar if is_named else (), day, tz):
-            total += max(0, min(closes_us, to_us) - max(opens_us, from_us))
-        day += timedelta(days=1)
-    return total
+        spec = version_at(calendar, from_local(datetime.combine(day, time.min), tz))
+        spans += _openings(hours, spec, day, default_tz)
+        day += _DAY
+    return _union_us(spans, from_us, to_us)
 
 
-def _openings_of(
-    hours: ServiceHours, calendar: Sequence[CalendarInForce], day: date, tz: str
-) -> Iterator[tuple[int, int]]:
-    midnight = datetime.combine(day, time.min)
-    openings: list[Opening] = []
-    if calendar:
-        spec = version_at(calendar, from_local(midnight, tz))
-        if spec is not None:
-            openings, tz = spec.openings(day), spec.tz
-    elif day.weekday() in hours.weekdays:
-        openings = [(hours.from_time, hours.to_time)]
-    for opens, closes in openings:
-        yield from_local(datetime.combine(day, opens), tz), from_local(_closing(midnight, closes), tz)
+def _is_always(hours: ServiceHours, calendar: Sequence[CalendarInForce]) -> bool:
+    """Whether the promise always holds; also while no version of the calendar that is named is known."""
+    return hours.calendar == "always" or (hours.is_named and not calendar)
 
 
-def _closing(midnight: datetime, closes: time) -> datetime:
-    return midnight + timedelta(days=1) if closes == time.max else datetime.combine(midnight.date(), closes)
+def _zone_of(hours: ServiceHours, spec: CalendarSpec | None, default_tz: str) -> str:
+    return spec.tz if spec is not None and hours.is_named else hours.tz or default_tz
 
 
-def occurrences(
-    window: PlannedWindow, from_us: int, to_us: int, default_tz: str
-) -> Iterator[tuple[int, int]]:
+def _openings(hours: ServiceHours, spec: CalendarSpec | None, day: date, default_tz: str) -> tuple[Span, ...]:
+    """Service hours of one local day, those of the calendar ``spec`` if one is named."""
+    if spec is not None and hours.is_named:
+        openings = tuple(spec.openings(day))
+    else:
+        openings = ((hours.from_time, hours.to_time),) if day.weekday() in hours.weekdays else ()
+    return _spans_of(openings, day, _zone_of(hours, spec, default_tz))
+
+
+@lru_cache(maxsize=4096)
+def _spans_of(openings: tuple[Opening, ...], day: date, tz: str) -> tuple[Span, ...]:
+    """Openings of one local day; all slices of the day ask the same."""
+    return tuple(
+        span_of(
+            datetime.combine(day, opens),
+            datetime.combine(day + _DAY, time.min) if closes == time.max else datetime.combine(day, closes),
+            tz,
+        )
+        for opens, closes in openings
+    )
+
+
+def occurrences(window: PlannedWindow, from_us: int, to_us: int, default_tz: str) -> Iterator[Span]:
     """[start, end) of every occurrence that overlaps [from_us, to_us), in order."""
     tz = window.tz or default_tz
     starts: Sequence[datetime] = [window.start]
     if window.rrule is not None:
         # A day of slack on both sides: wall-clock arithmetic may be off by a change of offset.
-        earliest = to_local(from_us, tz) - window.length - timedelta(days=1)
-        starts = rule_of(window.rrule, window.start).between(
-            earliest, to_local(to_us, tz) + timedelta(days=1), inc=True
-        )
+        earliest = to_local(from_us, tz) - window.length - _DAY
+        starts = rule_of(window.rrule, window.start).between(earliest, to_local(to_us, tz) + _DAY, inc=True)
     for start in starts:
-        begin, end = from_local(start, tz), from_local(start + window.length, tz)
-        if begin < to_us and end > from_us:
-            yield begin, end
+        begin_us, end_us = window.span(start, tz)
+        if begin_us < min(end_us, to_us) and end_us > from_us:
+            yield begin_us, end_us
 
 
 def maintenance_us(maintenance: Maintenance, from_us: int, to_us: int, default_tz: str) -> int:
@@ -163,7 +203,7 @@ def maintenance_us(maintenance: Maintenance, from_us: int, to_us: int, default_t
     )
 
 
-def _union_us(spans: Iterable[tuple[int, int]], from_us: int, to_us: int) -> int:
+def _union_us(spans: Iterable[Span], from_us: int, to_us: int) -> int:
     """How much of [from_us, to_us) the spans cover together."""
     total, reached = 0, from_us
     for begin, end in sorted((max(begin, from_us), min(end, to_us)) for begin, end in spans):
@@ -231,11 +271,6 @@ def _work_at(
 
 
 MAX_WINDOW_S: Final = 400 * 86_400  # slices are kept 13 months
-LAST_YEAR: Final = 9999
-SEARCHED_YEARS: Final = 200  # any date on any weekday comes within 40 years
-SHORTEST_REPEAT: Final = timedelta(hours=1)
-# A rule of these is searched for a fraction of a second (``_happens``); one of seconds, for very long.
-_FREQUENCIES: Final = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY")
 
 
 class CalendarWindow(Strict):
@@ -315,8 +350,11 @@ class PlannedWindow(Strict):
     """When work is done: once, or repeated by an RFC 5545 rule."""
 
     start: LocalTime
+    """Where the clock is set forward over it, work begins at the next instant; of two it is the first."""
     end: LocalTime | None = None
+    """Wall-clock time, as ``start``."""
     duration: Duration | None = None
+    """Elapsed time, also on a day on which the clock is changed."""
     rrule: str | None = Field(default=None, max_length=512)
     """For example ``FREQ=MONTHLY;BYDAY=1SU``; ``start`` is its DTSTART."""
     tz: TimeZone | None = None
@@ -327,82 +365,40 @@ class PlannedWindow(Strict):
     def _complete(self) -> PlannedWindow:
         if (self.end is None) == (self.duration is None):
             raise refuse("needs exactly one of 'end' and 'duration'", "Add for example duration: 2h")
-        if self.length <= timedelta(0):
-            raise refuse("'end' is not after 'start'")
+        if self.end is not None and self.end <= self.start:
+            raise refuse(
+                f"{self.end.isoformat()} is not after the start, {self.start.isoformat()}",
+                "Give a later end, or a duration instead, for example 2h",
+                key="end",
+            )
         if self.length > timedelta(seconds=MAX_WINDOW_S):
             raise refuse(
-                "maintenance is longer than 400 days", "Announce a shorter window, or delete the SLA"
+                f"maintenance of {self.length.days} days is longer than 400 days",
+                "Announce a shorter window, or delete the SLA",
+                key="end" if self.duration is None else "duration",
             )
         if self.rrule is not None:
-            _check_rule(self.rrule, self.start, self.length)
+            check_rule(self.rrule, self.start, self.length)
         return self
 
     @property
     def length(self) -> timedelta:
-        """How long one occurrence lasts (wall-clock time)."""
+        """How long one occurrence lasts: elapsed, or, of one with an ``end``, by the wall clock."""
         if self.duration is not None:
             return timedelta(seconds=self.duration)
         assert self.end is not None  # cannot happen: _complete asked for one of both
         return self.end - self.start
+
+    def span(self, start: datetime, default_tz: str) -> Span:
+        """The occurrence that begins at this local time."""
+        end = start + self.length if self.duration is None else self.length
+        return span_of(start, end, self.tz or default_tz)
 
 
 class MaintenanceWindow(PlannedWindow):
     """Announced work within an agreement: slices that touch it are excluded."""
 
     author: str = Field(min_length=1, max_length=100)
-
-
-@lru_cache(maxsize=256)
-def rule_of(rrule: str, start: datetime) -> Any:
-    """The parsed rule over naive local time; it remembers the occurrences it has computed."""
-    return rrulestr(rrule, dtstart=start, cache=True)
-
-
-def _check_rule(rrule: str, start: datetime, length: timedelta) -> None:
-    _check_parts(rrule)
-    first: datetime | None = None
-    second: datetime | None = None
-    try:
-        if _happens(rrule, start):
-            rule = rule_of(rrule, start)
-            first = rule.after(start, inc=True)
-            second = rule.after(first) if first is not None else None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as exc:
-        raise refuse(
-            f"{rrule!r} is not a recurrence rule ({exc})",
-            "Use RFC 5545, e.g. FREQ=WEEKLY;BYDAY=SU; give UNTIL as local time, without Z",
-        ) from exc
-    if first is None:
-        raise refuse(f"{rrule!r} never happens", "Check UNTIL and COUNT against start")
-    if second is not None and second - first < max(SHORTEST_REPEAT, length):
-        raise refuse(
-            "occurrences are closer than one hour or than the window is long", "Use a longer interval"
-        )
-
-
-def _happens(rrule: str, start: datetime) -> bool:
-    """Whether the rule, whatever its UNTIL and COUNT, has an occurrence within 200 years.
-
-    dateutil gives up a search at the end of year 9999 only, which takes seconds from here. The calendar
-    repeats every 400 years, so the same is asked of a start that is late enough to leave 200 to 600 of them.
-    """
-    parts = [part for part in rrule.split(";") if part.upper().partition("=")[0] not in ("UNTIL", "COUNT")]
-    late = start.replace(year=start.year + (LAST_YEAR - start.year - SEARCHED_YEARS) // 400 * 400)
-    return rrulestr(";".join(parts), dtstart=late).after(late, inc=True) is not None
-
-
-def _check_parts(rrule: str) -> None:
-    """Refuse what dateutil would take but never come back from, or what brings dates of its own."""
-    if not rrule.isprintable() or ":" in rrule:
-        raise refuse(f"{rrule!r} is more than one rule", "Give the rule alone, e.g. FREQ=WEEKLY;BYDAY=SU")
-    for part in rrule.upper().split(";"):
-        key, _, value = part.partition("=")
-        if key == "FREQ" and value not in _FREQUENCIES:
-            raise refuse(
-                f"{value!r} is no frequency for maintenance", f"Use one of {', '.join(_FREQUENCIES)}"
-            )
-        if key == "INTERVAL" and not (value.isascii() and value.isdigit() and int(value)):
-            raise refuse(f"the rule's INTERVAL is {value!r}", "Use a whole number from 1")
 
 
 class Maintenance(Strict):

@@ -4,10 +4,11 @@
 of request threads read or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes at one a second), ``_reports`` (the newest of dbmanager and of the
-supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1
-in this process only; a stream says so with its first event, so a restart confuses no page. Nothing survives a
-restart and nothing needs to: the next snapshot comes within a second.
+(one small point a snapshot, 15 minutes at one a second), ``_others`` (states of promises that snapshots have
+no rows of: they take turns to come), ``_reports`` (the newest of dbmanager and of the supervisor, for when
+``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in this process only;
+a stream says so with its first event, so a restart confuses no page. Nothing survives a restart and nothing
+needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".
 """
@@ -29,6 +30,8 @@ from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
 LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events", "problems")
+OTHER_KEYS: Final = ("name", "objective", "state", "compliance", "coverage", "budget_remaining")
+"""Values of a row of the snapshot's ``others``."""
 REPORT_FRESH_US: Final = 10_000_000  # five of them missed
 EMPTY: Final[dict[str, Any]] = {
     "at_us": 0,
@@ -74,6 +77,7 @@ class LiveView:
         self._changed = threading.Condition()  # guards everything below
         self._newest = Newest(0, 0, dict(EMPTY), json.dumps(EMPTY))
         self._trend: deque[tuple[int, dict[str, tuple[Any, Any, bool]]]] = deque(maxlen=TREND_POINTS)
+        self._others: dict[tuple[str, str], dict[str, Any]] = {}
         self._reports: dict[str, Pressure] = {}
         self._streams = 0
         self._closed = False
@@ -88,6 +92,7 @@ class LiveView:
         if not isinstance(snapshot.get("at_us"), int):
             raise ValueError("snapshot without an integer at_us")
         full = {**EMPTY, **snapshot}
+        others = full.pop("others", None)
         dropped = 0
         for name in LISTS:
             if not isinstance(full[name], list):
@@ -102,7 +107,24 @@ class LiveView:
         with self._changed:
             self._newest = Newest(self._newest.number + 1, self._clock.monotonic_ns(), full, text)
             self._trend.append((full["at_us"], point))
+            self._keep_others(others, full)
             self._changed.notify_all()
+
+    def _keep_others(self, rows: Any, snapshot: dict[str, Any]) -> None:
+        """Take the states that came; forget all where most are of promises that are gone. Under the lock."""
+        totals = snapshot.get("totals")
+        states = totals.get("slas") if isinstance(totals, dict) else None
+        counts = states.values() if isinstance(states, dict) else ()
+        if len(self._others) > 2 * sum(count for count in counts if isinstance(count, int)):
+            self._others.clear()
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, list | tuple) and len(row) == len(OTHER_KEYS):
+                self._others[str(row[0]), str(row[1])] = dict(zip(OTHER_KEYS, row, strict=True))
+
+    def others(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """(agreement, objective) to ``OTHER_KEYS`` of promises beyond those that snapshots have rows of."""
+        with self._changed:
+            return dict(self._others)
 
     def put_report(self, report: Pressure) -> None:
         """Take a report of dbmanager or of the supervisor."""
@@ -198,8 +220,16 @@ class LiveView:
             self._changed.notify_all()
 
 
+def _measured_us(row: dict[str, Any]) -> Any:
+    """What a promise's limit is compared with: a latency, or for how long nothing was answered."""
+    if row.get("metric") in ("iops", "throughput"):
+        return None
+    keys = ("measured", "stall_us") if row.get("metric") == "availability" else ("latency_us", "measured")
+    return next((row[key] for key in keys if row.get(key) is not None), None)
+
+
 def _trend_point(snapshot: dict[str, Any]) -> dict[str, tuple[Any, Any, bool]]:
-    """Per objective: (latency_us, threshold_us, whether a volume is throttled for it)."""
+    """Per objective: (latency or stall in us, threshold_us, whether a volume is throttled for it)."""
     helped = {
         str(row.get("victim", "")).partition("/")[0]
         for row in snapshot["throttles"]
@@ -207,7 +237,7 @@ def _trend_point(snapshot: dict[str, Any]) -> dict[str, tuple[Any, Any, bool]]:
     }
     return {
         f"{row.get('name')}/{row.get('objective')}": (
-            row.get("latency_us"),
+            _measured_us(row),
             row.get("threshold_us"),
             str(row.get("name")) in helped,
         )

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -22,6 +22,7 @@ import click
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.errors import double_named
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
@@ -121,39 +122,110 @@ def _apply(client: Client, documents: bytes, *, dry_run: bool) -> dict[str, Any]
     return answer
 
 
-def _apply_chunks(client: Client, chunks: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
+def _apply_chunks(client: Client, chunks: list[DocumentChunk], *, dry_run: bool) -> Row:
     """Check all chunks before the first is applied; progress goes to standard error.
 
     Raises:
-        RequestRefused: a chunk was refused; says how many documents before it are in force nevertheless.
-        BadUsage: two documents have one name.
+        RequestRefused: with the problems of all chunks; or, while they are applied, with those of one and how
+            many documents before it are in force nevertheless.
     """
-    checked = _apply_each(client, chunks, dry_run=True)
-    names = Counter((item.get("kind", "agreement"), item["name"]) for item in checked["applied"])
-    if doubled := sorted(name for name, count in names.items() if count > 1):
-        kind, name = doubled[0]
-        raise BadUsage(f"{kind} {name} stands in the file {names[doubled[0]]} times. Keep one of them")
-    return checked if dry_run else _apply_each(client, chunks, dry_run=False)
+    checked: list[Row] = []
+
+    def check(chunk: DocumentChunk) -> list[Row]:
+        try:
+            checked.append(_apply(client, chunk.text, dry_run=True))
+        except RequestRefused as exc:
+            checked.append(_but_for_calendars(exc, checked))
+        _progress("checked", checked)
+        rows: list[Row] = checked[-1].get("applied", [])
+        return rows
+
+    check_chunks(chunks, check)
+    return _joined(checked) if dry_run else _apply_each(client, chunks)
 
 
-def _apply_each(client: Client, chunks: list[DocumentChunk], *, dry_run: bool) -> dict[str, Any]:
-    applied: list[dict[str, Any]] = []
-    warnings: list[str] = []
+def _but_for_calendars(refused: RequestRefused, checked: list[Row]) -> Row:
+    """An answer in place of a refusal that only misses calendars which an earlier part of the file brings.
+
+    Raises:
+        RequestRefused: for any other reason.
+    """
+    known = {row["name"] for row in _joined(checked)["applied"] if row.get("kind") == "Calendar"}
+    missing = {f"there is no calendar {name!r}" for name in known}
+    errors = refused.problem.get("errors") or []
+    left = [item for item in errors if item.get("problem") not in missing]
+    if left or not errors:
+        raise RequestRefused(refused.status, {**refused.problem, "errors": left}) from refused
+    what = f"{len(errors)} agreement{'s' if len(errors) > 1 else ''} with a calendar of this file"
+    return {"applied": [], "warnings": [f"{what}: the rest of their part is checked when it is in force"]}
+
+
+def _apply_each(client: Client, chunks: list[DocumentChunk]) -> Row:
+    answers: list[Row] = []
     for chunk in chunks:
         try:
-            answer = _apply(client, chunk.text, dry_run=dry_run)
+            answers.append(_apply(client, chunk.text, dry_run=False))
         except RequestRefused as exc:
             problem = with_lines_of_file(exc.problem, chunk)
-            if applied and not dry_run:
+            if done := len(_joined(answers)["applied"]):
                 problem["fix"] = (
-                    f"{len(applied)} documents before line {chunk.lines_before + 1} are in force. "
+                    f"{done} documents before line {chunk.lines_before + 1} are in force. "
                     "Correct the file and apply all of it again: those change nothing then"
                 )
             raise RequestRefused(exc.status, problem) from exc
-        applied += answer.get("applied", [])
-        warnings += answer.get("warnings", [])
-        click.echo(f"{'checked' if dry_run else 'applied'} {len(applied):,} documents", err=True)
-    return {"applied": applied, "warnings": warnings}
+        _progress("applied", answers)
+    return _joined(answers)
+
+
+def _joined(answers: list[Row]) -> Row:
+    """The answers of several calls as one."""
+    return {key: [item for each in answers for item in each.get(key, [])] for key in ("applied", "warnings")}
+
+
+def _progress(word: str, answers: list[Row]) -> None:
+    click.echo(f"{word} {len(_joined(answers)['applied']):,} documents", err=True)
+
+
+def check_chunks(chunks: list[DocumentChunk], check: Callable[[DocumentChunk], list[Row]]) -> None:
+    """Have each chunk of a file checked, and see that no two documents of a kind have one name.
+
+    ``sla apply`` lets the server check a chunk, ``sla validate`` does it itself; both say the same.
+
+    Args:
+        chunks: of one file, in order.
+        check: answers with the chunk's documents, ``{kind, name, line}``; an agreement may go without kind,
+            and servers of before give no line. Raises RequestRefused with what is wrong with the chunk.
+
+    Raises:
+        RequestRefused: with every problem of all chunks, at its line of the file; or the server's own refusal
+            if it is not about a document.
+    """
+    errors: list[Row] = []
+    first: dict[tuple[str, str], int] = {}
+    for chunk in chunks:
+        try:
+            rows = check(chunk)
+        except RequestRefused as exc:
+            if exc.status != 422 or not exc.problem.get("errors"):
+                raise
+            errors += with_lines_of_file(exc.problem, chunk)["errors"]
+            continue
+        for row in rows:
+            key = str(row.get("kind") or "SLA"), str(row["name"])
+            line = int(row.get("line") or 1) + chunk.lines_before
+            if key in first:
+                errors.append(double_named(*key, line, first[key]).as_dict())
+            first.setdefault(key, line)
+    if errors:
+        raise _refusal(errors)
+
+
+def _refusal(errors: list[Row]) -> RequestRefused:
+    only = errors[0] if len(errors) == 1 and not errors[0].get("line") else None
+    if only is not None:
+        return RequestRefused(422, {"detail": only["problem"], "fix": only.get("fix", "")})
+    count = f"{len(errors)} problem{'s' if len(errors) > 1 else ''} in the documents"
+    return RequestRefused(422, {"detail": count, "errors": errors})
 
 
 def read_documents(path: str) -> bytes:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import click
 
+from pmdaemon.runtime.config import read_toml
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.agreements.difference import FieldChange, differences, unified, value_text
 from sla_server.agreements.document import Agreement
@@ -23,9 +24,9 @@ from sla_server.agreements.load import KINDS, Loaded, load_documents
 from sla_server.agreements.periods import to_local
 from sla_server.agreements.schema import document_schema
 from sla_server.cli import formatting
-from sla_server.cli.change import read_documents, split_documents, with_lines_of_file
+from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
-from sla_server.cli.errors import RequestRefused
+from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
 from sla_server.cli.get import now_of, promise
 
@@ -43,24 +44,17 @@ def load_file(path: str, rollup_s: int) -> list[Loaded]:
         RequestRefused: with every problem found, in the words of ``sla apply``.
     """
     loaded: list[Loaded] = []
-    errors: list[dict[str, Any]] = []
-    for chunk in split_documents(read_documents(path)):
+
+    def read(chunk: DocumentChunk) -> list[Row]:
         try:
-            loaded += load_documents(chunk.text.decode(), rollup_s)
+            found = load_documents(chunk.text.decode(), rollup_s)
         except AgreementsRefused as exc:
-            problem = {"errors": [item.as_dict() for item in exc.problems]}
-            errors += with_lines_of_file(problem, chunk)["errors"]
-    if errors:
-        raise _refused(errors)
+            raise RequestRefused(422, {"errors": [item.as_dict() for item in exc.problems]}) from exc
+        loaded.extend(found)
+        return [{"kind": item.document.kind, "name": item.document.name, "line": item.line} for item in found]
+
+    check_chunks(split_documents(read_documents(path)), read)
     return loaded
-
-
-def _refused(errors: list[dict[str, Any]]) -> RequestRefused:
-    only = errors[0] if len(errors) == 1 and not errors[0].get("line") else None
-    if only is not None:
-        return RequestRefused(422, {"detail": only["problem"], "fix": only["fix"]})
-    count = f"{len(errors)} problem{'s' if len(errors) > 1 else ''} in the documents"
-    return RequestRefused(422, {"detail": count, "errors": errors})
 
 
 @click.command()
@@ -68,13 +62,12 @@ def _refused(errors: list[dict[str, Any]]) -> RequestRefused:
 @click.option(
     "--rollup-s",
     type=click.IntRange(1, 60),
-    default=ROLLUP_S,
-    show_default=True,
-    help="The server's database.rollup_s; slices are multiples of it.",
+    help="The server's database.rollup_s [that of the configuration, else 60]; slices are multiples of it.",
 )
-def validate(path: str, rollup_s: int) -> None:
+@pass_client
+def validate(client: Client, path: str, rollup_s: int | None) -> None:
     """Check documents without a server, in the words of apply."""
-    loaded = load_file(path, rollup_s)
+    loaded = load_file(path, rollup_s or _rollup_s(client))
     calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
     for item in loaded:
         click.echo(f"{item.document.name}: valid {item.document.kind}")
@@ -83,6 +76,19 @@ def validate(path: str, rollup_s: int) -> None:
             text = f"calendar {hours.calendar} is not in this file; the server has to know it"
             click.echo(f"note: {item.document.name}: {text}", err=True)
     click.echo("Whether they fit what is in force, the server says: sla apply --dry-run", err=True)
+
+
+def _rollup_s(client: Client) -> int:
+    """Of the configuration that --config or SLA_CONFIG names.
+
+    Raises:
+        BadUsage: it has none that a server would take.
+    """
+    table = read_toml(client.config).get("database")
+    named = table.get("rollup_s", ROLLUP_S) if isinstance(table, dict) else ROLLUP_S
+    if not isinstance(named, int) or not 1 <= named <= ROLLUP_S:
+        raise BadUsage(f"{client.config}: database.rollup_s is {named!r}; give 1 to {ROLLUP_S}")
+    return named
 
 
 @click.command()

@@ -15,8 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 import structlog
@@ -56,6 +58,8 @@ UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 DURATION_MAX_S: Final = 100 * 366 * 86_400.0
 WIDTH: Final = 80
+FAR_DAYS: Final = 180
+"""Beyond this a date without its year is ambiguous."""
 pass_client = click.pass_obj
 DASH: Final = "-"
 GOOD, WARN, BAD = "green", "yellow", "bold red"
@@ -142,18 +146,42 @@ def ago(at_us: Any, now_us: int) -> str:
     return DASH if not at_us else span((now_us - at_us) / 1e6)
 
 
-def when(at_us: Any) -> str:
-    """A time in this machine's zone; with the date before it when it was not today."""
+LOCAL: Final = "local"
+"""The name of this machine's zone on a command line."""
+
+
+def zone_of(name: str) -> ZoneInfo | None:
+    """The zone of a command line; None is this machine's.
+
+    Raises:
+        BadUsage: there is no such zone.
+    """
+    if name == LOCAL:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        fix = f"Use an IANA name such as UTC or Europe/Berlin, or {LOCAL}"
+        raise BadUsage(f"--tz {name[:40]!r} is not a time zone. {fix}") from exc
+
+
+def _wall_clock(at_us: float, zone: ZoneInfo | None) -> datetime:
+    return datetime.fromtimestamp(at_us / 1e6, zone)
+
+
+def when(at_us: Any, zone: ZoneInfo | None = None) -> str:
+    """A time in a zone, None for this machine's; with the date when it is not today, or the year if far."""
     if not at_us:
         return DASH
-    at, now = time.localtime(at_us / 1e6), time.localtime()
-    today = (at.tm_year, at.tm_yday) == (now.tm_year, now.tm_yday)
-    return time.strftime("%H:%M:%S" if today else "%m-%d %H:%M:%S", at)
+    at, now = _wall_clock(at_us, zone), _wall_clock(time.time_ns() / 1e3, zone)
+    if at.date() == now.date():
+        return f"{at:%H:%M:%S}"
+    return f"{at:%Y-%m-%d %H:%M}" if abs((at - now).days) > FAR_DAYS else f"{at:%m-%d %H:%M:%S}"
 
 
-def day(at_us: Any) -> str:
-    """The date of a time, in this machine's zone."""
-    return time.strftime("%Y-%m-%d", time.localtime(at_us / 1e6)) if at_us else DASH
+def day(at_us: Any, zone: ZoneInfo | None = None) -> str:
+    """The date of a time, in a zone; None for this machine's."""
+    return f"{_wall_clock(at_us, zone):%Y-%m-%d}" if at_us else DASH
 
 
 def cap(row: dict[str, Any]) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Final
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import click
 from rich.text import Text
 
+from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage, CliError
+from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
 
 LIMIT_DEFAULT = 20
+ZONE: Final = "_zone"
+"""Key of a row to be shown whose times are of another zone than this machine's."""
 DOCUMENTS: Final = ("slas", "maintenance", "calendars")
 """Kinds whose rows are documents."""
 
@@ -44,6 +49,11 @@ def _spec(row: Row) -> Row:
 
 def _plain(key: str) -> Callable[[Row, int], str]:
     return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)
+
+
+def _at(key: str) -> Callable[[Row, int], str]:
+    """The time under a key, in the row's zone."""
+    return lambda row, _now_us: formatting.when(row.get(key), row.get(ZONE))
 
 
 def _counted(key: str) -> Column:
@@ -86,13 +96,15 @@ def period_end(row: Row) -> str:
     """The last day of a period, or that it goes on."""
     if not row.get("to_us"):
         return formatting.DASH
-    return formatting.day(row["to_us"] - 1) if row.get("is_over") else "now"
+    return formatting.day(row["to_us"] - 1, row.get(ZONE)) if row.get("is_over") else "now"
 
 
 def now_of(row: Row) -> str:
     """What is measured now; an upper bound says so."""
     metric = row.get("metric") or "latency"
     value = row.get("latency_us") if metric == "latency" else row.get("measured")
+    if metric == "availability" and value is None:
+        value = row.get("stall_us")
     text = formatting.indicator(metric, value)
     return f"\u2264{text}" if row.get("inexact") and value is not None else text
 
@@ -210,8 +222,8 @@ KINDS: Final = {
         (
             Column("NAME", _plain("name")),
             Column("STATE", _plain("state")),
-            Column("FROM", lambda row, _now_us: formatting.when(row.get("from_us")), number=True),
-            Column("TO", lambda row, _now_us: formatting.when(row.get("to_us")), number=True),
+            Column("FROM", _at("from_us"), number=True),
+            Column("TO", _at("to_us"), number=True),
             Column("SCOPE", _plain("scope")),
             Column("REASON", lambda row, _now_us: reason_of(row)),
         ),
@@ -224,7 +236,7 @@ KINDS: Final = {
             Column("VERSION", _plain("version"), number=True),
             Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
             Column("HOLIDAYS", lambda row, _now_us: holidays_of(row), number=True),
-            Column("SINCE", lambda row, _now_us: formatting.when(row.get("applied_us"))),
+            Column("SINCE", _at("applied_us")),
             Column("BY", _plain("applied_by")),
         ),
         "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
@@ -232,7 +244,7 @@ KINDS: Final = {
     "episodes": TableKind(
         "/episodes",
         (
-            Column("OPENED", lambda row, _now_us: formatting.when(row.get("opened_us"))),
+            Column("OPENED", _at("opened_us")),
             Column("LASTED", lasted_of, number=True),
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("WORST", lambda row, _now_us: worst_of(row), number=True),
@@ -244,7 +256,7 @@ KINDS: Final = {
     "slices": TableKind(
         "/slas/{name}/slices",
         (
-            Column("START", lambda row, _now_us: formatting.when(row.get("start_us"))),
+            Column("START", _at("start_us")),
             Column("STATE", lambda row, _now_us: slice_state(row)),
             Column("I/Os", lambda row, _now_us: formatting.count(row.get("n")), number=True),
             Column("MISSED", lambda row, _now_us: formatting.count(row.get("missed")), number=True),
@@ -259,7 +271,7 @@ KINDS: Final = {
     "periods": TableKind(
         "/slas/{name}/periods",
         (
-            Column("FROM", lambda row, _now_us: formatting.day(row.get("from_us"))),
+            Column("FROM", lambda row, _now_us: formatting.day(row.get("from_us"), row.get(ZONE))),
             Column("TO", lambda row, _now_us: period_end(row)),
             Column("KEPT", lambda row, _now_us: formatting.percent(row.get("compliance"), 2), number=True),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage")), number=True),
@@ -282,7 +294,7 @@ KINDS: Final = {
             Column("STATE", _plain("state")),
             Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True),
             Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or formatting.DASH)),
-            Column("SINCE", lambda row, _now_us: formatting.when(row.get("requested_us"))),
+            Column("SINCE", _at("requested_us")),
             Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
         ),
         "No throttle was ever set.",
@@ -290,7 +302,7 @@ KINDS: Final = {
     "events": TableKind(
         "/events",
         (
-            Column("TIME", lambda row, _now_us: formatting.when(row.get("at_us"))),
+            Column("TIME", _at("at_us")),
             Column("SEVERITY", lambda row, _now_us: severity_of(row)),
             Column("KIND", _plain("kind")),
             Column("WHAT", lambda row, _now_us: what_of(row)),
@@ -302,7 +314,7 @@ KINDS: Final = {
         (
             Column("VERSION", _plain("version"), number=True),
             Column("STATE", _plain("state")),
-            Column("CREATED", lambda row, _now_us: formatting.when(row.get("created_us"))),
+            Column("CREATED", _at("created_us")),
             Column("ROLLUPS", lambda row, _now_us: rollups_of(row), number=True),
             Column("BY", _plain("published_by")),
         ),
@@ -356,7 +368,13 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
     help="At most so many [20 throttles, events, episodes, slices and policies; all of the others].",
 )
 @click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
-@click.option("--episode", help="Of slices: those that this episode touches (see `sla get episodes`).")
+@click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
+@click.option("--episode", help="slices: those that this episode touches (see sla get episodes).")
+@click.option(
+    "--tz",
+    metavar="ZONE",
+    help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
+)
 @YAML_OUTPUT
 @pass_client
 def get(
@@ -364,9 +382,11 @@ def get(
     kind: str,
     name: str | None,
     limit: int | None,
-    episode: str | None,
     output: str,
     labels: str | None = None,
+    objective: str | None = None,
+    episode: str | None = None,
+    tz: str | None = None,
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
@@ -382,12 +402,16 @@ def get(
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
     if output == "yaml" and kind not in DOCUMENTS:
         raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
-    path, query = _question(kind, name, episode)
+    zone = formatting.zone_of(tz or formatting.LOCAL)
+    path, query = _question(kind, name, objective, episode)
+    if listed.needs_name:
+        _get_judged(client, kind, path, query, limit, output, tz)
+        return
     if kind in _PAGED:
         query["limit"] = limit or LIMIT_DEFAULT
     if kind == "slas":
         query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
-    rows = _slices_of(client, path, query, limit) if kind == "slices" else client.get(path, **query)["items"]
+    rows = client.get(path, **query)["items"]
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
     if output == "json":
@@ -402,40 +426,113 @@ def get(
         click.echo(join_documents(str(row["document"]) for row in rows), nl=False)
         return
     shown = by_objective(rows) if kind == "slas" else rows
-    console().print(build(listed.columns, shown, time.time_ns() // 1000))
+    _show(listed, shown, zone)
+    for line in _reasons(shown) if kind == "slas" else ():
+        click.echo(line)
+    if tz is not None:
+        click.echo(f"Times are {_zone_words(tz)}.")
     if left_out:
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
 
 
 _PAGED: Final = ("throttles", "events", "policies", "episodes")
 _SLICES_MOST: Final = 5000
+_PERIODS_MOST: Final = 60
+MOST_REASONS: Final = 10
 
 
-def _question(kind: str, name: str | None, episode: str | None) -> tuple[str, dict[str, Any]]:
+def _show(listed: TableKind, rows: Sequence[Row], zone: ZoneInfo | None) -> None:
+    shown = [{**row, ZONE: zone} for row in rows]
+    console().print(build(listed.columns, shown, time.time_ns() // 1000))
+
+
+def _reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Why there is no data, or nothing is promised, of the first objectives of which that is known."""
+    known = (row for row in rows if row.get("reason") and row.get("state") in ("excluded", "no-data"))
+    found = [(objective_of(row), str(row["reason"])) for row in known]
+    for name, reason in found[:MOST_REASONS]:
+        yield from wrap(printable_lines(f"{name}: {reason}"), formatting.WIDTH, subsequent_indent="  ")
+    if len(found) > MOST_REASONS:
+        yield f"and {len(found) - MOST_REASONS:,} more with a reason: -o json has them"
+
+
+def _zone_words(tz: str) -> str:
+    return "this machine's" if tz == formatting.LOCAL else f"of {tz}"
+
+
+def _question(
+    kind: str, name: str | None, objective: str | None, episode: str | None
+) -> tuple[str, dict[str, Any]]:
     """Path and query of what is asked for.
 
     Raises:
-        CliError: a name is missing, or has no use here.
+        BadUsage: a name is missing, or an option has no use here.
     """
     listed = KINDS[kind]
-    query: dict[str, Any] = {}
     if episode is not None and kind != "slices":
-        raise CliError(f"--episode has no use with {kind}", "Use it with: sla get slices AGREEMENT")
+        raise BadUsage(f"--episode has no use with {kind}. Use it with: sla get slices AGREEMENT")
+    if objective is not None and not (listed.needs_name or kind == "episodes"):
+        raise BadUsage(f"--objective has no use with {kind}; it is for slices, periods and episodes")
     if name is None:
         if listed.needs_name:
-            fix = f"sla get {kind} AGREEMENT, or AGREEMENT/OBJECTIVE; `sla get slas` lists them"
-            raise CliError(f"{kind} are those of one agreement, and none is named", fix)
-        return listed.path, query
+            fix = f"sla get {kind} AGREEMENT, or AGREEMENT/OBJECTIVE; sla get slas lists them"
+            raise BadUsage(f"{kind} are those of one agreement, and none is named: {fix}")
+        return listed.path, {} if objective is None else {"objective": objective}
     if not listed.needs_name and kind != "episodes":
-        raise CliError(f"{kind} are listed without a name, not {name!r}", f"sla get {kind}")
-    agreement, _, objective = name.partition("/")
-    if objective:
-        query["objective"] = objective
-    if episode is not None:
-        query["episode"] = episode
+        raise BadUsage(f"{kind} are listed without a name, not {name!r}: sla get {kind}")
+    agreement, _, named = name.partition("/")
+    if named and objective is not None and named != objective:
+        raise BadUsage(f"{name} names an objective, --objective {objective} another one; give one of them")
+    found = {"objective": named or objective, "episode": episode}
     if kind == "episodes":
-        query["name"] = agreement
+        found["name"] = agreement
+    query = {key: value for key, value in found.items() if value}
     return listed.path.replace("{name}", quote(agreement, safe="")), query
+
+
+def _get_judged(
+    client: Client,
+    kind: str,
+    path: str,
+    query: dict[str, Any],
+    limit: int | None,
+    output: str,
+    tz: str | None,
+) -> None:
+    """Slices or periods: those of one objective after those of the other, each in a table of its own."""
+    agreement = client.get(path.rpartition("/")[0])
+    spec = (agreement.get("spec") or {}).get("spec") or {}
+    names = [str(one["name"]) for one in spec.get("objectives") or []]
+    if "episode" in query:
+        names = [""]  # that of the episode
+    elif "objective" in query:
+        names = [query["objective"]]
+    tz = tz or (spec.get("window") or {}).get("tz") or "UTC"
+    zone = formatting.zone_of(tz)
+    found: list[tuple[str, list[Row]]] = []
+    for name in names:
+        asked = {**query, "objective": name} if name else query
+        rows = (
+            _slices_of(client, path, asked, limit)
+            if kind == "slices"
+            else client.get(path, **asked, **({"limit": min(limit, _PERIODS_MOST)} if limit else {}))["items"]
+        )
+        found.append((name, [{"objective": name, **row} for row in rows]))
+    if output == "json":
+        print_json([row for _, rows in found for row in rows])
+        return
+    if not any(rows for _, rows in found):
+        unjudged = f"{agreement['name']} has no objective: nothing of it is judged."
+        click.echo(KINDS[kind].empty if names else printable_lines(unjudged))
+        return
+    for name, rows in found:
+        if len(found) > 1:
+            click.echo(printable_lines(f"{agreement['name']}/{name}" + ("" if rows else ": nothing judged")))
+        if rows:
+            _show(KINDS[kind], rows, zone)
+        if len(found) > 1:
+            click.echo()
+    click.echo(f"Times are {_zone_words(tz)}.")
 
 
 def _slices_of(client: Client, path: str, query: dict[str, Any], limit: int | None) -> list[Row]:

@@ -7,31 +7,23 @@ while the other is read.
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from pmdaemon.runtime.excerpt import printable, printable_lines
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.load import NOT_YAML, syntax_problem
 from sla_server.agreements.openslo import Converted, from_openslo, to_openslo
 from sla_server.cli.change import read_documents
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import pass_client
 
-# What the reader of YAML raises for texts that are none, and what values of odd types lead to.
-NOT_OPENSLO = (
-    YAMLError,
-    ValueError,
-    RecursionError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-)
+ODD_VALUES: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What values of types that OpenSLO does not have lead to."""
 OPENSLO = click.option("--openslo", is_flag=True, required=True, help="The other form: OpenSLO v1.")
 
 
@@ -70,9 +62,15 @@ def read_openslo(path: str) -> Converted:
     """
     text = read_documents(path).decode()
     try:
-        return from_openslo(list(YAML(typ="safe", pure=True).load_all(text)))
-    except NOT_OPENSLO as exc:
-        problem = printable(" ".join(str(exc).split()), 300)
+        documents = list(YAML(typ="safe", pure=True).load_all(text))
+    except NOT_YAML as exc:
+        raise BadUsage(f"{path} cannot be imported: {printable(str(syntax_problem(exc)), 300)}") from exc
+    try:
+        return from_openslo(documents)
+    except ValueError as exc:
+        raise BadUsage(f"{path} cannot be imported: {printable(str(exc), 300)}") from exc
+    except ODD_VALUES as exc:
+        problem = "a value in it is of a type that OpenSLO v1 does not have there; compare it with an example"
         raise BadUsage(f"{path} cannot be imported: {problem}") from exc
 
 

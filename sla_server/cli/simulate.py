@@ -28,7 +28,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import BadSetup, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
-from sla_server.simulate.loads import Arrival
+from sla_server.simulate.loads import MOST_SPAN_S, Arrival
 from sla_server.simulate.page import as_html
 from sla_server.simulate.report import Result, as_csv, as_json, headline, verdicts
 from sla_server.simulate.run import MODES, Feed, GeneratedFeed, Plan, TraceFeed, run_mode
@@ -96,7 +96,7 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option(
     "--slas",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Directory of agreements and simulation.yaml.",
 )
 @click.option("--trace", "traces", multiple=True, type=EXISTING, help="Recorded I/O; several are merged.")
@@ -185,6 +185,8 @@ def _plan(given: dict[str, Any]) -> Plan:
         )
     check_placement(feed.stream for feed in feeds)
     length_s = formatting.duration_s(given["duration"]) if given["duration"] else last_s or GENERATED_S
+    if length_s > MOST_SPAN_S:
+        raise BadUsage(f"--duration {given['duration']} is longer than 7 days; choose a shorter one")
     expected = sum(round(load.iops * length_s) for load in loads) + sum(len(f.found) for f in traced)
     if expected > given["most_ios"]:
         raise TooManyIos(expected, given["most_ios"], "Choose a shorter --duration, or raise the limit")
@@ -308,6 +310,9 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
         device=device,
         every=given["every"],
     )
+    if given["every"] and plan.seconds > MOST_SPAN_S:
+        problem = f"--stored {given['stored']} with --every is {formatting.span(plan.seconds)}, the limit 7d"
+        raise BadUsage(f"{problem}; choose a shorter time, or leave the quiet minutes out")
     times = f"{_utc(from_us)} to {_utc(until_us)} UTC"
     return _with_options(dataclasses.replace(plan, title=f"{plan.title}, {times}"), given)
 

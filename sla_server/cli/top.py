@@ -83,7 +83,14 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
             continue
         parts.append(Text())
         parts.append(build(columns, rows, now_us) if rows else Text(empty, "dim"))
+        if columns is SLAS and (more := _promises(snapshot) - len(rows)) > 0:
+            parts.append(Text(f"and {more:,} more: sla get slas", "dim"))
     return Group(*parts)
+
+
+def _promises(snapshot: Row) -> int:
+    """How many there are; of a large installation the snapshot lists those that need a look."""
+    return sum(((snapshot.get("totals") or {}).get("slas") or {}).values())
 
 
 def _headline(snapshot: Row, trouble: str) -> Table:

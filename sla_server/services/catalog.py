@@ -28,7 +28,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
-from sla_server.agreements.periods import MaintenanceWindow, from_local
+from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
 from sla_server.services import plans as documents
 from sla_server.services.plans import Plans
@@ -321,8 +321,8 @@ def with_volumes(catalog: Catalog, names: Iterable[str]) -> Change:
 def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
     notice_s = agreement.spec.maintenance.notice
     for window in agreement.spec.maintenance.windows:
-        start_us = from_local(window.start, window.tz or agreement.spec.time_zone)
-        if notice_s is not None and _is_short(window, start_us, now_us, notice_s):
+        span = window.span(window.start, agreement.spec.time_zone)
+        if notice_s is not None and _is_short(span, now_us, notice_s):
             when = window.start.isoformat(" ", "minutes")
             yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
 
@@ -347,9 +347,9 @@ def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]
                 )
 
 
-def _is_short(window: MaintenanceWindow, start_us: int, now_us: int, notice_s: int) -> bool:
+def _is_short(span: Span, now_us: int, notice_s: int) -> bool:
     """Work that has ended was announced in its time, as far as this document can tell."""
-    return now_us - window.length.total_seconds() * 1e6 < start_us < now_us + notice_s * 1_000_000
+    return now_us < span[1] and span[0] < now_us + notice_s * 1_000_000
 
 
 # -- Changes of the agreements, one after another, each in force only when it is durable

@@ -183,7 +183,7 @@ class Requests:
                 self._submit(
                     request,
                     lambda catalog, us: catalogs.apply(catalog, documents, who, us, carried()),
-                    _applied,
+                    lambda change: _applied(change, documents),
                 )
 
         if not self._desk.documents.submit(body.documents, self._desk.rollup_s, read):
@@ -198,7 +198,7 @@ class Requests:
         except AgreementsRefused as exc:
             self._refuse_all(request, exc.problems)
         else:
-            self._finish(request, 200, _applied(change))
+            self._finish(request, 200, _applied(change, documents))
 
     def _delete(self, request: str, who: str, raw: Body, _now_us: int) -> None:
         name = AgreementDelete.model_validate(raw).name
@@ -330,5 +330,8 @@ class Requests:
         self._desk.sql_worker.look_for_policy()
 
 
-def _applied(change: Change) -> Body:
-    return {"applied": change.applied, "warnings": change.warnings}
+def _applied(change: Change, documents: Collection[Loaded]) -> Body:
+    """The answer; each entry has the line of its document, so that a long file's parts can be compared."""
+    lines = {(item.document.kind, item.document.name): item.line for item in documents}
+    applied = [{**row, "line": lines[row.get("kind", "SLA"), row["name"]]} for row in change.applied]
+    return {"applied": applied, "warnings": change.warnings}

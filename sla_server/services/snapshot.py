@@ -1,10 +1,14 @@
-"""The live snapshot: the controller's view, completed with what SQL and the judge know (messages.md)."""
+"""The live snapshot: the controller's view, completed with what SQL and the judge know (messages.md).
+
+Its list ``slas`` has the promises that need a look, at most ``live_rows``. Of all others the state goes along
+in ``others``, with a few figures; where there are very many they take turns, so that each comes again after
+some snapshots. The application server keeps them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -23,8 +27,12 @@ SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
 EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new volumes some 13 KB
 BY_SLICES_ROWS: Final = 200
 """Objectives shown by their newest slice: those that control does not look at."""
+OTHERS_ROWS: Final = 1000
+"""Promises in one snapshot's ``others``: some 70 KB."""
 LEFT_OUT_KNOWN: Final = 1000
 LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
+Key = tuple[str, str]
+"""(agreement, objective)."""
 log = structlog.get_logger("services")
 _NOT_JUDGED: Final[Row] = {
     "compliance": None,
@@ -53,6 +61,7 @@ class Shown:
     def __init__(self, events: Iterable[Row], now_us: int) -> None:
         self.processes: list[Row] = []
         self._events: dict[str, Row] = {}
+        self._next_other = 0
         self._left_out: dict[str, _LeftOut] = {}
         self.add(events, now_us)
 
@@ -98,7 +107,7 @@ class Shown:
         self,
         view: Mapping[str, Any],
         mode: str,
-        standings: Mapping[tuple[str, str], ObjectiveStatus],
+        standings: Mapping[Key, ObjectiveStatus],
         policy: Row | None,
         now_us: int,
         database: str = "",
@@ -108,13 +117,18 @@ class Shown:
         for row in (_with_slice(row, standings) for row in view["slas"]):
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
-        live = {(row["name"], row["objective"]) for row in slas}
-        by_slices = (
-            {**standing.shown, **standing.snapshot()}
+        live = set(view.get("promises", ())) | {(row["name"], row["objective"]) for row in slas}
+        by_slices = [
+            (key, standing.shown)
             for key, standing in standings.items()
             if standing.shown is not None and key not in live
-        )
-        slas += sorted(islice(by_slices, BY_SLICES_ROWS), key=lambda row: (row["name"], row["objective"]))
+        ]
+        by_slices.sort(key=lambda entry: entry[1]["state"] not in ("violating", "at-risk"))
+        rows = ({**row, **standings[key].snapshot()} for key, row in by_slices[:BY_SLICES_ROWS])
+        slas += sorted(rows, key=lambda row: (row["name"], row["objective"]))
+        known = [*zip(view.get("promises", ()), view.get("states", ()), strict=True)]
+        known += [(key, str(row["state"])) for key, row in by_slices[BY_SLICES_ROWS:]]
+        others = self._others(known, {(row["name"], row["objective"]) for row in slas}, standings)
         keys = ("name", "state", "restarts", "since_us")
         totals = view.get("totals", {})
         states = Counter(totals.get("slas", {}))
@@ -124,7 +138,8 @@ class Shown:
             if standing.shown is not None and standing.shown["metric"] not in LIVE
         )
         return {
-            **view,
+            **{name: part for name, part in view.items() if name not in ("promises", "states")},
+            "others": others,
             "totals": {**totals, "slas": dict(states)},
             "at_us": now_us,
             "mode": mode,
@@ -134,6 +149,26 @@ class Shown:
             "policy": policy,
             "database": database,
         }
+
+    def _others(
+        self,
+        known: Sequence[tuple[Key, str]],
+        shown: Collection[Key],
+        standings: Mapping[Key, ObjectiveStatus],
+    ) -> list[list[Any]]:
+        """Those without a row: [agreement, objective, state, compliance, coverage, budget left]."""
+        first = self._next_other if self._next_other < len(known) else 0
+        self._next_other = first + OTHERS_ROWS
+        found: list[list[Any]] = []
+        for key, state in known[first : first + OTHERS_ROWS]:
+            if key in shown:
+                continue
+            standing = standings.get(key)
+            ratios: tuple[float | None, ...] = (None, None, None)
+            if standing is not None:
+                ratios = standing.compliance, standing.coverage, standing.budget.remaining_ratio
+            found.append([*key, state, *ratios])
+        return found
 
 
 def _why_not_shown(row: Row, now_us: int) -> str | None:

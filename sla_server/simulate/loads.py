@@ -32,6 +32,9 @@ from sla_server.services.control.simulation import BACKEND, CLIENT, Io, SimGatew
 Floats = npt.NDArray[np.float64]
 NAME: Final = f"^{NAME_RE.pattern}$"
 RETRY_S: Final = 0.01  # a closed client that pauses looks again
+MOST_SPAN_S: Final = 7 * 86_400.0
+"""Of a simulation, a week: an idle second costs a poll of each gateway, some 0.1 ms."""
+LEAST_BURST_S: Final = 0.001
 
 
 class Arrival(NamedTuple):
@@ -56,12 +59,12 @@ class Load(StrictModel):
     """At the foot of a ramp, between squares and bursts."""
     depth: int = Field(default=0, ge=0, le=4096)
     """Requests outstanding all the time (closed), instead of ``iops``."""
-    from_s: float = Field(default=0, ge=0)
-    until_s: float | None = Field(default=None, gt=0)
-    period_s: float = Field(default=20, gt=0)
+    from_s: float = Field(default=0, ge=0, le=MOST_SPAN_S)
+    until_s: float | None = Field(default=None, gt=0, le=MOST_SPAN_S)
+    period_s: float = Field(default=20, ge=LEAST_BURST_S, le=MOST_SPAN_S)
     duty: float = Field(default=0.5, gt=0, lt=1)
-    on_s: float = Field(default=3, gt=0)
-    off_s: float = Field(default=10, gt=0)
+    on_s: float = Field(default=3, ge=LEAST_BURST_S, le=MOST_SPAN_S)
+    off_s: float = Field(default=10, ge=LEAST_BURST_S, le=MOST_SPAN_S)
     kib: float = Field(default=4, gt=0, le=1 << 20)
     """Size of a request."""
     read_fraction: float = Field(default=1, ge=0, le=1)

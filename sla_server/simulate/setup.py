@@ -1,9 +1,10 @@
 """What to simulate: agreements, devices, loads and a policy, read and checked before anything runs.
 
-A directory (``--slas``) holds agreements as ``sla apply`` takes them (``*.yaml``, ``*.yml``), and at most one
-``simulation.yaml`` with ``devices`` (by backend), ``loads`` and ``streams`` (where a trace's volumes are). A
-policy (``--policy``) is JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET
-/api/v1/policies/VERSION/caps`` answers, or the bare list.
+A directory (``--slas``) holds agreements as ``sla apply`` takes them (``*.yaml``, ``*.yml``; documents of
+other kinds are skipped, since only what control does is simulated), and at most one ``simulation.yaml`` with
+``devices`` (by backend), ``loads`` and ``streams`` (where a trace's volumes are). A policy (``--policy``) is
+JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET /api/v1/policies/VERSION/caps``
+answers, or the bare list.
 
 Pure but for reading files. Raises ``BadSetup`` with file, key and value; nothing is guessed.
 """
@@ -19,12 +20,11 @@ from typing import Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from pmdaemon.runtime.config import StrictModel, describe
 from sla_server.agreements.document import Agreement, Applicability
 from sla_server.agreements.errors import AgreementsRefused
-from sla_server.agreements.load import load_documents
+from sla_server.agreements.load import NOT_YAML, load_documents, syntax_problem
 from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
 from sla_server.services.control.simulation import BACKEND, CLIENT
 from sla_server.simulate.device import DeviceModel
@@ -104,16 +104,16 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
             setup = _validated(SetupFile, _tree(path), str(path))
             continue
         try:
-            loaded = load_documents(path.read_text(encoding="utf-8"), ROLLUP_S)
+            loaded = load_documents(path.read_text(encoding="utf-8-sig"), ROLLUP_S)
         except UnicodeDecodeError as exc:
             raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
         except AgreementsRefused as exc:
             raise BadSetup(str(path), "\n  ".join(["refused", *map(str, exc.problems)])) from exc
-        for item in loaded:
-            if item.agreement.name in found:
-                other = found[item.agreement.name][0]
-                raise BadSetup(str(path), f"agreement {item.agreement.name} is in {other}, too", "Keep one")
-            found[item.agreement.name] = path.name, item.agreement
+        for agreement in (item.document for item in loaded if isinstance(item.document, Agreement)):
+            if agreement.name in found:
+                other = found[agreement.name][0]
+                raise BadSetup(str(path), f"agreement {agreement.name} is in {other}, too", "Keep one")
+            found[agreement.name] = path.name, agreement
     if not found:
         raise BadSetup(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
     return contract_of([agreement for _, agreement in found.values()]), setup
@@ -129,8 +129,8 @@ def read_device(path: Path) -> DeviceModel:
     if path.suffix != ".toml":
         return _validated(DeviceModel, _tree(path), str(path))
     try:
-        return _validated(DeviceModel, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        return _validated(DeviceModel, tomllib.loads(path.read_text(encoding="utf-8-sig")), str(path))
+    except (ValueError, RecursionError) as exc:
         raise BadSetup(str(path), f"is not TOML: {exc}") from None
 
 
@@ -172,8 +172,8 @@ def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
         OSError: it cannot be read.
     """
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        tree = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
         raise BadSetup(str(path), f"is not JSON: {exc}") from None
     rows = tree
     if isinstance(tree, dict):
@@ -195,13 +195,13 @@ def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
 
 def _tree(path: Path) -> Any:
     try:
-        tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark is not None else ""
-        raise BadSetup(str(path), f"{line}is not YAML: {getattr(exc, 'problem', '') or exc}") from None
-    except (UnicodeDecodeError, ValueError) as exc:
-        raise BadSetup(str(path), f"is not YAML: {exc}") from None
+        tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as exc:
+        raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
+    except NOT_YAML as exc:
+        problem = syntax_problem(exc)
+        line = f"line {problem.line}: " if problem.line else ""
+        raise BadSetup(str(path), f"{line}{problem.problem}", problem.fix) from None
     return {} if tree is None else tree
 
 

@@ -5,7 +5,8 @@
                                        or 1 read; the volume is ``dev-4``, the client ``trace``
 
 Times may begin anywhere and are shifted so that the trace begins at 0; they must not fall. ``stretch`` makes
-everything that much slower. Empty lines and lines that begin with # are skipped. Pure but for ``read_trace``.
+everything that much slower. Empty lines, lines that begin with # and a byte order mark are skipped. Pure but
+for ``read_trace``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from typing import Final
 
 from pmdaemon.wire.names import is_name
 from sla_server.simulate.errors import BadTrace, TooManyIos
+from sla_server.simulate.loads import MOST_SPAN_S
 
 HEADER: Final = ("time", "volume", "client", "kind", "bytes")
 SECTOR_BYTES: Final = 512
 MOST_BYTES: Final = 1 << 30
+MOST_TIME: Final = 1e19
+"""Wall clock in ns, and room."""
+MOST_DIGITS: Final = 18
+"""Of a device's number; what has more is a damaged line."""
 _FORMATS: Final = (
     "Expected 'time,volume,client,kind,bytes' (with that header), or 'ns device sector sectors type'"
 )
@@ -50,7 +56,7 @@ def read_trace(path: Path, stretch: float, most_ios: int) -> list[TracedIo]:
         TooManyIos: the file has more than ``most_ios``.
         OSError: it cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
         return parse_trace(lines, str(path), stretch, most_ios)
 
 
@@ -76,16 +82,26 @@ def parse_trace(lines: Iterable[str], path: str, stretch: float, most_ios: int) 
             problem = f"time {at_s:.9g} s is before that of the line before ({last_s:.9g} s)"
             raise BadTrace(path, number, problem, "Sort the trace by time")
         last_s = at_s
+        if (ends_s := (at_s - first_s) * stretch) > MOST_SPAN_S:
+            problem = f"time {parts_of(text)[0][:30]} is {ends_s:.6g} s after the first request"
+            most = f"{MOST_SPAN_S:,.0f} s (7 days)"
+            fix = f"Cut the trace or lower --stretch: a simulation lasts {most} at most"
+            raise BadTrace(path, number, problem, fix)
         if len(found) >= most_ios:
             raise TooManyIos(len(found) + 1, most_ios, f"Cut {path} shorter, or raise the limit")
-        found.append(TracedIo((at_s - first_s) * stretch, volume, client, is_write, size))
+        found.append(TracedIo(ends_s, volume, client, is_write, size))
     if not found:
         raise BadTrace(path, 1, "there is no request in the file", _FORMATS)
     return found
 
 
+def parts_of(text: str) -> list[str]:
+    """The values of a line of either format."""
+    return [part.strip() for part in text.split(",")] if "," in text else text.split()
+
+
 def _csv(text: str, path: str, number: int) -> tuple[float, str, str, bool, int]:
-    parts = [part.strip() for part in text.split(",")]
+    parts = parts_of(text)
     if len(parts) != len(HEADER):
         raise BadTrace(path, number, f"{len(parts)} values, {len(HEADER)} are needed", _FORMATS)
     at_s = _number(parts[0], "time", path, number)
@@ -99,12 +115,13 @@ def _csv(text: str, path: str, number: int) -> tuple[float, str, str, bool, int]
 
 
 def _sectors(text: str, path: str, number: int) -> tuple[float, str, str, bool, int]:
-    parts = text.split()
+    parts = parts_of(text)
     if len(parts) != 5:
         raise BadTrace(path, number, f"{text[:60]!r} has {len(parts)} values, not 5", _FORMATS)
     at_s = _number(parts[0], "time", path, number) / 1e9
-    if not parts[1].isdigit():
-        raise BadTrace(path, number, f"device {parts[1][:20]!r} is not a number", _FORMATS)
+    if not _is_whole(parts[1]):
+        problem = f"device {parts[1][:20]!r} is not a whole number of at most {MOST_DIGITS} digits"
+        raise BadTrace(path, number, problem, _FORMATS)
     if parts[4] not in ("0", "1"):
         raise BadTrace(path, number, f"type {parts[4][:20]!r} is neither", "Write 0 for write or 1 for read")
     size = _size(parts[3], SECTOR_BYTES, "sectors", path, number)
@@ -116,13 +133,19 @@ def _number(text: str, name: str, path: str, line: int) -> float:
         value = float(text)
     except ValueError:
         raise BadTrace(path, line, f"{name} {text[:30]!r} is not a number", _FORMATS) from None
-    if not 0 <= value < 1e19:
-        raise BadTrace(path, line, f"{name} {text[:30]} is out of range", "Write 0 or more")
+    if not 0 <= value < MOST_TIME:
+        problem = f"{name} {text[:30]!r} is not from 0 to {MOST_TIME:g}"
+        raise BadTrace(path, line, problem, "Write seconds, or ns in the format without a header")
     return value
 
 
 def _size(text: str, unit: int, name: str, path: str, line: int) -> int:
-    if not text.isdigit() or not 0 < int(text[:20]) * unit <= MOST_BYTES:
+    if not _is_whole(text) or not 0 < int(text) * unit <= MOST_BYTES:
         problem = f"{name} {text[:20]!r} is not a size"
         raise BadTrace(path, line, problem, f"Write a whole number from 1 to {MOST_BYTES // unit:,}")
     return int(text) * unit
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it is a whole number; ``isdigit`` alone is also true of digits that are none to ``int``."""
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS

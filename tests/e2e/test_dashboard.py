@@ -344,6 +344,80 @@ def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> N
         assert driver.switch_to.active_element.text == "reports"
 
 
+INDICATORS: list[dict[str, Any]] = [
+    {"objective": "p95"},
+    {
+        "objective": "mean",
+        "metric": "mean_latency",
+        "percentile": None,
+        "latency_us": None,
+        "measured": 4_100.0,
+    },
+    {"objective": "iops", "metric": "iops", "percentile": None, "measured": 950.2, "promised": 1000.0},
+    {"objective": "flow", "metric": "throughput", "percentile": None, "measured": 1.5e8, "promised": 2e8},
+    {
+        "objective": "up",
+        "metric": "availability",
+        "percentile": 99.0,
+        "stall_us": 900_000,
+        "threshold_us": 5_000_000,
+    },
+    {"objective": "off", "state": "excluded", "reason": "maintenance firmware-march: new disks"},
+]
+SHOWN = {
+    "p95": "p95",
+    "mean": "4.10 ms mean 12.0 ms at most",
+    "iops": "950 IOPS delivered 1,000 IOPS at least",
+    "flow": "150.0 MB/s delivered 200.0 MB/s at least",
+    "up": "900 ms longest stall 5.0 s at most",
+    "off": "maintenance firmware-march: new disks",
+}
+
+
+def test_each_indicator_has_its_own_words_and_what_is_excluded_says_why(site: Site, page: Page) -> None:
+    rows = [{**api.snapshot()["slas"][0], "metric": "latency", **one} for one in INDICATORS]
+    for row in rows:
+        if "promised" in row:
+            row |= {"threshold_us": None, "latency_us": None}
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=rows)
+    with page(WIDE_PX, 900) as driver:
+        driver.get(site.url)
+        for objective, words in SHOWN.items():
+            wait_for(driver, f"[data-sla='erp-gold/{objective}'] meter")
+            assert words in " ".join(text(driver, f"[data-sla='erp-gold/{objective}']").split())
+        driver.find_element(By.CSS_SELECTOR, "[data-sla='erp-gold/up'] button").click()
+        assert "longest stall of the last" in text(driver, "#chart-title")
+        driver.find_element(By.CSS_SELECTOR, "[data-sla='erp-gold/iops'] button").click()
+        assert not driver.find_element(By.ID, "chart").is_displayed(), "its axis is of latencies"
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDE_PX
+
+
+def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Page) -> None:
+    names = [f"s{number:03}" for number in range(300)]
+    row = api.snapshot()["slas"][0]
+    shown = [{**row, "name": name} for name in names[:200]]
+    others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[200:]]
+    totals = {"slas": {"ok": 200, "idle": 100}}
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=shown, others=others, totals=totals)
+    agreement = site.source._agreement("erp-gold")
+    site.source.__dict__["agreements"] = lambda *_: [{**agreement, "name": name} for name in names]
+    with page(WIDE_PX, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "#find input", visible=True)
+        assert "Shown are 200 of 300 promises" in text(driver, "#summary")
+        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys("s2", Keys.ENTER)
+        wait_for(driver, "[data-found='s299/latency']", visible=True)
+        assert "idle" in text(driver, "[data-found='s299/latency']")
+        assert "99.00 %" in text(driver, "[data-found='s299/latency']")
+        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys(Keys.BACKSPACE, Keys.ENTER)
+        wait_for(driver, "#find-next", visible=True)
+        assert not driver.find_elements(By.CSS_SELECTOR, "[data-found='s299/latency']")
+        driver.find_element(By.ID, "find-next").click()
+        wait_for(driver, "[data-found='s199/latency']", visible=True)
+        driver.find_element(By.ID, "find-close").click()
+        assert not driver.find_element(By.ID, "found").is_displayed()
+
+
 def test_names_are_text_never_markup(site: Site, page: Page) -> None:
     nasty = "<img src=x onerror=document.title='owned'>"
     row = {**api.snapshot()["throttles"][0], "text": nasty}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,9 +30,10 @@ class Terminal:
     mailbox: api.AnsweringMailbox
     source: api.FakeSource
     transport: httpx.BaseTransport
+    config: Path | None = None
 
     def __call__(self, *arguments: str, text: str | None = None) -> Result:
-        client = Client(SERVER, transport=self.transport)
+        client = Client(SERVER, config=self.config, transport=self.transport)
         return CliRunner().invoke(cli, list(arguments), obj=client, input=text, catch_exceptions=False)
 
     @property

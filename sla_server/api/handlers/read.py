@@ -19,12 +19,14 @@ from pydantic import ValidationError
 
 from sla_server.agreements.compliance import past_period, periods_back
 from sla_server.agreements.document import Agreement
+from sla_server.agreements.fields import parse_duration_s
+from sla_server.agreements.promise import MEGABYTE
 from sla_server.agreements.selectors import has_labels, parse_labels
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.metrics import FRESH_S
-from sla_server.api.routes import PERIODS_MAX, PREFIX
+from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
@@ -134,20 +136,28 @@ def slas(context: AppContext, request: Request) -> Response:
 
     ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
     """
-    wanted = _wanted_labels(request)
+    wanted, part = _wanted_labels(request), request.args.get("match", "")
+    after, limit = (
+        request.args.get("after", ""),
+        responses.number(request, "limit", 0, least=1, most=LIMIT_MAX),
+    )
     left_out = ("spec",) if responses.flag(request, "documents") else ("document", "spec")
-    rows = []
+    found = []
     for row in context.source.agreements(True):
         labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
-        if not has_labels(labels, wanted):
-            continue
+        if has_labels(labels, wanted) and part in row["name"] and row["name"] > after:
+            found.append((row, labels))
+    page = found[:limit] if limit else found
+    live = _LiveObjectives(context)
+    rows = []
+    for row, labels in page:
         plain = {key: value for key, value in row.items() if key not in left_out} | {"labels": labels}
         agreed = [
             {"name": one.get("name"), "metric": (one.get("indicator") or {}).get("metric")}
             for one in _agreed_objectives(row)
         ]
-        rows.append({**plain, "objectives": agreed, "live": _objectives(context, row["name"])})
-    return responses.as_list(rows)
+        rows.append({**plain, "objectives": agreed, "live": live.of(row)})
+    return responses.as_list(rows, page[-1][0]["name"] if len(page) < len(found) else None)
 
 
 def _wanted_labels(request: Request) -> dict[str, str | None]:
@@ -161,7 +171,8 @@ def _wanted_labels(request: Request) -> dict[str, str | None]:
 def sla(context: AppContext, request: Request, name: str) -> Response:
     """One agreement with its document, the newest version unless one is named."""
     version = responses.number(request, "version", 0, least=1, most=(1 << 31) - 1)
-    return responses.as_json({**_agreement(context, name, version), "live": _objectives(context, name)})
+    row = _agreement(context, name, version)
+    return responses.as_json({**row, "live": _LiveObjectives(context).of(row)})
 
 
 def slices(context: AppContext, request: Request, name: str) -> Response:
@@ -295,8 +306,36 @@ def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> li
     return [{**row, "live": now.get(row[key])} for row in rows]
 
 
-def _objectives(context: AppContext, name: str) -> list[Row]:
-    return [entry for entry in context.live.newest().snapshot["slas"] if entry.get("name") == name]
+class _LiveObjectives:
+    """Live entries of agreements; of promises beyond ``services.live_rows`` those that say only the state."""
+
+    def __init__(self, context: AppContext) -> None:
+        self._others = context.live.others()
+        self._rows: dict[str, list[Row]] = {}
+        for entry in context.live.newest().snapshot["slas"]:
+            self._rows.setdefault(str(entry.get("name")), []).append(entry)
+
+    def of(self, agreement: Row) -> list[Row]:
+        """The entries of one agreement; ``brief`` are those without what is measured now."""
+        rows = self._rows.get(agreement["name"], [])
+        known = {entry.get("objective") for entry in rows}
+        agreed = (one for one in _agreed_objectives(agreement) if one.get("name") not in known)
+        brief = ((one, self._others.get((agreement["name"], one.get("name", "")))) for one in agreed)
+        return rows + [{**other, **_promised(one), "brief": True} for one, other in brief if other]
+
+
+def _promised(objective: Row) -> Row:
+    """What a live entry says of the promise itself: metric, and percentile, threshold or rate."""
+    indicator = objective.get("indicator") or {}
+    found = {"metric": indicator.get("metric"), "percentile": indicator.get("percentile")}
+    match found["metric"]:
+        case "iops":
+            return {**found, "threshold_us": None, "promised": objective.get("promised_iops")}
+        case "throughput":
+            return {**found, "threshold_us": None, "promised": objective["promised_mbps"] * MEGABYTE}
+        case "availability":
+            return {**found, "threshold_us": parse_duration_s(objective["outage"]) * 1_000_000}
+    return {**found, "threshold_us": round(objective["demand_curve"][0]["value_ms"] * 1000)}
 
 
 def _agreement(context: AppContext, name: str, version: int = 0) -> Row:

@@ -289,7 +289,10 @@ def snapshot(
     most: int,
     unix_us: int,
 ) -> dict[str, Any]:
-    """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are."""
+    """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are.
+
+    ``promises`` and ``states`` are of all: (agreement, objective) and the state of each, in one order.
+    """
     throttles = policy.throttles()
     names = [state.state for state in live.values()]
     gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
@@ -302,6 +305,8 @@ def snapshot(
         "slas": _slas(_chosen_promises(live, names, most), scopes, tables),
         "throttles": _throttles(throttles[:most]),
         "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
+        "promises": list(live),
+        "states": names,
         "totals": {
             "gateways": dict(Counter(t.state for t in tables.values())),
             "volumes": len(inventory.volumes()),

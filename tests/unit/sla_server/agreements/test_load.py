@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from dateutil.rrule import rrulestr
 
-from sla_server.agreements import periods
+from sla_server.agreements import recurrence
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
@@ -262,7 +263,7 @@ def test_a_rule_that_never_happens_is_looked_for_in_the_last_centuries_only(
         begins.append(options["dtstart"].year)
         return rrulestr(rule, **options)
 
-    monkeypatch.setattr(periods, "rrulestr", noted)
+    monkeypatch.setattr(recurrence, "rrulestr", noted)
     rule = f"FREQ={frequency};BYMONTH=2;BYMONTHDAY=30{more}"
     (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
     assert "never happens" in found.problem
@@ -332,3 +333,86 @@ def test_the_refused_key_itself_is_never_suggested() -> None:
 def test_an_anchor_within_itself_is_refused_in_words() -> None:
     with pytest.raises(AgreementsRefused, match="an anchor contains its own alias"):
         load_documents("&a\nfoo: *a\n", 60)
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem", "fix"),
+    [
+        ("", "the rule is empty", "Write for example FREQ=WEEKLY;BYDAY=SU"),
+        ("FREQ=DAILY;", "'FREQ=DAILY;' has an empty part", "Remove the semicolon"),
+        ("FREQ=DAILY;;BYDAY=MO", "has an empty part", "Remove the semicolon"),
+        ("hello", "'hello' is no part of a recurrence rule: it has no '='", "Write for example"),
+        ("INTERVAL=2", "'INTERVAL=2' does not say how often", "Add FREQ: one of YEARLY"),
+        ("FREQ=DAILY;FOO=1", "a recurrence rule has no 'FOO'", "Use FREQ, INTERVAL"),
+        ("FREQ=WEEKLY;BYDAY=XX", "BYDAY cannot be 'XX'", "Give days such as MO,TU"),
+        ("FREQ=DAILY;COUNT=abc", "COUNT cannot be 'abc'", "Give a whole number from 1"),
+        (
+            "FREQ=DAILY;UNTIL=20300101T000000Z",
+            "UNTIL cannot be '20300101T000000Z'",
+            "Give a local time without Z",
+        ),
+        ("FREQ=DAILY;COUNT=0", "'FREQ=DAILY;COUNT=0' never happens", "Check UNTIL and COUNT"),
+        ("FREQ=HOURLY", "occurrences follow after 1:00:00; the least is 2:00:00", "Use a longer interval"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_in_words_at_its_own_key(rule: str, problem: str, fix: str) -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert problem in found.problem
+    assert found.fix.startswith(fix)
+    assert found.field == "spec.maintenance.windows[0].rrule"
+
+
+PYTHON_WORDS = re.compile(
+    r"\b(None|True|False|dict|dictionary|instance|tuple|unpack|datetime|ordereddict|Error)\b"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("percentile: 95}", "percentile: true}", "should be a number (the value is true)"),
+        (
+            "indicator: {metric: latency, percentile: 95}",
+            "indicator: latency",
+            "should be a map of keys and values",
+        ),
+        (
+            "window: {type: calendar, period: month, tz: Europe/Berlin}",
+            "window: [calendar]",
+            "should be a map",
+        ),
+        ("labels: {customer: acme}", "labels: {customer: 1}", "should be text (the value is 1)"),
+        ("volumes: [vol-17]", "volumes: null", "should be a list (the value is null)"),
+        ("volumes: [vol-17]", "volumes: !!set {a}", 'should be a list (the value is ["a"])'),
+        ("name: erp-gold", "name: 2026-01-01", "is not a name"),
+        ("priority: gold", "? [a, b]\n  : 2\n  priority: gold", "there is no such key here"),
+        ("priority: gold", "? {a: b}\n  : 2\n  priority: gold", "there is no such key here"),
+        ("priority: gold", "~: 2\n  priority: gold", "there is no such key here"),
+        ("value_ms: 8", "value_ms: .nan", "(the value is .nan)"),
+        ("provider: storage-team", f"provider: {'x' * 201}", "has 201 characters, at most 200 are possible"),
+        ("provider: storage-team", 'provider: ""', "is empty"),
+        ("apiVersion: storage-sla/v1", "apiVersion: storage-sla/v2", "'storage-sla/v2' is not possible here"),
+        ("volumes: [vol-17]", "volumes: [*]", "this is not YAML"),
+        ("floor_iops: 500", "floor_iops: !!bool x", "a value does not fit the tag"),
+        ("floor_iops: 500", "floor_iops: " + "9" * 5000, "a number has thousands of digits"),
+    ],
+)
+def test_messages_have_no_words_of_python(old: str, new: str, problem: str) -> None:
+    assert old in FULL
+    found = problems_of(FULL.replace(old, new, 1))
+    assert any(problem in each.problem for each in found), found
+    for each in found:
+        assert not PYTHON_WORDS.search(str(each)), each
+
+
+@pytest.mark.parametrize(
+    ("times", "field", "problem"),
+    [
+        ('end: "2026-03-01T01:00"', "end", "2026-03-01T01:00:00 is not after the start, 2026-03-01T02:00:00"),
+        ('end: "2028-03-01T01:00"', "end", "maintenance of 730 days is longer than 400 days"),
+        ("duration: 401d", "duration", "maintenance of 401 days is longer than 400 days"),
+    ],
+)
+def test_times_of_maintenance_are_refused_at_their_key(times: str, field: str, problem: str) -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format("").replace("duration: 2h", times)))
+    assert (found.field, found.problem) == (f"spec.maintenance.windows[0].{field}", problem)

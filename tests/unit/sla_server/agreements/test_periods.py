@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -150,3 +150,95 @@ def test_outside_service_hours_everything_is_excluded() -> None:
     at = us("2026-02-01T10:00")
     assert periods.is_excluded(found, (), at) == "outside service hours"
     assert periods.is_excluded(found, (), at + 2 * DAY_US) is None
+
+
+SPRING, AUTUMN = "2027-03-28", "2027-10-31"
+"""In Berlin 02:00 to 03:00 does not exist on the one, and is there twice on the other."""
+
+
+def window(when: str) -> periods.PlannedWindow:
+    (found,) = maintenance(when).windows
+    return found
+
+
+@pytest.mark.parametrize(
+    ("when", "begin", "end"),
+    [
+        (f'start: "{SPRING}T02:00", duration: 1h', f"{SPRING}T01:00", f"{SPRING}T02:00"),
+        (f'start: "{SPRING}T02:30", duration: 30m', f"{SPRING}T01:00", f"{SPRING}T01:30"),
+        (f'start: "{SPRING}T01:30", duration: 2h', f"{SPRING}T00:30", f"{SPRING}T02:30"),
+        (f'start: "{SPRING}T02:30", end: "{SPRING}T04:00"', f"{SPRING}T01:00", f"{SPRING}T02:00"),
+        (f'start: "{SPRING}T01:00", end: "{SPRING}T02:30"', f"{SPRING}T00:00", f"{SPRING}T01:00"),
+        (f'start: "{AUTUMN}T02:00", duration: 1h', f"{AUTUMN}T00:00", f"{AUTUMN}T01:00"),
+        (f'start: "{AUTUMN}T02:30", duration: 30m', f"{AUTUMN}T00:30", f"{AUTUMN}T01:00"),
+        (f'start: "{AUTUMN}T01:30", duration: 2h', "2027-10-30T23:30", f"{AUTUMN}T01:30"),
+        (f'start: "{AUTUMN}T02:30", end: "{AUTUMN}T03:00"', f"{AUTUMN}T00:30", f"{AUTUMN}T02:00"),
+        (f'start: "{AUTUMN}T01:00", end: "{AUTUMN}T02:30"', "2027-10-30T23:00", f"{AUTUMN}T00:30"),
+    ],
+)
+def test_a_duration_is_elapsed_time_and_an_end_is_the_wall_clocks(when: str, begin: str, end: str) -> None:
+    year = us("2027-01-01"), us("2028-01-01")
+    assert list(periods.occurrences(window(when), *year, BERLIN)) == [(us(begin), us(end))]
+    assert periods.maintenance_us(maintenance(when), *year, BERLIN) == us(end) - us(begin)
+
+
+def test_weekly_work_lasts_as_long_on_the_days_on_which_the_clock_changes() -> None:
+    rule = 'start: "2027-01-03T02:00", duration: 1h, rrule: "FREQ=WEEKLY;BYDAY=SU"'
+    found = list(periods.occurrences(window(rule), us("2027-01-01"), us("2028-01-01"), BERLIN))
+    assert len(found) == 52
+    assert {end - begin for begin, end in found} == {HOUR_US}
+    assert (us(f"{SPRING}T01:00"), us(f"{SPRING}T02:00")) in found
+    assert (us(f"{AUTUMN}T00:00"), us(f"{AUTUMN}T01:00")) in found
+
+
+def test_an_hour_that_a_day_does_not_have_excuses_nothing() -> None:
+    work = maintenance(f'start: "{SPRING}T02:00", end: "{SPRING}T03:00"')
+    assert not excluded(work, f"{SPRING}T00:59", minutes=2)
+    assert excluded(maintenance(f'start: "{SPRING}T02:00", duration: 1h'), f"{SPRING}T01:59")
+
+
+ZONES = ["UTC", BERLIN, "America/Santiago", "America/St_Johns", "Asia/Beirut", "Pacific/Apia"]
+
+
+@given(
+    st.datetimes(datetime(2004, 1, 1), datetime(2036, 1, 1)), st.sampled_from(ZONES), st.integers(1, 200_000)
+)
+def test_a_local_time_is_the_first_instant_at_which_a_clock_shows_it_or_more(
+    local: datetime, tz: str, lasting_s: int
+) -> None:
+    at_us = periods.from_local(local, tz)
+    assert periods.to_local(at_us, tz) >= local
+    assert periods.to_local(at_us - 1, tz) < local
+    lasting = timedelta(seconds=lasting_s)
+    assert periods.span_of(local, lasting, tz) == (at_us, at_us + lasting_s * 1_000_000)
+    begin_us, end_us = periods.span_of(local, local + lasting, tz)
+    assert begin_us <= end_us
+
+
+HOURS = [
+    {"calendar": "business", "days": list(periods.DAYS), "from": "02:30", "to": "08:00"},
+    {"calendar": "business", "days": list(periods.DAYS), "from": "00:00", "to": "02:30"},
+    {"calendar": "business", "days": ["sat"], "from": "22:00", "to": "24:00"},
+    {"calendar": "business", "days": ["sun"], "from": "00:00", "to": "24:00"},
+]
+
+
+@pytest.mark.parametrize("hours", HOURS)
+@pytest.mark.parametrize(
+    ("tz", "day"),
+    [
+        (BERLIN, SPRING),
+        (BERLIN, AUTUMN),
+        ("America/St_Johns", "2010-11-07"),  # set back from 00:01 to 23:01 of the day before
+        ("Asia/Beirut", "2021-10-31"),  # from 00:00 to 23:00
+        ("America/Santiago", "2026-09-06"),  # forward at midnight
+        ("Pacific/Apia", "2011-12-30"),  # a day that was left out
+    ],
+)
+def test_the_hours_of_a_slice_and_those_of_a_period_are_the_same_hours(
+    hours: dict[str, object], tz: str, day: str
+) -> None:
+    found = ServiceHours.model_validate(hours)
+    start, end, step = us(day) - DAY_US, us(day) + 2 * DAY_US, 60_000_000
+    by_slices = sum(periods.in_service(found, at, tz) for at in range(start, end, step)) * step
+    assert by_slices == periods.service_us(found, start, end, tz)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from flask.testing import FlaskClient
 
+from sla_server.api.context import AppContext
 from tests.support import api
 from tests.support.agreements import simple
 
@@ -19,6 +20,34 @@ def test_agreements_by_label_with_and_without_their_documents(web: FlaskClient) 
     assert web.get("/api/v1/slas?documents=1").json["items"][0]["document"].startswith("apiVersion")
     refused = web.get("/api/v1/slas?labels=%3Dx")
     assert (refused.status_code, "labels" in refused.json["detail"]) == (400, True)
+
+
+def test_agreements_page_by_page_and_by_a_part_of_their_name(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**source._agreement("erp-gold"), "name": name} for name in ("a-1", "a-2", "b-1", "b-2")]
+    monkeypatch.setattr(source, "agreements", lambda *_: rows)
+
+    def names(query: str) -> tuple[list[str], str | None]:
+        answer = web.get(f"/api/v1/slas?{query}").json
+        return [row["name"] for row in answer["items"]], answer["next"]
+
+    assert names("") == (["a-1", "a-2", "b-1", "b-2"], None)
+    assert names("limit=3") == (["a-1", "a-2", "b-1"], "b-1")
+    assert names("limit=3&after=b-1") == (["b-2"], None)
+    assert names("match=-2&limit=1") == (["a-2"], "a-2")
+    assert web.get("/api/v1/slas?limit=0").status_code == 400
+
+
+def test_a_promise_that_the_live_feed_has_no_row_of_says_its_state(
+    web: FlaskClient, context: AppContext, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "agreements", lambda *_: [{**source._agreement("erp-gold"), "name": "quiet"}])
+    context.live.put({**api.snapshot(), "others": [["quiet", "latency", "at-risk", 0.99, 1.0, 0.25]]})
+    (row,) = web.get("/api/v1/slas").json["items"]
+    (live,) = row["live"]
+    assert (live["state"], live["compliance"], live["brief"]) == ("at-risk", 0.99, True)
+    assert (live["metric"], live["percentile"], live["threshold_us"]) == ("latency", 95, 5000)
 
 
 def test_any_version_is_returned(web: FlaskClient, source: api.FakeSource) -> None:

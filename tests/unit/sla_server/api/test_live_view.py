@@ -65,6 +65,32 @@ def test_a_bad_row_is_dropped_alone_and_a_value_without_a_form_is_replaced(view:
     assert view.trend()["at_us"] == [1]
 
 
+def test_states_of_the_others_are_kept_and_sent_to_no_page(view: LiveView) -> None:
+    totals = {"slas": {"ok": 3}}
+    view.put(
+        {**snapshot(1), "totals": totals, "others": [["a", "x", "ok", 0.9, 1.0, 0.5], ["b", "x", "idle"], 7]}
+    )
+    view.put({**snapshot(2), "totals": totals, "others": [["c", "x", "no-data", None, None, None]]})
+    assert {key: row["state"] for key, row in view.others().items()} == {
+        ("a", "x"): "ok",
+        ("c", "x"): "no-data",
+    }
+    assert "others" not in json.loads(view.newest().json_text)
+    view.put({**snapshot(3), "totals": {"slas": {}}})
+    assert view.others() == {}, "none of them is promised any more"
+
+
+def test_the_trend_of_a_promise_is_of_what_its_limit_is_compared_with(view: LiveView) -> None:
+    rows = [
+        {"name": "a", "objective": "stall", "metric": "availability", "latency_us": 900, "stall_us": 40},
+        {"name": "a", "objective": "mean", "metric": "mean_latency", "latency_us": None, "measured": 50.5},
+        {"name": "a", "objective": "rate", "metric": "iops", "latency_us": None, "measured": 1000.0},
+    ]
+    view.put(snapshot(1, slas=rows))
+    values = {key: columns["latency_us"] for key, columns in view.trend()["slas"].items()}
+    assert values == {"a/stall": [40], "a/mean": [50.5], "a/rate": [None]}
+
+
 def test_missing_lists_are_empty(view: LiveView) -> None:
     view.put({"at_us": 7, "mode": "observe"})
     assert view.newest().snapshot["throttles"] == []

@@ -416,7 +416,7 @@ def test_a_fault_of_ours_tells_no_details(web: FlaskClient, source: api.FakeSour
 
 
 @pytest.mark.parametrize(
-    "path", ["events?severity=critical", "slas?limit=5", "volumes/erp-db?x=", "mode?mode"]
+    "path", ["events?severity=critical", "slas?size=5", "volumes/erp-db?x=", "mode?mode"]
 )
 def test_a_parameter_that_is_not_known_is_refused(web: FlaskClient, path: str) -> None:
     answer = web.get(f"/api/v1/{path}")

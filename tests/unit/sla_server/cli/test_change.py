@@ -215,7 +215,8 @@ class Documents:
             line = next(n for n, row in enumerate(text.splitlines(), 1) if f"name: {self.bad}}}" in row)
             return False, 422, {"errors": [{"line": line, "field": "spec", "problem": "is missing"}]}
         self.applied += [] if dry_run else names
-        rows = [{"name": name, "version": 1, "changed": True} for name in names]
+        begins = (n for n, row in enumerate(text.splitlines(), 1) if row.startswith("kind:"))
+        rows = [{"name": name, "version": 1, "changed": True, "line": next(begins)} for name in names]
         return True, 200, {"applied": rows, "warnings": [f"{names[0]}: told"]}
 
 
@@ -254,9 +255,54 @@ def test_a_name_that_occurs_twice_in_a_long_file_is_refused_before_anything_is_a
     names = [f"erp-{number}" for number in range(300)] + ["erp-7"]
     services = sla.mailbox.answer = Documents()
     done = sla("apply", "-f", "-", text="---\n".join(document(name) for name in names))
-    assert done.exit_code == 2
-    assert "erp-7 stands in the file 2 times" in done.stderr
+    assert done.exit_code == 1
+    problem = "erp-7: metadata.name: the SLA document at line 43 has this name already"
+    assert f"  line {300 * 6 + 1}: {problem}" in done.stderr
+    assert "Nothing of standard input was applied" in done.stderr
     assert services.applied == []
+
+
+def test_a_calendar_in_an_earlier_part_of_a_long_file_is_known_to_the_later_ones(sla: Terminal) -> None:
+    in_force: set[str] = set()
+    problem = {"line": 3, "field": "spec.service_hours.calendar", "problem": "there is no calendar 'bank'"}
+
+    def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+        names = names_in(header["body"]["documents"])
+        if "bank" not in names and "bank" not in in_force:
+            return False, 422, {"errors": [problem]}
+        in_force.update([] if header["body"]["dry_run"] else names)
+        rows = [{"name": name, "version": 1, "changed": True} for name in names]
+        return (
+            True,
+            200,
+            {"applied": [row | {"kind": "Calendar"} if row["name"] == "bank" else row for row in rows]},
+        )
+
+    sla.mailbox.answer = answer
+    names = ["bank", *(f"erp-{number}" for number in range(300))]
+    text = "---\n".join(document(name) for name in names)
+    dry = sla("apply", "-f", "-", "--dry-run", text=text)
+    assert (dry.exit_code, "1 agreement with a calendar of this file" in dry.stderr) == (0, True)
+    assert in_force == set()
+    assert sla("apply", "-f", "-", text=text).exit_code == 0
+    assert in_force == set(names)
+    problem["problem"] = "there is no calendar 'shop'"
+    in_force.clear()
+    assert "there is no calendar 'shop'" in sla("apply", "-f", "-", text=text).stderr
+
+
+def test_the_mistakes_of_all_parts_of_a_long_file_are_reported_at_once(sla: Terminal) -> None:
+    def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+        name = names_in(header["body"]["documents"])[0]
+        error = {"line": 2, "field": "spec", "problem": "is missing", "document": name}
+        return False, 422, {"errors": [error]}
+
+    sla.mailbox.answer = answer
+    done = sla("apply", "-f", "-", text="---\n".join(document(f"erp-{number}") for number in range(500)))
+    assert [line.split(":")[0] for line in done.stderr.splitlines()[1:-1]] == [
+        "  line 2", "  line 1201", "  line 2401",
+    ]  # fmt: skip
+    assert "sla: 3 problems in the documents" in done.stderr
 
 
 def test_what_cannot_be_cut_goes_whole_and_the_server_says_the_limit(sla: Terminal) -> None:

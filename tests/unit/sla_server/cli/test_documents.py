@@ -142,6 +142,39 @@ def test_validate_counts_the_lines_of_a_long_file(sla: Terminal, file: Path) -> 
     assert f"  line {line}: s240: spec.priority" in sla("validate", "-f", str(file)).stderr
 
 
+def test_validate_finds_a_name_twice_in_different_parts_of_a_file_as_apply_does(
+    sla: Terminal, file: Path
+) -> None:
+    documents = [simple(f"s{i}") for i in range(250)] + [simple("s7", target=0.5)]
+    file.write_text("---\n".join(documents))
+    done = sla("validate", "-f", str(file))
+    lines = [
+        n for n, text in enumerate(file.read_text().splitlines(), 1) if text == "apiVersion: storage-sla/v1"
+    ]
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
+        "sla: 1 problem in the documents",
+        f"  line {lines[250]}: s7: metadata.name: the SLA document at line {lines[7]} has this name already "
+        "(Give each document of a kind its own name)",
+    ]
+
+
+def test_validate_knows_the_rollup_interval_of_the_configuration(
+    sla: Terminal, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(simple("a", slice_text="30s"))
+    refused = sla("validate", "-f", str(file))
+    assert "the slice, 30s, is not a multiple of the server's rollup interval, 60 s" in refused.stderr
+    assert sla("validate", "-f", str(file), "--rollup-s", "10").exit_code == 0
+    config = file.with_name("sla.toml")
+    config.write_text("[database]\nrollup_s = 15\n")
+    monkeypatch.setattr(sla, "config", config)
+    assert sla("validate", "-f", str(file)).exit_code == 0
+    config.write_text("[database]\nrollup_s = 0\n")
+    wrong = sla("validate", "-f", str(file))
+    assert (wrong.exit_code, "database.rollup_s is 0" in wrong.stderr) == (2, True)
+
+
 def test_the_schema_is_printed_offline(sla: Terminal) -> None:
     assert len(json.loads(sla("schema").output)["oneOf"]) == 3
     assert json.loads(sla("schema", "Calendar").output)["title"] == "CalendarDocument"

@@ -59,6 +59,15 @@ def test_slas_show_one_row_an_objective(sla: Terminal) -> None:
     assert [row["objective"] for row in two] == ["x", "y"]
 
 
+def test_what_is_excluded_or_without_data_says_why(sla: Terminal) -> None:
+    snapshot = sla.context.live.newest().snapshot
+    rows = [{**snapshot["slas"][0], "state": "excluded", "reason": "maintenance move: " + "new disks " * 9}]
+    sla.context.live.put({**snapshot, "slas": rows})
+    lines = sla("get", "slas").output.splitlines()
+    assert lines[-2].startswith("erp-gold/latency: maintenance move: new disks")
+    assert max(map(len, lines)) <= 80
+
+
 def test_what_is_not_judged_says_what_it_is(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = {"neighbour": [], "fast": [{"name": "rate", "indicator": {"metric": "iops"}}]}
     rows = [{"name": name, "spec": {"spec": {"objectives": list_}}} for name, list_ in agreed.items()]
@@ -80,6 +89,8 @@ def test_an_objective_that_control_leaves_alone_shows_what_its_newest_slice_had(
     assert (now_of(mean), promise(mean)) == ("4.10ms", "mean 5.00ms")
     outage = {**shown, "metric": "availability", "threshold_us": 5_000_000, "measured": 900_000}
     assert (now_of(outage), promise(outage)) == ("900ms", "stall 5.0s")
+    live = {"metric": "availability", "percentile": 99.0, "latency_us": 12_000, "stall_us": 40_000}
+    assert now_of(live) == "40.0ms", "the latency is no matter of this promise"
 
 
 def test_slices_say_why_they_are_not_good_and_how_sure_that_is(sla: Terminal) -> None:
@@ -100,6 +111,52 @@ def test_slices_of_an_objective_and_of_an_episode(sla: Terminal) -> None:
     assert rows == sorted(rows, key=lambda row: -row["start_us"])
 
 
+def two_objectives(name: str, version: int | None = None) -> dict[str, Any]:
+    """The agreement of the rig with a second objective."""
+    row = FakeSource()._agreement(name)
+    (first,) = row["spec"]["spec"]["objectives"]
+    row["spec"]["spec"]["objectives"] = [first, {**first, "name": "latency-99"}]
+    return row
+
+
+@pytest.mark.parametrize("kind", ["slices", "periods"])
+def test_all_objectives_are_listed_or_the_one_that_is_named(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(sla.source, "agreement", two_objectives)
+    lines = sla("get", kind, "erp-gold").output.splitlines()
+    assert [line for line in lines if line.startswith("erp-gold/")] == [
+        "erp-gold/latency",
+        "erp-gold/latency-99",
+    ]
+    assert lines[-1] == "Times are of Europe/Berlin."
+    assert max(map(len, lines)) <= 80
+    rows = json.loads(sla("get", kind, "erp-gold", "-o", "json").output)
+    assert list(dict.fromkeys(row["objective"] for row in rows)) == ["latency", "latency-99"]
+    for words in (["erp-gold/latency-99"], ["erp-gold", "--objective", "latency-99"]):
+        rows = json.loads(sla("get", kind, *words, "-o", "json").output)
+        assert {row["objective"] for row in rows} == {"latency-99"}
+    assert sla("get", kind, "erp-gold/latency", "--objective", "latency-99").exit_code == 2
+
+
+def test_days_are_those_of_the_agreements_zone_or_of_the_one_asked_for(sla: Terminal) -> None:
+    def days(*more: str) -> list[str]:
+        return sla("get", "periods", "erp-gold", *more).output.splitlines()[2].split()[:2]
+
+    assert days() == ["2027-01-01", "now"]  # midnight in Berlin, still December in UTC
+    assert days("--tz", "UTC") == ["2026-12-31", "now"]
+    sliced = sla("get", "slices", "erp-gold", "--tz", "Asia/Kathmandu").output.splitlines()
+    assert sliced[-1] == "Times are of Asia/Kathmandu."
+    assert sla("get", "events", "--tz", "UTC").output.splitlines()[-1] == "Times are of UTC."
+    wrong = sla("get", "events", "--tz", "Berlin")
+    assert (wrong.exit_code, "--tz 'Berlin' is not a time zone" in wrong.stderr) == (2, True)
+
+
+def test_a_time_of_long_ago_has_its_year() -> None:
+    at_us = time.time_ns() // 1000 - 300 * 86_400_000_000
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", formatting.when(at_us))
+
+
 def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
     row = sla("get", "periods", "erp-gold").output.splitlines()[2].split()
     assert row[2:] == ["90.90%", "95.0%", "-", "900", "50", "50", "50"]
@@ -115,8 +172,9 @@ def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
 )
 def test_names_where_they_belong(sla: Terminal, words: tuple[str, ...], problem: str) -> None:
     done = sla("get", *words)
-    assert done.exit_code != 0
+    assert done.exit_code == 2
     assert problem in done.output
+    assert "(" not in done.output, "a sentence, not a pair of them"
 
 
 def test_long_names_fold_and_numbers_are_never_cut() -> None:

@@ -28,6 +28,11 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
 
 
+def test_a_directory_that_is_not_there_is_a_wrong_command_line(tmp_path):
+    done = run("--slas", tmp_path / "nowhere")
+    assert (done.exit_code, "does not exist" in done.stderr) == (2, True)
+
+
 def test_three_modes_as_tables_of_80_columns(slas):
     done = run("--slas", slas, *QUICK, *GREEDY)
     assert done.exit_code == 0
@@ -98,6 +103,7 @@ def test_a_trace_its_placement_device_and_policy(slas, tmp_path):
         ),
         (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "soon"), 2, "is not a duration"),
         (("--stored", "24h", "--load", "volume=v,iops=1"), 2, "--load does not go with --stored"),
+        (("--slas", "SLAS", "--load", "volume=v,iops=1", "--duration", "8d"), 2, "8d is longer than 7 days"),
     ],
 )
 def test_mistakes_are_named(slas, arguments, status, text):

@@ -42,6 +42,13 @@ def test_an_empty_view_says_what_to_do() -> None:
     assert "gateway-agent run" in text
 
 
+def test_how_many_more_promises_there_are() -> None:
+    assert "more: sla get slas" not in draw(api.snapshot())
+    assert "and 1,297 more: sla get slas" in draw(
+        {**api.snapshot(), "totals": {"slas": {"ok": 1299, "idle": 1}}}
+    )
+
+
 def test_before_the_first_live_view_nothing_is_claimed() -> None:
     text = draw({"at_us": 0})
     assert "not known yet" in text

@@ -227,7 +227,7 @@ def test_apply_is_in_force_and_answered_when_it_is_durable() -> None:
     (answer,) = bench.answers()
     assert answer == {
         "req": "r1", "ok": True, "code": 200,
-        "body": {"applied": [{"name": "gold", "version": 1, "changed": True}], "warnings": []},
+        "body": {"applied": [{"name": "gold", "version": 1, "changed": True, "line": 1}], "warnings": []},
     }  # fmt: skip
     ((_, thresholds),) = bench.main.take_posted(Kind.SET_THRESHOLDS)
     assert thresholds["entries"] == [{"volume": "vol-1", "client": "*", "io": "any", "threshold_us": 12_000}]
@@ -275,7 +275,7 @@ def test_changes_follow_one_another() -> None:
     for _ in range(4):
         bench.confirm()
     answers = {answer["req"]: answer for answer in bench.answers()}
-    assert answers["r2"]["body"]["applied"] == [{"name": "gold", "version": 2, "changed": True}]
+    assert answers["r2"]["body"]["applied"] == [{"name": "gold", "version": 2, "changed": True, "line": 1}]
     assert [answers[f"r{n}"]["code"] for n in (1, 2, 3, 4)] == [200, 200, 200, 404]
     assert bench.core.changes.catalog.items == ()
 

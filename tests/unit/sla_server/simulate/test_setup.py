@@ -9,6 +9,7 @@ import pytest
 
 from sla_server.simulate.errors import BadSetup
 from sla_server.simulate.setup import parse_load, read_device, read_directory, read_policy
+from tests.support.agreements import calendar_text
 
 AGREEMENT = """\
 apiVersion: storage-sla/v1
@@ -102,3 +103,33 @@ def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
         path.write_text(text)
         with pytest.raises(BadSetup, match=problem):
             read_policy(path)
+
+
+def test_documents_of_other_kinds_are_skipped(tmp_path: Path):
+    text = AGREEMENT + "---\n" + calendar_text()
+    contract, _ = read_directory(directory(tmp_path, all__yaml=text))
+    assert [promise.sla for promise in contract.promises] == ["gold"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("loads: [", "line 1: this is not YAML"),
+        ("a: !!bool x", "a value does not fit the tag"),
+        ("a: " + "9" * 5000, "a number has thousands of digits"),
+        ("loads: [{volume: v, iops: 1, until_s: 1.0e+18}]", "less than or equal to 604800 (value: 1e+18)"),
+        ("loads: [{volume: v, iops: 1, shape: bursty, off_s: 1.0e-12}]", "greater than or equal to 0.001"),
+    ],
+)
+def test_a_wrong_setup_is_refused_and_never_runs_for_ever(tmp_path: Path, text: str, problem: str):
+    with pytest.raises(BadSetup) as caught:
+        read_directory(directory(tmp_path, a__yaml=AGREEMENT, simulation__yaml=text))
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1" + "0" * 5000 + "]", "nothing"])
+def test_a_policy_that_is_no_json_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "policy.json"
+    path.write_text(text)
+    with pytest.raises(BadSetup, match="is not JSON"):
+        read_policy(path)

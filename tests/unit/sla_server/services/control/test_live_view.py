@@ -79,6 +79,8 @@ def test_a_crowded_view_shows_what_needs_a_look_and_says_how_many_there_are():
     assert found["volumes"][1]["iops"] == 60
     assert [row["name"] for row in found["slas"]] == ["v0", "v4"]  # the violated one, and another
     assert found["slas"][1]["state"] == "violating"
+    assert found["promises"] == [(f"v{number}", "latency") for number in range(6)]
+    assert found["states"] == ["ok"] * 4 + ["violating", "ok"]
     assert [row["gateway_id"] for row in found["gateways"]] == [B, A]  # lost ones first
     assert len(found["throttles"][0]["text"]) == 400
     assert found["totals"] == {

@@ -1,0 +1,133 @@
+"""Recurrence rules of maintenance (RFC 5545), over naive local time: what is accepted, and when they happen.
+
+dateutil reads them. What it would search for very long is refused before it is asked, and what it refuses is
+worded here: its own messages are for programmers. Pure; parsed rules are cached.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+from dateutil.rrule import rrulestr
+
+from sla_server.agreements.fields import refuse, shown
+
+LAST_YEAR: Final = 9999
+SEARCHED_YEARS: Final = 200  # any date on any weekday comes within 40 years
+SHORTEST_REPEAT: Final = timedelta(hours=1)
+# A rule of these is searched for a fraction of a second (``_happens``); one of seconds, for very long.
+_FREQUENCIES: Final = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY")
+_PARTS: Final = {
+    "FREQ": f"one of {', '.join(_FREQUENCIES)}",
+    "INTERVAL": "a whole number from 1",
+    "COUNT": "a whole number from 1",
+    "UNTIL": "a local time without Z, for example 20271231T000000",
+    "WKST": "one of MO, TU, WE, TH, FR, SA, SU",
+    "BYDAY": "days such as MO,TU, or 1SU for the first Sunday",
+    "BYMONTH": "months from 1 to 12",
+    "BYMONTHDAY": "days from 1 to 31, or -1 for the last",
+    "BYYEARDAY": "days from 1 to 366, or -1 for the last",
+    "BYWEEKNO": "weeks from 1 to 53",
+    "BYHOUR": "hours from 0 to 23",
+    "BYMINUTE": "minutes from 0 to 59",
+    "BYSECOND": "seconds from 0 to 59",
+    "BYSETPOS": "positions such as 1 or -1",
+    "BYEASTER": "days from Easter Sunday, for example 1",
+}
+"""Key of a part of a rule -> what its value is."""
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+
+
+@lru_cache(maxsize=256)
+def rule_of(rrule: str, start: datetime) -> Any:
+    """The parsed rule over naive local time; it remembers the occurrences it has computed."""
+    return rrulestr(rrule, dtstart=start, cache=True)
+
+
+def check_rule(rrule: str, start: datetime, length: timedelta) -> None:
+    """See that a rule can be read, happens at all, and not before its last occurrence has ended.
+
+    Raises:
+        PydanticCustomError: names the part that is wrong, and what it may be.
+    """
+    _check_parts(rrule)
+    first: datetime | None = None
+    second: datetime | None = None
+    try:
+        if _happens(rrule, start):
+            rule = rule_of(rrule, start)
+            first = rule.after(start, inc=True)
+            second = rule.after(first) if first is not None else None
+    except _UNREADABLE as exc:
+        raise refuse(*_what_is_wrong(rrule), key="rrule") from exc
+    if first is None:
+        raise refuse(f"{shown(rrule)} never happens", "Check UNTIL and COUNT against start", key="rrule")
+    if second is not None and second - first < max(SHORTEST_REPEAT, length):
+        apart, least = second - first, max(SHORTEST_REPEAT, length)
+        raise refuse(
+            f"occurrences follow after {apart}; the least is {least}, one hour or the length of the window",
+            "Use a longer interval",
+            key="rrule",
+        )
+
+
+def _happens(rrule: str, start: datetime) -> bool:
+    """Whether the rule, whatever its UNTIL and COUNT, has an occurrence within 200 years.
+
+    dateutil gives up a search at the end of year 9999 only, which takes seconds from here. The calendar
+    repeats every 400 years, so the same is asked of a start that is late enough to leave 200 to 600 of them.
+    """
+    parts = [part for part in rrule.split(";") if part.upper().partition("=")[0] not in ("UNTIL", "COUNT")]
+    late = start.replace(year=start.year + (LAST_YEAR - start.year - SEARCHED_YEARS) // 400 * 400)
+    return rrulestr(";".join(parts), dtstart=late).after(late, inc=True) is not None
+
+
+def _check_parts(rrule: str) -> None:
+    """Refuse what dateutil would take but never come back from, or what brings dates of its own."""
+    if not rrule.isprintable() or ":" in rrule:
+        raise refuse(
+            f"{shown(rrule)} is more than one rule",
+            "Give the rule alone, e.g. FREQ=WEEKLY;BYDAY=SU",
+            key="rrule",
+        )
+    for part in rrule.upper().split(";"):
+        key, _, value = part.partition("=")
+        if key == "FREQ" and value not in _FREQUENCIES:
+            raise refuse(
+                f"{shown(value)} is no frequency for maintenance",
+                f"Use one of {', '.join(_FREQUENCIES)}",
+                key="rrule",
+            )
+        if key == "INTERVAL" and not (value.isascii() and value.isdigit() and int(value)):
+            raise refuse(f"the rule's INTERVAL is {shown(value)}", "Use a whole number from 1", key="rrule")
+
+
+def _what_is_wrong(rrule: str) -> tuple[str, str]:
+    """Problem and fix of a rule that dateutil cannot read: the first part of it that is wrong."""
+    example = "Write for example FREQ=WEEKLY;BYDAY=SU"
+    if not rrule:
+        return "the rule is empty", example
+    for part in rrule.split(";"):
+        key, equals, value = part.partition("=")
+        known = _PARTS.get(key.strip().upper())
+        if not part:
+            return f"{shown(rrule)} has an empty part", "Remove the semicolon that has nothing behind it"
+        if not equals:
+            return f"{shown(part)} is no part of a recurrence rule: it has no '='", example
+        if known is None:
+            return f"a recurrence rule has no {shown(key)}", f"Use {', '.join(_PARTS)}"
+        if not _is_readable(part if key.strip().upper() == "FREQ" else f"FREQ=DAILY;{part}"):
+            return f"{key} cannot be {shown(value)}", f"Give {known}"
+    if "FREQ=" not in rrule.upper():
+        return f"{shown(rrule)} does not say how often", f"Add FREQ: {_PARTS['FREQ']}"
+    return f"{shown(rrule)} is not a recurrence rule", example
+
+
+def _is_readable(rrule: str) -> bool:
+    try:
+        rrulestr(rrule, dtstart=datetime(LAST_YEAR, 1, 1))  # read only: nothing is searched
+    except _UNREADABLE:
+        return False
+    return True
