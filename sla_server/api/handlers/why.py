@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from flask import Request, Response
 
+from sla_server.agreements.selectors import matches
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -191,7 +192,11 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
         "in_force": agreement is not None,
         "promises": promises,
         "throttles": throttles,
-        "own_throttles": source.throttles_at(at_us, volumes=volumes) if volumes else [],
+        "own_throttles": [
+            row
+            for row in (source.throttles_at(at_us, volumes=volumes) if volumes else ())
+            if _covers_client(described, row.get("client"))
+        ],
         "volumes": volumes,
         "decisions": source.decisions(victims=victims, until_us=at_us, limit=DECISIONS) if victims else [],
         **(_later(context, facts, victims=victims) if victims else {}),
@@ -282,6 +287,12 @@ def _covers(agreement: Row, volume: str) -> bool:
     scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
     patterns: Iterable[str] = scope.get("volumes") or ()
     return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
+
+
+def _covers_client(agreement: Row, client: str | None) -> bool:
+    """Whether a throttle of this client (none: of the whole volume) holds clients of the agreement."""
+    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    return not client or matches(client, scope.get("clients") or ("*",))
 
 
 def _volumes_of(context: AppContext, agreement: Row) -> list[str]:

@@ -32,6 +32,7 @@ RECENT_COLUMNS: Final = (
     "delay_sum_us",
     "inflight",
     "held",
+    "cost_milli",
 )
 RECENT: Final = {name: index for index, name in enumerate(RECENT_COLUMNS)}
 _SELECT: Final = np.array([COL[name] for name in RECENT_COLUMNS])
@@ -235,6 +236,7 @@ class GatewayTable:
     ``says_more``: its cuts have entries of what failed, so ``errors`` alone are its clients' own mistakes.
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
+    ``caps_clients``: whether it applies caps of single clients; None while its agent did not say.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
 
@@ -246,6 +248,7 @@ class GatewayTable:
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    caps_clients: bool | None = None
     says_more: bool = False
     skipped: bool = False
     epoch: int = 0
