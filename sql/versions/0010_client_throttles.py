@@ -15,6 +15,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
-        "throttles", sa.Column("client", sa.Text(), server_default=sa.text("''"), nullable=False)
-    )
+    op.add_column("throttles", sa.Column("client", sa.Text(), server_default=sa.text("''"), nullable=False))

@@ -257,7 +257,11 @@ class FakeController:
         return next(args for called, args in reversed(self.calls) if called == name)
 
     def manual_release(
-        self, volume: str | None = None, throttle_id: str | None = None, who: str = "", client: str | None = None
+        self,
+        volume: str | None = None,
+        throttle_id: str | None = None,
+        who: str = "",
+        client: str | None = None,
     ) -> list[str]:
         self.calls.append(("manual_release", (volume, throttle_id, who, client)))
         return self.released

@@ -545,7 +545,8 @@ class PolicyManager:
         found = {
             gateway_id: self.uses.of(table, target)
             for gateway_id, table in carriers.items()
-            if table.state == "up" and table.can_throttle(volume)
+            if table.state == "up"
+            and table.can_throttle(volume)
             # Of one that did not say yet, after a restart of ours, what it holds is believed.
             and not (client and table.caps_clients is False)
         }

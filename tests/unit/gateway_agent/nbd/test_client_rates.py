@@ -104,7 +104,7 @@ def test_a_cap_of_a_client_that_is_not_there_holds_from_its_first_request():
 
 
 def test_what_a_client_is_held_for_too_long_is_said_of_its_volume():
-    rig, (greedy,) = serve(NO_CAPS, {"greedy": Rates(ops_per_s=1)}, 60, "greedy")
+    rig, _ = serve(NO_CAPS, {"greedy": Rates(ops_per_s=1)}, 60, "greedy")
     late = rig.volume.take_late(rig.clock.monotonic_ns())
     assert late is not None
     assert late[0] > 0

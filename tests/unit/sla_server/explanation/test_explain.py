@@ -204,7 +204,9 @@ def test_one_client_of_a_volume() -> None:
     assert "set the cap of client host-b of batch" in said(found, "Decisions")
     whole = throttle(throttle_id="t-2", cost_per_s=600.0)
     both = explain(volume(throttles=[row, whole]))
-    assert both.headline.startswith("batch is throttled to 600 cost/s"), "what holds for all of it comes first"
+    assert both.headline.startswith("batch is throttled to 600 cost/s"), (
+        "what holds for all of it comes first"
+    )
     assert "Of several throttles" not in said(both, "Why"), "each is about another target"
     hand = explain(volume(throttles=[{**row, "source": "manual", "victim": ""}]))
     assert "'sla throttle release batch --client host-b'" in said(hand, "Why")

@@ -128,7 +128,9 @@ def test_a_gateway_of_before_is_sent_no_cap_of_a_client_and_its_volume_is_spared
 
 
 def test_a_volume_that_one_old_gateway_carries_is_slowed_as_a_whole_for_others():
-    made = controller((promise("gold"),), (volume_class("gold"), low("erp", "host-a", priority=Priority.BEST_EFFORT)))
+    made = controller(
+        (promise("gold"),), (volume_class("gold"), low("erp", "host-a", priority=Priority.BEST_EFFORT))
+    )
     fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
     fed.controller.set_features(B, ())
     fed.controller.gateway_up(B, "B", [{"volume": "erp", "backend": "disk"}], fed.now_ns)
@@ -207,10 +209,10 @@ def test_after_a_restart_the_cap_of_a_client_is_taken_over_before_the_gateway_sa
 
 def test_a_client_throttled_by_hand_holds_beside_its_volume():
     fed = shared(controller(()))
-    fed.step((A, {name: (100, 1) for name in NAMES}, 0))
+    fed.step((A, dict.fromkeys(NAMES, (100, 1)), 0))
     fed.controller.manual_set("t1", "erp", ops_per_s=500)
     fed.controller.manual_set("t2", "erp", ops_per_s=50, client="greedy")
-    sent = caps_of(fed.step((A, {name: (100, 1) for name in NAMES}, 0)), A)
+    sent = caps_of(fed.step((A, dict.fromkeys(NAMES, (100, 1)), 0)), A)
     assert [(cap["volume"], cap["ops_per_s"]) for cap in sent.caps] == [("erp", 500)]
     assert [(cap["client"], cap["ops_per_s"]) for cap in sent.clients] == [("greedy", 50)]
     over = fed.step((A, {"erp/host-a": (100, 1), "erp/greedy": (100, 1)}, sent.gen))
