@@ -86,10 +86,11 @@ def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
         raise BadCaps(f"caps {generation}", "the list of clients' caps is not well-formed")
     found: dict[str, dict[str, Rates]] = {}
     for entry in entries:
-        names = [entry.get(key) for key in ("volume", "client")] if isinstance(entry, dict) else []
-        if not names or not all(isinstance(name, str) for name in names):
+        volume, client = (
+            (entry.get("volume"), entry.get("client")) if isinstance(entry, dict) else (None, None)
+        )
+        if not isinstance(volume, str) or not isinstance(client, str):
             raise BadCaps(f"caps {generation}", f"entry {excerpt(entry)} names no volume and client")
-        volume, client = names
         if client in found.get(volume, ()):
             raise BadCaps(f"caps {generation}", f"entry {excerpt(entry)} names a client named before")
         found.setdefault(volume, {})[client] = _rates(generation, entry)
