@@ -193,7 +193,9 @@ class Run:
             [self._disk_pid] = stage.pids("tests.support.modelled_disk")
         stage.start_server()
         for gateway, volumes in scenario.gateways.items():
-            stage.start_agent(Agent(gateway, {volume: stage.disk_uri.format(volume) for volume in volumes}))
+            exports = {volume: stage.disk_uri.format(volume) for volume in volumes}
+            rule = 'client_rule = "export-suffix"' if scenario.names_clients else ""
+            stage.start_agent(Agent(gateway, exports, extra_toml=rule))
         stage.wait(stage.gateways_up, "the gateways in the server's view")
 
     @contextlib.asynccontextmanager
@@ -233,8 +235,8 @@ class Run:
             total = (lowest + highest) / 2
             for client in self.scenario.greedy:
                 if step:  # the lowest of several holds
-                    await self._sla("throttle", "release", client.volume)
-                await self._sla("throttle", "set", client.volume, "--iops", f"{total / count:.2f}")
+                    await self._sla("throttle", "release", *client.target)
+                await self._sla("throttle", "set", *client.target, "--iops", f"{total / count:.2f}")
             async with self._loads(self.scenario.greedy) as greedy:
                 start_s = time.monotonic() + SETTLED_S
                 await asyncio.sleep(STATIC_S)
@@ -249,7 +251,7 @@ class Run:
                 highest = total
             await asyncio.sleep(DRAIN_S)
         for client in self.scenario.greedy:
-            await self._sla("throttle", "release", client.volume)
+            await self._sla("throttle", "release", *client.target)
 
     async def _observed(self) -> None:
         path = self.stage.folder / "scenario.yaml"
@@ -299,10 +301,10 @@ class Run:
             await asyncio.sleep(SAMPLE_S)
 
     async def _sample(self) -> dict[str, float | None]:
-        """The cap of each greedy volume, cost a second."""
+        """The cap of each greedy client, or of its volume, cost a second."""
         live = await asyncio.to_thread(self.stage.live)
         caps = {
-            row["volume"]: row["cost_per_s"]
+            "@".join(filter(None, (row["volume"], row["client"]))): row["cost_per_s"]
             for row in live.get("throttles", [])
             if row["state"] != "observed"
         }

@@ -42,6 +42,12 @@ class Client:
     depth: int = 0
     trace: str = ""
 
+    @property
+    def target(self) -> list[str]:
+        """The volume, and which client of it, as arguments of ``sla throttle``."""
+        volume, _, client = self.volume.partition("@")
+        return [volume, "--client", client] if client else [volume]
+
     def gaps_s(self) -> Iterator[float] | None:
         """Seconds before each I/O of its trace; None without one."""
         return TRACE_GAPS[self.trace]() if self.trace else None
@@ -76,6 +82,11 @@ class Scenario:
             if (volume := client.volume.split("@")[0]) not in volumes:
                 volumes.append(volume)
         return found
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether clients are told apart by the export that they ask for."""
+        return any("@" in client.volume for client in (*self.victims, *self.greedy))
 
 
 def arrivals_s(name: str) -> list[float]:
@@ -138,6 +149,12 @@ SCENARIOS: Final = (
         (Client("erp-db", trace="wsrch"),),
         (_BATCH,),
         is_bursty=True,
+    ),
+    Scenario(
+        "one-volume",
+        "a victim and a greedy client of one volume",
+        (Client("erp-db@host-a", rate_iops=GOLD_IOPS),),
+        (Client("erp-db@batch", depth=GREEDY_DEPTH),),
     ),
     Scenario("slower", "the backend becomes 1.5 times slower", (_GOLD,), (_BATCH,), event="slower"),
     Scenario("hangs", "the backend hangs", (_GOLD,), (_BATCH,), event="hangs"),

@@ -70,18 +70,18 @@ REQUESTS = """\
 | `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
 | `end_document` | `kind: "Maintenance" \\| "Calendar", name: str` | `{}` or 404; 422 for a calendar in use |
-| `throttle_set` | `volume, iops, bytes_per_s, cost_per_s, duration_s, reason, force` | see below, or 409 |
-| `throttle_release` | `volume: str \\| nil, throttle_id: str \\| nil` | `released: [str]` or 404 |
+| `throttle_set` | `volume, client, duration_s, reason, force` and one rate | see below, or 409 |
+| `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
 
 `apply`: YAML, one document or several, at most 60,000 bytes and 200 documents (`sla apply` divides longer
 files); it may also be answered 422 with `errors: [{line, field, problem, fix, document}]`. `throttle_set`:
-`volume: str`, exactly one of the three rates (a number); `duration_s: number | nil`, `reason: str`,
-`force: bool`. A rate below what an agreement promises for the volume itself is refused with 409 unless
-`force`. Its answer: `throttle_id: str`, `breaks: [str]` (such promises), `holds: str` (the rate that
-holds, if the floor lies above the one asked for).
+`volume: str`, `client: str | nil` (only this client of it), exactly one of `iops, bytes_per_s, cost_per_s`;
+`duration_s: number | nil`, `reason: str`, `force: bool`. A rate below what an agreement promises for the
+volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`, `breaks: [str]` (such
+promises), `holds: str` (the rate that holds, if the floor lies above the one asked for).
 Entries of `applied` that are no agreements have `kind` too, those of maintenance `agreements: int` in scope.
 `policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
 """
@@ -105,9 +105,9 @@ SNAPSHOT = """\
   that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
   there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
   slice. Objectives left out of the live ones follow, at most 200, by their newest slice
-- `throttles`: `[{throttle_id, volume, backend, source: "manual" | "control" | "policy", cost_per_s, reason:
-  str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us: int}]`;
-  texts end after 400 characters
+- `throttles`: `[{throttle_id, volume, client, backend, source: "manual" | "control" | "policy", cost_per_s,
+  reason: str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us:
+  int}]`; `client` is "" where the whole volume is capped; texts end after 400 characters
 - `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase",
   fault: "" | "hangs" | "fails"}]`
 - `processes`: `[{name, state, restarts, since_us, pressure: {fullness, refused} | nil}]` (supervisor's

@@ -56,6 +56,8 @@ class ThrottleSet(RequestBody):
     """Exactly one of iops, bytes_per_s and cost_per_s."""
 
     volume: str = Field(min_length=1)
+    client: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    """Only this client of the volume, beside what holds for the volume."""
     iops: float | None = Field(default=None, ge=LEAST.ops_per_s, lt=1e12)
     bytes_per_s: float | None = Field(default=None, ge=LEAST.bytes_per_s, lt=1e15)
     cost_per_s: float | None = Field(default=None, ge=LEAST.cost_per_s, lt=1e12)
@@ -79,12 +81,16 @@ class ThrottleRelease(RequestBody):
     """Either the throttles of a volume or one throttle."""
 
     volume: str | None = None
+    client: str | None = None
+    """With a volume: only those of this client of it."""
     throttle_id: str | None = None
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
         if (self.volume is None) == (self.throttle_id is None):
             raise ValueError("give either volume or throttle_id")
+        if self.client is not None and self.volume is None:
+            raise ValueError("a client is one of a volume: give volume, too")
         return self
 
 

@@ -108,6 +108,10 @@ export function throttleWords(row) {
   return `${source}${victim} · ${THROTTLE_STATES[row.state] || row.state}`;
 }
 
+export function throttled(row) {
+  return row.client ? `${row.volume}/${row.client}` : row.volume;
+}
+
 export function capWords(row) {
   const parts = [];
   if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} cost/s`);

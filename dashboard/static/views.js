@@ -154,7 +154,7 @@ export function showThrottles(snapshot, nowUs) {
       " ", element("a", {class: "why", href: whyAddress("volume", row.volume)}, "why?")),
       element("p"), element("p", {class: "soft"})),
     (li, row) => {
-      setText(li.querySelector("strong"), `${row.volume} at most ${f.capWords(row)}`);
+      setText(li.querySelector("strong"), `${f.throttled(row)} at most ${f.capWords(row)}`);
       const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
       setText(li.querySelector("span"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
       const [why, how] = li.querySelectorAll("p");

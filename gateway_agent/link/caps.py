@@ -4,7 +4,8 @@ The planes hold the caps and count the lease themselves; the link keeps the newe
 comes back gets it at once, *if its lease still runs* and only for what is left of it. A link that was
 restarted knows no set: the planes still hold theirs, the server sends it again on registration, and renewals
 are passed on meanwhile. CAPS_ACK is due when every reachable enforcer has proved that it took the set (see
-``enforcers.base``). Caps of volumes that no enforcer has are refused by name: nothing here can slow them.
+``enforcers.base``). Caps of volumes that no enforcer has, or of their clients, are refused by the volume's
+name: nothing here can slow them.
 
 The threshold set is kept in ``state_dir/thresholds.json``: planes that come up before the server is reached
 again count against it. A file that cannot be written or read costs little: the server sends the set on
@@ -67,7 +68,7 @@ class LeasedCaps:
     @property
     def lease_end_ns(self) -> int | None:
         """When the caps in force end without renewal; None when nothing is in force."""
-        return self._lease_end_ns if self._caps is not None and self._caps.caps else None
+        return self._lease_end_ns if self._caps is not None and self._caps.volumes else None
 
     def expire(self, now_ns: int) -> CapSet | None:
         """Forget a set whose lease has ended; returns it, once."""
@@ -81,9 +82,9 @@ class LeasedCaps:
         """The CAPS_ACK that is due now, once; None while proof is missing."""
         if not self._ack_due or self._caps is None:
             return None
-        gen, volumes = self._caps.gen, [entry["volume"] for entry in self._caps.caps]
+        gen, volumes = self._caps.gen, self._caps.volumes
         served = frozenset[str]().union(*(enforcer.volumes for enforcer in self._enforcers))
-        foreign = tuple(sorted(set(volumes) - served))
+        foreign = tuple(sorted(volumes - served))
         reachable = [enforcer for enforcer in self._enforcers if enforcer.reachable]
         refusing = [enforcer.name for enforcer in reachable if enforcer.refused == gen]
         if not self._enforcers or refusing:

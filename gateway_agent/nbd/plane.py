@@ -204,7 +204,7 @@ class Plane:
     def _enforce(self, now_ns: int) -> None:
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():
-            volume.set_caps(self._caps.of(name), now_ns)
+            volume.set_caps(self._caps.of(name), now_ns, self._caps.of_clients(name))
         self._plan_expiry()
 
     def _plan_expiry(self) -> None:

@@ -178,6 +178,11 @@ class NbdSession(ABC):
             left_over = left_over[len(room) :]
             self._received(len(room))
 
+    @property
+    def client(self) -> str:
+        """See ``volume.ThrottledSession``."""
+        return self._stream.client
+
     def gauges(self) -> tuple[int, int]:
         """See ``accounting.CountedSession``."""
         requests, inflight = self.requests, self.inflight

@@ -21,7 +21,7 @@ STREAMS_A_FRAME: Final = 100
 
 
 def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int, *, planned: bool = False) -> bytes:
-    """A GATEWAY frame; exports and spool are named only with state ``up``. Takes the gateway's lock.
+    """A GATEWAY frame; exports, spool and features only with state ``up``. Takes the gateway's lock.
 
     Raises:
         FrameTooLarge: the exports do not fit a header.
@@ -41,7 +41,12 @@ def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int, *, pl
     )
     if state == "up":
         with gateway.lock:
-            report = replace(report, exports=gateway.exports, spool=gateway.record.spool())
+            report = replace(
+                report,
+                exports=gateway.exports,
+                spool=gateway.record.spool(),
+                features=gateway.features or None,
+            )
     return report.encode()
 
 

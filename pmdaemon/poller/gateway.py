@@ -74,6 +74,7 @@ class Gateway:
         "dropped",
         "epoch",
         "exports",
+        "features",
         "gateway_id",
         "id_bytes",
         "lock",
@@ -98,6 +99,7 @@ class Gateway:
         self.address = ""
         self.epoch = 0
         self.exports: list[dict[str, Any]] = []
+        self.features: tuple[str, ...] = ()
         self.streams: dict[int, StreamEntry] = {}
         self.offset = OffsetEstimator()
         self.condition = GatewayState.LOST
@@ -115,6 +117,7 @@ class Gateway:
         self.address = conn.address
         self.epoch = hello.epoch
         self.exports = registration.exports
+        self.features = hello.features
         self.streams = {}
         self.offset = OffsetEstimator()
         self.condition = GatewayState.UP

@@ -83,10 +83,11 @@ class Rates:
         """Whether nothing is limited."""
         return self.ops_per_s is None and self.bytes_per_s is None and self.cost_per_s is None
 
-    def entry(self, volume: str) -> dict[str, Any]:
-        """One entry of message CAPS."""
+    def entry(self, volume: str, client: str = "") -> dict[str, Any]:
+        """One entry of message CAPS: of a volume, or of one client of it."""
         return {
             "volume": volume,
+            **({"client": client} if client else {}),
             "ops_per_s": self.ops_per_s,
             "bytes_per_s": self.bytes_per_s,
             "cost_per_s": self.cost_per_s,
@@ -147,7 +148,7 @@ class Gcra:
 
 
 class RateSet:
-    """The rates of one volume in force.
+    """The rates of one volume, or of one client of it, in force.
 
     Args:
         tau_ns: burst depth of each.
@@ -158,7 +159,7 @@ class RateSet:
     def __init__(self, tau_ns: int) -> None:
         self.caps = NO_CAPS
         self.is_open = True
-        self._tau_ns = tau_ns
+        self.tau_ns = tau_ns
         self._ops: Gcra | None = None
         self._bytes: Gcra | None = None
         self._cost: Gcra | None = None
@@ -179,7 +180,7 @@ class RateSet:
         if rate_per_s is None:
             return None
         if rate is None:
-            return Gcra(rate_per_s, self._tau_ns)
+            return Gcra(rate_per_s, self.tau_ns)
         rate.set_rate(rate_per_s, now_ns)
         return rate
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Final, Literal
 
@@ -26,6 +25,7 @@ from sla_server.agreements.document import (
 )
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import is_excluded
+from sla_server.agreements.selectors import matches
 
 Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
 LIVE: Final = frozenset(("latency", "mean_latency", "iops", "throughput", "availability"))
@@ -122,14 +122,11 @@ class Promise:
 
     def covers(self, volume: str, client: str) -> bool:
         """Whether a stream of this volume and client is in scope."""
-        return self.has_volume(volume) and (
-            "*" in self.clients or any(fnmatchcase(client, pattern) for pattern in self.clients)
-        )
+        return self.has_volume(volume) and matches(client, self.clients)
 
     def has_volume(self, volume: str) -> bool:
         """Whether the volume is in scope for some client."""
-        # A name is compared first: a pattern costs a regular expression, once for each of very many names.
-        return volume in self.volumes or any(fnmatchcase(volume, pattern) for pattern in self.volumes)
+        return matches(volume, self.volumes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +134,9 @@ class VolumeClass:
     """What an agreement says of a volume as a neighbour: its priority, floor and static cap.
 
     A volume without an agreement is best-effort with a floor of 50 IOPS (DESIGN.md 4, "Names").
+
+    Attributes:
+        clients: names or glob patterns, ``("*",)`` for any client.
     """
 
     sla: str
@@ -145,6 +145,15 @@ class VolumeClass:
     floor_iops: float = 50.0
     floor_bytes_per_s: float = 0.0
     cap_iops: float | None = None
+    clients: tuple[str, ...] = ("*",)
+
+    def has_volume(self, volume: str) -> bool:
+        """Whether the volume is in scope for some client."""
+        return matches(volume, self.volumes)
+
+    def has_client(self, client: str) -> bool:
+        """Whether the client is in scope on the volumes that are."""
+        return matches(client, self.clients)
 
 
 # -- Documents in force, compiled to promises and volume classes
@@ -249,6 +258,7 @@ def classes(items: Iterable[InForce]) -> list[VolumeClass]:
                 floor_iops=spec.guarantee.floor_iops,
                 floor_bytes_per_s=spec.guarantee.floor_mbps * MEGABYTE,
                 cap_iops=spec.cap.max_iops if spec.cap else None,
+                clients=tuple(spec.scope.clients),
             )
         )
     return result

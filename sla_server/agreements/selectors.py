@@ -6,7 +6,7 @@ Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -16,9 +16,10 @@ def is_pattern(text: str) -> bool:
     return any(character in text for character in "*?[")
 
 
-def matches(name: str, selectors: Iterable[str]) -> bool:
+def matches(name: str, selectors: Collection[str]) -> bool:
     """Whether a name is meant by one of the selectors."""
-    return any(name == selector or fnmatchcase(name, selector) for selector in selectors)
+    # Names are compared first: a pattern costs a regular expression, once for each of very many names.
+    return name in selectors or "*" in selectors or any(fnmatchcase(name, selector) for selector in selectors)
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

@@ -241,7 +241,7 @@ ROUTES: Final = (
         "/throttles",
         "release_volume",
         "Release a volume's throttles set by hand.",
-        (VOLUME,),
+        (VOLUME, Query("client", "string", "Only those of this client of the volume.")),
         changes=True,
     ),
     ApiRoute(

@@ -279,8 +279,14 @@ def throttle() -> None:
     """Set and release throttles by hand."""
 
 
+def _named(volume: str, client: str | None) -> str:
+    """What is throttled, as in the answers to ``throttle``."""
+    return volume if client is None else f"client {client} of {volume}"
+
+
 @throttle.command("set")
 @click.argument("volume")
+@click.option("--client", "of_client", help="Only this client of VOLUME.")
 @click.option("--iops", type=click.FloatRange(0, min_open=True), help="I/Os a second.")
 @click.option("--mbps", type=click.FloatRange(0, min_open=True), help="MB (10^6 bytes) a second.")
 @click.option(
@@ -294,6 +300,7 @@ def throttle() -> None:
 def throttle_set(
     client: Client,
     volume: str,
+    of_client: str | None,
     iops: float | None,
     mbps: float | None,
     cost: float | None,
@@ -302,7 +309,10 @@ def throttle_set(
     force: bool,
     output: str,
 ) -> None:
-    """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost)."""
+    """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost).
+
+    With --client only this client of it, beside what holds for the whole volume.
+    """
     rates = {"iops": iops, "bytes_per_s": None if mbps is None else mbps * 1e6, "cost_per_s": cost}
     given = {name: value for name, value in rates.items() if value is not None}
     if len(given) != 1:
@@ -310,6 +320,8 @@ def throttle_set(
     if not all(map(math.isfinite, given.values())):
         raise BadUsage("the rate is not a number; to let a volume have all it wants: sla throttle release")
     body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
+    if of_client is not None:
+        body["client"] = of_client
     body["duration_s"] = duration_s(lasting) if lasting else None
     if force:
         body["force"] = True
@@ -317,12 +329,13 @@ def throttle_set(
     if output == "json":
         print_json(answer)
         return
+    again = f"{volume} --client {of_client}" if of_client else volume
     until = (
         f"for {lasting}{'s' if lasting.isdecimal() else ''}"
         if lasting
-        else f"until 'sla throttle release {volume}'"
+        else f"until 'sla throttle release {again}'"
     )
-    click.echo(f"{volume}: throttled {until} (throttle {answer.get('throttle_id')})")
+    click.echo(f"{_named(volume, of_client)}: throttled {until} (throttle {answer.get('throttle_id')})")
     if answer.get("holds"):
         click.echo(f"note: what holds is {answer['holds']}, the floor of its agreement", err=True)
     for promise in answer.get("breaks") or []:
@@ -331,16 +344,19 @@ def throttle_set(
 
 @throttle.command("release")
 @click.argument("volume")
+@click.option("--client", "of_client", help="Only those of this client of VOLUME.")
 @OUTPUT
 @pass_client
-def throttle_release(client: Client, volume: str, output: str) -> None:
-    """Release VOLUME's throttles set by hand."""
-    answer = client.change("DELETE", "/throttles", params={"volume": volume})
+def throttle_release(client: Client, volume: str, of_client: str | None, output: str) -> None:
+    """Release VOLUME's throttles set by hand, those of its clients among them."""
+    params = {"volume": volume} if of_client is None else {"volume": volume, "client": of_client}
+    answer = client.change("DELETE", "/throttles", params=params)
     if output == "json":
         print_json(answer)
         return
     released = answer.get("released", [])
-    click.echo(f"{volume}: released {len(released)} throttle{'' if len(released) == 1 else 's'}")
+    plural = "" if len(released) == 1 else "s"
+    click.echo(f"{_named(volume, of_client)}: released {len(released)} throttle{plural}")
 
 
 _GATEWAY_STYLES = {

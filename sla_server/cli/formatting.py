@@ -196,6 +196,11 @@ def cap(row: dict[str, Any]) -> str:
     return ", ".join(parts) or DASH
 
 
+def throttled(row: dict[str, Any]) -> str:
+    """What a throttle is about: a volume, or VOLUME/CLIENT."""
+    return "/".join(str(row[key]) for key in ("volume", "client") if row.get(key)) or DASH
+
+
 def sentence(text: Any) -> str:
     """An error's text as a sentence; "" for none."""
     words = str(text or "").strip().rstrip(".")

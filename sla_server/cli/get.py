@@ -290,6 +290,7 @@ KINDS: Final = {
         "/throttles",
         (
             Column("VOLUME", _plain("volume")),
+            Column("CLIENT", _plain("client")),
             Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
             Column("STATE", _plain("state")),
             Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True),

@@ -49,7 +49,7 @@ VOLUMES: Final = (
     Column("CAP/s", lambda row, _now_us: formatting.count(row.get("cap_cost_per_s")), number=True),
 )
 THROTTLES: Final = (
-    Column("THROTTLED", lambda row, _now_us: str(row.get("volume"))),
+    Column("THROTTLED", lambda row, _now_us: formatting.throttled(row)),
     Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
     Column("STATE", lambda row, _now_us: str(row.get("state"))),
     Column("FOR", lambda row, now_us: formatting.ago(row.get("since_us"), now_us), number=True),

@@ -289,6 +289,7 @@ throttles = Table(
     _big("gen"),  # none: observed only, no gateway was ever told
     *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
     *(_float(name) for name in ("loop_start", "loop_ceiling")),
+    _text("client"),  # none: the whole volume
     Index("throttles_requested", "requested_us"),
     Index("throttles_volume", "volume", "requested_us"),
     Index("throttles_victim", "victim", "requested_us"),

@@ -152,7 +152,9 @@ def use_lines(decision: Row) -> list[str]:
         return []
     total, volumes = words.cost(figures.get("backend_cost_per_s")), figures.get("volumes", len(rows))
     backend = decision.get("backend") or "The backend"
-    lines = [f"{backend} did {total} for {words.plural(volumes, 'volume')}:"]
+    users = "volumes and clients" if any("/" in row["volume"] for row in rows) else ""
+    counted = f"{volumes} {users}" if users else words.plural(volumes, "volume")
+    lines = [f"{backend} did {total} for {counted}:"]
     for row in rows[:MOST_USERS]:
         marks = [str(row.get("priority") or "")]
         if row.get("throttled"):
@@ -194,11 +196,11 @@ def decided(row: Row) -> str:
         "unattributed": f"found no cause among the neighbours: {row.get('text')}",
         "infeasible": f"found no way to help: {row.get('text')}",
         "control-oscillation": f"oscillated, so that steps were halved: {row.get('text')}",
-        "cap-set": f"set the cap of {row.get('volume')} to {new} ({why})",
-        "cap-changed": f"changed the cap of {row.get('volume')} from {old} to {new} ({why})",
-        "cap-released": f"released {row.get('volume')} from {old or 'its cap'} ({why})",
-        "observed": f"would have set the cap of {row.get('volume')} to {new} ({why})",
-        "not-effective": f"the cap of {row.get('volume')} is not effective: {row.get('text')}",
+        "cap-set": f"set the cap of {words.capped(row)} to {new} ({why})",
+        "cap-changed": f"changed the cap of {words.capped(row)} from {old} to {new} ({why})",
+        "cap-released": f"released {words.capped(row)} from {old or 'its cap'} ({why})",
+        "observed": f"would have set the cap of {words.capped(row)} to {new} ({why})",
+        "not-effective": f"the cap of {words.capped(row)} is not effective: {row.get('text')}",
     }.get(kind, str(row.get("text") or kind))
     left_out = figures.get("left_out")
     more = (

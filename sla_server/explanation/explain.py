@@ -24,6 +24,7 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, tzinfo
@@ -85,20 +86,24 @@ def _volume(facts: Row, times: Times) -> Explanation:
     name, is_now, at_us = facts["name"], facts["is_now"], facts["at_us"]
     be = "is" if is_now else "was"
     moment = "" if is_now else f" at {times.full(at_us)}"
-    throttles = as_rows(facts.get("throttles"))
+    # Those of the whole volume first: what one of its clients may have is less to it.
+    throttles = sorted(as_rows(facts.get("throttles")), key=lambda row: bool(row.get("client")))
     newest = next(iter(as_rows(facts.get("decisions"))), None)
     observed = _observed(facts, newest)
     if throttles:
         tightest = throttles[0]
         status = "throttled"
-        limit = words.rates(_in_force(throttles, facts)) or "a rate that is no longer stored"
-        headline = f"{name} {be} throttled to {limit}{moment}, {_purpose(tightest, times)}."
+        alike = [row for row in throttles if _is_alike(row, tightest)]
+        limit = words.rates(_in_force(alike, facts)) or "a rate that is no longer stored"
+        headline = f"{words.capped(tightest)} {be} throttled to {limit}{moment}, {_purpose(tightest, times)}."
     elif observed is not None:
         status = "observed"
+        client = (observed.get("figures") or {}).get("client")
+        what = words.capped(observed) if client else "it"
         limit = words.rates((observed.get("figures") or {}).get("after"))
         headline = (
             f"{name} {be} not throttled{moment}: the mode {be} observe. Mode enforce would have throttled "
-            f"it to {limit} to keep {observed.get('victim')}."
+            f"{what} to {limit} to keep {observed.get('victim')}."
         )
     elif not is_now and _is_too_old(facts):
         status = "unknown"
@@ -171,8 +176,16 @@ def _rates_then(throttle: Row, facts: Row) -> Row | None:
 
 
 def _is_only(throttle: Row, facts: Row) -> bool:
-    """Whether no other throttle of the volume is in force."""
-    return all(other["throttle_id"] == throttle["throttle_id"] for other in as_rows(facts.get("throttles")))
+    """Whether no other throttle of the volume, or of the same client of it, is in force."""
+    return all(
+        other["throttle_id"] == throttle["throttle_id"] or not _is_alike(other, throttle)
+        for other in as_rows(facts.get("throttles"))
+    )
+
+
+def _is_alike(one: Row, other: Row) -> bool:
+    """Whether two throttles are about the same: a volume, or one client of it."""
+    return words.capped(one) == words.capped(other)
 
 
 def _purpose(throttle: Row, times: Times) -> str:
@@ -198,13 +211,15 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         figures: Row = (decision or {}).get("figures") or {}
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
-        lines.append(f"{since}: {asked} at most, {_purpose(throttle, times)}.")
+        alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
+        lines.append(f"{since}: {asked} at most{alone}, {_purpose(throttle, times)}.")
         if throttle.get("source") == MANUAL and throttle.get("text"):
             lines.append(f"Its reason: {words.sentence(str(throttle['text']).partition('; ')[0])}")
         if throttle.get("expires_us"):
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
-            lines.append(f"It holds until 'sla throttle release {throttle['volume']}'.")
+            which = f" --client {throttle['client']}" if throttle.get("client") else ""
+            lines.append(f"It holds until 'sla throttle release {throttle['volume']}{which}'.")
         if figures.get("policy_version"):
             lines.append(
                 f"Policy version {figures['policy_version']} has this cap for this hour of the week."
@@ -216,7 +231,7 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         lines += _filled(_changes_of(throttle, facts, times))
         proof = decision if decision is not None and not facts["is_now"] else throttle
         lines.append(evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"]))
-    if len(throttles) > 1:
+    if any(_is_alike(row, other) for row, other in itertools.combinations(throttles, 2)):
         lines.append("Of several throttles the lowest rate holds.")
     return lines
 
@@ -316,7 +331,7 @@ def _state_words(promise: Row, facts: Row) -> str:
 
 def _help(facts: Row, worst: Row, status: str) -> str:
     """What is done about it, in the headline; "" when nothing has to be."""
-    throttled = sorted({row["volume"] for row in as_rows(facts.get("throttles"))})
+    throttled = sorted({words.capped(row) for row in as_rows(facts.get("throttles"))})
     be = "is" if facts["is_now"] else "was"
     if throttled:
         are = be if len(throttled) == 1 else "are" if facts["is_now"] else "were"
@@ -371,7 +386,7 @@ def _helpers(facts: Row, times: Times) -> list[str]:
         proof = decision if decision is not None and not facts["is_now"] else throttle
         said = evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"])
         lines.append(
-            f"{throttle['volume']}: {asked} at most since {times.when(throttle['requested_us'])}. {said}"
+            f"{words.capped(throttle)}: {asked} at most since {times.when(throttle['requested_us'])}. {said}"
         )
     return lines
 
@@ -382,7 +397,7 @@ def _own_throttles(facts: Row, times: Times) -> list[str]:
     for row in as_rows(facts.get("own_throttles")):
         verb = "is" if facts["is_now"] else "was"
         lines.append(
-            f"{row['volume']} {verb} throttled itself since {times.when(row['requested_us'])}, "
+            f"{words.capped(row)} {verb} throttled itself since {times.when(row['requested_us'])}, "
             f"{_purpose(row, times)}: the delay counts against this promise."
         )
     return lines

@@ -95,6 +95,12 @@ def cost(value: float | None) -> str:
     return "an unknown rate" if value is None else f"{number(value)} cost/s"
 
 
+def capped(row: Row) -> str:
+    """What a throttle, or a decision about one, caps: a volume, or one client of it."""
+    client = row.get("client") or (row.get("figures") or {}).get("client")
+    return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
+
+
 def rates(row: Row | None) -> str:
     """Rates that are set: of a throttle's row, or of a decision's figures."""
     parts = []

@@ -181,6 +181,7 @@ class Services:
             self._problems.name(gateway_id, name)
             exports = report.exports or []
             volumes = [export["volume"] for export in exports]
+            self.controller.set_features(gateway_id, report.features or ())
             self.controller.gateway_up(gateway_id, name, exports, now_ns)
             self.controller.cuts_dropped(gateway_id, report.dropped)
             self._learn(volumes)
@@ -382,7 +383,8 @@ class Services:
         self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
-        order = CapsOrder.of(caps.gateway_id, CapSet(caps.gen, caps.lease_us, tuple(caps.caps)))
+        made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), tuple(caps.clients) or None)
+        order = CapsOrder.of(caps.gateway_id, made)
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
         self._outbox.put(pair, order.encode(), key=("caps", caps.gateway_id))
 

@@ -233,12 +233,17 @@ class Requests:
             problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
             self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
             return
+        client = body.client or ""
+        refusal = self._desk.controller.why_no_client_cap(body.volume, client) if client else None
+        if refusal is not None:
+            self._refuse(request, 422, *refusal)
+            return
         rates = {
             "cost_per_s": body.cost_per_s,
             "ops_per_s": body.iops,
             "bytes_per_s": body.bytes_per_s,
         }
-        effect = self._desk.controller.manual_effect(body.volume, **rates)
+        effect = self._desk.controller.manual_effect(body.volume, **rates, client=client)
         if effect.broken and not body.force:
             problem = (
                 f"that is below what is promised for {body.volume!r}: {'; '.join(effect.broken)}. Its I/Os "
@@ -256,6 +261,7 @@ class Requests:
             until_unix_us=until_us,
             who=who,
             reason=body.reason,
+            client=client,
         )
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
         after["breaks"] = list(effect.broken)
@@ -268,9 +274,11 @@ class Requests:
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleRelease.model_validate(raw)
         released = self._desk.controller.manual_release(
-            volume=body.volume, throttle_id=body.throttle_id, who=who
+            volume=body.volume, throttle_id=body.throttle_id, who=who, client=body.client
         )
         subject = body.volume or body.throttle_id or ""
+        if body.client is not None:
+            subject = f"{subject}/{body.client}"
         if not released:
             problem = f"no manual throttle of {subject!r} is in force"
             self._refuse(

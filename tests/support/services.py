@@ -228,13 +228,17 @@ class FakeController:
         self.only_seen: set[str] = set()
         self.broken: tuple[str, ...] = ()
         self.held: Rates | None = None
+        self.refusal: tuple[str, str] | None = None
 
-    def manual_effect(self, volume: str, **rates: float | None) -> ManualEffect:
+    def manual_effect(self, volume: str, *, client: str, **rates: float | None) -> ManualEffect:
         asked = Rates(rates.get("ops_per_s"), rates.get("bytes_per_s"), rates.get("cost_per_s"))
         return ManualEffect(self.held or asked, self.held is not None, self.broken)
 
     def can_throttle(self, volume: str) -> bool:
         return volume not in self.only_seen
+
+    def why_no_client_cap(self, volume: str, client: str) -> tuple[str, str] | None:
+        return self.refusal
 
     def __getattr__(self, name: str) -> Any:
         def note(*args: Any, **kwargs: Any) -> None:
@@ -252,9 +256,13 @@ class FakeController:
         return next(args for called, args in reversed(self.calls) if called == name)
 
     def manual_release(
-        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+        self,
+        volume: str | None = None,
+        throttle_id: str | None = None,
+        who: str = "",
+        client: str | None = None,
     ) -> list[str]:
-        self.calls.append(("manual_release", (volume, throttle_id, who)))
+        self.calls.append(("manual_release", (volume, throttle_id, who, client)))
         return self.released
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:

@@ -74,10 +74,16 @@ def controller(
     return made
 
 
-def streams(gateway: str, *volumes: str, backend: str = "disk") -> list[dict[str, Any]]:
+def user(name: str) -> tuple[str, str]:
+    """Volume and client of a stream called VOLUME or VOLUME/CLIENT; without one the client is "client"."""
+    volume, _, client = name.partition("/")
+    return volume, client or "client"
+
+
+def streams(gateway: str, *names: str, backend: str = "disk") -> list[dict[str, Any]]:
     return [
-        {"id": stream_id(gateway, v, "client"), "volume": v, "client": "client", "backend": backend}
-        for v in volumes
+        {"id": stream_id(gateway, v, c), "volume": v, "client": c, "backend": backend}
+        for v, c in map(user, names)
     ]
 
 
@@ -110,7 +116,7 @@ def cut(
     Args:
         gateway: its id.
         seq: of the cut.
-        ios: volume to (I/Os completed, latency of each in ms).
+        ios: volume, or VOLUME/CLIENT, to (I/Os completed, latency of each in ms).
         waiting: volume to (I/Os sent upstream and outstanding, age of the oldest in ms).
         overdue: volume to (newly overdue, settled), for every threshold.
         failed: volume to how many of the completions failed.
@@ -123,7 +129,7 @@ def cut(
     counters = np.zeros((len(COLUMNS), len(ios)), dtype=np.int64)
     hist, missed = [], []
     for row, (volume, (count, ms)) in enumerate(ios.items()):
-        counters[COL["stream_id"], row] = stream_id(gateway, volume, "client")
+        counters[COL["stream_id"], row] = stream_id(gateway, *user(volume))
         counters[COL["arrived"], row] = count + (arriving or {}).get(volume, 0)
         counters[COL["reads"], row] = count
         counters[COL["read_bytes"], row] = count * 4096
@@ -170,11 +176,15 @@ def cut(
 class Feeder:
     """Feeds a controller by hand, a second at a time."""
 
-    def __init__(self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, made: Controller, *volumes_of: tuple[str, tuple[str, ...]], features: Sequence[str] = ()
+    ) -> None:
         self.controller, self.second = made, 0
         self._waited: dict[str, int] = {}
         for gateway, volumes in volumes_of:
-            made.gateway_up(gateway, gateway[:4], exports(*volumes), self.now_ns)
+            names = dict.fromkeys(user(volume)[0] for volume in volumes)
+            made.set_features(gateway, features)
+            made.gateway_up(gateway, gateway[:4], exports(*names), self.now_ns)
             made.add_streams(gateway, streams(gateway, *volumes))
 
     @property

@@ -30,6 +30,9 @@ SOURCES: Final = ("nbd", "host", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
 MAX_REQUEST_BYTES: Final = 2048  # of a certificate signing request
 MAX_TOKEN_CHARACTERS: Final = 100
+MAX_FEATURES: Final = 32
+CLIENT_CAPS: Final = "client-caps"
+"""Feature of an agent: it applies the caps of clients in CAPS."""
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 
 EXPORT_FORM: Final = (
@@ -37,6 +40,7 @@ EXPORT_FORM: Final = (
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
 CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"
+CLIENT_CAPS_FORM: Final = "[{volume, client: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"
 ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "write", threshold_us: int}]'
 
 
@@ -47,7 +51,8 @@ ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "
 class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
-    An epoch is a random number that each start of the agent draws.
+    An epoch is a random number that each start of the agent draws. Of ``features`` the server uses
+    ``client-caps`` (see CAPS); those that it does not know are ignored, and an agent of before has none.
     """
 
     KIND: ClassVar = Kind.HELLO
@@ -62,7 +67,7 @@ class Hello(WireMessage):
     @classmethod
     def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
         """The HELLO of this release."""
-        return cls(PROTO_MIN, PROTO_MAX, (), software, gateway_id, name, epoch)
+        return cls(PROTO_MIN, PROTO_MAX, (CLIENT_CAPS,), software, gateway_id, name, epoch)
 
     @classmethod
     def parse(cls, header: Header) -> Hello:
@@ -83,8 +88,26 @@ class Hello(WireMessage):
             proto_min=whole(header, "HELLO", "proto_min", 0, 1 << 31),
             proto_max=whole(header, "HELLO", "proto_max", 0, 1 << 31),
             software=text(header, "HELLO", "software"),
-            features=(),
+            features=features_of(header, "HELLO"),
         )
+
+
+def features_of(header: Header, frame_name: str) -> tuple[str, ...]:
+    """Key ``features`` of HELLO and GATEWAY; none when it is absent.
+
+    Raises:
+        MalformedFrame: it is no list of short names.
+        FrameTooLarge: it has more than ``MAX_FEATURES``.
+    """
+    if "features" not in header:
+        return ()
+    found = rows(header, frame_name, "features", MAX_FEATURES)
+    for feature in found:
+        if not isinstance(feature, str) or not names.is_name(feature):
+            raise MalformedFrame(
+                f"{frame_name}: key 'features' has {excerpt(feature)}, expected names (letters, digits and -)"
+            )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +394,8 @@ class CapSet(WireMessage):
     """The complete set of caps of this gateway: a volume not named has no cap of the server's.
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
+    ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
+    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it.
 
     The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes /
     65,536.
@@ -380,6 +405,12 @@ class CapSet(WireMessage):
     gen: int
     lease_us: int
     caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
+    clients: Annotated[tuple[Header, ...] | None, Key(form=CLIENT_CAPS_FORM, is_optional=True)] = None
+
+    @property
+    def volumes(self) -> frozenset[str]:
+        """Those with a cap, or with one of a client."""
+        return frozenset(entry["volume"] for entry in (*self.caps, *(self.clients or ())))
 
     @classmethod
     def parse(cls, header: Header) -> CapSet:
@@ -388,35 +419,39 @@ class CapSet(WireMessage):
         Raises:
             MalformedFrame: names the key, the volume and the value.
         """
-        entries = _maps("CAPS", header, "caps")
-        for entry in entries:
-            if not isinstance(entry.get("volume"), str):
-                raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no volume")
-            for key in RATES:
-                rate = entry.get(key)
-                if rate is not None and (
-                    isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
-                ):
-                    raise MalformedFrame(
-                        f"CAPS key {key!r} of {excerpt(entry['volume'])} is {excerpt(rate)}, "
-                        "expected a positive number"
-                    )
-        kept = tuple(
-            {"volume": entry["volume"], **{key: entry.get(key) for key in RATES}} for entry in entries
-        )
+        clients = _maps("CAPS", header, "clients") if header.get("clients") is not None else ()
         return cls(
             gen=_number("CAPS", header, "gen", 0, END_OF_GENERATIONS),
             lease_us=_number("CAPS", header, "lease_us", 1, 1 << 50),
-            caps=kept,
+            caps=tuple(_cap(entry, "volume") for entry in _maps("CAPS", header, "caps")),
+            clients=tuple(_cap(entry, "volume", "client") for entry in clients) or None,
         )
+
+
+def _cap(entry: Header, *named: str) -> Header:
+    """One entry of CAPS; ``named``: the keys that say whose it is."""
+    for key in named:
+        if not isinstance(entry.get(key), str):
+            raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no {key}")
+    for key in RATES:
+        rate = entry.get(key)
+        if rate is not None and (
+            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
+        ):
+            raise MalformedFrame(
+                f"CAPS key {key!r} of {excerpt(entry['volume'])} is {excerpt(rate)}, "
+                "expected a positive number"
+            )
+    return {key: entry.get(key) for key in (*named, *RATES)}
 
 
 @dataclass(frozen=True, slots=True)
 class CapsAck(WireMessage):
     """What became of a CAPS. Sent when a cut made behind it shows the generation.
 
-    ``refused`` names volumes of the set that this gateway cannot cap, as none of its planes serves them; the
-    caps of the others hold if ``ok``. Absent when there is none; an agent of before this key never says it.
+    ``refused`` names volumes of the set that this gateway cannot cap, nor their clients, as none of its
+    planes serves them; the caps of the others hold if ``ok``. Absent when there is none; an agent of before
+    this key never says it.
     """
 
     KIND: ClassVar = Kind.CAPS_ACK

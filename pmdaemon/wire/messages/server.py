@@ -23,6 +23,7 @@ from pmdaemon.wire.messages.agent import (
     Alert,
     CapSet,
     Thresholds,
+    features_of,
     refused_volumes,
 )
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
@@ -70,6 +71,7 @@ class GatewayReport(WireMessage):
     to it begins. detached: the pair itself stops; services raises ``gateway-lost`` and records it as lost if
     the gateway is not back within 60 s. ``dropped`` counts cuts that the agent's spool lost in its life.
     ``planned`` says that the agent said goodbye (lost only): an orderly stop, and no fault.
+    ``features`` are those of its HELLO (up only), absent for none.
     ``lost_cuts`` is added by dbmanager, in its queue only: cuts that neither the agent nor the server holds.
     """
 
@@ -90,6 +92,7 @@ class GatewayReport(WireMessage):
     ] = None
     lost_cuts: Annotated[int | None, Key(form="int", is_optional=True)] = None
     is_planned: Annotated[bool | None, Key("planned", form="true", is_optional=True)] = None
+    features: Annotated[tuple[str, ...] | None, Key(form="[str]", is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header) -> GatewayReport:
@@ -117,6 +120,7 @@ class GatewayReport(WireMessage):
             spool=header.get("spool"),
             lost_cuts=header.get("lost_cuts"),
             is_planned=True if header.get("planned") is True else None,
+            features=features_of(header, "GATEWAY") or None,
         )
 
 
@@ -209,7 +213,7 @@ class CapsOrder(WireMessage):
     KIND: ClassVar = Kind.SET_CAPS
     gateway_id: Annotated[str, Key("gw")]
     gen: int
-    body: Annotated[Header, Key("lease_us, caps", "as in CAPS")]
+    body: Annotated[Header, Key("lease_us, caps, clients", "as in CAPS")]
 
     @classmethod
     def of(cls, gateway_id: str, caps: CapSet) -> CapsOrder:

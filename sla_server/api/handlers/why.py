@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from flask import Request, Response
 
 from sla_server.agreements.promise import LIVE
+from sla_server.agreements.selectors import matches
 from sla_server.agreements.slices import REASONS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
@@ -194,7 +195,11 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
         "in_force": agreement is not None,
         "promises": promises,
         "throttles": throttles,
-        "own_throttles": source.throttles_at(at_us, volumes=volumes) if volumes else [],
+        "own_throttles": [
+            row
+            for row in (source.throttles_at(at_us, volumes=volumes) if volumes else ())
+            if _covers_client(described, row.get("client"))
+        ],
         "volumes": volumes,
         "decisions": source.decisions(victims=victims, until_us=at_us, limit=DECISIONS) if victims else [],
         **(_later(context, facts, victims=victims) if victims else {}),
@@ -252,7 +257,8 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     is_live = facts["is_now"] and (now is not None or promise["metric"] in LIVE)
     judged = None if is_live else source.slice_at(*key, at_us)
     if judged is not None:
-        judged = {**judged, "why": REASONS.get(str(judged.get("reason") or ""), "")}
+        reason = str(judged.get("reason") or "")  # of an excluded slice what excuses it, in words
+        judged = {**judged, "why": REASONS.get(reason, reason)}
     episodes = source.episodes_until(*key, at_us)
     is_open = bool(episodes) and (episodes[0]["closed_us"] is None or episodes[0]["closed_us"] > at_us)
     closed = episodes[1:] if is_open else episodes
@@ -287,6 +293,12 @@ def _covers(agreement: Row, volume: str) -> bool:
     scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
     patterns: Iterable[str] = scope.get("volumes") or ()
     return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
+
+
+def _covers_client(agreement: Row, client: str | None) -> bool:
+    """Whether a throttle of this client (none: of the whole volume) holds clients of the agreement."""
+    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    return not client or matches(client, scope.get("clients") or ("*",))
 
 
 def _volumes_of(context: AppContext, agreement: Row) -> list[str]:

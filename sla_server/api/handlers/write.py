@@ -59,11 +59,13 @@ def set_throttle(context: AppContext, request: Request) -> Response:
 
 
 def release_volume(context: AppContext, request: Request) -> Response:
-    """Release a volume's throttles."""
+    """Release a volume's throttles, or those of one client of it."""
     volume = request.args.get("volume", "")
     if not volume:
         raise BadInput("volume", "is required")
-    return _ask(context, "throttle_release", ThrottleRelease(volume=volume, throttle_id=None))
+    client = request.args.get("client") or None
+    which = {"client": client} if client else {}
+    return _ask(context, "throttle_release", ThrottleRelease(volume=volume, throttle_id=None, **which))
 
 
 def release_throttle(context: AppContext, _request: Request, throttle_id: str) -> Response:

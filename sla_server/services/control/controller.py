@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
+from pmdaemon.wire.messages.agent import CLIENT_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_intake import CutIntake
@@ -40,11 +41,16 @@ from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
 from sla_server.services.control.storage_faults import StorageFaults
+from sla_server.services.control.targets import target_of
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable, backend_among
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
+MOST_NAMED: Final = 10
+"""Clients of a volume that a refusal lists."""
+MOST_CLIENT_CAPS: Final = 100
+"""Of clients throttled by hand: some 20 KB of the 64 KiB that the caps of a gateway may have."""
 
 
 class Controller:
@@ -63,6 +69,7 @@ class Controller:
             self.inventory.mean_cost_of,
             self.inventory.carriers_of,
             log=self.log,
+            uses=self.inventory.uses,
         )
         self.log.mode_of = self.policy.mode_of
         self._usage = UsageTable(settings.silent_s)
@@ -147,6 +154,10 @@ class Controller:
         self.loops.modes_changed()
 
     # What is measured.
+
+    def set_features(self, gateway_id: str, features: Iterable[str]) -> None:
+        """What the agent of a gateway can do, as it says before it is up."""
+        self._table(gateway_id).caps_clients = CLIENT_CAPS in features
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
@@ -233,6 +244,23 @@ class Controller:
         """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
         return self.inventory.can_throttle(volume)
 
+    def why_no_client_cap(self, volume: str, client: str) -> tuple[str, str] | None:
+        """Why one client of a volume cannot be capped now, and what to do; None if it can."""
+        tables = self.inventory.carriers_of(volume).values()
+        known = sorted({name for table in tables for name in self.inventory.uses.clients(table, volume)})
+        if client not in known:
+            more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+            named = f"; it has {', '.join(known[:MOST_NAMED])}{more}" if known else ", nor any other"
+            return f"volume {volume!r} has no client {client!r}{named}", "Name a client that uses the volume"
+        old = sorted(t.name or t.gateway_id for t in tables if t.state == "up" and t.caps_clients is False)
+        if not old:
+            by_hand = sum(bool(t.client) for t in self.policy.layers["manual"].values())
+            if by_hand < MOST_CLIENT_CAPS:
+                return None
+            return f"{by_hand} clients are throttled by hand, which is the most", "Release some of them"
+        problem = f"the agent of {', '.join(old)} caps whole volumes only, no single clients"
+        return problem, "Upgrade it, or throttle the whole volume"
+
     def manual_effect(
         self,
         volume: str,
@@ -240,13 +268,22 @@ class Controller:
         cost_per_s: float | None = None,
         ops_per_s: float | None = None,
         bytes_per_s: float | None = None,
+        client: str = "",
     ) -> ManualEffect:
-        """What such a throttle would do to the promises of the volume itself; nothing is set."""
+        """What such a throttle would do to the promises of the volume itself; nothing is set.
+
+        Of one of a ``client``: to those that cover it.
+        """
         asked, known = Rates(ops_per_s, bytes_per_s, cost_per_s), self.inventory.volumes()
-        covering = [state.promise for state in self.live.values() if state.promise.has_volume(volume)]
+        covering = [
+            state.promise
+            for state in self.live.values()
+            if (state.promise.covers(volume, client) if client else state.promise.has_volume(volume))
+        ]
         sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
-        held = self.policy.manual_held(volume, asked)
-        mean_cost = self.inventory.mean_cost_of(volume)
+        target = target_of(volume, client)
+        held = self.policy.manual_held(target, asked)
+        mean_cost = self.inventory.mean_cost_of(target)
         return effect(asked, held, mean_cost, zip(covering, sizes, strict=True))
 
     def manual_set(
@@ -260,8 +297,9 @@ class Controller:
         until_unix_us: int | None = None,
         who: str = "",
         reason: str = "",
+        client: str = "",
     ) -> None:
-        """An operator's throttle; it acts in both modes, from the next tick."""
+        """An operator's throttle, of a volume or of one client; it acts in both modes, from the next tick."""
         rates = Rates(ops_per_s, bytes_per_s, cost_per_s)
         text = reason or "set by an operator"
         backend = backend_among(self.inventory.carriers_of(volume), volume)
@@ -276,14 +314,19 @@ class Controller:
                 text,
                 who=who,
                 expires_us=until_unix_us,
+                client=client,
             )
         )
 
     def manual_release(
-        self, volume: str | None = None, throttle_id: str | None = None, who: str = ""
+        self,
+        volume: str | None = None,
+        throttle_id: str | None = None,
+        who: str = "",
+        client: str | None = None,
     ) -> list[str]:
         """Release operators' throttles of a volume, or one by id; returns the ids released."""
-        return self.policy.manual_release(volume, throttle_id, who)
+        return self.policy.manual_release(volume, throttle_id, who, client)
 
     def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
         """The Spark policy's caps of the current hour, complete; None is no cap."""

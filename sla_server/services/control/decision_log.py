@@ -24,6 +24,7 @@ from sla_server.services.control.backend_loop import BackendControl, LoopStep, V
 from sla_server.services.control.decisions import DecisionKind, Reason, RecordDecision
 from sla_server.services.control.scopes import PromiseScope
 from sla_server.services.control.sharing import Neighbour
+from sla_server.services.control.targets import client_of
 
 ROWS_PER_S: Final = 5.0
 """A loop changes C once in a second at most and has a handful of neighbours; five a second last for hours."""
@@ -223,7 +224,7 @@ def rates_figures(rates: Rates | None) -> dict[str, float] | None:
 
 
 def observed_figures(throttle_id: str, cap: float, neighbour: Neighbour) -> dict[str, Any]:
-    """What mode enforce would have set for one volume; rates in cost units a second."""
+    """What mode enforce would have set for one volume or client; rates in cost units a second."""
     return {
         "throttle_id": throttle_id,
         "source": "control",
@@ -231,4 +232,5 @@ def observed_figures(throttle_id: str, cap: float, neighbour: Neighbour) -> dict
         "after": {"cost_per_s": round(cap, 1)},
         "use_cost_per_s": round(neighbour.cost_per_s, 1),
         "floor_cost_per_s": round(neighbour.floor, 1),
+        **({"client": client} if (client := client_of(neighbour.volume)) else {}),
     }

@@ -74,12 +74,14 @@ class SetCaps:
 
     Attributes:
         caps: [{volume, ops_per_s, bytes_per_s, cost_per_s}], None where a rate is free.
+        clients: the same with ``client``: caps of single clients of a volume, beside its own.
     """
 
     gateway_id: str
     gen: int
     lease_us: int
     caps: list[dict[str, Any]]
+    clients: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 State: which gateways carry a volume, on which backend it is, the classes and budgets of the agreements
 in force. Filled by the controller; everything else here only answers questions.
 
+A volume is *divided* while an agreement names some of its clients and all its gateways apply caps of clients:
+then its clients are the neighbours, not the volume (ADR 21). Questions about a volume take the target of one
+of its clients, too (``targets``).
+
 Pure: no clock. Changed only by the controller's one thread.
 """
 
@@ -14,10 +18,12 @@ from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.backend_loop import Need, Victim
+from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms, urgency
-from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.targets import client_of, target_of, volume_of
+from sla_server.services.control.usage import GatewayTable, Usage
 from sla_server.services.control.verdicts import NOTHING
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
@@ -41,10 +47,14 @@ class BackendInventory:
         self._on_backend: dict[str, set[str]] = {}
         self._places: dict[str, frozenset[str]] = {}
         self._mean_costs: dict[str, float] = {}
+        self.uses = ClientUses()
+        self._names_clients: dict[str, bool] = {}
+        self._any_names_clients = False
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
-        self._named, self._patterned, self._terms = {}, [], {}
+        self._named, self._patterned, self._terms, self._names_clients = {}, [], {}, {}
+        self._any_names_clients = any("*" not in each.clients for each in classes)
         for each in classes:
             if any(character in name for name in each.volumes for character in "*?["):
                 self._patterned.append(each)
@@ -77,9 +87,9 @@ class BackendInventory:
         self._places[volume] = found
         return bool(before)
 
-    def is_on(self, volume: str, backend: str) -> bool:
+    def is_on(self, target: str, backend: str) -> bool:
         """Whether a volume is on this backend, as far as is known."""
-        return backend in self._places.get(volume, (backend,))
+        return backend in self._places.get(volume_of(target), (backend,))
 
     def volumes(self) -> KeysView[str]:
         """All that some gateway carries."""
@@ -93,28 +103,39 @@ class BackendInventory:
         """How many volumes some gateway carries on a backend."""
         return len(self._on_backend.get(backend, ()))
 
-    def carriers_of(self, volume: str) -> Mapping[str, GatewayTable]:
+    def carriers_of(self, target: str) -> Mapping[str, GatewayTable]:
         """Gateways that carry a volume."""
-        return self._carriers.get(volume, {})
+        return self._carriers.get(volume_of(target), {})
 
-    def terms_of(self, volume: str) -> NeighbourTerms:
+    def terms_of(self, target: str) -> NeighbourTerms:
         """Priority, floor and cap of a volume."""
-        found = self._terms.get(volume)
+        found = self._terms.get(target)
         if found is None:
-            found = self._terms[volume] = terms(
-                volume, (*self._named.get(volume, ()), *self._patterned), self._settings
-            )
+            volume = volume_of(target)
+            found = terms(volume, self._classes_of(volume), self._settings, client_of(target))
+            self._terms[target] = found
         return found
 
-    def mean_cost_of(self, volume: str) -> float:
+    def _classes_of(self, volume: str) -> tuple[VolumeClass, ...]:
+        return (*self._named.get(volume, ()), *self._patterned)
+
+    def mean_cost_of(self, target: str) -> float:
         """Recent cost of its mean I/O, where it is known now; the last known while no gateway says."""
-        used = [
-            t.use[volume] for t in self.carriers_of(volume).values() if t.state == "up" and volume in t.use
-        ]
+        used = self._used(target)
         cost, ops = sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
         if ops > 0.5:
-            self._mean_costs[volume] = max(cost / ops, 1.0)
-        return self._mean_costs.get(volume, SMALL_IO_COST)
+            self._mean_costs[target] = max(cost / ops, 1.0)
+        return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
+
+    def _used(self, target: str, backend: str = "") -> list[Usage | ClientUse]:
+        """What it uses through each of the gateways that are up; with a ``backend`` only there."""
+        volume = volume_of(target)
+        tables = [
+            table
+            for table in self.carriers_of(target).values()
+            if table.state == "up" and backend in ("", table.backend_of(volume))
+        ]
+        return [use for table in tables if (use := self.uses.of(table, target)) is not None]
 
     def urgency_of(self, key: Key) -> float:
         """G of an objective; 0 while its budget is not known."""
@@ -124,59 +145,96 @@ class BackendInventory:
         """Entry threshold of r for an objective."""
         return self._settings.r_on - self._settings.r_on_urgency * self.urgency_of(key)
 
-    def neighbour(self, volume: str, cap: float | None, backend: str = "") -> Neighbour:
+    def neighbour(self, target: str, cap: float | None, backend: str = "") -> Neighbour:
         """A volume as a neighbour.
 
         Args:
-            volume: its name.
+            target: its name, or that of one of its clients.
             cap: the cost rate that the loop allows it now, if any.
             backend: only what it uses there; "": everywhere.
         """
-        place = self.terms_of(volume)
-        fresh = [
-            t.use[volume]
-            for t in self.carriers_of(volume).values()
-            if t.state == "up" and volume in t.use and backend in ("", t.backend_of(volume))
-        ]
+        place, fresh = self.terms_of(target), self._used(target, backend)
         # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
         cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
         full = cap is None or cost >= FULL_RATIO * cap
         return Neighbour(
-            volume,
+            target,
             place.priority,
             cost,
             sum(use.peak_cost_per_s for use in fresh),
-            max(place.floor_cost(self.mean_cost_of(volume)), 1.0),
+            max(place.floor_cost(self.mean_cost_of(target)), 1.0),
             full and any(use.held > 0 for use in fresh),
         )
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]
     ) -> dict[str, Neighbour]:
-        """All volumes of a backend that can be slowed down, the victims' own among them.
+        """All of a backend that can be slowed down, the victims' own among them: volumes, or their clients.
 
         Args:
             backend: whose volumes.
             scopes: promises on it.
-            caps: what the loop allows a volume now.
+            caps: what the loop allows each of them now.
         """
         found = {
-            v: self.neighbour(v, caps.get(v), backend)
-            for v in sorted(self._on_backend.get(backend, ()))
-            if self.can_throttle(v)
+            target: self.neighbour(target, caps.get(target), backend)
+            for volume in sorted(self._on_backend.get(backend, ()))
+            if self.can_throttle(volume)
+            for target in self.targets(volume)
         }
         for scope in scopes:
             signal = scope.row.signal()
             if signal.windows and signal.threshold_us is None:  # above its own curve
-                end_iops = scope.promise.curve[-1].up_to_iops / max(len(scope.volumes), 1)
-                for volume in scope.volumes & found.keys():
-                    found[volume] = replace(found[volume], curve_end=end_iops * self.mean_cost_of(volume))
+                own = self.targets_of(scope)
+                end_iops = scope.promise.curve[-1].up_to_iops / max(len(own), 1)
+                for target in own & found.keys():
+                    found[target] = replace(found[target], curve_end=end_iops * self.mean_cost_of(target))
         return found
 
-    def can_throttle(self, volume: str) -> bool:
+    def targets(self, volume: str) -> list[str]:
+        """What control may slow down of a volume: itself, or while it is divided its clients."""
+        if not self._is_divided(volume):
+            return [volume]
+        tables = self.carriers_of(volume).values()
+        return sorted({target_of(volume, c) for table in tables for c in self.uses.clients(table, volume)})
+
+    def targets_of(self, scope: PromiseScope) -> set[str]:
+        """What the streams of a promise are: volumes, or those of their clients that it covers."""
+        if not self._any_names_clients:
+            return set(scope.volumes)
+        return {
+            target
+            for volume in scope.volumes
+            for target in self.targets(volume)
+            if target == volume or scope.promise.covers(volume, client_of(target))
+        }
+
+    def can_be_managed(self, target: str) -> bool:
+        """Whether caps of it are what control uses now; True while that is not known."""
+        divided = self._is_divided(target)
+        return self.can_throttle(target) and (divided is None or divided == bool(client_of(target)))
+
+    def _is_divided(self, target: str) -> bool | None:
+        """See the module; None while none of its gateways is up, or one did not say yet what it can do."""
+        if not self._any_names_clients:
+            return False
+        volume = volume_of(target)
+        named = self._names_clients.get(volume)
+        if named is None:
+            covering = [each for each in self._classes_of(volume) if each.has_volume(volume)]
+            named = any("*" not in each.clients for each in covering)
+            self._names_clients[volume] = named
+        if not named:
+            return False
+        tables = [t for t in self.carriers_of(volume).values() if t.state == "up" and t.can_throttle(volume)]
+        if any(table.caps_clients is False for table in tables):
+            return False
+        return True if tables and all(table.caps_clients for table in tables) else None
+
+    def can_throttle(self, target: str) -> bool:
         """Whether a gateway that carries it is in its I/O path and takes caps; True while none is known."""
-        carriers = self.carriers_of(volume).values()
-        return not carriers or any(table.can_throttle(volume) for table in carriers)
+        carriers = self.carriers_of(target).values()
+        return not carriers or any(table.can_throttle(volume_of(target)) for table in carriers)
 
     def out_of_reach(self, backend: str, neighbours: Mapping[str, Neighbour]) -> dict[str, str]:
         """Volumes of a backend that use much of it and that no gateway can slow down, and why.
@@ -185,7 +243,7 @@ class BackendInventory:
             backend: whose volumes.
             neighbours: those that can be slowed down.
         """
-        others = self._on_backend.get(backend, set()) - neighbours.keys()
+        others = self._on_backend.get(backend, set()) - {volume_of(target) for target in neighbours}
         if not others:
             return {}
         cost = {v: self.neighbour(v, None, backend).cost_per_s for v in others}
@@ -203,7 +261,7 @@ class BackendInventory:
         key = scope.promise.key
         need = self._need(scope, now_ns)
         signal = scope.row.signal()
-        volumes = frozenset(scope.volumes)
+        volumes = frozenset(self.targets_of(scope))
         last_ns = scope.row.last_piece_ns
         limit_s = max(self._settings.stale_s, self._settings.poll_interval_s * 3)
         fresh = last_ns is not None and now_ns - last_ns <= limit_s * 1e9

@@ -212,7 +212,7 @@ def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:
         {
             **{
                 key: row[key]
-                for key in ("throttle_id", "volume", "backend", "source", "cost_per_s", "ops_per_s")
+                for key in ("throttle_id", "volume", "client", "backend", "source", "cost_per_s", "ops_per_s")
             },
             **{key: row[key] for key in ("bytes_per_s", "reason", "victim", "state", "expires_us")},
             "text": _shortened(row["text"]),

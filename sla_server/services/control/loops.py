@@ -42,6 +42,7 @@ from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, claims, share, spread
 from sla_server.services.control.storage_faults import StorageFaults
+from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
 
@@ -112,7 +113,7 @@ class Loops:
             if throttle.source == "control":
                 by_backend.setdefault(throttle.backend, []).append(throttle)
         for backend, throttles in by_backend.items():
-            managed = {t.volume: self._inventory.neighbour(t.volume, None) for t in throttles}
+            managed = {t.target: self._inventory.neighbour(t.target, None) for t in throttles}
             victims = {_key_of(t.victim) for t in throttles if t.victim}
             allowed = sum(t.rates.cost_per_s or 0.0 for t in throttles)
             self._control(backend).adopt(managed, victims, allowed, throttles[0].loop)
@@ -237,7 +238,7 @@ class Loops:
                 if promise is None or self._policy.mode_of(backend, promise.sla) == "observe":
                     continue
                 scope = self._scopes.on(backend, promise.key)
-                if scope.volumes.isdisjoint(throttled):
+                if self._inventory.targets_of(scope).isdisjoint(throttled):
                     found[promise.key] = scope
                     break
         return list(found.values())
@@ -332,6 +333,11 @@ class Loops:
         if gone:
             text = f"no gateway can slow down {', '.join(gone)}"
             self._let_go(control, gone, None, Reason.WITHDRAWN, text, neighbours, unix_us)
+        # A cap of the whole volume would go on holding a promised client of it.
+        others = [v for v in control.managed if not find.can_be_managed(v)]
+        if others:
+            text = f"{', '.join(others)}: its clients are slowed down one by one from now on, or no longer so"
+            self._let_go(control, others, None, Reason.WITHDRAWN, text, neighbours, unix_us)
 
     def _let_go(
         self,
@@ -494,7 +500,7 @@ class Loops:
             for volume, share in shares.items():
                 throttle = Throttle(
                     new_id("observed", volume, unix_us),
-                    volume,
+                    volume_of(volume),
                     backend,
                     "control",
                     Rates(cost_per_s=share),
@@ -503,13 +509,14 @@ class Loops:
                     victim=lead.name if lead is not None else "",
                     state="observed",
                     requested_us=unix_us,
+                    client=client_of(volume),
                 )
                 decisions.append(RecordThrottle(throttle.row()))
                 self._log.add(
                     DecisionKind.OBSERVED,
                     unix_us,
                     backend=backend,
-                    volume=volume,
+                    volume=throttle.volume,
                     victim=throttle.victim,
                     reason=step.reason,
                     text=step.text,

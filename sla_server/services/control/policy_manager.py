@@ -12,6 +12,9 @@ respect every floor, an operator only those that an agreement promises (the 50 I
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
+A wish of the layers manual and control may be about one client of a volume (a *target*, see ``targets``). It
+holds beside what is in force for the volume, and is sent to gateways that apply caps of clients.
+
 Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
 
@@ -24,6 +27,7 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Late
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.client_use import ClientUses
 from sla_server.services.control.decision_log import DecisionLog, rates_figures
 from sla_server.services.control.decisions import (
     Decision,
@@ -35,6 +39,7 @@ from sla_server.services.control.decisions import (
 )
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import NeighbourTerms, split
+from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.throttle import (
     LEAST,
     MAX_GEN,
@@ -64,7 +69,7 @@ class ThrottlePlan:
 
 @dataclass(slots=True)
 class PolicyManager:
-    """See the module. ``terms_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume name."""
+    """See the module. ``terms_of``, ``mean_cost_of`` and ``carriers_of`` answer for a target."""
 
     settings: ControlSettings
     terms_of: Callable[[str], NeighbourTerms]
@@ -80,6 +85,7 @@ class PolicyManager:
     )
     gateways: dict[str, GatewayCaps] = field(default_factory=dict)
     log: DecisionLog = field(default_factory=DecisionLog)
+    uses: ClientUses = field(default_factory=ClientUses)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
@@ -124,17 +130,19 @@ class PolicyManager:
         layer = self.layers["control"]
         for volume in [v for v, t in layer.items() if t.backend == backend and v not in shares]:
             self._end("control", volume, "released", reason, text)
-        for volume, cost in shares.items():
+        for target, cost in shares.items():
             rates = Rates(cost_per_s=cost)
-            if volume in layer:
-                throttle = layer[volume]
+            if target in layer:
+                throttle = layer[target]
                 throttle.rates, throttle.reason, throttle.text = rates, reason.value, text
                 throttle.victim, throttle.loop = victim or throttle.victim, loop
                 throttle.backend = backend
                 self._dirty[throttle.throttle_id] = throttle
             else:
-                begun = Throttle("", volume, backend, "control", rates, reason, text, victim, loop=loop)
-                self._begin("control", volume, begun)
+                volume, client = volume_of(target), client_of(target)
+                begun = Throttle("", volume, backend, "control", rates, reason, text, victim, client=client)
+                begun.loop = loop
+                self._begin("control", target, begun)
 
     def release_control(self, backend: str, reason: Reason, text: str) -> None:
         """The loop gives up its caps on this backend."""
@@ -182,12 +190,18 @@ class PolicyManager:
         self.layers["manual"].pop(throttle.throttle_id, None)
         self._begin("manual", throttle.throttle_id, throttle)
 
-    def manual_release(self, volume: str | None, throttle_id: str | None, who: str = "") -> list[str]:
-        """Release operators' throttles by volume or id, on behalf of ``who``; returns their ids."""
+    def manual_release(
+        self, volume: str | None, throttle_id: str | None, who: str = "", client: str | None = None
+    ) -> list[str]:
+        """Release operators' throttles by volume or id, on behalf of ``who``; returns their ids.
+
+        With a ``client`` only those of this client of the volume.
+        """
         keys = [
             key
             for key, t in self.layers["manual"].items()
-            if (throttle_id is not None and key == throttle_id) or (volume is not None and t.volume == volume)
+            if (throttle_id is not None and key == throttle_id)
+            or (volume is not None and t.volume == volume and client in (None, t.client))
         ]
         for key in keys:
             self._end("manual", key, "released", Reason.MANUAL_RELEASE, f"released by {who or 'an operator'}")
@@ -216,10 +230,11 @@ class PolicyManager:
                 seen_us=row.get("seen_us"),
                 expires_us=row.get("expires_us"),
                 loop=_loop_of(row),
+                client=row.get("client") or "",
             )
             throttle.noted_rates = throttle.rates
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
-            key = throttle.throttle_id if layer == "manual" else throttle.volume
+            key = throttle.throttle_id if layer == "manual" else throttle.target
             self.layers[layer][key] = throttle
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
@@ -245,7 +260,7 @@ class PolicyManager:
         if not in_force:
             return
         unsettled = [t.gen or 1 for t in in_force if t.state in ("requested", "sent", "refused")]
-        totals = {t.volume: r for t in in_force if not (r := self.effective(t.volume)).is_open}
+        totals = {t.target: r for t in in_force if not (r := self.effective(t.target)).is_open}
         shares = {
             v: self._shares(v, rates, now_ns).get(table.gateway_id, rates) for v, rates in totals.items()
         }
@@ -271,13 +286,13 @@ class PolicyManager:
         if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
         for throttle in self.throttles():
-            volume = throttle.volume
-            if volume not in gateway.issued:
+            target = throttle.target
+            if target not in gateway.issued:
                 continue
             changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
-            use = table.use.get(volume)
+            use = self.uses.of(table, target)
             if use is not None and table.gateway_id not in throttle.waiting:
-                share = gateway.issued[volume]
+                share = gateway.issued[target]
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
@@ -298,7 +313,7 @@ class PolicyManager:
         if gateway is None or gen != gateway.gen:
             return
         for throttle in self.throttles():
-            if throttle.volume not in gateway.issued or throttle.waiting.get(gateway_id) != gen:
+            if throttle.target not in gateway.issued or throttle.waiting.get(gateway_id) != gen:
                 continue
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
@@ -333,28 +348,28 @@ class PolicyManager:
 
     # Decisions.
 
-    def effective(self, volume: str) -> Rates:
-        """What is in force for a volume: the lowest wish, not below the floor."""
-        floor = self.terms_of(volume)
+    def effective(self, target: str) -> Rates:
+        """What is in force for a volume or a client: the lowest wish, not below the floor."""
+        floor = self.terms_of(target)
         manual = Rates()
         for throttle in self.layers["manual"].values():
-            if throttle.volume == volume:
+            if throttle.target == target:
                 manual = manual.tighter(throttle.rates)
-        manual = self.manual_held(volume, manual)
+        manual = self.manual_held(target, manual)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
-            found = self.layers[name].get(volume)
+            found = self.layers[name].get(target)
             if found is not None and (name != "policy" or manual.is_open):
                 automatic = automatic.tighter(found.rates)
-        return self._lift(automatic, floor, volume).tighter(manual)
+        return self._lift(automatic, floor, target).tighter(manual)
 
-    def manual_held(self, volume: str, rates: Rates) -> Rates:
-        """What an operator's rates come to on this volume: never below a floor that an agreement promises."""
-        floor = self.terms_of(volume)
-        return (self._lift(rates, floor, volume) if floor.agreed else rates).at_least(LEAST)
+    def manual_held(self, target: str, rates: Rates) -> Rates:
+        """What an operator's rates come to on this target: never below a floor that an agreement promises."""
+        floor = self.terms_of(target)
+        return (self._lift(rates, floor, target) if floor.agreed else rates).at_least(LEAST)
 
-    def _lift(self, rates: Rates, floor: NeighbourTerms, volume: str) -> Rates:
-        mean_cost = self.mean_cost_of(volume)
+    def _lift(self, rates: Rates, floor: NeighbourTerms, target: str) -> Rates:
+        mean_cost = self.mean_cost_of(target)
         least = Rates(floor.floor_iops, floor.floor_bytes_per_s, floor.floor_cost(mean_cost))
         return rates.at_least(least).at_least(LEAST)
 
@@ -367,7 +382,7 @@ class PolicyManager:
         for throttle in self._fresh:
             throttle.requested_us = throttle.requested_us or unix_us
             if not throttle.throttle_id:
-                throttle.throttle_id = new_id(throttle.source, throttle.volume, unix_us)
+                throttle.throttle_id = new_id(throttle.source, throttle.target, unix_us)
             self._dirty[throttle.throttle_id] = throttle
             self._events.append(_event("throttle-set", throttle, throttle.text))
         self._fresh = []
@@ -432,34 +447,35 @@ class PolicyManager:
         )
 
     def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
-        volume, floor = throttle.volume, self.terms_of(throttle.volume)
-        carriers = self.carriers_of(volume)
+        target, floor = throttle.target, self.terms_of(throttle.target)
+        carriers = self.carriers_of(target)
         up = {gateway_id: table for gateway_id, table in carriers.items() if table.state == "up"}
-        used = sum(table.use[volume].cost_per_s for table in up.values() if volume in table.use)
+        uses = [self.uses.of(table, target) for table in up.values()]
         holders, others = up, dict[str, GatewayTable]()
         if rates is not None:
-            holders = {g: table for g, table in up.items() if self._was_sent(g, volume)}
+            holders = {g: table for g, table in up.items() if self._was_sent(g, target)}
             others = {g: table for g, table in carriers.items() if g not in holders}
         return {
             "throttle_id": throttle.throttle_id,
             "source": "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source,
             "before": rates_figures(throttle.noted_rates),
             "after": rates_figures(rates),
-            "in_force": rates_figures(self.effective(volume)),
-            "use_cost_per_s": round(used, 1),
+            "in_force": rates_figures(self.effective(target)),
+            "use_cost_per_s": round(sum(use.cost_per_s for use in uses if use is not None), 1),
             "floor_iops": floor.floor_iops,
             "floor_bytes_per_s": floor.floor_bytes_per_s,
-            "floor_cost_per_s": round(floor.floor_cost(self.mean_cost_of(volume)), 1),
+            "floor_cost_per_s": round(floor.floor_cost(self.mean_cost_of(target)), 1),
             "who": throttle.who,
             "expires_us": throttle.expires_us,
             "policy_version": self.policy_version if throttle.reason == Reason.POLICY else None,
             "gateways": sorted(table.name or gateway_id for gateway_id, table in holders.items()),
             "without_cap": sorted(table.name or gateway_id for gateway_id, table in others.items()),
+            **({"client": throttle.client} if throttle.client else {}),
         }
 
-    def _was_sent(self, gateway_id: str, volume: str) -> bool:
+    def _was_sent(self, gateway_id: str, target: str) -> bool:
         gateway = self.gateways.get(gateway_id)
-        return gateway is not None and volume in gateway.issued
+        return gateway is not None and target in gateway.issued
 
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""
@@ -500,11 +516,11 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        totals = {v: r for v in {t.volume for t in self.throttles()} if not (r := self.effective(v)).is_open}
+        totals = {v: r for v in {t.target for t in self.throttles()} if not (r := self.effective(v)).is_open}
         shares_of: dict[str, dict[str, Rates]] = {}
-        for volume, rates in totals.items():
-            for gateway_id, share in self._shares(volume, rates, now_ns).items():
-                shares_of.setdefault(gateway_id, {})[volume] = share
+        for target, rates in totals.items():
+            for gateway_id, share in self._shares(target, rates, now_ns).items():
+                shares_of.setdefault(gateway_id, {})[target] = share
         waits: dict[str, dict[str, int]] = {}
         gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
         for gateway_id, gateway in self.gateways.items():
@@ -518,40 +534,53 @@ class PolicyManager:
             touched = shares.keys() | gateway.issued.keys() if stray else moved
             gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
-            caps = [rates.entry(volume) for volume, rates in sorted(shares.items())]
-            decisions.append(SetCaps(gateway_id, gen, round(self.settings.lease_s * 1e6), caps))
-            for volume in touched:
-                waits.setdefault(volume, {})[gateway_id] = gen
+            lease_us = round(self.settings.lease_s * 1e6)
+            decisions.append(SetCaps(gateway_id, gen, lease_us, *_entries(shares)))
+            for target in touched:
+                waits.setdefault(volume_of(target), {})[gateway_id] = gen
             for throttle in self.throttles():
-                if throttle.volume in touched:
+                if throttle.target in touched:
                     throttle.backend = throttle.backend or table.backend_of(throttle.volume)
                     throttle.issued(gateway_id, gen, now_ns)
                     self._dirty[throttle.throttle_id] = throttle
         return waits
 
-    def _shares(self, volume: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
-        """A volume's rates at each gateway that is up, carries it and can throttle it.
+    def _shares(self, target: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
+        """A target's rates at each gateway that is up, carries it and can throttle it.
 
         The data plane of a gateway that is lost goes on with what it holds until its lease ends: that much is
         left out of the split, but the others keep at least half of their equal shares.
         """
-        carriers = self.carriers_of(volume)
-        recent = {
-            gateway_id: table.use[volume].cost_per_s if volume in table.use else 0.0
-            for gateway_id, table in carriers.items()
-            if table.state == "up" and table.can_throttle(volume)
-        }
+        carriers = self.carriers_of(target)
+        recent = self._recent(target, carriers)
         if not recent:
             return {}
         lease_s = self.settings.lease_s
         held = sum(
-            self.gateways[gateway_id].held_ratio(volume, rates, lease_s, now_ns)
+            self.gateways[gateway_id].held_ratio(target, rates, lease_s, now_ns)
             for gateway_id in carriers
             if gateway_id in self.gateways
         )
         left = max(1.0 - held, len(recent) / len(carriers) / 2) if held else 1.0
         ratios = split(left, recent, self.settings.recent_share_ratio)
         return {gateway_id: rates.scaled(ratio).at_least(LEAST) for gateway_id, ratio in ratios.items()}
+
+    def _recent(self, target: str, carriers: Mapping[str, GatewayTable]) -> dict[str, float]:
+        """Recent cost rate of a target through each gateway that can be sent its cap.
+
+        Of a client: through those that it uses; while it uses none, through all.
+        """
+        volume, client = volume_of(target), client_of(target)
+        found = {
+            gateway_id: self.uses.of(table, target)
+            for gateway_id, table in carriers.items()
+            if table.state == "up"
+            and table.can_throttle(volume)
+            # Of one that did not say yet, after a restart of ours, what it holds is believed.
+            and not (client and table.caps_clients is False)
+        }
+        known = {gateway_id: use.cost_per_s for gateway_id, use in found.items() if use is not None}
+        return known if client and known else {**dict.fromkeys(found, 0.0), **known}
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
         self.layers[layer][key] = throttle
@@ -564,6 +593,15 @@ class PolicyManager:
         self._ended.append((throttle, state, reason, text))
 
 
+def _entries(shares: Mapping[str, Rates]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Entries of volumes, and of clients, for message CAPS."""
+    volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
+    for target, rates in sorted(shares.items()):
+        client = client_of(target)
+        (clients if client else volumes).append(rates.entry(volume_of(target), client))
+    return volumes, clients
+
+
 def _loop_of(row: Mapping[str, Any]) -> LoopMemory | None:
     start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
     return None if start is None or ceiling is None else LoopMemory(start, ceiling)
@@ -571,4 +609,6 @@ def _loop_of(row: Mapping[str, Any]) -> LoopMemory | None:
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:
     severity = {"throttle-not-effective": "critical", "throttle-set": "warning"}.get(kind, "info")
+    if throttle.client:
+        text = f"client {throttle.client}: {text}"
     return RaiseEvent(kind, severity, "volume", throttle.volume, text, throttle.row())

@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 from sla_server.agreements.promise import Priority, VolumeClass
@@ -41,9 +40,10 @@ COST_UNIT_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A volume on the victim's backend; rates in cost units a second.
+    """A volume on the victim's backend, or one client of it; rates in cost units a second.
 
     Attributes:
+        volume: its target (``targets``).
         cost_per_s: what it uses now.
         peak: the most it used recently, fading.
         floor: never throttled below this.
@@ -93,9 +93,14 @@ class Claim:
     known: float = 0.0
 
 
-def terms(volume: str, classes: Iterable[VolumeClass], settings: ControlSettings) -> NeighbourTerms:
-    """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``."""
-    found = [c for c in classes if volume in c.volumes or any(fnmatchcase(volume, p) for p in c.volumes)]
+def terms(
+    volume: str, classes: Iterable[VolumeClass], settings: ControlSettings, client: str = ""
+) -> NeighbourTerms:
+    """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``.
+
+    With a ``client`` only those that cover its use of the volume.
+    """
+    found = [c for c in classes if c.has_volume(volume) and (not client or c.has_client(client))]
     if not found:
         return NeighbourTerms(Priority.BEST_EFFORT, settings.default_floor_iops, 0.0, None, agreed=False)
     caps = [c.cap_iops for c in found if c.cap_iops is not None]

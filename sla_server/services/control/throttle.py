@@ -38,7 +38,9 @@ from typing import Any, Final
 
 from pmdaemon.runtime.clock import STEP_US
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.client_use import ClientUse
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.targets import target_of
 from sla_server.services.control.usage import Usage
 
 BURST_S: Final = 0.02
@@ -50,7 +52,7 @@ SAME_RATIO: Final = 0.01
 """Rates that differ by less are the same: an enforcer is no more exact."""
 
 
-def exceeds(rates: Rates, use: Usage, duration_s: float, tolerance: float) -> bool:
+def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: float) -> bool:
     """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
     burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
     pairs = (
@@ -92,6 +94,7 @@ class Throttle:
     """A row of table ``throttles`` and what its proof still waits for.
 
     Attributes:
+        client: of the volume, if only its use is capped.
         waiting: gateway_id to the generation it has still to confirm.
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
@@ -133,12 +136,19 @@ class Throttle:
     noted_rates: Rates | None = None
     reported_late: bool = False
     reported_over: bool = False
+    client: str = ""
+
+    @property
+    def target(self) -> str:
+        """What it caps: the volume, or one client of it (``targets``)."""
+        return target_of(self.volume, self.client)
 
     def row(self) -> dict[str, Any]:
         """The row as docs/formats/sql.md has it."""
         return {
             "throttle_id": self.throttle_id,
             "volume": self.volume,
+            "client": self.client,
             "backend": self.backend,
             "source": self.source,
             "cost_per_s": self.rates.cost_per_s,
@@ -216,7 +226,7 @@ class Throttle:
         self,
         gateway_id: str,
         share: Rates,
-        use: Usage,
+        use: Usage | ClientUse,
         duration_s: float,
         settings: ControlSettings,
         unix_us: int,
@@ -256,8 +266,8 @@ class GatewayCaps:
     """One gateway as a receiver of caps.
 
     Attributes:
-        issued: volume to its rates at this gateway, as last sent (or adopted).
-        totals: volume to its rates over all gateways when that was sent.
+        issued: target to its rates at this gateway, as last sent (or adopted).
+        totals: target to its rates over all gateways when that was sent.
         adopting: lowest generation that may be the caps found in force after our restart; None when settled.
     """
 

@@ -36,6 +36,7 @@ RECENT_COLUMNS: Final = (
     "delay_sum_us",
     "inflight",
     "held",
+    "cost_milli",
 )
 RECENT: Final = {name: index for index, name in enumerate(RECENT_COLUMNS)}
 _SELECT: Final = np.array([COL[name] for name in RECENT_COLUMNS])
@@ -271,6 +272,7 @@ class GatewayTable:
     ``numbers``: of its rows in the stream states.
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
+    ``caps_clients``: whether it applies caps of single clients; None while its agent did not say.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
 
@@ -282,6 +284,7 @@ class GatewayTable:
     exports: dict[str, str] = field(default_factory=dict)
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    caps_clients: bool | None = None
     says_more: bool = False
     tells_kinds: bool = False
     skipped: bool = False

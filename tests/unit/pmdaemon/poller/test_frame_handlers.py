@@ -20,6 +20,7 @@ def test_registration_is_announced_to_both(rig: PairRig) -> None:
     for who in ("services", "dbmanager"):
         up = rig.mailbox.to(who, Kind.GATEWAY)[0].header
         assert (up["gw"], up["state"], up["name"], up["ep"]) == (GATEWAY, "up", "gw-0001", 7)
+        assert "features" not in up, "an agent of before says none"
         assert up["exports"][0]["backend"] == "disk-1"
         seen = rig.mailbox.to(who, Kind.STREAMS_SEEN)[0].header
         assert seen["streams"][0]["client"] == "host-a"
@@ -172,6 +173,14 @@ def test_newer_session_wins_and_is_not_a_loss(rig: PairRig) -> None:
     older.close()
     rig.step()
     assert (GATEWAY, "lost") not in rig.mailbox.states()
+
+
+def test_what_an_agent_can_do_is_announced_with_it(rig: PairRig) -> None:
+    agent = rig.dial()
+    agent.send(hello(features=["client-caps", "later"]), schema(), register())
+    rig.step()
+    up = rig.mailbox.to("services", Kind.GATEWAY)[-1].header
+    assert up["features"] == ["client-caps", "later"]
 
 
 def test_refused_version_is_news(rig: PairRig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from docs import messages as page
-from pmdaemon.errors import MalformedFrame
+from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, api, planes, server
@@ -20,6 +20,7 @@ GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
 EXPORT = {"volume": "v", "backend": "b", "size_bytes": 1, "read_only": False, "source": "nbd"}
 ALERT = agent.Alert("plane-died", "warning", "it died", 7, {"plane": "nbd-0"})
 REPORT = server.GatewayReport(GATEWAY, "g", "lost", "gone", "a:1", "s", 7, 5, -3, 2)
+CLIENT_CAP = {"volume": "w", "client": "c", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 5.0}
 
 
 def test_the_page_is_what_make_docs_writes() -> None:
@@ -66,10 +67,14 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
     [
         (REPORT, server.GatewayReport.parse),
         (replace(REPORT, state="up", exports=[EXPORT], spool=[[7, 1, 2]]), server.GatewayReport.parse),
+        (replace(REPORT, state="up", features=("client-caps",)), server.GatewayReport.parse),
         (server.StreamsSeen(GATEWAY, []), server.StreamsSeen.parse),
         (server.CapsState(GATEWAY, 3, "sent", "", 5), lambda header: server.CapsState.parse(header, 9)),
         (server.GatewayAlert(ALERT, GATEWAY), lambda header: server.GatewayAlert.parse(header, 9)),
         (server.CapsOrder.of(GATEWAY, agent.CapSet(1, 2, ())), server.CapsOrder.parse),
+        (agent.CapSet(1, 2, (), (CLIENT_CAP,)), agent.CapSet.parse),
+        (planes.DpCaps(1, 2, (), (CLIENT_CAP,)), planes.DpCaps.parse),
+        (agent.Hello.of(GATEWAY, "g", 7, "s"), agent.Hello.parse),
         (server.ThresholdsOrder.of(GATEWAY, agent.Thresholds(1, ())), server.ThresholdsOrder.parse),
         (server.Lease(5), server.Lease.parse),
         (server.WatermarksNotice(5, [["a", 1, 2]]), server.WatermarksNotice.parse),
@@ -90,6 +95,40 @@ def test_keys_are_left_out_only_where_they_are_optional() -> None:
     assert "exports" not in REPORT.header()
     assert "together" not in server.RecordRows([], None, "services").header()
     assert server.RecordRows([], None, "services").header() == {"rows": [], "req": None, "from": "services"}
+
+
+def test_a_set_without_caps_of_clients_is_what_it_always_was() -> None:
+    assert agent.CapSet(1, 2, ()).header() == {"gen": 1, "lease_us": 2, "caps": ()}
+    assert agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": []}).clients is None
+    assert agent.CapSet(1, 2, ({"volume": "v"},), (CLIENT_CAP,)).volumes == {"v", "w"}
+
+
+@pytest.mark.parametrize(
+    ("clients", "problem"),
+    [
+        (7, "is no list of maps"),
+        ([7], "is no list of maps"),
+        ([{"volume": "v", "cost_per_s": 1}], "names no client"),
+        ([{"client": "c", "cost_per_s": 1}], "names no volume"),
+        ([{"volume": "v", "client": "c", "cost_per_s": 0}], "'cost_per_s'"),
+    ],
+)
+def test_a_malformed_cap_of_a_client_is_named(clients: Any, problem: str) -> None:
+    with pytest.raises(MalformedFrame, match=problem):
+        agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": clients})
+
+
+@pytest.mark.parametrize("features", [None, "client-caps", [7], ["a b"], ["a"] * 33])
+def test_features_are_short_names(features: Any) -> None:
+    header = agent.Hello.of(GATEWAY, "g", 7, "s").header()
+    with pytest.raises(WireError, match="features"):
+        agent.Hello.parse({**header, "features": features})
+
+
+def test_an_agent_of_before_says_no_features() -> None:
+    header = agent.Hello.of(GATEWAY, "g", 7, "s").header()
+    del header["features"]
+    assert agent.Hello.parse(header).features == ()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ THROTTLE = {"volume": "batch", "iops": 100, "duration_s": 600, "reason": "backup
             "throttle_release",
             {"volume": "batch", "throttle_id": None},
         ),
+        (
+            "DELETE",
+            "/throttles?volume=batch&client=host-a",
+            {},
+            "throttle_release",
+            {"volume": "batch", "throttle_id": None, "client": "host-a"},
+        ),
         ("PUT", "/mode", {"json": {"mode": "observe"}}, "mode", {"mode": "observe"}),
         ("POST", "/policies/announce", {}, "policies_changed", {}),
         (

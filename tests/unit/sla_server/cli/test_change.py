@@ -130,6 +130,19 @@ def test_throttle_set_by_force_says_what_breaks_and_what_holds(sla: Terminal) ->
     ]
 
 
+def test_one_client_of_a_volume(sla: Terminal) -> None:
+    sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    done = sla("throttle", "set", "batch", "--client", "host-a", "--iops", "20", "--reason", "backup")
+    until = "until 'sla throttle release batch --client host-a'"
+    assert done.output == f"client host-a of batch: throttled {until} (throttle t-9)\n"
+    assert sla.asked[0][1]["client"] == "host-a"
+    sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    done = sla("throttle", "release", "batch", "--client", "host-a")
+    assert done.output == "client host-a of batch: released 1 throttle\n"
+    wanted = {"volume": "batch", "throttle_id": None, "client": "host-a"}
+    assert sla.asked[1] == ("throttle_release", wanted)
+
+
 def test_throttle_release(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"

@@ -222,6 +222,31 @@ def test_observe_says_what_enforce_would_do() -> None:
     assert "only log; what is set by hand acts" in said(calm, "Why")
 
 
+def test_one_client_of_a_volume() -> None:
+    row = throttle(client="host-b")
+    made = cap(client="host-b")
+    found = explain(volume(throttles=[row], decisions=[made]))
+    assert found.headline == "client host-b of batch is throttled to 290 cost/s, to keep erp-gold/latency."
+    assert "290 cost/s at most for client host-b alone" in said(found, "Why")
+    assert "set the cap of client host-b of batch" in said(found, "Decisions")
+    whole = throttle(throttle_id="t-2", cost_per_s=600.0)
+    both = explain(volume(throttles=[row, whole]))
+    assert both.headline.startswith("batch is throttled to 600 cost/s"), (
+        "what holds for all of it comes first"
+    )
+    assert "Of several throttles" not in said(both, "Why"), "each is about another target"
+    hand = explain(volume(throttles=[{**row, "source": "manual", "victim": ""}]))
+    assert "'sla throttle release batch --client host-b'" in said(hand, "Why")
+    helped = explain(agreement(throttles=[row]))
+    assert helped.headline.endswith("client host-b of batch is throttled for it.")
+
+
+def test_observe_says_which_client_enforce_would_slow() -> None:
+    made = {**cap(client="host-b"), "kind": "observed", "mode": "observe"}
+    found = explain(volume(mode="observe", decisions=[made], protected={**PROMISE, "state": "at-risk"}))
+    assert "Mode enforce would have throttled client host-b of batch to 290 cost/s" in found.headline
+
+
 def test_never() -> None:
     found = explain(volume(promises=[PROMISE]))
     assert (found.status, found.headline) == ("free", "batch is not throttled.")

@@ -143,6 +143,19 @@ def test_caps_go_to_the_gateways_pair_and_throttles_to_dbmanager() -> None:
     assert (event["kind"], event["details"], event["at_us"]) == ("throttle-set", {"c": 9}, START_US)
 
 
+def test_caps_of_clients_are_posted_beside_those_of_volumes() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway(features=["client-caps"]))
+    names = bench.controller.names()
+    assert names.index("set_features") < names.index("gateway_up")
+    assert bench.controller.last("set_features") == (GATEWAY, ("client-caps",))
+    cap = {"volume": "vol-1", "client": "c", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 9.0}
+    bench.controller.decisions = [SetCaps(GATEWAY, 4, 30_000_000, [], [cap])]
+    bench.tick()
+    (_, header), *_ = bench.main.take_posted(Kind.SET_CAPS)
+    assert (header["caps"], header["clients"]) == ([], [cap])
+
+
 def test_a_gateway_that_comes_is_told_its_thresholds_through_its_pair_each_time() -> None:
     bench = Bench()
     bench.tick()
@@ -309,6 +322,8 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
         ("gateway_list", {"address": "10.0.0.5:1", "name": "h\x1b[2J", "is_listed": True}, 422),
         ("throttle_release", {}, 422),
+        ("throttle_release", {"throttle_id": "t", "client": "c"}, 422),
+        ("throttle_set", {"volume": "nowhere", "client": "", "iops": 5, "reason": "noisy"}, 422),
         ("throttle_release", {"volume": "vol-1"}, 404),
         ("mode", {"mode": "maybe"}, 422),
     ],
@@ -331,7 +346,7 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     (answer,) = bench.answers()
     throttle_id = answer["body"]["throttle_id"]
     assert bench.controller.last("manual_set") == (
-        throttle_id, "vol-1", None, 100.0, None, START_US + 60_000_000, "ann", "noisy"
+        throttle_id, "vol-1", None, 100.0, None, START_US + 60_000_000, "ann", "noisy", ""
     )  # fmt: skip
     (audit,) = [row for table, row in rows if table == "audit"]
     assert (audit["action"], audit["who"], audit["subject"]) == ("throttle-set", "ann", "vol-1")
@@ -339,7 +354,31 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     bench.request("throttle_release", {"volume": "vol-1", "throttle_id": None}, "r2")
     bench.confirm()
     assert bench.answers()[0]["body"] == {"released": [throttle_id]}
-    assert bench.controller.last("manual_release") == ("vol-1", None, "ann")
+    assert bench.controller.last("manual_release") == ("vol-1", None, "ann", None)
+
+
+def test_one_client_of_a_volume_is_throttled_and_released() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    bench.request("throttle_set", {"volume": "vol-1", "client": "c", "iops": 100, "reason": "noisy"})
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert (audit["subject"], audit["after"]["client"]) == ("vol-1", "c")
+    assert bench.controller.last("manual_set")[-1] == "c"
+    (answer,) = bench.answers()
+    bench.controller.released = [answer["body"]["throttle_id"]]
+    bench.request("throttle_release", {"volume": "vol-1", "client": "c"}, "r2")
+    assert bench.controller.last("manual_release") == ("vol-1", None, "ann", "c")
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert audit["subject"] == "vol-1/c"
+    bench.answers()
+    bench.controller.refusal = ("no such client", "Name another")
+    bench.request("throttle_set", {"volume": "vol-1", "client": "d", "iops": 100, "reason": "noisy"}, "r3")
+    (answer,) = bench.answers()
+    assert answer["code"] == 422
+    (error,) = answer["body"]["errors"]
+    assert (error["problem"], error["fix"]) == ("no such client", "Name another")
 
 
 def test_a_throttle_that_breaks_the_volumes_own_promise_needs_force() -> None:

@@ -1,0 +1,119 @@
+"""A greedy client and a promised one on the same volume: the greedy one is held, the promised one is not."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Driver
+from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH, PROMISE_MS, Agent, Stage
+
+AGREEMENT = f"""\
+apiVersion: storage-sla/v1
+kind: SLA
+metadata: {{name: host-a-gold}}
+spec:
+  scope: {{clients: [host-a], volumes: [erp-db], io: any}}
+  priority: gold
+  objectives:
+  - name: latency
+    indicator: {{metric: latency, percentile: 95}}
+    demand_curve:
+    - {{up_to_iops: 150, value_ms: {PROMISE_MS:g}}}
+    applicability: {{min_ios_per_slice: 100}}
+    budgeting: {{method: timeslices, slice: 10s, target: 0.95}}
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One agent that tells clients apart by the export they ask for, and an agreement with one of them."""
+    with Stage(tmp_path_factory.mktemp("shared")) as stage:
+        stage.start_disk()
+        stage.start_server()
+        volumes = {"erp-db": stage.disk_uri.format("erp-db")}
+        stage.start_agent(Agent("gateway-a", volumes, extra_toml='client_rule = "export-suffix"'))
+        stage.wait(stage.gateways_up, "the gateway")
+        path = stage.folder / "host-a.yaml"
+        path.write_text(AGREEMENT)
+        stage.sla("apply", "-f", str(path))
+        yield stage
+
+
+def state(stage: Stage) -> str:
+    return next((row["state"] for row in stage.live().get("slas", [])), "")
+
+
+def throttles(stage: Stage) -> list[dict[str, Any]]:
+    return [row for row in stage.live().get("throttles", []) if row["state"] != "observed"]
+
+
+def held(stage: Stage) -> dict[str, int]:
+    """The most I/Os that were held back at the end of a cut, by client, as stored."""
+    with contextlib.closing(
+        sqlite3.connect(f"file:{stage.folder}/data/sla.db?mode=ro", uri=True, timeout=60)
+    ) as database:
+        rows = database.execute(
+            "SELECT s.client, max(r.held_max) FROM rollups r JOIN streams s USING (stream_id) GROUP BY 1"
+        )
+        return dict(rows.fetchall())
+
+
+def test_the_greedy_client_is_held_and_the_promised_one_is_not(shared: Stage, driver: Driver) -> None:
+    where = shared.agents[0].socket(shared)
+    promised = driver.start(where, "erp-db@host-a", rate_iops=GOLD_IOPS)
+    shared.wait(lambda: state(shared) == "ok", "host-a in order while alone")
+    greedy = driver.start(where, "erp-db@greedy", depth=GREEDY_DEPTH)
+    shared.wait(lambda: state(shared) == "violating", "the promise broken by the other client")
+
+    shared.set_mode("enforce")
+    throttle = shared.wait(
+        lambda: next((row for row in throttles(shared) if row["state"] in ("confirmed", "seen")), None),
+        "a cap of the client, confirmed by the gateway",
+    )
+    assert (throttle["volume"], throttle["client"]) == ("erp-db", "greedy")
+    assert (throttle["source"], throttle["victim"]) == ("control", "host-a-gold/latency")
+    shared.wait(lambda: state(shared) == "ok", "the promise kept again")
+    assert {(row["volume"], row["client"]) for row in throttles(shared)} == {("erp-db", "greedy")}
+    assert all(row["cap_cost_per_s"] is None for row in shared.live()["volumes"]), "the volume has no cap"
+
+    shared.wait(lambda: held(shared).get("greedy", 0) > 0, "that the greedy client was held, stored")
+    assert held(shared)["host-a"] == 0
+    assert "greedy" in shared.sla("get", "throttles").stdout
+    why = shared.sla("why", "erp-db").stdout
+    assert "client greedy of erp-db is throttled to" in why
+    assert "to keep host-a-gold/latency" in why
+
+    driver.stop(promised)
+    shared.wait(lambda: not throttles(shared), "the client released after the other one stopped")
+    driver.stop(greedy)
+    assert not promised.errors
+    assert not greedy.errors
+    assert not promised.hung
+
+
+def test_a_client_is_throttled_by_hand_and_released(shared: Stage, driver: Driver) -> None:
+    where = shared.agents[0].socket(shared)
+    loads = [driver.start(where, f"erp-db@{client}", depth=4) for client in ("host-a", "greedy")]
+    asked = ("erp-db", "--client", "greedy", "--iops", "20", "--reason", "test")
+    assert "client greedy of erp-db: throttled until" in shared.sla("throttle", "set", *asked).stdout
+    row = shared.wait(
+        lambda: next((row for row in throttles(shared) if row["state"] == "seen"), None),
+        "the rate of the client seen within its cap",
+    )
+    assert (row["client"], row["ops_per_s"], row["source"]) == ("greedy", 20, "manual")
+    before = [len(load.done) for load in loads]
+    shared.wait(lambda: len(loads[0].done) >= before[0] + 200, "the other client at work")
+    assert len(loads[1].done) - before[1] < len(loads[0].done) - before[0]
+    refused = shared.sla("throttle", "set", *asked[:2], "nobody", *asked[3:], check=False)
+    assert refused.returncode
+    assert "it has greedy, host-a" in refused.stderr
+    released = shared.sla("throttle", "release", "erp-db", "--client", "greedy").stdout
+    assert released == "client greedy of erp-db: released 1 throttle\n"
+    shared.wait(lambda: not throttles(shared), "the client released")
+    for load in loads:
+        driver.stop(load)

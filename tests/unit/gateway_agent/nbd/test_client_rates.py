@@ -1,0 +1,167 @@
+"""Caps of single clients of a volume, on a fake clock: both caps hold, and one client holds up no other."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from gateway_agent.errors import BadCaps
+from gateway_agent.nbd.client_rates import ClientRates
+from gateway_agent.nbd.volume import CapsInForce
+from pmdaemon.wire.rates import NO_CAPS, Rates
+from tests.support.nbd import Rig
+
+SECOND = 10**9
+BURST = 3  # I/Os of the burst depth, and one that is admitted at the last moment
+
+
+class Connection:
+    """``depth`` requests outstanding of a client."""
+
+    def __init__(self, rig, client, depth=64):
+        self.rig, self.client, self.admitted = rig, client, 0
+        self.queue = deque([rig.clock.monotonic_ns()] * depth)
+
+    def head_arrived_ns(self):
+        return self.queue[0] if self.queue else None
+
+    def head_charge(self):
+        return 4096, 1.0
+
+    def admit_head(self, now_ns):
+        self.queue.popleft()
+        self.admitted += 1
+        self.queue.append(now_ns)
+
+    def admit_all(self, _now_ns):
+        self.admitted += len(self.queue)
+        self.queue.clear()
+
+    def push(self, now_ns):
+        pass
+
+    def unblock(self):
+        return False
+
+
+def serve(volume_caps, client_caps, seconds, *clients):
+    rig = Rig(caps=volume_caps)
+    now_ns = rig.clock.monotonic_ns()
+    rig.volume.set_caps(volume_caps, now_ns, client_caps)
+    connections = [Connection(rig, client) for client in clients]
+    for each in connections:
+        rig.volume.serve(each, now_ns)
+    rig.loop.fire(seconds)
+    return rig, connections
+
+
+def test_a_capped_client_is_held_and_the_other_is_not_even_delayed():
+    rig, (greedy, promised) = serve(NO_CAPS, {"greedy": Rates(ops_per_s=10)}, 60, "greedy", "promised")
+    assert 600 <= greedy.admitted <= 600 + BURST
+    assert promised.admitted == 64
+    assert not promised.queue, "an open volume passes all of it at once"
+    rig.volume.forget(greedy)
+
+
+def test_both_caps_hold():
+    caps = {"greedy": Rates(ops_per_s=10)}
+    _, (greedy, other) = serve(Rates(ops_per_s=100), caps, 60, "greedy", "other")
+    assert 590 <= greedy.admitted <= 600 + BURST
+    assert greedy.admitted + other.admitted <= 6000 + BURST
+    assert other.admitted >= 5380, "what the greedy one may not have is the other's"
+
+
+def test_the_volumes_cap_may_be_the_lower_one():
+    _, (one, two) = serve(Rates(ops_per_s=10), {"one": Rates(ops_per_s=1000)}, 60, "one", "two")
+    assert one.admitted + two.admitted <= 600 + BURST
+    assert abs(one.admitted - two.admitted) <= 1
+
+
+def test_the_connections_of_a_client_share_its_rate():
+    caps = {"greedy": Rates(cost_per_s=10.625)}
+    _, (one, two, other) = serve(NO_CAPS, caps, 60, "greedy", "greedy", "other")
+    assert 595 <= one.admitted + two.admitted <= 600 + BURST
+    assert abs(one.admitted - two.admitted) <= 1
+    assert other.admitted == 64
+
+
+def test_a_cap_that_ends_lets_go_at_once():
+    rig, (greedy,) = serve(NO_CAPS, {"greedy": Rates(ops_per_s=10)}, 1, "greedy")
+    before = greedy.admitted
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns())
+    assert greedy.admitted - before == 64
+    assert not greedy.queue
+    assert not rig.volume.clients
+
+
+def test_a_cap_of_a_client_that_is_not_there_holds_from_its_first_request():
+    rig, () = serve(NO_CAPS, {"late": Rates(ops_per_s=10)}, 5)
+    late = Connection(rig, "late")
+    rig.volume.serve(late, rig.clock.monotonic_ns())
+    rig.loop.fire(10)
+    assert 100 <= late.admitted <= 100 + BURST
+
+
+def test_what_a_client_is_held_for_too_long_is_said_of_its_volume():
+    rig, _ = serve(NO_CAPS, {"greedy": Rates(ops_per_s=1)}, 60, "greedy")
+    late = rig.volume.take_late(rig.clock.monotonic_ns())
+    assert late is not None
+    assert late[0] > 0
+
+
+def test_rates_keep_their_debt_and_go_with_the_set():
+    rates = ClientRates(20_000_000)
+    assert not rates
+    assert not rates.set_caps({"c": NO_CAPS}, 0), "no limit is no cap"
+    assert rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
+    assert not rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
+    rates.charge("c", 0, 4096, 1.0)
+    rates.charge("other", 0, 4096, 1.0)
+    assert rates.ready_ns("c") == SECOND - 20_000_000
+    assert rates.ready_ns("other") == 0
+    assert rates.set_caps({"c": Rates(ops_per_s=2)}, 0)
+    assert rates.ready_ns("c") == SECOND // 2 - 20_000_000
+    assert "c" in rates
+    assert rates.set_caps({}, 0)
+    assert not rates
+
+
+def entry(volume="v", client="c", **rates):
+    return {"volume": volume, "client": client, **rates}
+
+
+def header(*clients, gen=1):
+    return {"gen": gen, "lease_us": 30_000_000, "caps": [], "clients": list(clients)}
+
+
+def test_a_set_names_clients_and_its_lease_ends_them():
+    caps = CapsInForce({"v": Rates(ops_per_s=100)})
+    assert caps.apply(header(entry(cost_per_s=5), entry(client="d", ops_per_s=7)), 0) == 2
+    assert caps.of_clients("v") == {"c": Rates(cost_per_s=5.0), "d": Rates(ops_per_s=7.0)}
+    assert caps.of("v") == Rates(ops_per_s=100)
+    assert caps.of_clients("w") == {}
+    assert caps.expire(30 * SECOND)
+    assert caps.of_clients("v") == {}
+    caps.apply(header(entry(cost_per_s=5)), 0)
+    caps.apply({"gen": 2, "lease_us": 30_000_000, "caps": []}, 0)
+    assert caps.of_clients("v") == {}, "a set without clients caps none"
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        "c",
+        [7],
+        [{"volume": "v", "cost_per_s": 1}],
+        [{"client": "c", "cost_per_s": 1}],
+        [entry(cost_per_s=0)],
+        [entry(cost_per_s=1), entry(cost_per_s=2)],
+    ],
+)
+def test_a_malformed_list_of_clients_changes_nothing(clients):
+    caps = CapsInForce({})
+    caps.apply(header(entry(cost_per_s=5)), 0)
+    with pytest.raises(BadCaps, match="caps 2"):
+        caps.apply({"gen": 2, "lease_us": 1, "caps": [], "clients": clients}, 0)
+    assert (caps.generation, caps.of_clients("v")) == (1, {"c": Rates(cost_per_s=5.0)})

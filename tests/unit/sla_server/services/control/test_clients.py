@@ -1,0 +1,261 @@
+"""Caps of single clients: who is slowed on a volume that several clients share, and for whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.client_use import clients_of
+from sla_server.services.control.controller import Controller
+from sla_server.services.control.decisions import RecordDecision, SetCaps
+from sla_server.services.control.targets import client_of, target_of, volume_of
+from sla_server.services.control.throttle import LEAST
+from tests.support.worlds import (
+    A,
+    B,
+    Feeder,
+    caps_of,
+    controller,
+    events_of,
+    promise,
+    rows_of,
+    streams,
+    volume_class,
+)
+
+NAMES = ("erp/host-a", "erp/greedy")
+CAN = (CLIENT_CAPS,)
+
+
+def promised(mode: str = "enforce", **over) -> Controller:
+    """Host-a was promised a latency on erp; who else uses erp was promised nothing."""
+    gold = promise("erp", clients=("host-a",), **over)
+    return controller((gold,), (volume_class("erp", clients=("host-a",)),), mode)
+
+
+def shared(made: Controller | None = None, features=CAN, *more: tuple[str, tuple[str, ...]]) -> Feeder:
+    return Feeder(made or promised(), (A, NAMES), *more, features=features)
+
+
+def suffer(fed: Feeder, gen: int = 0, greedy: int = 400, seconds: int = 1, ms: float = 30) -> list:
+    """Seconds in which host-a is slow beside the greedy client; all decisions."""
+    found = []
+    for _ in range(seconds):
+        found += fed.step((A, {"erp/host-a": (80, ms), "erp/greedy": (greedy, 30)}, gen), held=5)
+    return found
+
+
+def until_caps(fed: Feeder, use: dict[str, tuple[int, float]], gen: int = 0, seconds: int = 8) -> list:
+    """Seconds of this use of A until caps are sent; all decisions."""
+    found: list = []
+    while not caps_in(found) and seconds:
+        found, seconds = found + fed.step((A, use, gen), held=5), seconds - 1
+    return found
+
+
+def caps_in(decisions: list) -> list[SetCaps]:
+    return [each for each in decisions if isinstance(each, SetCaps)]
+
+
+def test_targets_are_names_of_volumes_or_of_their_clients():
+    assert target_of("v") == "v"
+    target = target_of("v:1", "10.0.0.5")
+    assert (volume_of(target), client_of(target)) == ("v:1", "10.0.0.5")
+    assert (volume_of("v"), client_of("v")) == ("v", "")
+
+
+def test_use_of_clients_is_that_of_the_last_cuts():
+    fed = shared()
+    table = fed.controller.tables[A]
+    assert clients_of(table, "nowhere") == {}
+    assert clients_of(table, "erp")["greedy"].cost_per_s == 0.0
+    fed.step((A, {"erp/host-a": (80, 1), "erp/greedy": (400, 1)}, 0), held=3)
+    fed.step((A, {"erp/greedy": (200, 1)}, 0))
+    found = fed.controller.inventory.uses.clients(table, "erp")
+    assert found.keys() == {"host-a", "greedy"}
+    assert found["greedy"].ops_per_s == 300
+    assert found["greedy"].last_ops_per_s == 200
+    assert found["greedy"].peak_cost_per_s == pytest.approx(425)
+    assert found["greedy"].held == 0
+    assert (found["host-a"].ops_per_s, found["host-a"].last_ops_per_s) == (40, 0)
+    fed.step((A, {"erp/greedy": (200, 1)}, 0), held=3)
+    again = fed.controller.inventory.uses.clients(table, "erp")
+    assert again["greedy"].held == 3, "summed again with the next cut"
+
+
+def test_the_greedy_client_is_slowed_and_neither_the_promised_one_nor_its_volume():
+    fed = shared()
+    found = suffer(fed, seconds=4)
+    (sent,) = caps_in(found)
+    assert sent.caps == []
+    (cap,) = sent.clients
+    assert (cap["volume"], cap["client"]) == ("erp", "greedy")
+    assert cap["cost_per_s"] < 425
+    (row, *_) = rows_of(found)
+    assert (row["volume"], row["client"], row["source"]) == ("erp", "greedy", "control")
+    (said,) = events_of(found, "throttle-set")
+    assert said.subject == "erp"
+    assert said.text.startswith("client greedy: ")
+    assert "erp/greedy from " in row["text"]
+
+
+def test_it_is_confirmed_seen_and_slowed_further_by_generation():
+    fed = shared()
+    (first,) = caps_in(suffer(fed, seconds=4))
+    cap = first.clients[0]["cost_per_s"]
+    rows = rows_of(suffer(fed, first.gen, greedy=int(cap / 1.0625)))
+    assert rows[-1]["state"] == "seen"
+    found = suffer(fed, first.gen, greedy=int(cap / 1.0625), seconds=5)
+    assert caps_in(found)[0].clients[0]["cost_per_s"] < cap
+
+
+def test_it_is_released_when_the_promised_client_stops():
+    fed = shared()
+    (first,) = caps_in(suffer(fed, seconds=4))
+    found = []
+    for _ in range(20):
+        found += fed.step((A, {"erp/greedy": (100, 1)}, first.gen))
+    assert caps_in(found)[-1].clients == []
+    assert rows_of(found)[-1]["state"] == "released"
+
+
+def test_a_gateway_of_before_is_sent_no_cap_of_a_client_and_its_volume_is_spared():
+    fed = shared(features=())
+    found = suffer(fed, seconds=30)
+    assert caps_in(found) == []
+    assert events_of(found, "unattributed"), "nobody to slow down, as before"
+
+
+def test_a_volume_that_one_old_gateway_carries_is_slowed_as_a_whole_for_others():
+    made = controller(
+        (promise("gold"),), (volume_class("gold"), low("erp", "host-a", priority=Priority.BEST_EFFORT))
+    )
+    fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
+    fed.controller.set_features(B, ())
+    fed.controller.gateway_up(B, "B", [{"volume": "erp", "backend": "disk"}], fed.now_ns)
+    found = until_caps(fed, {"gold": (80, 30), "erp/greedy": (400, 30)})
+    assert {cap["volume"] for cap in caps_of(found, A).caps} == {"erp"}
+    assert all(each.clients == [] for each in caps_in(found))
+
+
+def low(volume: str, *clients: str, priority: Priority = Priority.BRONZE):
+    return volume_class(volume, priority, clients=clients or ("*",))
+
+
+def test_clients_of_a_neighbour_are_slowed_one_by_one_by_their_own_terms():
+    silver = low("erp", "host-a", priority=Priority.SILVER)
+    made = controller((promise("gold"),), (volume_class("gold"), silver))
+    fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
+    found = until_caps(fed, {"gold": (80, 30), "erp/host-a": (200, 30), "erp/greedy": (400, 30)})
+    assert {cap["client"] for cap in caps_of(found, A).clients} == {"greedy"}, "silver is spared at first"
+    assert caps_of(found, A).caps == []
+    inventory = fed.controller.inventory
+    assert inventory.terms_of("erp/host-a").priority is Priority.SILVER
+    assert inventory.terms_of("erp/greedy").priority is Priority.BEST_EFFORT
+    assert inventory.terms_of("erp").priority is Priority.SILVER
+
+
+def test_clients_that_no_agreement_names_are_slowed_with_their_volume():
+    made = controller((promise("gold"),), (volume_class("gold"), low("erp", priority=Priority.BEST_EFFORT)))
+    fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
+    found = until_caps(fed, {"gold": (80, 30), "erp/greedy": (400, 30)})
+    sent = caps_of(found, A)
+    assert ([cap["volume"] for cap in sent.caps], sent.clients) == (["erp"], [])
+
+
+def test_a_volume_that_becomes_divided_gives_up_the_cap_that_would_hold_its_promised_client():
+    made = controller((promise("gold"),), (volume_class("gold"), low("erp", priority=Priority.BEST_EFFORT)))
+    fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
+    use = {"gold": (80, 30), "erp/host-a": (20, 30), "erp/greedy": (400, 30)}
+    gen = caps_of(until_caps(fed, use), A).gen
+    made.set_agreements((promise("gold"),), (volume_class("gold"), low("erp", "host-a")))
+    first = caps_of(until_caps(fed, use, gen), A)
+    assert (first.caps, first.clients) == ([], []), "at once, before anything else is decided"
+    later = caps_in(until_caps(fed, use, first.gen))
+    assert [(sent.caps, {cap["client"] for cap in sent.clients}) for sent in later] == [([], {"greedy"})]
+
+
+def test_observe_says_which_client_it_would_slow():
+    fed = shared(promised("observe"))
+    found = suffer(fed, seconds=5)
+    (row,) = rows_of(found)
+    assert (row["state"], row["volume"], row["client"]) == ("observed", "erp", "greedy")
+    decided = [d.row for d in found if isinstance(d, RecordDecision) and d.row["kind"] == "observed"]
+    assert (decided[0]["volume"], decided[0]["figures"]["client"]) == ("erp", "greedy")
+
+
+def test_after_a_restart_the_cap_of_a_client_is_taken_over_before_the_gateway_says_what_it_can():
+    before = shared()
+    found = suffer(before, seconds=4)
+    (sent,) = caps_in(found)
+    rows = {row["throttle_id"]: row for row in rows_of(found)}
+    after = promised()
+    after.restore([{**row, "released_us": None} for row in rows.values()])
+    after.set_mode("enforce")
+    after.gateway_up(A, "A", [{"volume": "erp", "backend": "disk"}], before.now_ns)
+    before.controller = after
+    found = suffer(before, sent.gen)
+    assert caps_in(found) == [], "nothing is sent"
+    (throttle,) = after.policy.throttles()
+    assert (throttle.target, throttle.state) == ("erp/greedy", "confirmed")
+    after.set_features(A, CAN)
+    after.add_streams(A, streams(A, *NAMES))
+    assert caps_in(suffer(before, sent.gen)) == []
+
+
+# By hand.
+
+
+def test_a_client_throttled_by_hand_holds_beside_its_volume():
+    fed = shared(controller(()))
+    fed.step((A, dict.fromkeys(NAMES, (100, 1)), 0))
+    fed.controller.manual_set("t1", "erp", ops_per_s=500)
+    fed.controller.manual_set("t2", "erp", ops_per_s=50, client="greedy")
+    sent = caps_of(fed.step((A, dict.fromkeys(NAMES, (100, 1)), 0)), A)
+    assert [(cap["volume"], cap["ops_per_s"]) for cap in sent.caps] == [("erp", 500)]
+    assert [(cap["client"], cap["ops_per_s"]) for cap in sent.clients] == [("greedy", 50)]
+    over = fed.step((A, {"erp/host-a": (100, 1), "erp/greedy": (100, 1)}, sent.gen))
+    states = {row["throttle_id"]: row["state"] for row in rows_of(over)}
+    assert states == {"t1": "seen", "t2": "confirmed"}
+    within = fed.step((A, {"erp/host-a": (400, 1), "erp/greedy": (50, 1)}, sent.gen))
+    assert [(row["throttle_id"], row["state"]) for row in rows_of(within)] == [("t2", "seen")]
+    assert fed.controller.manual_release("erp", client="nobody") == []
+    assert fed.controller.manual_release("erp", client="greedy") == ["t2"]
+    after = caps_of(fed.step((A, {}, sent.gen)), A)
+    assert (len(after.caps), after.clients) == (1, [])
+    fed.controller.manual_set("t3", "erp", ops_per_s=50, client="greedy")
+    assert fed.controller.manual_release("erp") == ["t1", "t3"], "a volume's are those of its clients, too"
+
+
+def test_a_clients_cap_goes_to_the_gateways_it_uses():
+    fed = shared(controller(()), CAN, (B, ("erp/other",)))
+    fed.controller.manual_set("t1", "erp", ops_per_s=50, client="greedy")
+    found = fed.step((A, {"erp/greedy": (100, 1)}, 0), (B, {"erp/other": (100, 1)}, 0))
+    (sent,) = caps_in(found)
+    assert sent.gateway_id == A
+    fed.controller.add_streams(B, streams(B, "erp/greedy"))
+    found = fed.step((A, {"erp/greedy": (50, 1)}, sent.gen), (B, {"erp/greedy": (50, 1)}, 0))
+    rates = {each.gateway_id: each.clients[0]["ops_per_s"] for each in caps_in(found)}
+    assert rates.keys() >= {B}
+    assert all(LEAST.ops_per_s <= rate <= 50 for rate in rates.values())
+
+
+def test_why_a_client_cannot_be_capped():
+    fed = shared(controller(()))
+    made = fed.controller
+    assert made.why_no_client_cap("erp", "greedy") is None
+    problem, fix = made.why_no_client_cap("erp", "nobody") or ("", "")
+    assert problem == "volume 'erp' has no client 'nobody'; it has greedy, host-a"
+    assert fix
+    made.set_features(A, ())
+    problem, fix = made.why_no_client_cap("erp", "greedy") or ("", "")
+    assert problem == f"the agent of {A[:4]} caps whole volumes only, no single clients"
+    assert "Upgrade" in fix
+
+
+def test_what_a_throttle_by_hand_breaks_is_what_covers_the_client():
+    made = shared().controller
+    assert made.manual_effect("erp", ops_per_s=100).broken
+    assert made.manual_effect("erp", ops_per_s=100, client="host-a").broken
+    assert not made.manual_effect("erp", ops_per_s=100, client="greedy").broken
