@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import psycopg  # noqa: F401 - once, before the forks
+
 from sla_server.db.config import DatabaseConfig
 from tests.support.archive import FilesRig, later
 

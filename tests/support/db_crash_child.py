@@ -10,6 +10,8 @@ import os
 import signal
 from pathlib import Path
 
+import psycopg  # noqa: F401 - once, before the forks
+
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
 from sla_server.db.config import DatabaseConfig
