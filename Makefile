@@ -18,12 +18,14 @@ demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@$(PY) -m benchmarks.demonstration $(ARGS)
 
 # Long tests go first and the quick ones fill the gaps; lint and types run beside them. ARGS="tests/e2e -k name": some.
+# The first time the tests are collected once alone: four workers at once would each compile all of them.
 test: setup ## everything: lint, types, unit, integration, crash, end to end, browser, Spark
 ifdef ARGS
 	@$(MAKE) --no-print-directory lint
 	@$(PY) -m pytest $(ARGS)
 else
 	@$(MAKE) --no-print-directory lint types & checks=$$!; failed=0; \
+	[ -d tests/__pycache__ ] || $(PY) -m pytest -q --collect-only tests >/dev/null || true; \
 	$(PY) -m pytest $(FOUR) --no-loadscope-reorder --durations=30 tests/crash tests/e2e tests/integration tests/unit || failed=1; \
 	wait $$checks || { echo "lint or types failed: see above, or make check"; failed=1; }; exit $$failed
 endif

@@ -59,8 +59,6 @@ def main(name: str, path: Path | None, show_config: bool, check_config: bool) ->
         _show_config(path, show_config)
         return
     os.umask(PRIVATE_UMASK)
-    # pyarrow looks for pandas at its first array: half a second and 50 MB, for what no part uses.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # to import it fails
     logs.configure(name)
     set_os_thread_name(f"sla-{name}")
     stop = Stop()

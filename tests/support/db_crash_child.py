@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 
 import psycopg  # noqa: F401 - once, before the forks
+import pyarrow as pa
 
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
@@ -19,6 +20,8 @@ from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.process import _queue_records
 from tests.support.database import Rig
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
+
+pa.array([0])  # pyarrow looks for pandas at its first array: once, before the forks
 
 
 def main(url: str, folder: str, point: str, nth: int, last_seq: int) -> None:

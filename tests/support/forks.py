@@ -62,7 +62,6 @@ class Children:
 
 def serve(name: str) -> None:
     """Fork for each line until there are no more."""
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # as in the server's processes
     module = importlib.import_module(name)
     for line in sys.stdin:
         path, arguments = json.loads(line)
