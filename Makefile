@@ -7,6 +7,7 @@ FOUR := -n 4 --dist loadfile
 CODE := pmdaemon sla_server gateway_agent dashboard
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
+unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
 .PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet fmt lint types check unit bench docs clean
 
 help: ## show this list
@@ -16,15 +17,17 @@ demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
 
-# Long tests go first and the quick ones fill the gaps; types are checked beside them. ARGS="tests/e2e -k name": some.
+# Long tests go first and the quick ones fill the gaps; lint and types run beside them. ARGS="tests/e2e -k name": some.
+# The first time the tests are collected once alone: four workers at once would each compile all of them.
 test: setup ## everything: lint, types, unit, integration, crash, end to end, browser, Spark
-	@$(MAKE) --no-print-directory lint
 ifdef ARGS
+	@$(MAKE) --no-print-directory lint
 	@$(PY) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory types & types=$$!; failed=0; \
+	@$(MAKE) --no-print-directory lint types & checks=$$!; failed=0; \
+	[ -d tests/__pycache__ ] || $(PY) -m pytest -q --collect-only tests >/dev/null || true; \
 	$(PY) -m pytest $(FOUR) --no-loadscope-reorder --durations=30 tests/crash tests/e2e tests/integration tests/unit || failed=1; \
-	wait $$types || failed=1; exit $$failed
+	wait $$checks || { echo "lint or types failed: see above, or make check"; failed=1; }; exit $$failed
 endif
 
 test-loaded: ## the same with two busy loops beside it, as on a shared machine

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ def table(model: type[BaseModel], prefix: str = "") -> list[str]:
     title = f"`[{prefix}]`" if prefix else "(top of the file)"
     rows = [f"\n## {title}\n", "| key | default | meaning |", "|---|---|---|"]
     inner: list[str] = []
+    meaning_of = meanings(model)
     for name, field in model.model_fields.items():
         inside = _model_of(field.annotation)
         if inside is not None:
@@ -36,9 +41,26 @@ def table(model: type[BaseModel], prefix: str = "") -> list[str]:
             default = "required" if field.is_required() else f"`{field.default}`"
         else:
             default = "required" if field.is_required() else "(computed)"
-        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        meaning = " ".join(meaning_of.get(name, "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {default} | {meaning} |")
     return rows + inner if len(rows) > 3 else inner
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What stands below each field of a model, its bases' included.
+
+    pydantic could find it when the class is made; that took every process longer than reading its file.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            [definition] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, below in pairwise(definition.body):
+                is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+                    found[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return found
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+
+# isort: split
 from pathlib import Path
 
 import click
 
 from gateway_agent import agent
-from gateway_agent import enrol as enrolment
 from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.link import state_files
-from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
@@ -59,6 +60,8 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
 @click.option("--fingerprint", required=True, help="Of the server's CA, as `sla ca token` printed it.")
 def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fingerprint: str) -> None:
     """Obtain this gateway's certificate with a one-time token. Renewal is automatic from then on."""
+    from gateway_agent import enrol as enrolment  # cryptography and numpy, which run does not need
+
     with outermost("gateway-agent"):
         if path is not None:
             config = load_agent(path)
@@ -91,6 +94,8 @@ def check_files(config: AgentConfig) -> None:
     Raises:
         BackingFileError: the first that cannot.
     """
+    from gateway_agent.nbd.storage import VolumeStorage
+
     for export in config.export:
         if export.file is not None:
             VolumeStorage(export.volume, export.file, read_only=export.read_only).release()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+
+# isort: split
 import functools
 import sys
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared-machine")
+
+# Spark on a few rows spends most CPU on compiling its code well, and on collectors for all processors.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # A shell without job control starts its background jobs with SIGINT ignored; children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -7,6 +7,9 @@ I/O.
 
 from __future__ import annotations
 
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+
+# isort: split
 import os
 import random
 import secrets

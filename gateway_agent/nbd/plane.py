@@ -10,6 +10,9 @@ It knows no server and no disk queue. The link process may die, be reloaded or u
 
 from __future__ import annotations
 
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+
+# isort: split
 import os
 import socket
 from functools import partial

@@ -146,7 +146,7 @@ class PmConfig(StrictModel):
 class PmFile(BaseModel):
     """What the daemon reads of the server's file."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore")
 
     runtime_dir: Path
     """Directory of the mailbox segments and of pmdaemon.port; ``sla-server`` gives it in SLA__RUNTIME_DIR."""

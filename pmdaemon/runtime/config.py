@@ -42,7 +42,9 @@ def masked(text: str) -> str:
 class StrictModel(BaseModel):
     """Base of all configuration models: unknown keys are refused, values are validated on assignment."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+    # Without use_attribute_docstrings: to read its own source costs a process more than all else of a model.
+    # docs.reference finds what stands below the fields.
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, Any]:

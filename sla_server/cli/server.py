@@ -8,6 +8,9 @@ that holds the data directory.
 
 from __future__ import annotations
 
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+
+# isort: split
 import json
 import os
 import signal
@@ -18,12 +21,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pmdaemon.errors import ConfigError, SlaError
-from pmdaemon.pki.authority import Authority
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Deadline
@@ -35,14 +37,15 @@ from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import directories
 from sla_server.api.config import loopback_address
-from sla_server.cli import formatting
-from sla_server.cli.client import SOCKET_NAME, Client, local_uid
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.main import CommandGroup
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.supervisor import PARTS, Supervisor
 from sla_server.topology import app_layout, later_pairs, main_layout
+
+if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
+    from sla_server.cli.client import Client
 
 CONFIG = click.option(
     "--config",
@@ -82,6 +85,8 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
     """Start the server (in the foreground unless --background)."""
     config = configuration.load(path)
     if config.pmdaemon.tls.enabled and not show_config:
+        from pmdaemon.pki.authority import Authority
+
         Authority(config.ca_dir).fingerprint()  # or say how to make one
     if check_config:
         click.echo("configuration is good")
@@ -281,6 +286,8 @@ class ServerStatus:
 
     def troubles(self) -> list[str]:
         """Only what is wrong, or not there yet."""
+        from sla_server.cli import formatting
+
         lines = [f"  {name} failed at its last start: {reason}" for name, reason in self.failures.items()]
         lines += [
             f"  {name} does not run"
@@ -296,6 +303,8 @@ class ServerStatus:
 @contextmanager
 def connected(config: configuration.ResolvedConfig, path: Path | None) -> Iterator[Client | None]:
     """A client of this server; None while it does not listen."""
+    from sla_server.cli.client import SOCKET_NAME, Client, local_uid
+
     local = config.data_dir / SOCKET_NAME
     try:
         port = (config.runtime_dir / "api.port").read_text().strip()
@@ -337,6 +346,8 @@ def another_at(listen: str) -> str:
     """The address of an SLA server that answers where this one would; "" if none does."""
     if listen.endswith(":0"):
         return ""
+    from sla_server.cli.client import Client
+
     with closing(Client(f"http://{listen}")) as client:
         try:
             client.get("/health")

@@ -1,12 +1,13 @@
-"""Configuration of the database manager: table ``[database]`` of the server's file."""
+"""Configuration of the database manager: table ``[database]`` of the server's file.
+
+Every process reads it, also those that never ask SQL; so SQLAlchemy is imported only where a URL is read.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pydantic import Field, field_validator, model_validator
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 from pmdaemon.runtime.config import StrictModel
 
@@ -138,6 +139,9 @@ class DatabaseConfig(StrictModel):
     def _known_driver(cls, value: str) -> str:
         if not value:
             return value
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
         try:
             url = make_url(value)
         except ArgumentError as exc:
@@ -160,6 +164,8 @@ class DatabaseConfig(StrictModel):
         """The URL in force."""
         if self.url:
             return self.url
+        from sqlalchemy.engine import URL
+
         # Through URL.create: a directory's name may hold ?, # or %.
         return URL.create("sqlite", database=str(data_dir / "sla.db")).render_as_string(hide_password=False)
 

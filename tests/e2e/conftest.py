@@ -22,8 +22,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """See ``whole_product``."""
+    with whole_product(tmp_path_factory.mktemp("stage")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def whole_product(folder: Path, extra_toml: str = "") -> Iterator[Stage]:
     """Server, two agents before one modelled disk, both agreements applied, observe mode."""
-    with Stage(tmp_path_factory.mktemp("stage")) as running:
+    with Stage(folder, extra_toml=extra_toml) as running:
         running.start_disk()
         running.start_server()
         disk = running.disk_uri
@@ -58,11 +65,19 @@ class Driver:
                 self._loop.call_soon_threadsafe(stop.set)
                 future.result(timeout=60)  # type: ignore[attr-defined]
 
+    def has_ended(self, load: Load) -> bool:
+        """Whether it has stopped, also by itself: its connection was closed."""
+        return any(known is load and future.done() for known, _stop, future in self._running)  # type: ignore[attr-defined]
+
+    def close_loads(self) -> None:
+        """Stop every load, whatever went wrong in it."""
+        for load, _stop, _future in self._running:
+            with contextlib.suppress(Exception):
+                self.stop(load)
+
     def close(self) -> None:
         """Stop everything."""
-        with contextlib.suppress(Exception):
-            for load, _stop, _future in self._running:
-                self.stop(load)
+        self.close_loads()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(60)
         self._loop.close()

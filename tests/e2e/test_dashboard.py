@@ -453,6 +453,8 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site, page: P
         site.start(f"127.0.0.1:{port}")
         until(driver, lambda: not driver.find_element(By.ID, "banner").is_displayed(), "live again by itself")
         until(driver, lambda: text(driver, "#feed") == "live", "the feed is live")
+        assert text(driver, "#banner") == ""
+        assert driver.find_elements(By.CSS_SELECTOR, "[data-throttle]"), "what the feed brings is shown again"
 
 
 def test_what_is_in_trouble_is_said_since_when_and_why(site: Site, page: Page) -> None:

@@ -44,6 +44,7 @@ def test_a_part_that_hangs_is_named_until_it_goes_on(stage: Stage, part: str) ->
     finally:
         os.kill(pid, signal.SIGCONT)
     stage.wait(lambda: not problems(stage), "the end of the problem", limit_s=LIMIT_S)
+    assert len(stage.pids(fragment)) == 1
     if part != "supervisor":  # it may have been killed meanwhile on a machine that is slow enough
         kinds = ("process-stalled", "process-restarted")
         stage.wait(
@@ -76,3 +77,4 @@ def test_a_database_manager_without_memory_for_a_thread_comes_back(stage: Stage)
     resource.prlimit(pid, resource.RLIMIT_AS, (size_bytes, hard))
     stage.wait(lambda: has_stored_more(stage, before, 10), "more cuts in SQL", limit_s=120)
     stage.wait(lambda: not problems(stage), "a server without problems", limit_s=LIMIT_S)
+    assert len(stage.pids(PARTS["dbmanager"][0])) == 1

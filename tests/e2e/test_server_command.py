@@ -1,4 +1,7 @@
-"""``sla-server`` as an operator uses it: start, status, stop, and what it says when that is not possible."""
+"""``sla-server`` as an operator uses it: start, status, stop, and what it says when that is not possible.
+
+One server for all tests: each begins with it running or stopped, whichever it needs.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from pmdaemon.mailbox.errors import SegmentMissing
 from pmdaemon.mailbox.layout import C_HEAD, H_CREATED_US
 from pmdaemon.mailbox.segment import start_ticks
 from pmdaemon.runtime.clock import Deadline
+from sla_server.directories import running_pid
 from tests.support.stage import free_port
 
 
@@ -33,7 +37,8 @@ class Operator:
         self.data_dir, self.runtime_dir = folder / "data", folder / "run"
         self.config.write_text(
             f'data_dir = "{folder}/data"\nruntime_dir = "{folder}/run"\n'
-            f'[pmdaemon]\nlisten = "127.0.0.1:{free_port()}"\n[api]\nlisten = "127.0.0.1:{self.port}"\n'
+            f'[pmdaemon]\nlisten = "127.0.0.1:0"\n[api]\nlisten = "127.0.0.1:{self.port}"\n'
+            "[database]\nqueue_bytes = 16777216\n"
         )
 
     def kill(self) -> None:
@@ -63,6 +68,13 @@ class Operator:
         with contextlib.closing(sqlite3.connect(self.data_dir / "sla.db", timeout=60)) as database:
             return [row[0] for row in database.execute("SELECT subject FROM events WHERE kind = ?", (kind,))]
 
+    def schema_becomes(self, version: str) -> str:
+        """Set the version of the schema; returns what it was."""
+        with contextlib.closing(sqlite3.connect(self.data_dir / "sla.db")) as database, database:
+            [[former]] = database.execute("SELECT version_num FROM alembic_version")
+            database.execute("UPDATE alembic_version SET version_num = ?", (version,))
+            return str(former)
+
     def health(self) -> int:
         try:
             return httpx.get(f"http://127.0.0.1:{self.port}/api/v1/health", timeout=60).status_code
@@ -70,70 +82,118 @@ class Operator:
             return 0
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``sla-server command``."""
+        return self._run("sla_server", command, "--config", str(self.config), *arguments)
+
+    def sla(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``sla arguments``."""
+        return self._run("sla_server.cli", *arguments)
+
+    def _run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "sla_server", command, "--config", str(self.config), *arguments],
+            [sys.executable, "-m", module, *arguments],
             capture_output=True,
             text=True,
             timeout=90,
             check=False,
-            env={**os.environ, "COLUMNS": "80"},
+            env={**os.environ, "COLUMNS": "80", "SLA_CONFIG": str(self.config)},
         )
 
+    def be_running(self) -> None:
+        if running_pid(self.data_dir) is None:
+            started = self.run("start", "--background")
+            assert started.returncode == 0, started.stderr
+        self.until(lambda: self.health() == 200, "the server is well")
 
-@pytest.fixture
-def operator(tmp_path: Path) -> Iterator[Operator]:
-    someone = Operator(tmp_path)
+    def be_stopped(self) -> None:
+        if running_pid(self.data_dir) is not None:
+            assert self.run("stop").returncode == 0
+            assert self.left() == []  # no shared memory is kept
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    someone = Operator(tmp_path_factory.mktemp("server"))
     yield someone
-    someone.run("stop")
+    someone.be_stopped()
 
 
-def test_start_status_stop(operator: Operator) -> None:
-    nothing = operator.run("status")
+def test_start_and_status(server: Operator) -> None:
+    server.be_stopped()
+    nothing = server.run("status")
     assert nothing.returncode == 69
     assert "sla-server start" in nothing.stderr
 
-    started = operator.run("start", "--background")
+    started = server.run("start", "--background")
     assert started.returncode == 0, started.stderr
-    assert f"127.0.0.1:{operator.port}" in started.stdout
-    deadline = Deadline(60)  # 503 until services have spoken
-    while httpx.get(f"http://127.0.0.1:{operator.port}/api/v1/health").status_code != 200:
-        assert not deadline.passed
-        time.sleep(0.1)
-
-    second = operator.run("start")
-    assert second.returncode == 75
-    assert "is in use by process" in second.stderr + second.stdout
-
-    status = json.loads(operator.run("status", "-o", "json").stdout)
+    assert f"127.0.0.1:{server.port}" in started.stdout
+    assert "/login?code=" in started.stdout
+    answer = server.run("status", "-o", "json")
+    assert answer.returncode == 0, answer.stdout
+    status = json.loads(answer.stdout)
+    assert status["is_well"]
     assert {row["name"]: row["state"] for row in status["processes"]} == dict.fromkeys(
         ("appserver", "dbmanager", "pair-0", "pmdaemon", "services"), "running"
     )
     assert status["problems"] == []
-    text = operator.run("status").stdout
+    server.until(lambda: server.health() == 200, "the services have spoken")
+    mode = server.sla("mode", "observe")
+    assert (mode.returncode, mode.stdout) == (0, "observe\n"), mode.stderr
+
+    second = server.run("start")
+    assert second.returncode == 75
+    assert "is in use by process" in second.stderr + second.stdout
+    text = server.run("status").stdout
     assert max(len(line) for line in text.splitlines()) <= 110
-    assert operator.run("stop").returncode == 0
-    assert operator.run("stop").returncode == 69
-    assert operator.left() == []  # no shared memory is kept
 
 
 @pytest.mark.parametrize("while_running", [True, False])
-def test_a_damaged_mailbox_is_cured(operator: Operator, while_running: bool) -> None:
+def test_a_damaged_mailbox_is_cured(server: Operator, while_running: bool) -> None:
     """A stray store into a lane: the parts that use the segment get a new one; so does the next start."""
-    assert operator.run("start", "--background").returncode == 0
-    operator.until(lambda: operator.health() == 200, "the server is well")
-    segment = Segment(operator.runtime_dir / "main.mbx")
+    server.be_running()
+    told = server.events("mailbox-damaged")
+    segment = Segment(server.runtime_dir / "main.mbx")
     layout, made_us = segment.layout, segment.words[H_CREATED_US]
     if not while_running:
-        operator.kill()
+        server.kill()
     segment.words[layout.control_word(layout.index("dbmanager")) + C_HEAD] = 777
     segment.close()
     if not while_running:
-        assert operator.run("start", "--background").returncode == 0
-    operator.until(lambda: operator.created_us() not in (None, made_us), "the segment is made again")
-    operator.until(lambda: operator.events("mailbox-damaged") == ["main.mbx"], "an event says so")
-    operator.until(lambda: operator.health() == 200, "the server is well again")
-    assert operator.run("stop").returncode == 0
-    assert operator.left() == []
+        assert server.run("start", "--background").returncode == 0
+    server.until(lambda: server.created_us() not in (None, made_us), "the segment is made again")
+    server.until(lambda: server.events("mailbox-damaged") == [*told, "main.mbx"], "an event says so")
+    server.until(lambda: server.health() == 200, "the server is well again")
+
+
+def test_stop(server: Operator) -> None:
+    server.be_running()
+    assert server.run("stop").returncode == 0
+    assert server.left() == []
+    assert server.run("stop").returncode == 69
+
+
+def test_a_schema_of_a_newer_release_ends_the_start(server: Operator) -> None:
+    if not (server.data_dir / "sla.db").exists():
+        server.be_running()
+    server.be_stopped()
+    version = server.schema_becomes("9999")
+    try:
+        refused = server.run("start", "--background")
+    finally:
+        server.schema_becomes(version)
+    assert refused.returncode == 78, refused.stderr
+    assert "dbmanager failed at its last start: the schema of" in refused.stderr
+    assert "Install the newer release again" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert server.run("status").returncode == 69
+    for path in server.data_dir.iterdir():
+        assert path.is_dir() or path.stat().st_mode & 0o077 == 0, f"{path.name} can be read by others"
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Operator:
+    """One without a server."""
+    return Operator(tmp_path)
 
 
 def test_show_config_can_be_read_back(operator: Operator, tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ def tls_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield running
 
 
-def certificates(stage: Stage) -> list[dict[str, Any]]:
+def renewed(stage: Stage) -> set[str]:
+    return {entry.name for entry in stage.authority.entries() if entry.how == "renewal"}
+
+
+def listed(stage: Stage) -> list[dict[str, Any]]:
     return list(json.loads(stage.sla("ca", "list", "-o", "json").stdout)["certificates"])
 
 
@@ -53,15 +57,11 @@ def test_statistics_arrive_over_tls(tls_stage: Stage, driver: Driver) -> None:
 
 
 def test_certificates_are_renewed_in_time(tls_stage: Stage) -> None:
-    tls_stage.wait(
-        lambda: (
-            {row["name"] for row in certificates(tls_stage) if row["by"] == "renewal"}
-            == {"gateway-a", "gateway-b"}
-        ),
-        "both agents' renewals",
-        limit_s=3 * LIFE_S,
-    )
-    end_us = max(row["not_after_us"] for row in certificates(tls_stage) if row["by"] == "token")
+    both = {"gateway-a", "gateway-b"}
+    tls_stage.wait(lambda: renewed(tls_stage) == both, "both agents' renewals", limit_s=3 * LIFE_S)
+    certificates = listed(tls_stage)
+    assert {row["name"] for row in certificates if row["by"] == "renewal"} == both
+    end_us = max(row["not_after_us"] for row in certificates if row["by"] == "token")
     tls_stage.wait(lambda: time.time_ns() // 1000 > end_us, "the first certificates' end", limit_s=3 * LIFE_S)
     tls_stage.wait(tls_stage.gateways_up, "both gateways with their new certificates")
     kinds = [row["kind"] for row in tls_stage.get("events?limit=200")["items"]]
@@ -88,7 +88,7 @@ def test_a_revoked_gateway_is_out_until_it_is_enrolled_again(tls_stage: Stage) -
 
 def thief(stage: Stage, token: str) -> subprocess.CompletedProcess[str]:
     """What somebody would try who saw the printed command later."""
-    fingerprint = json.loads(stage.sla("ca", "list", "-o", "json").stdout)["fingerprint"]
+    fingerprint = stage.authority.fingerprint()
     port = (stage.sockets / "run" / "pmdaemon.port").read_text().strip()
     command = [sys.executable, "-m", "gateway_agent", "enrol", "--token", token, "--fingerprint", fingerprint]
     command += ["--server", f"127.0.0.1:{port}", "--state-dir", str(stage.folder / "thief")]

@@ -1,14 +1,14 @@
-"""Looks after files and kills itself at a named point: ``URL DATA_DIR HOURS POINT NTH``."""
+"""Looks after files and kills itself at a named point; ``tests.support.forks`` calls ``main``."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import psycopg  # noqa: F401 - once, before the forks
+import pyarrow as pa
 
 from sla_server.db.config import DatabaseConfig
 from tests.support.archive import FilesRig, later
@@ -17,7 +17,10 @@ from tests.support.archive import FilesRig, later
 LIMITS = {"cuts_max_age_h": 5.0, "rollups_after_h": 3.0}
 
 
-def main(url: str, data_dir: Path, hours: float, point: str, nth: int) -> None:
+pa.array([0])  # pyarrow looks for pandas at its first array: once, before the forks
+
+
+def main(url: str, folder: str, hours: float, point: str, nth: int) -> None:
     left = [nth]
 
     def probe(name: str) -> None:
@@ -27,14 +30,9 @@ def main(url: str, data_dir: Path, hours: float, point: str, nth: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     config = DatabaseConfig(url=url, queue_bytes=16 << 20)
-    database = SimpleNamespace(config=config, data_dir=data_dir)
+    database = SimpleNamespace(config=config, data_dir=Path(folder))
     rig = FilesRig(database, probe, later(hours), **LIMITS)
     for _ in range(2):
         rig.step()
         rig.clock.advance(101)
     rig.close()
-
-
-if __name__ == "__main__":
-    url, data_dir, hours, point, nth = sys.argv[1:]
-    main(url, Path(data_dir), float(hours), point, int(nth))

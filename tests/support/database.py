@@ -17,8 +17,6 @@ from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.samples import T0
 
-CHILD_LIMIT_S = 600  # ends a child that hangs; on a machine with other work one takes a minute and more
-
 
 def no_probe(_point: str) -> None:
     pass

@@ -1,4 +1,4 @@
-"""A dbmanager without mailboxes that kills itself at a named point: ``URL DATA_DIR POINT NTH LAST_SEQ``.
+"""A dbmanager without mailboxes that kills itself at a named point; ``tests.support.forks`` calls ``main``.
 
 It plays intake and writer in turn, as the process does, and the agent, too: from what is durable after
 recovery it sends the following cuts in batches of three. Each confirmed high water is written to ``acks``.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import psycopg  # noqa: F401 - once, before the forks
+import pyarrow as pa
 
 from pmdaemon.mailbox import Message
 from pmdaemon.wire import frame
@@ -21,8 +21,11 @@ from sla_server.db.process import _queue_records
 from tests.support.database import Rig
 from tests.support.samples import EPOCH, cuts_message, gateway, make_cut
 
+pa.array([0])  # pyarrow looks for pandas at its first array: once, before the forks
 
-def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
+
+def main(url: str, folder: str, point: str, nth: int, last_seq: int) -> None:
+    data_dir = Path(folder)
     left = [nth]
 
     def probe(name: str) -> None:
@@ -50,8 +53,3 @@ def main(url: str, data_dir: Path, point: str, nth: int, last_seq: int) -> None:
         rig.clock.advance(25)
     rig.drain(final=True)
     rig.close()
-
-
-if __name__ == "__main__":
-    url, data_dir, point, nth, last_seq = sys.argv[1:]
-    main(url, Path(data_dir), point, int(nth), int(last_seq))

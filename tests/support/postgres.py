@@ -21,7 +21,12 @@ import psycopg
 from pmdaemon.runtime.clock import Deadline
 
 START_S: Final = 30.0
-TEST_OPTIONS: Final = {"fsync": "off", "shared_buffers": "32MB"}
+TEST_OPTIONS: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "autovacuum": "off",  # with a database for each test it would do nothing but visit them
+    "shared_buffers": "32MB",
+}
 
 
 class PostgresMissing(RuntimeError):

@@ -23,12 +23,15 @@ from typing import Any
 
 import httpx
 
+from pmdaemon.pki.authority import Authority
+
 # The set-up of the demonstration and of the end-to-end tests. All its times dwarf what a busy machine adds: a
 # process waits for its turn of the processor for some milliseconds, five processes handle each request.
 DISK_MS = 20.0  # with 8 requests at once: 400 I/Os a second
 DISK_AT_ONCE = 8
 PROMISE_MS = 100.0  # p95 alone is 20 ms; at 95 % of the disk's rate the queue adds some 50 ms
 GOLD_IOPS = 60  # three windows' worth of I/Os a second (window_min_ios)
+LOOK_S = 0.25  # a wait looks again after a tenth of what it has waited, or after this: each look costs CPU
 GREEDY_DEPTH = 128  # keeps the disk busy for a third of a second: p95 is 4 times the promise
 AGREEMENTS = """\
 apiVersion: storage-sla/v1
@@ -141,6 +144,11 @@ class Stage:
         """Start of the URI of the modelled disk; the export's name goes between the slashes."""
         return f"nbd+unix:///{{}}?socket={self.sockets}/disk.sock"
 
+    @property
+    def authority(self) -> Authority:
+        """The certificate authority of the running server, read from its files."""
+        return Authority(self.folder / "data" / "ca")
+
     def _write_config(self) -> None:
         pm_port = free_port()
         self.config_path.write_text(
@@ -219,10 +227,11 @@ class Stage:
             process.wait()
             raise StageError(f"{name} had to be killed: it did not stop within {limit_s:g} s") from None
 
-    def start_disk(self) -> None:
-        """Start the modelled disk and wait for its socket."""
+    def start_disk(self, service_ms: float = DISK_MS, at_once: int = DISK_AT_ONCE) -> None:
+        """Start the modelled disk, also in the place of one that has ended, and wait for its socket."""
         path = self.sockets / "disk.sock"
-        how = ["--service-ms", str(DISK_MS), "--at-once", str(DISK_AT_ONCE)]
+        path.unlink(missing_ok=True)
+        how = ["--service-ms", str(service_ms), "--at-once", str(at_once)]
         process = self.spawn("disk", "tests.support.modelled_disk", str(path), *how)
         self.wait(path.exists, "the modelled disk", process)
 
@@ -252,7 +261,7 @@ class Stage:
     def enrol(self, agent: Agent) -> str:
         """Give an agent its certificate, as an operator would; returns the token, which is spent."""
         token = self.sla("ca", "token", agent.name, "-q").stdout.strip()
-        fingerprint = json.loads(self.sla("ca", "list", "-o", "json").stdout)["fingerprint"]
+        fingerprint = self.authority.fingerprint()
         command = [sys.executable, "-m", "gateway_agent", "enrol", "--token", token]
         command += ["--config", str(self.folder / f"{agent.name}.toml"), "--fingerprint", fingerprint]
         command += ["--server", f"127.0.0.1:{self.pm_port}"]
@@ -269,16 +278,17 @@ class Stage:
         Raises:
             StageError: it was not within the limit, or the process ended; holds the end of its log.
         """
-        end_s = time.monotonic() + limit_s
+        began_s = time.monotonic()
         while True:
             value = ready()
             if value:
                 return value
             ended = process is not None and process.poll() is not None
-            if ended or time.monotonic() > end_s:
+            waited_s = time.monotonic() - began_s
+            if ended or waited_s > limit_s:
                 why = "its process ended" if ended else f"not within {limit_s:g} s"
                 raise StageError(f"{what} did not come up ({why}):\n{self.tail()}")
-            time.sleep(0.05)
+            time.sleep(min(max(0.05, waited_s / 10), LOOK_S))
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of every log."""
@@ -360,9 +370,11 @@ class Stage:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if fragment not in line:
+                    continue
                 # A pair has no path on its command line; its environment names our runtime directory.
                 around = line + path.with_name("environ").read_bytes().decode(errors="replace")
-                if fragment in line and (f"{self.folder}/" in around or str(self.sockets) in around):
+                if f"{self.folder}/" in around or str(self.sockets) in around:
                     found.append(int(path.parent.name))
         return found
 

@@ -56,3 +56,14 @@ def test_what_a_command_makes_is_closed_to_others(tmp_path: Path) -> None:
     made = tmp_path / "made"
     assert run(tmp_path, COMMAND.replace("pass", f"open({str(made)!r}, 'w').close()")).returncode == 0
     assert made.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_process_imports_what_it_never_uses() -> None:
+    """rich is installed with the command line; structlog would bring it into every process."""
+    mains = ("pmdaemon.cli", "gateway_agent.link.main", "gateway_agent.nbd.plane", "sla_server.process")
+    said = "print([name for name in ('rich', 'sqlalchemy') if name in sys.modules])"
+    code = f"import sys, {', '.join(mains)}; {said}; import structlog, rich; sys.exit(not rich)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    agent = f"import sys, gateway_agent.cli; {said.replace('sqlalchemy', 'numpy')}"
+    assert subprocess.run([sys.executable, "-c", agent], capture_output=True, check=True).stdout == b"[]\n"

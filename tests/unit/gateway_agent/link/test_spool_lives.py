@@ -65,14 +65,16 @@ class SpoolLife:
 
     def __init__(self, seed, limit_bytes):
         self.rng, self.limit_bytes, self.clock = random.Random(seed), limit_bytes, FakeClock()
-        self.disk, self.due, self.tried, self.acked = FaultDisk(), set(), set(), set()
-        self.dropped = 0
+        self.disk, self.due, self.tried = FaultDisk(), set(), set()
+        self.dropped = self.confirmed = self.deaths = 0
 
     def run(self):
         for epoch in range(1, self.rng.randint(3, 6)):
             self._arm()
-            with contextlib.suppress(Crashed):
+            try:
                 self._live(epoch)
+            except Crashed:
+                self.deaths += 1
             rng, disk = self.rng, self.disk
             self.disk = disk.after_kill() if rng.random() < 0.5 else disk.after_crash(rng)
         self._open()
@@ -124,6 +126,7 @@ class SpoolLife:
             with contextlib.suppress(SpoolWriteFailed):
                 put(spool, epoch, seq)
                 self.due.add((epoch, seq))
+                self.confirmed += 1
                 seq += 1
             self._check(spool)
 
@@ -133,8 +136,12 @@ ROOMY = 1 << 16
 
 @pytest.mark.parametrize("limit_bytes", [ROOMY, 4096])
 def test_random_lives_of_a_spool_lose_no_cut_uncounted(limit_bytes):
-    for seed in range(int(os.environ.get("DISKQUEUE_LIVES", "150"))):
+    lives = [SpoolLife(seed, limit_bytes) for seed in range(int(os.environ.get("DISKQUEUE_LIVES", "150")))]
+    for seed, life in enumerate(lives):
         try:
-            SpoolLife(seed, limit_bytes).run()
+            life.run()
         except AssertionError as exc:
             raise AssertionError(f"seed {seed}: {exc}") from exc
+    assert sum(life.deaths for life in lives) >= len(lives), "they do die"
+    assert sum(life.confirmed for life in lives) >= 5 * len(lives), "and live before"
+    assert any(life.dropped for life in lives) == (limit_bytes != ROOMY)

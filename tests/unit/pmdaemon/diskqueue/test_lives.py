@@ -154,13 +154,15 @@ class Life:
         self.disk = FaultDisk()
         self.due: dict[int, bytes] = {}
         self.tried: set[bytes] = set()
-        self.added = 0
+        self.added = self.confirmed = self.deaths = 0
 
     def run(self) -> None:
         for _ in range(self.rng.randint(2, 6)):
             self._arm()
-            with contextlib.suppress(Crashed):
+            try:
                 self._live()
+            except Crashed:
+                self.deaths += 1
             self.disk = self.disk.after_kill() if self.rng.random() < 0.5 else self.disk.after_crash(self.rng)
         found = contents(open_queue(self.disk))
         assert self.due.items() <= found.items(), "lost at the end"
@@ -223,11 +225,15 @@ class Life:
         for seq, data in zip(queue.put_many(payloads), payloads, strict=True):
             assert seq not in self.due, "a number given twice"
             self.due[seq] = data
+            self.confirmed += 1
 
 
 def test_random_lives_lose_nothing_that_was_confirmed_or_handed_out() -> None:
-    for seed in range(LIVES):
+    lives = [Life(seed) for seed in range(LIVES)]
+    for seed, life in enumerate(lives):
         try:
-            Life(seed).run()
+            life.run()
         except AssertionError as exc:
             raise AssertionError(f"seed {seed}: {exc}") from exc
+    assert sum(life.deaths for life in lives) >= len(lives), "they do die"
+    assert sum(life.confirmed for life in lives) >= 5 * len(lives), "and live before"

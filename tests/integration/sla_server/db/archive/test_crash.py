@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from tests.integration.sla_server.db.conftest import copy_of, new_database
 from tests.support.archive import FilesRig, archived, counted, later
 from tests.support.archive_crash_child import LIMITS
-from tests.support.database import CHILD_LIMIT_S
-from tests.support.paths import SUPPORT
+from tests.support.forks import Children
 from tests.support.samples import MINUTE_US, T0, Model, cuts_message, make_cut
 
-CHILD = SUPPORT / "archive_crash_child.py"
 POINTS = [
     ("export-published", 1),  # two files of rollups without rows
     ("export-committed", 2),  # moved, one hour of three still in SQL
@@ -27,7 +24,7 @@ POINTS = [
 HOURS = 6.5
 
 
-def filled(database):
+def fill(database):
     """Six hours of cuts, a file every 20 minutes; returns all cuts."""
     rig = FilesRig(database)
     items = []
@@ -40,11 +37,28 @@ def filled(database):
     return items
 
 
-def run_child(database, point, nth):
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])
+def original(request, tmp_path_factory):
+    """A database that is filled, of which each test has a copy; and the cuts in it."""
+    database = new_database(request, request.param, tmp_path_factory.mktemp("original"))
+    return database, fill(database)
+
+
+@pytest.fixture
+def filled(request, original, tmp_path):
+    database, items = original
+    return copy_of(request, database, tmp_path), items
+
+
+@pytest.fixture(scope="module")
+def children():
+    with Children("tests.support.archive_crash_child") as made:
+        yield made
+
+
+def run_child(children, database, point, nth):
     url = database.config.resolved_url(database.data_dir)
-    command = [sys.executable, str(CHILD), url, str(database.data_dir), str(HOURS), point, str(nth)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
-    return done.returncode, done.stderr
+    return children.run(url, str(database.data_dir), HOURS, point, nth)
 
 
 def assert_whole(database, items):
@@ -67,15 +81,15 @@ def assert_whole(database, items):
 
 
 @pytest.mark.parametrize(("point", "nth"), POINTS, ids=[point for point, _ in POINTS])
-def test_a_kill_leaves_nothing_lost_and_nothing_over(database, point, nth):
-    items = filled(database)
-    code, stderr = run_child(database, point, nth)
-    assert code == -signal.SIGKILL, stderr
+def test_a_kill_leaves_nothing_lost_and_nothing_over(filled, children, point, nth):
+    database, items = filled
+    code, output = run_child(children, database, point, nth)
+    assert code == -signal.SIGKILL, output
     assert_whole(database, items)
 
 
-def test_without_a_kill_the_same_is_true(database):
-    items = filled(database)
-    code, stderr = run_child(database, "never", 1)
-    assert code == 0, stderr
+def test_without_a_kill_the_same_is_true(filled, children):
+    database, items = filled
+    code, output = run_child(children, database, "never", 1)
+    assert code == 0, output
     assert_whole(database, items)

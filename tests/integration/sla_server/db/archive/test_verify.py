@@ -20,13 +20,15 @@ from sla_server.db.archive import manifest
 from sla_server.db.archive.files import digest_of
 from sla_server.db.archive.verify import verify
 from sla_server.db.engine import begin
+from tests.integration.sla_server.db.conftest import copy_of, new_database
 from tests.support.archive import HOUR_US, FilesRig, later
 from tests.support.samples import MINUTE_US, T0, cuts_message, gateway, make_cut
 
 
-@pytest.fixture
-def rig(database):
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.db)])
+def original(request, tmp_path_factory):
     """Cuts of five hours of two gateways, a file an hour; three hours of rollups have moved to files."""
+    database = new_database(request, request.param, tmp_path_factory.mktemp("original"))
     made = FilesRig(database, clock=later(0), rollups_after_h=3)
     for n in range(5):
         at_us = T0 + n * HOUR_US
@@ -38,6 +40,18 @@ def rig(database):
         made.drain()
     made.clock.advance(3600)
     assert made.step().hours_moved == 3
+    made.close()
+    return database
+
+
+@pytest.fixture
+def database(request, original, tmp_path):
+    return copy_of(request, original, tmp_path)
+
+
+@pytest.fixture
+def rig(database):
+    made = FilesRig(database, clock=later(6), rollups_after_h=3)
     yield made
     made.close()
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from itertools import cycle
 
 import pyarrow.parquet as pq
+import pytest
 
 from sla_server.db.queries.reader import open_reader
-from tests.support.database import CHILD_LIMIT_S
-from tests.support.paths import SUPPORT
+from tests.support.forks import Children
 from tests.support.samples import EPOCH, assert_database_holds, gateway, make_cut
 
-CHILD = SUPPORT / "db_crash_child.py"
 POINTS = [
     "appended",  # written, not synced
     "synced",  # durable, the pair does not know
@@ -28,11 +25,10 @@ POINTS = [
 ]
 
 
-def run_child(database, point, nth, last_seq):
-    url = database.config.resolved_url(database.data_dir)
-    command = [sys.executable, str(CHILD), url, str(database.data_dir), point, str(nth), str(last_seq)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False)
-    return done.returncode, done.stderr
+@pytest.fixture(scope="module")
+def children():
+    with Children("tests.support.db_crash_child") as made:
+        yield made
 
 
 def acks(database):
@@ -55,16 +51,17 @@ def assert_exactly_once(database, reader):
     return stored
 
 
-def test_nothing_is_lost_or_doubled_by_kill_9(database):
+def test_nothing_is_lost_or_doubled_by_kill_9(database, children):
+    where = (database.config.resolved_url(database.data_dir), str(database.data_dir))
     reader = open_reader(database.config, database.data_dir)
     last_seq = 0
     for point, nth in zip(POINTS, cycle((2, 1)), strict=False):
         last_seq += 24
-        code, stderr = run_child(database, point, nth, last_seq)
-        assert code == -signal.SIGKILL, (point, stderr)
+        code, output = children.run(*where, point, nth, last_seq)
+        assert code == -signal.SIGKILL, (point, output)
         assert_exactly_once(database, reader)
-    code, stderr = run_child(database, "never", 1, last_seq)
-    assert code == 0, stderr
+    code, output = children.run(*where, "never", 1, last_seq)
+    assert code == 0, output
     assert assert_exactly_once(database, reader) == last_seq
     assert sum(row["cuts"] for row in reader.manifest()) == last_seq
     directory = database.config.resolved_parquet_dir(database.data_dir)

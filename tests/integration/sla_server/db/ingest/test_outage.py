@@ -18,7 +18,6 @@ from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.writer import DatabaseOutage
 from tests.support.database import Rig
-from tests.support.postgres import PostgresServer
 from tests.support.samples import T0, assert_database_holds, cuts_message, make_cut, record_message
 
 
@@ -57,33 +56,29 @@ def quick(monkeypatch):
 
 @pytest.mark.db
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-def test_a_server_that_stops_and_comes_back_needs_no_restart(tmp_path, quick, how):
-    server = PostgresServer({"shared_buffers": "16MB"})
-    try:
-        config = DatabaseConfig(url=server.create("away"), flush_interval_s=0.05)
-        engine = make_engine(config, tmp_path)
-        migrate.upgrade(engine)
-        engine.dispose()
-        rig = Rig(config, tmp_path)
-        items = [make_cut(seq) for seq in range(1, 7)]
-        with running(rig):
-            put(rig, *items[:2])
-            wait_until(lambda: rig.writer.sql_seq == 2, "the first cuts")
-            server.stop(how)
-            put(rig, *items[2:4])
-            wait_until(lambda: rig.writer.outage.tries >= 2, "the outage was noticed")
-            put(rig, *items[4:])
-            assert rig.writer.sql_seq == 2
-            assert rig.writer.outage.since_us == T0
-            rig.clock.advance(90)
-            server.start()
-            wait_until(lambda: rig.writer.sql_seq == 6 and not rig.writer.outage.is_on, "recovery")
-        assert_database_holds(rig.reader, items)
-        [row] = [row for row in rig.reader.events() if row["kind"] == "database-away"]
-        assert (row["at_us"], row["severity"], row["details"]["seconds"]) == (T0, "critical", 90.0)
-        rig.close()
-    finally:
-        server.remove()
+def test_a_server_that_stops_and_comes_back_needs_no_restart(
+    restarting_postgres, migrated_template, tmp_path, quick, how
+):
+    postgres = restarting_postgres
+    url = postgres.create(f"away_{how.name.lower()}", migrated_template)
+    rig = Rig(DatabaseConfig(url=url, flush_interval_s=0.05), tmp_path)
+    items = [make_cut(seq) for seq in range(1, 7)]
+    with running(rig):
+        put(rig, *items[:2])
+        wait_until(lambda: rig.writer.sql_seq == 2, "the first cuts")
+        postgres.stop(how)
+        put(rig, *items[2:4])
+        wait_until(lambda: rig.writer.outage.tries >= 2, "the outage was noticed")
+        put(rig, *items[4:])
+        assert rig.writer.sql_seq == 2
+        assert rig.writer.outage.since_us == T0
+        rig.clock.advance(90)
+        postgres.start()
+        wait_until(lambda: rig.writer.sql_seq == 6 and not rig.writer.outage.is_on, "recovery")
+    assert_database_holds(rig.reader, items)
+    [row] = [row for row in rig.reader.events() if row["kind"] == "database-away"]
+    assert (row["at_us"], row["severity"], row["details"]["seconds"]) == (T0, "critical", 90.0)
+    rig.close()
 
 
 def _slow_updates(connection):
