@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
@@ -40,9 +39,8 @@ from sla_server.services.control.sharing import (
     why_none,
 )
 from sla_server.services.control.throttle import LoopMemory
-from sla_server.services.control.verdicts import Signal
+from sla_server.services.control.victims import ASKS_NOTHING, Key, Need, Victim, figures_of, rank_of
 
-Key = tuple[str, str]
 PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 
@@ -54,45 +52,6 @@ class Phase(StrEnum):
     DECREASE = "decrease"
     HOLD = "hold"
     INCREASE = "increase"
-
-
-class Need(StrEnum):
-    """What a promise asks of the loop."""
-
-    UNKNOWN = "unknown"  # no window yet under the caps in force
-    AT_RISK = "at-risk"
-    HOLD = "hold"  # neither at risk nor clear: the deadband
-    CLEAR = "clear"
-    IDLE = "idle"
-    OUT_OF_CURVE = "out-of-curve"
-    NOT_APPLICABLE = "not-applicable"  # its I/Os are not such as the promise is about
-    EXCLUDED = "excluded"  # in maintenance, or outside service hours
-    GONE = "gone"  # no statistics for a lease
-
-
-_ASKS_NOTHING = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.NOT_APPLICABLE, Need.EXCLUDED, Need.GONE))
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """One promise with streams on this backend, as the loop sees it.
-
-    Attributes:
-        fresh: it had statistics recently; what they said still holds.
-    """
-
-    key: Key
-    priority: Priority
-    urgency: float
-    need: Need
-    signal: Signal
-    volumes: frozenset[str]
-    fresh: bool = True
-
-    @property
-    def name(self) -> str:
-        """agreement/objective."""
-        return "/".join(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +194,7 @@ class BackendControl:
             victims: of this step.
             now_ns: monotonic.
         """
-        asking = [v.priority for v in victims if v.key in self.victims and v.need not in _ASKS_NOTHING]
+        asking = [v.priority for v in victims if v.key in self.victims and v.need not in ASKS_NOTHING]
         if self.settling or not asking:
             return []
         highest = max(asking)
@@ -317,9 +276,9 @@ class BackendControl:
         if at_risk and self.gate_open:
             self.clear_since_ns = None
             self.calm_since_ns = now_ns
-            return self._protect(max(at_risk, key=_rank), neighbours, now_ns)
+            return self._protect(max(at_risk, key=rank_of), neighbours, now_ns)
         if self.active and self.gate_open:
-            return self._recover([v for v in victims if v.need not in _ASKS_NOTHING], now_ns)
+            return self._recover([v for v in victims if v.need not in ASKS_NOTHING], now_ns)
         return NOTHING
 
     # What the step is made of.
@@ -371,7 +330,7 @@ class BackendControl:
             ) and now_ns - self.changed_ns < self.settings.lease_s * 1e9
             if self.settling:
                 return None
-        open_needs = {v.need for v in waiting} - _ASKS_NOTHING
+        open_needs = {v.need for v in waiting} - ASKS_NOTHING
         if not open_needs:
             reason, why = self._why_over(waiting)
             return self._give_up(reason, why)
@@ -429,7 +388,7 @@ class BackendControl:
         self.lead = lead
         self.victims.add(lead.key)
         names = ", ".join(sorted(self.managed))
-        text = f"{_figures(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        text = f"{figures_of(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 
@@ -501,7 +460,7 @@ class BackendControl:
             self.futile = 0
         quiet_s = min(self.settings.backoff_s * 2.0**self.futile, self.settings.backoff_max_s)
         text = (
-            f"{_figures(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
+            f"{figures_of(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
             f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
             f"Restored for {quiet_s:g} s"
@@ -532,7 +491,7 @@ class BackendControl:
             if now_ns - last.at_ns < 2 * last.wait_s * 1e9:  # else it had ended in between
                 wait_s = min(2 * last.wait_s, s.backoff_max_s)
         self.reported[kind] = Report(now_ns, wait_s)
-        text = f"{_figures(lead)}; {why}"
+        text = f"{figures_of(lead)}; {why}"
         return LoopStep(notice=kind, notice_text=text, violated=lead.signal.u > 1, lead=lead)
 
     def _recover(self, asking: Sequence[Victim], now_ns: int) -> LoopStep:
@@ -558,7 +517,7 @@ class BackendControl:
             return NOTHING
         self.decreases = self.futile = 0
         names = ", ".join(sorted(throttled))
-        text = f"{_figures(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 
     def _hold_up_ns(self, others: Sequence[Victim]) -> float:
@@ -606,17 +565,3 @@ class BackendControl:
         )
         self.moves.clear()
         return "control-oscillation"
-
-
-def _rank(victim: Victim) -> tuple[int, float, float]:
-    return int(victim.priority), victim.urgency, victim.signal.u
-
-
-def _figures(victim: Victim) -> str:
-    signal = victim.signal
-    limit_ms = (signal.threshold_us or 0) / 1000
-    figures = f"u {signal.u:.2f}"
-    if signal.excused_ratio:
-        # Its gateway wanted to run and was kept waiting: see ``signal``.
-        figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
-    return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"

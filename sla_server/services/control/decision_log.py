@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.wire.rates import Rates
-from sla_server.services.control.backend_loop import BackendControl, LoopStep, Victim
+from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.decisions import DecisionKind, Reason, RecordDecision
 from sla_server.services.control.scopes import PromiseScope
 from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.targets import client_of
+from sla_server.services.control.victims import Victim
 
 ROWS_PER_S: Final = 5.0
 """A loop changes C once in a second at most and has a handful of neighbours; five a second last for hours."""

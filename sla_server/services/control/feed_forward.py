@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
+from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.decision_log import DecisionLog, LoopBefore
 from sla_server.services.control.decisions import DecisionKind, Reason
 from sla_server.services.control.feed_forward_pattern import (
@@ -49,6 +49,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow
 from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.throttle import LoopMemory
+from sla_server.services.control.victims import Need, Victim
 
 MOST_WATCHED: Final = 64
 """Backends watched; the one whose loop acted longest ago gives way. Each costs some 0.1 ms a second."""

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
-from sla_server.services.control.backend_loop import Need, Victim
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
@@ -25,6 +24,7 @@ from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms
 from sla_server.services.control.targets import client_of, target_of, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 from sla_server.services.control.verdicts import NOTHING
+from sla_server.services.control.victims import Need, Victim
 
 SMALL_IO_COST: Final = 1.0 + 4096 / 65_536
 """Mean cost assumed of a volume that has not done any I/O yet."""

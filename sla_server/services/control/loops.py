@@ -26,7 +26,7 @@ from typing import Final
 
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority
-from sla_server.services.control.backend_loop import BackendControl, LoopStep, Need, Victim
+from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.decision_log import (
     DecisionLog,
     LoopBefore,
@@ -45,6 +45,7 @@ from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle
 from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.victims import Need, Victim
 
 MOST_PROMISES: Final = 64
 """Of an active backend looked at one by one; of more, arrays tell which of them decide."""

@@ -8,12 +8,13 @@ import pytest
 
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import NOTHING as NO_STEP
-from sla_server.services.control.backend_loop import BackendControl, Need, Phase, Victim
+from sla_server.services.control.backend_loop import BackendControl, Phase
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.verdicts import NOTHING, Signal
+from sla_server.services.control.victims import Need, Victim
 
 S = 1_000_000_000
 

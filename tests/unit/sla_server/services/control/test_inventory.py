@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
-from sla_server.services.control.backend_loop import Need
+from sla_server.services.control.victims import Need
 from tests.support.worlds import KEY, A, B, Feeder, controller, exports, promise, streams, volume_class
 
 
