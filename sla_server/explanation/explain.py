@@ -356,7 +356,7 @@ def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
     found: Row | None = promise.get("slice")
     if found is not None:
         lines.append(evidence.slice_line(promise, found, times))
-    elif live is None and facts["is_now"] and promise.get("metric") not in words.LIVE:
+    elif live is None and facts["is_now"]:
         lines.append(f"{promise['objective']}: no slice of it has been judged yet.")
     elif not facts["is_now"] and facts.get("in_force"):
         lines.append(f"{promise['objective']}: no slice of that time is stored.")

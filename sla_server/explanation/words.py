@@ -8,8 +8,6 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 Row = Mapping[str, Any]
-LIVE: Final = ("latency", "availability")
-"""Metrics whose state is known live; the others are judged in slices only."""
 
 COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
 

@@ -19,7 +19,6 @@ from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.messages.api import Snapshot
 from sla_server.agreements.compliance import Counts, ObjectiveStatus
-from sla_server.agreements.promise import LIVE
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
@@ -132,11 +131,7 @@ class Shown:
         keys = ("name", "state", "restarts", "since_us")
         totals = view.get("totals", {})
         states = Counter(totals.get("slas", {}))
-        states.update(
-            str(standing.shown["state"])
-            for standing in standings.values()
-            if standing.shown is not None and standing.shown["metric"] not in LIVE
-        )
+        states.update(str(row["state"]) for _, row in by_slices)
         return {
             **{name: part for name, part in view.items() if name not in ("promises", "states")},
             "others": others,

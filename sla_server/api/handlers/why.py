@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 
 from flask import Request, Response
 
-from sla_server.agreements.promise import LIVE
 from sla_server.agreements.selectors import matches
 from sla_server.agreements.slices import REASONS
 from sla_server.api import responses
@@ -254,7 +253,7 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     source, at_us = context.source, facts["at_us"]
     key = promise["sla"], promise["objective"]
     now = next((row for row in live.get("slas", ()) if (row.get("name"), row.get("objective")) == key), None)
-    is_live = facts["is_now"] and (now is not None or promise["metric"] in LIVE)
+    is_live = facts["is_now"] and (now is not None or not live)  # an old view says nothing of now
     judged = None if is_live else source.slice_at(*key, at_us)
     if judged is not None:
         reason = str(judged.get("reason") or "")  # of an excluded slice what excuses it, in words
