@@ -21,10 +21,14 @@ function totalsOf(snapshot) {
 export function showSummary(snapshot) {
   const totals = totalsOf(snapshot);
   const tally = (state) => totals.states[state] || 0;
-  const states = [["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]
+  const named = (states) => states
     .map(([state, words]) => (tally(state) ? `${tally(state)} ${words}` : "")).filter(Boolean);
+  const states = named([["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]);
+  const quiet = named([["excluded", "excluded"], ["out-of-curve", "above demand"], ["not-applicable", "not applying"],
+    ["idle", "idle"], ["ok", "kept"]]);
   const promises = totals.promises === 0 ? "No promises to keep yet"
-    : states.length ? `${f.plural(totals.promises, "promise")}: ${states.join(", ")}` : "All promises are kept";
+    : tally("ok") === totals.promises ? "All promises are kept"
+      : `${f.plural(totals.promises, "promise")}: ${(states.length ? states : quiet).join(", ")}`;
   const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
   const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
   const part = totals.promises > snapshot.slas.length || totals.volumes > snapshot.volumes.length

@@ -26,7 +26,7 @@ from sla_server.agreements.promise import InForce
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
-AHEAD_US: Final = 400 * 86_400 * SECOND_US
+AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
 MOST_NAMED: Final = 5
 """Agreements that one kind of warning names; the others are counted."""

@@ -395,16 +395,17 @@ def test_each_indicator_has_its_own_words_and_what_is_excluded_says_why(site: Si
 def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Page) -> None:
     names = [f"s{number:03}" for number in range(300)]
     row = api.snapshot()["slas"][0]
-    shown = [{**row, "name": name} for name in names[:200]]
-    others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[200:]]
-    totals = {"slas": {"ok": 200, "idle": 100}}
+    shown = [{**row, "name": name} for name in names[:20]]
+    others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[20:]]
+    totals = {"slas": {"ok": 20, "idle": 280}}
     site.snapshot = lambda at_us: api.snapshot(at_us, slas=shown, others=others, totals=totals)
     agreement = site.source._agreement("erp-gold")
     site.source.__dict__["agreements"] = lambda *_: [{**agreement, "name": name} for name in names]
     with page(WIDE_PX, 900) as driver:
         driver.get(site.url)
         wait_for(driver, "#find input", visible=True)
-        assert "Shown are 200 of 300 promises" in text(driver, "#summary")
+        assert "280 idle, 20 kept" in text(driver, "#summary")
+        assert "Shown are 20 of 300 promises" in text(driver, "#summary")
         driver.find_element(By.CSS_SELECTOR, "#find input").send_keys("s2", Keys.ENTER)
         wait_for(driver, "[data-found='s299/latency']", visible=True)
         assert "idle" in text(driver, "[data-found='s299/latency']")

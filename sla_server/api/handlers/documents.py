@@ -27,7 +27,7 @@ from sla_server.api.errors import BadInput, NotFound, ServiceRefused
 from sla_server.api.routes import CREDITS_MAX
 
 PERIODS_DEFAULT: Final = 3
-AHEAD_US: Final = 400 * 86_400_000_000
+AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of maintenance is looked for."""
 Row = dict[str, Any]
 

@@ -263,6 +263,8 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     closed = episodes[1:] if is_open else episodes
     episode = episodes[0] if is_open else None
     state = now["state"] if now is not None else judged["state"] if judged is not None else None
+    if now is None and facts["is_now"] and live:  # not one of the rows that the snapshot has room for
+        state = context.live.others().get(key, {}).get("state") or state
     return {
         "state": state or ("violating" if episode is not None else None),
         "live": now,

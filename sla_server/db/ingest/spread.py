@@ -27,14 +27,17 @@ from sla_server.db.ingest.batch import IngestedCut
 LEAST_RATIO: Final = 0.1
 """Of a slot that a cut must reach beyond its own to be shared out; a slice may lack as much."""
 MOST_SLOTS: Final = 60
-"""Of one cut: a longer one (an hour, with slots of a minute) stays in the slot of its start."""
+"""Of one cut: a longer one (an hour, with slots of a minute) stays in the slot of its start, and nothing was
+observed in the slots that follow."""
 _GAUGES: Final = (COL["held"], COL["inflight"])
 
 
 def shares(start_us: int, duration_us: int, slot_us: int) -> Iterator[tuple[int, int]]:
-    """(start of a slot, time of the cut in it), in order; at least one."""
+    """(start of a slot, time of the cut in it), in order; of a cut that is too long the first alone."""
     end_us = start_us + duration_us
     first_us = slot = start_us // slot_us * slot_us
+    if end_us - first_us > (MOST_SLOTS + 1) * slot_us:
+        end_us = first_us + slot_us
     while slot == first_us or slot < end_us:
         yield slot, max(min(slot + slot_us, end_us) - max(slot, start_us), 0)
         slot += slot_us

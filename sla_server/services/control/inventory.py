@@ -185,9 +185,12 @@ class BackendInventory:
         for scope in scopes:
             signal = scope.row.signal()
             if signal.windows and signal.threshold_us is None:  # above its own curve
-                own = self.targets_of(scope)
-                end_iops = scope.promise.curve[-1].up_to_iops / max(len(own), 1)
-                for target in own & found.keys():
+                every = self.targets_of(scope)
+                own = every & found.keys()
+                # A client that is gone takes no part of the curve.
+                using = {t for t in every if not client_of(t) or t not in found or found[t].peak >= 1.0}
+                end_iops = scope.promise.curve[-1].up_to_iops / max(len(using or every), 1)
+                for target in own:
                     found[target] = replace(found[target], curve_end=end_iops * self.mean_cost_of(target))
         return found
 

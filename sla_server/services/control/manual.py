@@ -50,18 +50,23 @@ def effect(
         mean_cost: recent cost of the volume's mean I/O.
         promises: those that cover the volume, each with how many volumes it covers.
     """
-    most_iops = _iops(held, mean_cost)
+    most_iops, mean_bytes = _iops(held, mean_cost), _mean_bytes(mean_cost)
     broken = []
     for promise, volumes in promises:
-        end_iops = promise.curve[-1].up_to_iops
-        if most_iops < end_iops / max(volumes, 1):
+        if promise.metric == "availability":  # what is held back is not an outage
+            continue
+        if promise.metric in ("iops", "throughput"):
+            needed = promise.promised / (mean_bytes if promise.metric == "throughput" else 1)
+        else:
+            needed = promise.curve[-1].up_to_iops
+        if most_iops < needed / max(volumes, 1):
             broken.append(f"{promise.sla}/{promise.objective} ({_curve(promise, volumes)})")
     return ManualEffect(held, held.differs(asked, 0.001), tuple(broken))
 
 
 def _iops(rates: Rates, mean_cost: float) -> float:
     """The fewest I/Os a second that any of the rates lets through."""
-    mean_bytes = max(mean_cost - 1.0, 1 / 64) * COST_BYTES
+    mean_bytes = _mean_bytes(mean_cost)
     found = (
         rates.ops_per_s,
         None if rates.cost_per_s is None else rates.cost_per_s / mean_cost,
@@ -70,10 +75,19 @@ def _iops(rates: Rates, mean_cost: float) -> float:
     return min((rate for rate in found if rate is not None), default=math.inf)
 
 
+def _mean_bytes(mean_cost: float) -> float:
+    return max(mean_cost - 1.0, 1 / 64) * COST_BYTES
+
+
 def _curve(promise: Promise, volumes: int) -> str:
+    shared = f", for {volumes} volumes together" if volumes > 1 else ""
+    if promise.metric == "iops":
+        return f"{words.number(promise.promised)} I/O/s{shared}"
+    if promise.metric == "throughput":
+        return f"{promise.promised / 1e6:g} MB/s{shared}"
     last = promise.curve[-1]
-    within = f"p{promise.percentile:g} within {words.latency(last.threshold_us)}"
+    figure = "mean latency" if promise.metric == "mean_latency" else f"p{promise.percentile:g}"
+    within = f"{figure} within {words.latency(last.threshold_us)}"
     if math.isinf(last.up_to_iops):
         return f"{within} at any demand"
-    shared = f", for {volumes} volumes together" if volumes > 1 else ""
     return f"{within} up to {words.number(last.up_to_iops)} I/O/s{shared}"

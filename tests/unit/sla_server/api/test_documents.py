@@ -116,7 +116,7 @@ def test_maintenance_runs_is_planned_or_has_passed(
     assert states == {"disks": "running", "past": "past"}
     rows = source.documents("Maintenance")
     rows[0]["spec"]["spec"]["new_key"] = 1
-    rows[1]["spec"]["spec"]["start"] = "2027-01-20T00:00"
+    rows[1]["spec"]["spec"]["start"] = "2028-03-05T00:00"  # more than a year ahead
     monkeypatch.setattr(source, "documents", lambda *_: rows)
     found = web.get("/api/v1/maintenance").json["items"]
     assert [(row["name"], row["state"]) for row in found] == [("past", "planned"), ("disks", "unreadable")]

@@ -144,3 +144,12 @@ def test_objectives_without_a_live_row_are_as_their_newest_slice(
     assert (latency["state"], latency["slice"]) == ("ok", None)
     assert (rate["state"], rate["promised_iops"], rate["slice"]["n"]) == ("good", 500.0, 4_820)
     assert (up["state"], up["slice"]["n"], up["outage"]) == ("good", 4_820, "5s")
+
+
+def test_a_promise_that_the_snapshot_has_no_room_for_says_its_state(
+    web: FlaskClient, context: AppContext
+) -> None:
+    full = {**snapshot(), "slas": [], "others": [["erp-gold", "latency", "at-risk", 0.99, 1.0, 0.25]]}
+    context.live.put(full)
+    (promise,) = web.get("/api/v1/why/erp-gold").json["facts"]["promises"]
+    assert promise["state"] == "at-risk"

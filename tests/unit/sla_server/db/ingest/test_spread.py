@@ -24,12 +24,17 @@ def ingested(start_s: float, seconds: float, **keys) -> IngestedCut:
     return IngestedCut(item, 0, start_us + duration_us)
 
 
-@given(st.integers(0, 10**9), st.integers(0, 10**9))
+@given(st.integers(0, 10**9), st.integers(0, MOST_SLOTS * MINUTE_US))
 def test_shares_are_the_time_of_the_cut(start_us, duration_us):
     found = list(shares(start_us, duration_us, MINUTE_US))
     assert sum(us for _, us in found) == duration_us
     assert [slot for slot, _ in found] == [found[0][0] + n * MINUTE_US for n in range(len(found))]
     assert found[0][0] <= start_us < found[0][0] + MINUTE_US
+
+
+def test_a_cut_that_is_too_long_to_be_shared_out_covers_its_first_slot_only():
+    found = list(shares(T0 + SECOND_US, (MOST_SLOTS + 1) * MINUTE_US, MINUTE_US))
+    assert found == [(T0, 59 * SECOND_US)]
 
 
 def test_a_usual_cut_stays_in_the_slot_of_its_start():

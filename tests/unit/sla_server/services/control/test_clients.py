@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS
-from sla_server.agreements.promise import Priority
+from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control.client_use import clients_of
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RecordDecision, SetCaps
@@ -259,3 +259,18 @@ def test_what_a_throttle_by_hand_breaks_is_what_covers_the_client():
     assert made.manual_effect("erp", ops_per_s=100).broken
     assert made.manual_effect("erp", ops_per_s=100, client="host-a").broken
     assert not made.manual_effect("erp", ops_per_s=100, client="greedy").broken
+
+
+def test_a_client_that_is_gone_takes_no_part_of_its_volumes_curve():
+    names = ("erp/host-a", *(f"erp/other-{n}" for n in range(9)))
+    made = promised(curve=(CurveStep(300, 12_000),))
+    made.set_agreements(
+        (promise("erp", clients=("other-*",), curve=(CurveStep(300, 12_000),)),),
+        (volume_class("erp", clients=("other-*",)),),
+    )
+    fed = Feeder(made, (A, names), features=CAN)
+    for _ in range(4):
+        fed.step((A, {"erp/host-a": (10, 1), "erp/other-0": (400, 1)}, 0))
+    found = made.inventory.neighbours("disk", made.scopes.on_backend("disk"), {})
+    mean_cost = made.inventory.mean_cost_of("erp/other-0")
+    assert found["erp/other-0"].curve_end == pytest.approx(300 * mean_cost)

@@ -45,6 +45,22 @@ def test_a_promise_for_any_demand_or_for_several_volumes() -> None:
     assert "for 2 volumes together" in text
 
 
+def test_rates_and_outages_are_promises_without_a_curve_of_latencies() -> None:
+    low = Rates(ops_per_s=100)
+    rate = promise(metric="iops", promised=500.0, curve=(), objective="rate")
+    assert effect(low, low, MEAN_COST, [(rate, 1)]).broken == ("gold/rate (500 I/O/s)",)
+    assert effect(low, low, MEAN_COST, [(rate, 5)]).broken == ()
+    flow = promise(metric="throughput", promised=2e6, curve=(), objective="flow")
+    assert effect(low, low, MEAN_COST, [(flow, 1)]).broken == ("gold/flow (2 MB/s)",)
+    wide = Rates(ops_per_s=500)
+    assert effect(wide, wide, MEAN_COST, [(flow, 1), (rate, 1)]).broken == ()
+    up = promise(metric="availability", curve=(CurveStep(math.inf, 5_000_000),), objective="up")
+    assert effect(low, low, MEAN_COST, [(up, 1)]).broken == ()
+    mean = promise(metric="mean_latency", objective="mean")
+    (text,) = effect(low, low, MEAN_COST, [(mean, 1)]).broken
+    assert text == "gold/mean (mean latency within 12.0 ms at any demand)"
+
+
 def test_the_controller_knows_promises_and_floors() -> None:
     gold = promise(curve=(CurveStep(400, 12_000),))
     made = controller((gold,), (volume_class(floor_iops=300.0),))
