@@ -7,6 +7,8 @@ import {whyAddress} from "./why.js";
 
 const $ = (id) => document.getElementById(id);
 const code = (text) => element("code", {}, text);
+const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
+
 export const keyOf = (sla) => `${sla.name}/${sla.objective}`;
 
 // How many there are of what a large installation's snapshot lists only in part.
@@ -80,7 +82,9 @@ export function showSlas(snapshot, selected, onSelect) {
         [s.no_data ? `${f.count(s.no_data)} no data` : "", rest ? `${f.count(rest)} not judged` : ""].filter(Boolean).join(", ")];
     }},
   ];
-  fillTable($("slas"), columns, snapshot.slas, keyOf, () =>
+  const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4;  // others last, else as they come: by name
+  const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other));
+  fillTable($("slas"), columns, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
 

@@ -60,6 +60,7 @@ EVENTS: Final = (
     Column("EVENT", lambda row, _now_us: what_of(row) if row.get("text") else str(row.get("kind"))),
 )
 EVENTS_SHOWN: Final = 5
+NEEDS_A_LOOK: Final = ("violating", "at-risk", "no-data")
 NO_SLAS: Final = "No promise is in force: sla apply -f agreement.yaml"
 NO_VOLUMES: Final = "No volume seen: gateway-agent run --config FILE"
 _QUIT: Final = frozenset(b"qQ\x04")
@@ -73,7 +74,11 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
         parts.append(Text(printable_lines(trouble), formatting.BAD))
     known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
     sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
-        (SLAS, snapshot.get("slas", []), NO_SLAS if known else "Agreements are not known yet."),
+        (
+            SLAS,
+            sorted(snapshot.get("slas", []), key=_rank),
+            NO_SLAS if known else "Agreements are not known yet.",
+        ),
         (VOLUMES, snapshot.get("volumes", []), NO_VOLUMES if known else "Volumes are not known yet."),
         (THROTTLES, snapshot.get("throttles", []), "Nobody is throttled." if known else ""),
         (EVENTS, snapshot.get("events", [])[:EVENTS_SHOWN], "No events yet." if known else ""),
@@ -86,6 +91,12 @@ def frame(snapshot: Row, trouble: str = "") -> RenderableType:
         if columns is SLAS and (more := _promises(snapshot) - len(rows)) > 0:
             parts.append(Text(f"and {more:,} more: sla get slas", "dim"))
     return Group(*parts)
+
+
+def _rank(row: Row) -> int:
+    """Promises that need a look come first, the others as they came: by name."""
+    state = row.get("state")
+    return NEEDS_A_LOOK.index(state) if state in NEEDS_A_LOOK else len(NEEDS_A_LOOK)
 
 
 def _promises(snapshot: Row) -> int:

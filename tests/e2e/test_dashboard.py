@@ -397,6 +397,7 @@ def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Pag
     row = api.snapshot()["slas"][0]
     shown = [{**row, "name": name} for name in names[:20]]
     others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[20:]]
+    shown[19]["state"] = "violating"
     totals = {"slas": {"ok": 20, "idle": 280}}
     site.snapshot = lambda at_us: api.snapshot(at_us, slas=shown, others=others, totals=totals)
     agreement = site.source._agreement("erp-gold")
@@ -404,6 +405,7 @@ def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Pag
     with page(WIDE_PX, 900) as driver:
         driver.get(site.url)
         wait_for(driver, "#find input", visible=True)
+        wait_for(driver, "#slas tbody tr:first-child[data-sla='s019/latency']")
         assert "280 idle, 20 kept" in text(driver, "#summary")
         assert "Shown are 20 of 300 promises" in text(driver, "#summary")
         driver.find_element(By.CSS_SELECTOR, "#find input").send_keys("s2", Keys.ENTER)

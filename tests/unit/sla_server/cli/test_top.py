@@ -42,6 +42,15 @@ def test_an_empty_view_says_what_to_do() -> None:
     assert "gateway-agent run" in text
 
 
+def test_promises_that_need_a_look_come_first() -> None:
+    row = api.snapshot()["slas"][0]
+    states = ("ok", "no-data", "idle", "at-risk", "violating")
+    slas = [{**row, "name": f"s{number}", "state": state} for number, state in enumerate(states)]
+    text = draw({**api.snapshot(), "slas": slas})
+    places = [text.index(f"s{number}/latency") for number in (4, 3, 1, 0, 2)]
+    assert places == sorted(places)
+
+
 def test_how_many_more_promises_there_are() -> None:
     assert "more: sla get slas" not in draw(api.snapshot())
     assert "and 1,297 more: sla get slas" in draw(
