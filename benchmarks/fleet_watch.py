@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 _PARTS: Final = (
-    (re.compile(r"sla_server\.part (\w+)"), r"\1"),
+    (re.compile(r"sla_server\.process (\w+)"), r"\1"),
     (re.compile(r"pmdaemon pair --index (\d+)"), r"pair-\1"),
     (re.compile(r"pmdaemon run"), "pmdaemon"),
     (re.compile(r"sla_server start"), "supervisor"),
