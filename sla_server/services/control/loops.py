@@ -37,13 +37,13 @@ from sla_server.services.control.decision_log import (
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.inventory import BackendInventory
-from sla_server.services.control.policy_manager import PolicyManager, new_id
+from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, claims, share, spread
 from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.targets import client_of, volume_of
-from sla_server.services.control.throttle import LoopMemory, Throttle
+from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
 

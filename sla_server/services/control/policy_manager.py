@@ -20,7 +20,6 @@ Pure: no clock, no I/O. Changed only by the controller's one thread.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -47,16 +46,11 @@ from sla_server.services.control.throttle import (
     GatewayCaps,
     LoopMemory,
     Throttle,
+    new_id,
 )
 from sla_server.services.control.usage import GatewayTable, backend_among
 
-_NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
 _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
-
-
-def new_id(source: str, volume: str, unix_us: int) -> str:
-    """throttle_id of a throttle set by the controller: the same inputs give the same id."""
-    return str(uuid.uuid5(_NAMESPACE, f"{source}\0{volume}\0{unix_us}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +223,7 @@ class PolicyManager:
                 confirmed_us=row.get("confirmed_us"),
                 seen_us=row.get("seen_us"),
                 expires_us=row.get("expires_us"),
-                loop=_loop_of(row),
+                loop=LoopMemory.of(row),
                 client=row.get("client") or "",
             )
             throttle.noted_rates = throttle.rates
@@ -600,11 +594,6 @@ def _entries(shares: Mapping[str, Rates]) -> tuple[list[dict[str, Any]], list[di
         client = client_of(target)
         (clients if client else volumes).append(rates.entry(volume_of(target), client))
     return volumes, clients
-
-
-def _loop_of(row: Mapping[str, Any]) -> LoopMemory | None:
-    start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
-    return None if start is None or ceiling is None else LoopMemory(start, ceiling)
 
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:

@@ -32,6 +32,7 @@ Plain state, no clock. Changed only by the policy manager.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -43,6 +44,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.targets import target_of
 from sla_server.services.control.usage import Usage
 
+_NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
 BURST_S: Final = 0.02
 """Bucket depth of the gateways' throttle: this much of the rate may pass at once."""
 MAX_GEN: Final = 1 << 53
@@ -67,6 +69,11 @@ def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: 
     )
 
 
+def new_id(source: str, volume: str, unix_us: int) -> str:
+    """throttle_id of a throttle set by the controller: the same inputs give the same id."""
+    return str(uuid.uuid5(_NAMESPACE, f"{source}\0{volume}\0{unix_us}"))
+
+
 @dataclass(frozen=True, slots=True)
 class LoopMemory:
     """What the loop of a backend has learned, kept with each of its throttles for the process after us.
@@ -78,6 +85,12 @@ class LoopMemory:
 
     start: float
     ceiling: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LoopMemory | None:
+        """As a throttle's row has it, if it has."""
+        start, ceiling = row.get("loop_start"), row.get("loop_ceiling")
+        return None if start is None or ceiling is None else cls(start, ceiling)
 
 
 ROUND_TRIPS: Final = 1.5

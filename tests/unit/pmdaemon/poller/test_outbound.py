@@ -183,7 +183,7 @@ def test_bad_mail_is_counted_and_nothing_stops(rig: PairRig, header: dict[str, A
 
 
 def test_poll_that_cannot_leave_yet_is_not_awaited(rig: PairRig) -> None:
-    """A gateway dials anew: known to the schedule, but its session has not been told REGISTERED yet."""
+    """A gateway dials again: known to the schedule, but its session has had no REGISTERED yet."""
     rig.watermarks()
     rig.up().close()
     rig.step()

@@ -303,7 +303,7 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
     (*_, (_, header)) = bench.main.take_posted(Kind.SET_THRESHOLDS)
     assert [entry["volume"] for entry in header["entries"]] == ["vol-1"]
     assert bench.core.changes.catalog.volumes == {"vol-1"}
-    # The controller and the judge match patterns by themselves: they are told of agreements only.
+    # The controller and the judge match patterns by themselves: only agreements reach them.
     assert bench.controller.names().count("set_agreements") == 2
 
 
