@@ -144,7 +144,8 @@ def test_storage_that_is_killed(stage: Stage, gold: Load, driver: Driver) -> Non
         return bad_slice(stage, since_us)
 
     row = stage.wait(is_judged, "a bad slice", limit_s=SLICE_LIMIT_S)
-    assert row["reason"] == "failed"
+    # Refused clients are failures and, from the first attempt on, a time without a completion.
+    assert row["reason"] in ("failed", "hung")
     assert_nobody_is_throttled(stage)
     stage.start_disk()
     start(stage, driver)  # the promise is kept again
