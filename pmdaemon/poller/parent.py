@@ -12,6 +12,10 @@ shards to the others at once, if there are others. The map is sent *before* anyt
 on the same channel, so a pair's map is never older than what reaches it. Descriptors and memory files are
 passed on unopened.
 
+*A storm of connections.* When the channels of all pairs are full, the connection just accepted waits here and
+the others in the backlog of the listener, in their order: closed, they would dial again, and of thousands
+that do so for minutes some never meet the moment in which there is room.
+
 *Room.* The main segment is laid out for every pair there may be, but the room of a pair (its slots and
 rings, some 50 MiB) is taken from the tmpfs only before the pair is started. Where it does not fit, the pair
 is not started; the log and an event say so, and the pairs that run go on.
@@ -73,6 +77,7 @@ from pmdaemon.wire.messages.server import RecordRows
 REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
 ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
+FULL_PAUSE_NS: Final = 20_000_000  # while no pair has room for one more: those in the backlog keep their turn
 NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
 NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
@@ -254,6 +259,11 @@ class PairManager:
 
     # -- passing on
 
+    @property
+    def any_takes(self) -> bool:
+        """Whether a pair runs that takes connections, as soon as there is room in its channel."""
+        return any(child.is_running and not child.is_retiring for child in self.children)
+
     def new(self, sock: socket.socket, address: str, *, is_dialled: bool = False) -> PairChild | None:
         """Give a new connection to the pair with the fewest; None if none can take it."""
         running = [child for child in self.children if child.is_running and not child.is_retiring]
@@ -353,6 +363,7 @@ class Daemon:
         self._dialled_file = DialledFile(config.dialled_path)
         self._review_at_ns = 0
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
+        self._held: tuple[socket.socket, str] | None = None  # accepted; waits until a pair has room
         self._refusals = LimitedLog("pmdaemon")
         self.refused_connections = 0
 
@@ -389,6 +400,8 @@ class Daemon:
     def _shut(self) -> None:
         log.info("stopping", reason=self._stop.reason)
         self._listener.close()
+        if self._held is not None:
+            self._held[0].close()
         self._dialler.close()
         for child in self.pair_manager.children:
             child.stop()
@@ -408,10 +421,17 @@ class Daemon:
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
 
     def _accept_again(self) -> None:
-        """End the pause after a failed accept when it is time."""
+        """End the pause in accepting when it is time."""
         if self._accept_at_ns is not None and self._clock.monotonic_ns() >= self._accept_at_ns:
             self._accept_at_ns = None
             self._selector.register(self._listener, selectors.EVENT_READ)
+            if self._held is not None:
+                (sock, address), self._held = self._held, None
+                self._give(sock, address)
+
+    def _pause_accepting(self, for_ns: int) -> None:
+        self._selector.unregister(self._listener)
+        self._accept_at_ns = self._clock.monotonic_ns() + for_ns
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_ROUND):
@@ -424,17 +444,23 @@ class Daemon:
             except OSError as exc:  # out of descriptors, or of memory
                 now_ns = self._clock.monotonic_ns()
                 self._refusals.warning(now_ns, "accept-failed", error=exc.strerror, again_in_s=1)
-                self._selector.unregister(self._listener)
-                self._accept_at_ns = now_ns + ACCEPT_PAUSE_NS
+                self._pause_accepting(ACCEPT_PAUSE_NS)
                 return
-            with sock:
-                address = f"{peer[0]}:{peer[1]}"
-                if self.pair_manager.new(sock, address) is None:
-                    # Closed: the agent dials again after its backoff.
-                    self.refused_connections += 1
-                    self._refusals.warning(
-                        self._clock.monotonic_ns(), "no-pair-for-connection", address=address
-                    )
+            if not self._give(sock, f"{peer[0]}:{peer[1]}"):
+                return
+
+    def _give(self, sock: socket.socket, address: str) -> bool:
+        """Give a connection to a pair; False if it has to wait for room, and with it all that come."""
+        if self.pair_manager.new(sock, address) is None:
+            if self.pair_manager.any_takes:
+                self._held = sock, address
+                self._pause_accepting(FULL_PAUSE_NS)
+                return False
+            # Closed: the agent dials again after its backoff.
+            self.refused_connections += 1
+            self._refusals.warning(self._clock.monotonic_ns(), "no-pair-for-connection", address=address)
+        sock.close()
+        return True
 
     def _serve(self, child: PairChild, channel: Channel, events: int) -> None:
         """What a pair has sent, or the end of it."""

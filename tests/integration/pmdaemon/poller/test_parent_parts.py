@@ -201,3 +201,43 @@ def test_without_descriptors_nothing_is_accepted_for_a_second(
     parent._accept_again()
     assert len(parent._selector.get_map()) == 1
     real.close()
+
+
+def test_while_no_pair_has_room_a_connection_waits_and_the_others_keep_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    config = configuration.PmFile(runtime_dir=tmp_path, data_dir=tmp_path)
+    config.pmdaemon.listen = "127.0.0.1:0"
+    parent = Daemon(config, None, Stop(), clock)
+    parent._selector.register(parent._listener, selectors.EVENT_READ)
+    room, given = [False], []
+
+    class Manager:
+        any_takes = True
+
+        def new(self, _sock: socket.socket, address: str) -> object | None:
+            if not room[0]:
+                return None
+            given.append(address)
+            return self
+
+    monkeypatch.setattr(parent, "pair_manager", Manager())
+    peers = [socket.create_connection(("127.0.0.1", parent.port)) for _ in range(3)]
+    names = ["{}:{}".format(*peer.getsockname()) for peer in peers]
+    parent._accept()
+    assert (given, parent.refused_connections, list(parent._selector.get_map())) == ([], 0, [])
+    parent._accept_again()  # the pause is not over
+    assert not parent._selector.get_map()
+    clock.advance(0.1)
+    parent._accept_again()  # still no room: the same one waits on
+    assert (given, list(parent._selector.get_map())) == ([], [])
+    room[0] = True
+    clock.advance(0.1)
+    parent._accept_again()
+    parent._accept()
+    assert (given, parent.refused_connections) == (names, 0)
+    for peer in peers:
+        peer.close()
+    parent._selector.close()
+    parent._listener.close()
