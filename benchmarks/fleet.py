@@ -41,7 +41,9 @@ STREAMS: Final = 16
 WARM_S: Final = 30.0
 PROGRESS_S: Final = 10.0
 START_LIMIT_S: Final = 120.0
-STORE_LIMIT_S: Final = 900.0  # a machine that is too slow has most of it in the disk queue; how long it took is shown
+STORE_LIMIT_S: Final = (
+    900.0  # a machine that is too slow has most in the disk queue; how long it took is shown
+)
 SETTLE_S: Final = 5.0  # after an outage, within which replies may be late
 CAUGHT_UP: Final = 5  # cuts a gateway that are on their way at any time
 CATCH_UP_LIMIT_S: Final = 900.0
