@@ -24,6 +24,7 @@ from typing import Final
 
 import structlog
 
+from gateway_agent import cgroups
 from gateway_agent.config import AgentConfig, load_agent
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
@@ -94,7 +95,10 @@ def child_commands(config: AgentConfig, path: Path) -> dict[str, Sequence[str]]:
 
 
 class Agent:
-    """The loop that keeps the children running. Thread: the process's only one."""
+    """The loop that keeps the children running. Thread: the process's only one.
+
+    At the end it takes away the limits of control groups, which outlive the link that set them.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,8 @@ class Agent:
         log.info("stopping", reason=self._stop.reason)
         stop_together([child for child in self.children if child.name != LINK], self._clock)
         stop_together(self.children, self._clock)
+        for problem in cgroups.release((each.group, each.device) for each in self._config.cgroup):
+            log.warning("limits-stay", problem=problem)
         self._pipe.close()
         self.publish()
 

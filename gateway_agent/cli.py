@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from gateway_agent import agent
+from gateway_agent import agent, cgroups
 from gateway_agent.config import AgentConfig, load_agent, parse_server
+from gateway_agent.errors import GroupUnusable
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
@@ -43,6 +44,19 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
         else:
             logs.configure("gateway-agent")
             agent.run(config, path)
+
+
+@cli.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
+)
+def release(path: Path) -> None:
+    """Take away the limits of control groups that an agent left which was killed."""
+    with outermost("gateway-agent"):
+        config = load_agent(path)
+        if problems := cgroups.release((each.group, each.device) for each in config.cgroup):
+            raise GroupUnusable("release", "; ".join(problems))
+        click.echo(f"no limits are left on {_counted(len(config.cgroup), 'control group')}")
 
 
 @cli.command()

@@ -177,6 +177,32 @@ class HostConfig(StrictModel):
         return value
 
 
+class CgroupEntry(StrictModel):
+    """``[[cgroup]]``: processes of this host that use a block device, counted and slowed by the kernel."""
+
+    name: str
+    """Its volume is ``cgroup:GATEWAY:NAME``."""
+    group: str
+    """Path below ``/sys/fs/cgroup``, systemd unit (``mysql.service``) or ``container:ID``."""
+    device: str
+    """Block device: ``sda``, ``/dev/mapper/vg-lv``, a device-mapper name, or ``MAJOR:MINOR``."""
+    backend: str
+    """What this device shares with others: judging and throttling go by it."""
+    cap: StaticCap | None = None
+    """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
+
+    @field_validator("name", "backend")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        if not is_name(value):
+            raise ValueError(NAME_RULE)
+        return value
+
+    def volume(self, gateway: str) -> str:
+        """Its name at the server."""
+        return f"cgroup:{gateway}:{self.name}"
+
+
 class ReconnectConfig(StrictModel):
     """How the link tries again to reach the PMDaemon."""
 
@@ -217,6 +243,8 @@ class AgentConfig(StrictModel):
     """Volumes."""
     host: HostConfig = Field(default_factory=HostConfig)
     """Statistics of the host's own block devices."""
+    cgroup: Annotated[list[CgroupEntry], Field(default_factory=list)]
+    """Control groups of this host's processes."""
 
     @field_validator("name")
     @classmethod
@@ -266,10 +294,12 @@ class AgentConfig(StrictModel):
                 f"name has {len(self.name)} characters; with [host] enabled {MAX_NAME_OF_HOST} at most, "
                 "because volumes are called host:NAME:DEVICE"
             )
+        self._check_groups()
         names = [plane.name for plane in self.plane]
-        if not names and not self.host.enabled:
+        if not names and not self.host.enabled and not self.cgroup:
             raise ValueError(
-                "nothing to do: add a [[plane]] with an [[export]], or set enabled = true in [host]"
+                "nothing to do: add a [[plane]] with an [[export]], set enabled = true in [host], or add a "
+                "[[cgroup]]"
             )
         if len(set(names)) != len(names):
             raise ValueError("two [[plane]] tables have the same name")
@@ -288,6 +318,17 @@ class AgentConfig(StrictModel):
             if not any(self._plane_of(export) == name for export in self.export):
                 raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
         return self
+
+    def _check_groups(self) -> None:
+        seen: set[str] = set()
+        for each in self.cgroup:
+            if each.name in seen:
+                raise ValueError(f"two [[cgroup]] tables have the name {each.name}")
+            seen.add(each.name)
+            if not is_name(volume := each.volume(self.name)):
+                raise ValueError(
+                    f"[[cgroup]] {each.name}: its volume {volume} has {len(volume)} characters, 128 at most"
+                )
 
     def _check_number_of_exports(self) -> None:
         if len(self.export) > MAX_EXPORTS:

@@ -13,6 +13,7 @@
         ├── SpoolWriteFailed       a cut could not be spooled (disk full?); its sources keep it (retryable)
         ├── SpoolUnusable          the spool's directory cannot be read or written at all
         ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
+        ├── GroupUnusable          a control group cannot be counted or limited (retryable)
         ├── StateFileBroken        a file in state_dir is not what the agent wrote
         ├── NotEnrolled            `tls` is on and this gateway has no certificate
         ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
@@ -148,6 +149,22 @@ class SourceReadFailed(GatewayError):
         self.source = source
         self.cause = cause
         super().__init__(f"source {source} cannot be read: {cause}")
+
+
+class GroupUnusable(GatewayError):
+    """A control group, or a block device, that cannot be counted or limited now.
+
+    Attributes:
+        name: the group or device, as it was asked for.
+        problem: why not, and what to do.
+    """
+
+    retryable = True
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(f"{name}: {problem}")
 
 
 class StateFileBroken(GatewayError):

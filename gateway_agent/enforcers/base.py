@@ -39,3 +39,6 @@ class Enforcer(Protocol):
 
     def renew_lease(self) -> None:
         """The server renewed the lease of all caps."""
+
+    def lapsed(self) -> None:
+        """The lease of the caps has ended: static caps hold from now on."""

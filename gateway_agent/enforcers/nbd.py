@@ -71,6 +71,9 @@ class NbdEnforcer:
         if self.reachable:
             self._send(DpLease().encode())
 
+    def lapsed(self) -> None:
+        """See ``Enforcer``: the plane counts the lease itself, also while the link is not there."""
+
     def source_answered(self) -> None:
         """The source received a DP_CUT: find which generation it was made under."""
         sample = self._source.sample

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -27,6 +28,7 @@ from gateway_agent.link import state_files
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.wire.messages.agent import CapsAck, CapSet, Thresholds
 
+ONLY_OBSERVES: Final = "this gateway only observes: it has neither data plane nor control group"
 log = structlog.get_logger("caps")
 
 
@@ -76,6 +78,8 @@ class LeasedCaps:
         if end_ns is None or now_ns < end_ns:
             return None
         lapsed, self._caps, self._ack_due = self._caps, None, False
+        for enforcer in self._enforcers:
+            enforcer.lapsed()
         return lapsed
 
     def due_ack(self) -> CapsAck | None:
@@ -90,12 +94,12 @@ class LeasedCaps:
         if not self._enforcers or refusing:
             self._ack_due = False
             refused = f"refused by {', '.join(refusing)}, whose log says why; the former caps hold there"
-            reason = refused if refusing else "this gateway only observes: it has no data plane"
+            reason = refused if refusing else ONLY_OBSERVES
             return CapsAck(gen, ok=False, reason=reason, refused=foreign or None)
         if not reachable or any(enforcer.took != gen for enforcer in reachable):
             return None
         self._ack_due = False
-        reason = f"no plane of this gateway serves {_some(foreign)}" if foreign else ""
+        reason = f"nothing of this gateway serves {_some(foreign)}" if foreign else ""
         return CapsAck(
             gen, ok=len(foreign) < len(volumes) or not volumes, reason=reason, refused=foreign or None
         )

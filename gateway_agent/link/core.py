@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts
@@ -86,6 +87,7 @@ class LinkCore:
         planes: Sequence[PlaneClient],
         sources: Sequence[StatisticsSource] = (),
         identity: Identity | None = None,
+        enforcers: Sequence[Enforcer] = (),
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -97,7 +99,7 @@ class LinkCore:
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._identity = identity
-        self._caps = LeasedCaps([plane.enforcer for plane in planes])
+        self._caps = LeasedCaps([*(plane.enforcer for plane in planes), *enforcers])
         self._collection = CollectionRound(self._sources)
         self._cut_spooler = CutSpooler(facts.gateway_id, facts.epoch, spool, stream_names, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS

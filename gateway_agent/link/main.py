@@ -10,6 +10,7 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import functools
 import os
 import random
 import secrets
@@ -20,8 +21,11 @@ from pathlib import Path
 import click
 import structlog
 
+from gateway_agent.cgroups import find_group, size_bytes
 from gateway_agent.clock import agent_clock
 from gateway_agent.config import AgentConfig, load_agent, parse_server
+from gateway_agent.enforcers.base import Enforcer
+from gateway_agent.enforcers.cgroup import CgroupEnforcer, GroupCap, LimitedGroup
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
@@ -31,6 +35,7 @@ from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.spool import Spool
 from gateway_agent.sources.base import StatisticsSource
+from gateway_agent.sources.cgroup import CgroupSource
 from gateway_agent.sources.host import HostSource
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
@@ -68,9 +73,36 @@ def build(
     sources: list[StatisticsSource] = []
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
+    enforcers: list[Enforcer] = []
+    if config.cgroup:
+        source, enforcer = cgroups_of(config, clock)
+        sources.append(source)
+        enforcers.append(enforcer)
     software = f"gateway-agent {version('storage-sla-server')}"
     facts = AgentFacts(gateway_id, config.name, draw_epoch(), software)
-    return LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity), spool
+    core = LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity, enforcers)
+    return core, spool
+
+
+def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
+    """What ``[[cgroup]]`` names; a group need not be there yet."""
+    return [
+        LimitedGroup(
+            each.volume(config.name),
+            functools.partial(find_group, each.group, each.device),
+            GroupCap.of(each.cap.model_dump()) if each.cap is not None else GroupCap(),
+        )
+        for each in config.cgroup
+    ]
+
+
+def cgroups_of(config: AgentConfig, clock: Clock) -> tuple[CgroupSource, CgroupEnforcer]:
+    """The two faces of the control groups; limits that a killed link has left are taken away."""
+    groups = limited_groups(config)
+    enforcer = CgroupEnforcer(groups)
+    backends = {each.volume(config.name): each.backend for each in config.cgroup}
+    sizes = {each.volume(config.name): each.device for each in config.cgroup}
+    return CgroupSource(clock, groups, backends, enforcer, lambda volume: size_bytes(sizes[volume])), enforcer
 
 
 def publish_planes(config: AgentConfig, core: LinkCore) -> None:

@@ -166,6 +166,8 @@ def check(
 
 HOST_PREFIX: Final = "host:"
 """Names of volumes whose statistics come from beside the I/O path: host:GATEWAY:DEVICE."""
+CGROUP_PREFIX: Final = "cgroup:"
+"""The same of control groups, of which the kernel counts I/Os and bytes only: cgroup:GATEWAY:NAME."""
 _IN_PATH: Final = {"latency": "latency percentiles", "iops": "IOPS", "throughput": "throughput"}
 
 
@@ -178,12 +180,11 @@ def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> li
     """
     problems = []
     for promise in changed:
-        if promise.metric == "mean_latency" and promise.io == "any":
-            continue
+        is_timed = promise.metric == "mean_latency" and promise.io == "any"
+        blind = CGROUP_PREFIX if is_timed else (HOST_PREFIX, CGROUP_PREFIX)
         names = {name for name in volumes if promise.has_volume(name)}
         names |= {selector for selector in promise.volumes if not is_pattern(selector)}
-        beside = all(name.startswith(HOST_PREFIX) for name in names or promise.volumes)
-        if beside:
+        if all(name.startswith(blind) for name in names or promise.volumes):
             problems.append(_not_measurable(promise, sorted(names) or list(promise.volumes)))
     return problems
 
@@ -192,12 +193,19 @@ def _not_measurable(promise: Promise, names: Sequence[str]) -> DocumentProblem:
     what = _IN_PATH.get(promise.metric, promise.metric.replace("_", " "))
     which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     kind = "" if promise.io == "any" else f" of {promise.io}s alone"
+    is_counted_only = all(name.startswith(CGROUP_PREFIX) for name in names)
+    beside = (
+        "the kernel counts I/Os and bytes of a control group, and times nothing"
+        if is_counted_only
+        else "latency percentiles need a gateway in the I/O path; mean latency is possible here"
+    )
+    other = "" if is_counted_only else "Use metric: mean_latency with io: any, or serve it"
     return DocumentProblem(
         0,
         f"spec.objectives.{promise.objective}",
         f"{what}{kind} cannot be measured on {which}, whose statistics come from beside the I/O path: "
-        "latency percentiles need a gateway in the I/O path; mean latency is possible here",
-        "Use metric: mean_latency with io: any, or serve it through a gateway (NBD) and name that volume",
+        f"{beside}",
+        f"{other or 'Serve it'} through a gateway (NBD) and name that volume",
         promise.sla,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pmdaemon.runtime.clock import Clock
+from sla_server.agreements.thresholds import CGROUP_PREFIX, HOST_PREFIX
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
 from sla_server.services.requests import BACKEND_MODES
@@ -19,8 +20,6 @@ from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 
 MODES: Final = ("observe", "enforce")
-HOST_PREFIX: Final = "host:"
-"""Names of volumes that an agent's host source counts (messages.md, "Sources"); their kind is not in SQL."""
 CONNECTED: Final = frozenset(("up", "recovered"))
 
 
@@ -117,6 +116,13 @@ def _backend_modes(row: Row | None) -> dict[str, str]:
     return {name: mode for name, mode in found.items() if mode in MODES}
 
 
+def _source_of(volume: str) -> str:
+    """Whose statistics a volume's are (messages.md, "Sources"): the kind is not in SQL, but in the name."""
+    if volume.startswith(HOST_PREFIX):
+        return "host"
+    return "cgroup" if volume.startswith(CGROUP_PREFIX) else "nbd"
+
+
 def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> list[KnownGateway]:
     by_volume = {row["volume"]: row for row in volumes}
     known = []
@@ -134,7 +140,7 @@ def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> li
                 "backend": backend,
                 "size_bytes": by_volume.get(volume, {}).get("size_bytes", 0),
                 "read_only": bool(by_volume.get(volume, {}).get("read_only", False)),
-                "source": "host" if volume.startswith(HOST_PREFIX) else "nbd",
+                "source": _source_of(volume),
             }
             for volume, backend in sorted(backend_of.items())
         ]

@@ -26,7 +26,7 @@ from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, r
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB header
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
-SOURCES: Final = ("nbd", "host", "simulated")
+SOURCES: Final = ("nbd", "host", "cgroup", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
 MAX_REQUEST_BYTES: Final = 2048  # of a certificate signing request
 MAX_TOKEN_CHARACTERS: Final = 100
@@ -36,7 +36,8 @@ CLIENT_CAPS: Final = "client-caps"
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 
 EXPORT_FORM: Final = (
-    '{volume, backend: str, size_bytes: int, read_only: bool, source: "nbd" | "host" | "simulated"}'
+    "{volume, backend: str, size_bytes: int, read_only: bool, "
+    'source: "nbd" | "host" | "cgroup" | "simulated"}'
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
 CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"

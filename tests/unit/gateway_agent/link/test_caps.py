@@ -35,6 +35,9 @@ class FakeEnforcer:
     def renew_lease(self):
         pass
 
+    def lapsed(self):
+        pass
+
 
 def client_cap(volume, client="c"):
     return {"volume": volume, "client": client, "ops_per_s": 5, "bytes_per_s": None, "cost_per_s": None}

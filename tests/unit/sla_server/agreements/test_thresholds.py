@@ -174,3 +174,16 @@ def test_beside_the_io_path_the_mean_latency_of_all_io_may_be_promised() -> None
         "mean latency of reads alone",
         "availability of reads alone",
     ]
+
+
+def test_of_a_control_group_no_latency_at_all_may_be_promised() -> None:
+    rest = "demand_curve: [{value_ms: 3}], budgeting: {target: 0.9}"
+    extra = f"  - {{name: mean, indicator: {{metric: mean_latency}}, {rest}}}\n"
+    found = beside('"cgroup:gw:batch"', extra=extra)
+    assert [text.split(" cannot")[0] for text in found] == ["latency percentiles", "mean latency"]
+    assert all(
+        text.endswith("the kernel counts I/Os and bytes of a control group, and times nothing")
+        for text in found
+    )
+    mixed = beside('"cgroup:gw:batch", "host:gw:sda"', extra=extra)
+    assert [text.split(" cannot")[0] for text in mixed] == ["latency percentiles"]

@@ -1,0 +1,92 @@
+"""A control group through the whole server: its I/O is counted, a throttle holds it, nothing stays behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway_agent.cgroups import IoLimits, find_group
+from tests.support.control_group import ControlGroup, control_group, why_not
+from tests.support.stage import Agent, Stage
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
+VOLUME = "cgroup:gateway-a:batch"
+CAP_IOPS = 40
+AGENT = """
+[[cgroup]]
+name = "batch"
+group = "{group}"
+device = "{device}"
+backend = "disk-1"
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlGroup]:
+    with control_group(tmp_path_factory.mktemp("disk")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, real: ControlGroup) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("cgroup")
+    (folder / "disk").write_bytes(bytes(1 << 20))
+    with Stage(folder) as running:
+        running.start_server()
+        extra = AGENT.format(group=real.path, device=real.device)
+        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra))
+        running.wait(running.gateways_up, "the gateway")
+        yield running
+
+
+def row(stage: Stage) -> dict[str, Any]:
+    return next((each for each in stage.live().get("volumes", []) if each["volume"] == VOLUME), {})
+
+
+def test_a_greedy_group_is_counted_and_held(stage: Stage, real: ControlGroup) -> None:
+    group = find_group(str(real.path), real.device)
+    reader = real.read()
+    stage.wait(lambda: (row(stage).get("iops") or 0) > CAP_IOPS, "the rate of the group")
+    stage.sla("throttle", "set", VOLUME, "--iops", str(CAP_IOPS), "--for", "10m", "--reason", "test")
+    stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits of the kernel")
+    stage.wait(
+        lambda: [each["state"] for each in stage.live()["throttles"]] == ["seen"], "the cap, seen to hold"
+    )
+    before, began_s = group.counts(), time.monotonic()
+    time.sleep(3)
+    done, took_s = group.counts().reads - before.reads, time.monotonic() - began_s
+    assert done <= CAP_IOPS * (took_s + 1)
+
+    (link,) = stage.kill("gateway_agent.link")  # SIGKILL; its successor finds the limits, and gets the cap
+    stage.wait(lambda: stage.pids("gateway_agent.link") not in ([], [link]), "another link")
+    stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits again")
+    assert reader.poll() is None
+
+    (agent,) = stage.running("gateway-a")
+    stage.stop("gateway-a", agent)
+    assert group.limits() == IoLimits()
+    reader.kill()
+    reader.wait()
+
+
+def in_all(limits: IoLimits) -> int:
+    return (limits.read_iops or 0) + (limits.write_iops or 0)
+
+
+def test_nothing_of_latency_is_promised_of_a_group(stage: Stage) -> None:
+    path = stage.folder / "promise.yaml"
+    path.write_text(
+        "apiVersion: storage-sla/v1\nkind: SLA\nmetadata: {name: batch-mean}\nspec:\n"
+        f"  scope: {{clients: ['*'], volumes: ['{VOLUME}'], io: any}}\n  priority: gold\n  objectives:\n"
+        "  - name: mean\n    indicator: {metric: mean_latency}\n"
+        "    demand_curve:\n    - {up_to_iops: 150, value_ms: 10}\n"
+        "    budgeting: {method: timeslices, slice: 10s, target: 0.95}\n"
+    )
+    refused = stage.sla("apply", "-f", str(path), check=False)
+    assert refused.returncode != 0
+    assert "the kernel counts I/Os and bytes of a control group, and times nothing" in " ".join(
+        (refused.stdout + refused.stderr).split()
+    )

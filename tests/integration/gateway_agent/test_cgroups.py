@@ -1,0 +1,46 @@
+"""The kernel's own control groups: a loop device, read past the page cache."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.cgroups import IoLimits, find_group
+from tests.support.control_group import ControlGroup, control_group, why_not
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[ControlGroup]:
+    with control_group(tmp_path) as made:
+        yield made
+
+
+def test_the_kernel_counts_and_holds_a_group(real: ControlGroup) -> None:
+    group = find_group(real.path.name, real.device)
+    assert group.path == real.path
+    assert group.limits() == IoLimits()
+    limits = IoLimits(100, 50, 1 << 30, None)
+    group.set_limits(limits)
+    assert group.limits() == limits
+    before, began_s = group.counts(), time.monotonic()
+    assert real.read(times=200).wait(120) == 0
+    took_s, after = time.monotonic() - began_s, group.counts()
+    assert (after.reads - before.reads, after.read_bytes - before.read_bytes) == (200, 200 * 4096)
+    assert took_s > 1.0  # 2 s less what the kernel lets through at first; a busy host only takes longer
+    group.set_limits(IoLimits())
+    assert group.limits() == IoLimits()
+
+
+def test_names_of_the_device(real: ControlGroup) -> None:
+    numbers = {find_group(str(real.path), name).device for name in (real.device, Path(real.device).name)}
+    assert len(numbers) == 1
+    found = subprocess.run(
+        ["lsblk", "-no", "MAJ:MIN", real.device], capture_output=True, text=True, check=True
+    )
+    assert numbers == {found.stdout.strip()}

@@ -1,0 +1,132 @@
+"""Control groups in fake trees of both versions; the real v1 is in integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.cgroups import IoCounts, IoLimits, device_number, find_group
+from gateway_agent.errors import GroupUnusable
+
+DEVICE = "253:3"
+LIMITS = IoLimits(100, 50, 4096, None)
+
+
+def v2_tree(root: Path, *names: str) -> Path:
+    (root / "cgroup.controllers").write_text("io memory\n")
+    for name in names:
+        folder = root / name
+        folder.mkdir(parents=True)
+        (folder / "io.stat").write_text(
+            "8:0 rbytes=1 wbytes=1 rios=1 wios=1 dbytes=0 dios=0\n"
+            f"{DEVICE} rbytes=8192 wbytes=4096 rios=2 wios=1 dbytes=0 dios=0\n"
+        )
+        (folder / "io.max").write_text(f"{DEVICE} rbps=4096 wbps=max riops=100 wiops=50\n")
+    return root
+
+
+def v1_tree(root: Path, name: str) -> Path:
+    folder = root / "blkio" / name
+    folder.mkdir(parents=True)
+    rows = (
+        f"8:0 Read 9\n{DEVICE} Read {{}}\n{DEVICE} Write {{}}\n{DEVICE} Sync 3\n{DEVICE} Total 3\nTotal 12\n"
+    )
+    (folder / "blkio.throttle.io_serviced").write_text(rows.format(2, 1))
+    (folder / "blkio.throttle.io_service_bytes").write_text(rows.format(8192, 4096))
+    for kind, value in (("read_iops", "100"), ("write_iops", "50"), ("read_bps", "4096"), ("write_bps", "")):
+        text = f"8:0 7\n{DEVICE} {value}\n" if value else ""
+        (folder / f"blkio.throttle.{kind}_device").write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_group_did_and_its_limits(tmp_path: Path, version: int) -> None:
+    root = v2_tree(tmp_path, "batch.slice") if version == 2 else v1_tree(tmp_path, "batch.slice")
+    group = find_group("batch.slice", DEVICE, root)
+    assert group.counts() == IoCounts(reads=2, writes=1, read_bytes=8192, write_bytes=4096)
+    assert group.limits() == LIMITS
+
+
+def test_v2_limits_are_written_in_one_line(tmp_path: Path) -> None:
+    group = find_group("batch.slice", DEVICE, v2_tree(tmp_path, "batch.slice"))
+    group.set_limits(LIMITS)
+    assert (group.path / "io.max").read_text() == f"{DEVICE} riops=100 wiops=50 rbps=4096 wbps=max"
+    assert group.limits() == LIMITS
+    group.set_limits(IoLimits())
+    assert group.limits() == IoLimits()
+
+
+def test_v1_limits_are_a_file_each_and_zero_takes_one_away(tmp_path: Path) -> None:
+    group = find_group("batch.slice", DEVICE, v1_tree(tmp_path, "batch.slice"))
+    group.set_limits(LIMITS)
+    found = {path.name: path.read_text() for path in group.path.glob("*_device")}
+    assert found == {
+        "blkio.throttle.read_iops_device": f"{DEVICE} 100",
+        "blkio.throttle.write_iops_device": f"{DEVICE} 50",
+        "blkio.throttle.read_bps_device": f"{DEVICE} 4096",
+        "blkio.throttle.write_bps_device": f"{DEVICE} 0",
+    }
+
+
+def test_a_group_without_io_on_the_device_did_nothing(tmp_path: Path) -> None:
+    group = find_group("batch.slice", "9:9", v2_tree(tmp_path, "batch.slice"))
+    assert (group.counts(), group.limits()) == (IoCounts(), IoLimits())
+
+
+CONTAINER = "4f1d2c3b5a69" + "0" * 52
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("mysql.service", "system.slice/mysql.service"),
+        (f"container:{CONTAINER[:12]}", f"system.slice/docker-{CONTAINER}.scope"),
+        (f"container:{CONTAINER}", f"machine.slice/libpod-{CONTAINER}.scope"),
+        (f"container:{CONTAINER[:20]}", f"kubepods.slice/pod-1/cri-containerd-{CONTAINER}.scope"),
+        (f"container:{CONTAINER[:12]}", f"docker/{CONTAINER}"),
+    ],
+)
+def test_groups_are_found_as_people_name_them(tmp_path: Path, asked: str, name: str) -> None:
+    root = v2_tree(tmp_path, name, "system.slice/other.service")
+    assert find_group(asked, DEVICE, root).path == root / name
+    assert find_group(str(root / name), DEVICE, root).path == root / name
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ("none.service", "none.service: no group of this name below"),
+        ("twice.service", "2 groups have this name"),
+        ("container:4f1d", "needs 12 digits at least"),
+        ("mysql", "expected a path, a systemd unit"),
+        ("/sys/fs/cgroup/none", "there is no such directory now"),
+    ],
+)
+def test_a_group_that_is_not_found_says_what_to_do(tmp_path: Path, asked: str, problem: str) -> None:
+    root = v2_tree(tmp_path, "a.slice/twice.service", "b.slice/twice.service")
+    with pytest.raises(GroupUnusable, match=problem):
+        find_group(asked, DEVICE, root)
+
+
+def test_a_host_without_the_controller(tmp_path: Path) -> None:
+    with pytest.raises(GroupUnusable, match="neither cgroup v2 nor the blkio controller"):
+        find_group("a.slice", DEVICE, tmp_path)
+
+
+def test_a_group_that_ended_and_one_without_the_controller(tmp_path: Path) -> None:
+    group = find_group("a.slice", DEVICE, v2_tree(tmp_path, "a.slice"))
+    (group.path / "io.stat").unlink()
+    with pytest.raises(GroupUnusable, match=r"enable the controller with \+io"):
+        group.counts()
+    (group.path / "io.max").unlink()
+    group.path.rmdir()
+    with pytest.raises(GroupUnusable, match="its unit or container has ended"):
+        group.set_limits(LIMITS)
+
+
+def test_a_device_that_is_none() -> None:
+    assert device_number("8:16") == "8:16"
+    for name in ("no-such-device", "/dev/null", "/no/such/path"):
+        with pytest.raises(GroupUnusable, match="no block device of this name; lsblk lists them"):
+            device_number(name)
