@@ -1,6 +1,6 @@
 r"""Negotiation as two transition tables: server's side (our clients), client's side (our upstreams).
 
-Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock or thread.
+Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock, thread or TLS.
 
 Server side. GO, INFO and EXPORT_NAME need facts that the upstream must be asked for, so they lead to BACKEND:
 the shell opens the backend (action ``Open``) and calls ``opened`` or ``refused``; bytes that arrive
@@ -10,6 +10,11 @@ meanwhile wait.
                      ▲  │ LIST, other: answered in place   │    └─opened──► OPTIONS      (INFO)
                      └──┼──────────refused (GO, INFO)──────┘
                         └──ABORT, or refused EXPORT_NAME (it has no error reply)──► CLOSED
+    OPTIONS ──STARTTLS──► TLS ──secured──► OPTIONS
+
+STARTTLS leads to TLS (action ``StartTls``): the shell calls ``secured``, and from then on gives this machine
+only what was encrypted. Bytes that came behind STARTTLS, before TLS, may be anyone's: the connection ends.
+Where TLS is required, any other option but ABORT is refused before it, and EXPORT_NAME closes.
 
 Client side. GO, or INFO when only the facts are wanted: a ``qemu-nbd`` without ``-t`` ends after its first
 client in transmission. EXPORT_NAME is the fallback for servers that know neither. Block sizes are asked for
@@ -40,6 +45,7 @@ class HandshakeState(Enum):
     FLAGS = "waiting for the client's flags"
     OPTIONS = "waiting for an option"
     BACKEND = "waiting for the backend"
+    TLS = "waiting for TLS"
     TRANSMISSION = "in transmission"
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
@@ -58,7 +64,9 @@ class Event(Enum):
     OPENED_GO = "backend opened for transmission"
     OPENED_INFO = "backend opened for information"
     REFUSED = "backend refused"
-    REFUSED_NAME = "backend refused EXPORT_NAME"
+    REFUSED_NAME = "EXPORT_NAME refused"
+    STARTTLS = "STARTTLS accepted"
+    SECURED = "TLS established"
     GREETED = "greeting"
     INFO = "information reply"
     ACK = "acknowledgement"
@@ -72,6 +80,9 @@ SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
     (HandshakeState.OPTIONS, Event.OPEN): HandshakeState.BACKEND,
     (HandshakeState.OPTIONS, Event.ANSWER): HandshakeState.OPTIONS,
     (HandshakeState.OPTIONS, Event.ABORT): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, Event.REFUSED_NAME): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, Event.STARTTLS): HandshakeState.TLS,
+    (HandshakeState.TLS, Event.SECURED): HandshakeState.OPTIONS,
     (HandshakeState.BACKEND, Event.OPENED_GO): HandshakeState.TRANSMISSION,
     (HandshakeState.BACKEND, Event.OPENED_INFO): HandshakeState.OPTIONS,
     (HandshakeState.BACKEND, Event.REFUSED): HandshakeState.OPTIONS,
@@ -103,6 +114,11 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTls:
+    """Begin TLS behind what was sent, then call ``secured``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transmit:
     """Negotiation has ended; ``left_over`` already belongs to the transmission phase."""
 
@@ -116,7 +132,10 @@ class Close:
     reason: str
 
 
-Action = Send | Open | Transmit | Close
+Action = Send | Open | StartTls | Transmit | Close
+
+
+TLS_REQUIRED: Final = "this gateway requires TLS: connect with nbds://, or in QEMU with tls-creds"
 
 
 class _Machine:
@@ -148,16 +167,21 @@ class ServerHandshake(_Machine):
     """Negotiation with one client.
 
     Args:
-        exports: names to list.
+        exports: names to list; ``secured`` may bring others.
         peer: for error texts.
+        tls: what this client is offered, or must ask for.
 
     Attributes:
+        is_secure: whether TLS is established.
+        lacked_tls: whether it asked for something without TLS where that is required.
         wants_block_size: whether the client asked for the block sizes of the backend that ``Open`` names.
     """
 
-    def __init__(self, exports: list[str], peer: str) -> None:
+    def __init__(self, exports: list[str], peer: str, tls: p.TlsMode = "off") -> None:
         super().__init__(SERVER_TABLE, HandshakeState.FLAGS, peer)
         self._exports = exports
+        self._tls = tls
+        self.is_secure = self.lacked_tls = False
         self._no_zeroes = False
         self._option = 0
         self.wants_block_size = False
@@ -206,6 +230,10 @@ class ServerHandshake(_Machine):
         return [Send(b"")]  # nothing to say, but the loop goes on with the bytes behind the flags
 
     def _on_option(self, opt: int, data: bytes) -> list[Action]:
+        if opt == Opt.STARTTLS and self._tls != "off":
+            return self._start_tls(data)
+        if self._tls == "require" and not self.is_secure and opt != Opt.ABORT:
+            return self._without_tls(opt)
         try:
             if opt in (Opt.GO, Opt.INFO):
                 name, wanted = p.parse_go(data)
@@ -222,6 +250,28 @@ class ServerHandshake(_Machine):
         if opt == Opt.LIST:
             return self._answer(self._listing(data))
         return self._answer(p.option_reply(opt, Rep.ERR_UNSUP, b"not supported by this gateway"))
+
+    def _start_tls(self, data: bytes) -> list[Action]:
+        if data or self.is_secure:
+            text = b"STARTTLS takes no data" if data else b"this connection is encrypted already"
+            return self._answer(p.option_reply(Opt.STARTTLS, Rep.ERR_INVALID, text))
+        if self._input:
+            raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
+        self._move(Event.STARTTLS)
+        return [Send(p.option_reply(Opt.STARTTLS, Rep.ACK)), StartTls()]
+
+    def _without_tls(self, opt: int) -> list[Action]:
+        self.lacked_tls = True
+        if opt == Opt.EXPORT_NAME:  # it has no error reply
+            self._move(Event.REFUSED_NAME)
+            return [Close(TLS_REQUIRED)]
+        return self._answer(p.option_reply(opt, Rep.ERR_TLS_REQD, TLS_REQUIRED.encode()))
+
+    def secured(self, exports: list[str]) -> None:
+        """TLS is established; ``exports`` are the names to list from now on."""
+        self._move(Event.SECURED)
+        self.is_secure = True
+        self._exports = exports
 
     def _listing(self, data: bytes) -> bytes:
         if data:

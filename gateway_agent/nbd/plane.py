@@ -28,8 +28,9 @@ from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
-from gateway_agent.nbd.negotiation import Negotiation
+from gateway_agent.nbd.negotiation import Negotiation, identity_of
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.sockets import Address, bound_address, listen_at, parse_listen, prepare, unlink_own
@@ -76,6 +77,7 @@ class Plane:
         self._caps = CapsInForce({volume: Rates(**cap.model_dump()) for volume, cap in caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
+        self._guard = ListenerGuard(config.plane, config.security, self._loop)
         self._is_stopping = False
         self._listeners = [listen_at(parse_listen(text), CLIENT_MODE) for text in config.listen]
         self.listening = [bound_address(sock) for sock in self._listeners]
@@ -136,7 +138,13 @@ class Plane:
     def _begin(self, sock: socket.socket) -> None:
         try:
             prepare(sock)
-            negotiation = Negotiation(self._loop, sock, self._exports, self._negotiations.discard)
+            tls = self._guard.mode_for(identity_of(sock))
+            if tls is None:
+                sock.close()
+                return
+            negotiation = Negotiation(
+                self._loop, sock, self._exports, self._negotiations.discard, self._guard, tls
+            )
         except OSError:  # gone between its connect and our accept
             sock.close()
             return
@@ -221,6 +229,7 @@ class Plane:
     def close(self) -> None:
         """Close every connection, file and socket; remove the socket files."""
         self._end_clients()
+        self._guard.stop()
         self._control.close()
         unlink_own(self._control_address)
         self._exports.close()

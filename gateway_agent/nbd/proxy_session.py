@@ -34,7 +34,7 @@ from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.session import NbdSession
-from gateway_agent.nbd.sockets import begin_connect, connect_error, parse_upstream
+from gateway_agent.nbd.sockets import Connection, begin_connect, connect_error, parse_upstream
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 _NOTHING: Final = (0, 0, 0)
@@ -269,11 +269,11 @@ class ProxySession(NbdSession):
     def __init__(
         self,
         context: PlaneContext,
-        sock: socket.socket,
+        sock: Connection,
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
-        upstream: socket.socket,
+        upstream: Connection,
     ) -> None:
         super().__init__(context, sock, volume, stream, facts)
         self._up = upstream
