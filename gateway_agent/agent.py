@@ -49,7 +49,7 @@ def run(config: AgentConfig, path: Path) -> None:
         StateFileBroken: a directory or the identity cannot be used.
         ConfigError: certificates cannot be used, or the children's copy of the file cannot be written.
     """
-    config.check_listeners()
+    config.check_certificates()
     stop = Stop()
     stop.install_signals()
     stop.watch_parent()

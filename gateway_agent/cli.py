@@ -98,7 +98,7 @@ def check_files(config: AgentConfig) -> None:
     """
     from gateway_agent.nbd.storage import VolumeStorage
 
-    config.check_listeners()
+    config.check_certificates()
     for export in config.export:
         if export.file is not None:
             VolumeStorage(export.volume, export.file, read_only=export.read_only).release()

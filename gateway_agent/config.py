@@ -32,7 +32,9 @@ from gateway_agent.nbd.sockets import (
     parse_listen,
     parse_network,
     parse_upstream,
+    uses_tls,
 )
+from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, parse_address
@@ -107,7 +109,16 @@ class ExportConfig(StrictModel):
     plane: str = ""
     """Which ``[[plane]]`` serves it; may be left out when there is only one."""
     upstream: str | None = None
-    """NBD server behind it: ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST:PORT/NAME``."""
+    """NBD server behind it: ``nbd+unix:///NAME?socket=PATH``, ``nbd://HOST:PORT/NAME``, or by TLS
+    ``nbds://HOST:PORT/NAME``."""
+    upstream_ca: str = ""
+    """PEM file with the authority of the certificate of an ``nbds://`` upstream."""
+    upstream_name: str = ""
+    """The name or address that this certificate must have; empty: the address in ``upstream``."""
+    upstream_certificate: str = ""
+    """PEM file with our own certificate, if the upstream asks for one."""
+    upstream_key: str = ""
+    """PEM file with its key, not encrypted; empty if ``upstream_certificate`` has it, too."""
     file: str | None = None
     """Or a regular file or block device that the plane serves itself."""
     read_only: bool = False
@@ -163,8 +174,17 @@ class ExportConfig(StrictModel):
             raise ValueError(f"volume {self.volume}: set exactly one of upstream and file")
         if self.workers and self.file is None:
             raise ValueError(f"volume {self.volume}: workers belong to file mode; an upstream never blocks")
-        if self.upstream is not None:
+        is_tls = self.upstream is not None and uses_tls(self.upstream)
+        if self.upstream is not None and not is_tls:
             self._check_upstream(parse_upstream(self.upstream)[0])
+        if is_tls and not self.upstream_ca:
+            raise ValueError(
+                f"volume {self.volume}: nbds:// needs upstream_ca, a PEM file with its authority"
+            )
+        keys = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
+        idle = [key for key in keys if getattr(self, key) and not is_tls]
+        if idle:
+            raise ValueError(f'volume {self.volume}: {idle[0]} belongs to TLS; write upstream = "nbds://..."')
         return self
 
     def _check_upstream(self, address: Address) -> None:
@@ -172,8 +192,9 @@ class ExportConfig(StrictModel):
         if may_be_far(address) and not any(ip_address(address.host) in network for network in networks):
             raise ValueError(
                 f"volume {self.volume}: upstream {address} is on another host, and NBD to it is not "
-                "encrypted: anyone on the way could read and change what is stored. If that network is "
-                f'trusted, set plain_networks = ["{address.host}"], or the network, in this [[export]]'
+                "encrypted: anyone on the way could read and change what is stored. Use nbds:// with "
+                f'upstream_ca; or, if that network is trusted, set plain_networks = ["{address.host}"], or '
+                "the network, in this [[export]]"
             )
 
     @model_serializer(mode="wrap")
@@ -409,14 +430,17 @@ class AgentConfig(StrictModel):
             settings["client_ca"] = str(self.state_dir / "tls" / "ca.crt")
         return ListenerSecurity(**settings)
 
-    def check_listeners(self) -> None:
-        """See that the certificates of every plane can be used. Reads the files.
+    def check_certificates(self) -> None:
+        """See that the certificates of every plane and upstream can be used. Reads the files.
 
         Raises:
             ConfigError: the first that cannot.
         """
         for plane in self.plane:
             self._security(plane).check(plane.name)
+        for export in self.export:
+            if uses_tls(export.upstream or ""):
+                upstream_context(export)
 
 
 def _export(item: Any) -> Any:

@@ -22,8 +22,9 @@ from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.file_session import FileSession, LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
-from gateway_agent.nbd.sockets import Connection
+from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
+from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
@@ -79,6 +80,7 @@ class ExportTable:
         self._storages: dict[str, VolumeStorage] = {}
         self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
+        self._upstream_tls: dict[str, UpstreamTls] = {}
         for export in config.exports:
             volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
             self.volumes[export.volume] = volume
@@ -155,6 +157,16 @@ class ExportTable:
         volume = self.volumes.get(name) or self.volumes.get(name.rpartition("@")[0])
         reason = why_refused(volume.export, client) if volume is not None else ""
         return f"{name}: {reason}" if reason else ""
+
+    def upstream_tls(self, volume: Volume) -> UpstreamTls | None:
+        """How to speak TLS with the upstream of a volume; None if it is spoken to without."""
+        export, engine = volume.export, self._context.tls_engine
+        if engine is None or not uses_tls(export.upstream or ""):
+            return None
+        found = self._upstream_tls.get(export.volume)
+        if found is None or found.export is not export:
+            found = self._upstream_tls[export.volume] = UpstreamTls(self._context.loop, engine, export)
+        return found
 
     def stream(self, volume: Volume, client: str) -> StreamAccount:
         """Where this client's I/O on this volume is counted.

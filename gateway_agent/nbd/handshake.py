@@ -21,8 +21,9 @@ client in transmission. EXPORT_NAME is the fallback for servers that know neithe
 when our own client asks, because a server may be stricter with clients that ask, and when the server insists.
 
     GREETING ──greeting──► GO ──ACK──► READY
-                           ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
-                           └──ERR_UNSUP──► NAME ──size, flags──► READY
+       │                   ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
+       │                   └──ERR_UNSUP──► NAME ──size, flags──► READY
+       └──greeting, with TLS──► ASKED ──ACK──► TLS ──secured──► GO
 
 A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
 """
@@ -49,6 +50,7 @@ class HandshakeState(Enum):
     TRANSMISSION = "in transmission"
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
+    ASKED = "waiting for the answer to STARTTLS"
     GO = "waiting for the answer to GO or INFO"
     NAME = "waiting for the answer to EXPORT_NAME"
     READY = "ready"
@@ -68,6 +70,7 @@ class Event(Enum):
     STARTTLS = "STARTTLS accepted"
     SECURED = "TLS established"
     GREETED = "greeting"
+    GREETED_TLS = "greeting, and TLS is wanted"
     INFO = "information reply"
     ACK = "acknowledgement"
     SIZES_REQUIRED = "block sizes must be asked for"
@@ -91,6 +94,9 @@ SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
 
 CLIENT_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
     (HandshakeState.GREETING, Event.GREETED): HandshakeState.GO,
+    (HandshakeState.GREETING, Event.GREETED_TLS): HandshakeState.ASKED,
+    (HandshakeState.ASKED, Event.ACK): HandshakeState.TLS,
+    (HandshakeState.TLS, Event.SECURED): HandshakeState.GO,
     (HandshakeState.GO, Event.INFO): HandshakeState.GO,
     (HandshakeState.GO, Event.ACK): HandshakeState.READY,
     (HandshakeState.GO, Event.SIZES_REQUIRED): HandshakeState.GO,
@@ -331,10 +337,17 @@ class ClientHandshake(_Machine):
         upstream: for error texts.
         will_transmit: else only the facts are wanted.
         wants_block_size: see the module docstring.
+        wants_tls: nothing but STARTTLS is said in the clear; the shell establishes it in the state TLS.
     """
 
     def __init__(
-        self, export: str, upstream: str, *, will_transmit: bool = True, wants_block_size: bool = False
+        self,
+        export: str,
+        upstream: str,
+        *,
+        will_transmit: bool = True,
+        wants_block_size: bool = False,
+        wants_tls: bool = False,
     ) -> None:
         super().__init__(CLIENT_TABLE, HandshakeState.GREETING, f"upstream {upstream}")
         self._export = export
@@ -342,6 +355,7 @@ class ClientHandshake(_Machine):
         self._no_zeroes = False
         self._option = Opt.GO if will_transmit else Opt.INFO
         self._infos = (p.Info.BLOCK_SIZE,) if wants_block_size else ()
+        self._wants_tls = wants_tls
         self._blocks = p.BlockSizes()
         self.facts: ExportFacts | None = None
 
@@ -365,6 +379,7 @@ class ClientHandshake(_Machine):
         self._input += data
         steps: dict[HandshakeState, Callable[[], bytes | None]] = {
             HandshakeState.GREETING: self._on_greeting,
+            HandshakeState.ASKED: self._on_tls_reply,
             HandshakeState.GO: self._on_go_reply,
             HandshakeState.NAME: self._on_name_reply,
         }
@@ -381,24 +396,46 @@ class ClientHandshake(_Machine):
         if magic != p.NBDMAGIC or have_opt != p.IHAVEOPT or not flags & p.FLAG_FIXED_NEWSTYLE:
             raise NbdProtocolError(self.peer, "it does not speak fixed newstyle NBD")
         self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
-        self._move(Event.GREETED)
         answer = flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
-        return p.CLIENT_FLAGS.pack(answer) + self._question()
+        self._move(Event.GREETED_TLS if self._wants_tls else Event.GREETED)
+        return p.CLIENT_FLAGS.pack(answer) + (p.option(Opt.STARTTLS) if self._wants_tls else self._question())
+
+    def _on_tls_reply(self) -> bytes | None:
+        reply = self._option_reply(Opt.STARTTLS)
+        if reply is None:
+            return None
+        kind, data = reply
+        if kind != Rep.ACK:
+            reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
+            raise UpstreamError(self._upstream, f"refused TLS: {reason}")
+        if self._input:
+            raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
+        self._move(Event.ACK)
+        return b""
+
+    def secured(self) -> bytes:
+        """TLS is established; returns what to send."""
+        self._move(Event.SECURED)
+        return self._question()
 
     def _question(self) -> bytes:
         return p.option(self._option, p.go_data(self._export, self._infos))
 
     def _on_go_reply(self) -> bytes | None:
+        reply = self._option_reply(self._option)
+        return None if reply is None else self._on_go_kind(*reply)
+
+    def _option_reply(self, asked: int) -> tuple[int, bytes] | None:
+        """Type and data of the next reply, if it is here."""
         if len(self._input) < p.OPTION_REPLY.size:
             return None
         magic, opt, kind, length = p.OPTION_REPLY.unpack_from(self._input)
-        if magic != p.OPTION_REPLY_MAGIC or opt != self._option or length > p.MAX_OPTION_BYTES:
+        if magic != p.OPTION_REPLY_MAGIC or opt != asked or length > p.MAX_OPTION_BYTES:
             raise NbdProtocolError(
-                self.peer,
-                f"answer to option {self._option} with magic {magic:#x}, option {opt}, {length} bytes",
+                self.peer, f"answer to option {asked} with magic {magic:#x}, option {opt}, {length} bytes"
             )
         raw = self._take(p.OPTION_REPLY.size + length)
-        return None if raw is None else self._on_go_kind(kind, raw[p.OPTION_REPLY.size :])
+        return None if raw is None else (kind, raw[p.OPTION_REPLY.size :])
 
     def _on_go_kind(self, kind: int, data: bytes) -> bytes:
         if kind == Rep.INFO:

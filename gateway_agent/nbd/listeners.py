@@ -14,7 +14,6 @@ then is logged once, and the former certificates stay in force.
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 from collections import Counter
@@ -28,7 +27,15 @@ from gateway_agent.nbd.access import ClientIdentity, is_within
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import TlsMode
 from gateway_agent.nbd.sockets import parse_network
-from gateway_agent.nbd.tls import TlsConnection, TlsEngine, TlsOpening
+from gateway_agent.nbd.tls import (
+    FileStates,
+    TlsConnection,
+    TlsEngine,
+    TlsOpening,
+    file_states,
+    load_authority,
+    load_own,
+)
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import StrictModel
 
@@ -114,37 +121,15 @@ def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.num_tickets = 0
     where = f"[[plane]] {plane}"
-    try:
-        # A password would be asked for at the terminal; an empty one makes an encrypted key an error.
-        context.load_cert_chain(security.tls_certificate, security.tls_key or None, password=lambda: "")
-    except OSError as exc:  # ssl.SSLError too
-        raise ConfigError(
-            f"{where} tls_certificate",
-            f"{_files(security)} cannot be used: {_problem(exc)}",
-            "Give a PEM file with the certificate, and one with its key, not encrypted and readable",
-        ) from exc
+    load_own(context, f"{where} tls_certificate", security.tls_certificate, security.tls_key)
     context.verify_mode = _VERIFY[security.client_certificates]
     if security.client_certificates != "none":
-        try:
-            context.load_verify_locations(security.client_ca)
-        except OSError as exc:
-            raise ConfigError(
-                f"{where} client_ca",
-                f"{security.client_ca} cannot be used: {_problem(exc)}",
-                "Give a PEM file with the authority of the clients' certificates; without client_ca it is "
-                "the SLA server's, which gateway-agent enrol stores",
-            ) from exc
+        fix = (
+            "Give a PEM file with the authority of the clients' certificates; without client_ca it is the "
+            "SLA server's, which gateway-agent enrol stores"
+        )
+        load_authority(context, f"{where} client_ca", security.client_ca, fix)
     return context
-
-
-def _files(security: ListenerSecurity) -> str:
-    return f"{security.tls_certificate} with {security.tls_key or 'its key in the same file'}"
-
-
-def _problem(exc: OSError) -> str:
-    if isinstance(exc, ssl.SSLError):
-        return (exc.reason or str(exc)).replace("_", " ").lower()
-    return exc.strerror or str(exc)
 
 
 class ListenerGuard:
@@ -154,19 +139,20 @@ class ListenerGuard:
         plane: name of it.
         security: its settings, with every file named.
         loop: of the plane.
+        engine: of the plane.
 
     Attributes:
         turned_away: clients by reason, since the start.
     """
 
-    def __init__(self, plane: str, security: ListenerSecurity, loop: EventLoop) -> None:
+    def __init__(self, plane: str, security: ListenerSecurity, loop: EventLoop, engine: TlsEngine) -> None:
         self.turned_away: Counter[str] = Counter()
         self._plane = plane
         self._security = security
         self._loop = loop
-        self._engine = TlsEngine(loop)
+        self._engine = engine
         self._context: ssl.SSLContext | None = None
-        self._seen: tuple[tuple[int, int, int] | None, ...] = ()
+        self._seen: FileStates = ()
         self._announced: Counter[str] = Counter()
 
     def mode_for(self, client: ClientIdentity) -> TlsMode | None:
@@ -234,20 +220,6 @@ class ListenerGuard:
         self._announced = self.turned_away.copy()
         log.warning("clients-turned-away", since_start=dict(self.turned_away))
 
-    def stop(self) -> None:
-        """End the thread of handshakes."""
-        self._loop.cancel(self)
-        self._engine.stop()
 
-
-def _states(security: ListenerSecurity) -> tuple[tuple[int, int, int] | None, ...]:
-    return tuple(map(_state, (security.tls_certificate, security.tls_key, security.client_ca)))
-
-
-def _state(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced or written; None while it is not there."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _states(security: ListenerSecurity) -> FileStates:
+    return file_states(security.tls_certificate, security.tls_key, security.client_ca)

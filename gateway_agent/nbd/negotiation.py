@@ -173,6 +173,7 @@ class Negotiation:
                 self._on_upstream_failed,
                 will_transmit=self._handshake.keeps_backend,
                 wants_block_size=self._handshake.wants_block_size,
+                tls=self._exports.upstream_tls(self._volume),
             )
 
     def _file_facts(self, volume: Volume) -> p.ExportFacts:
@@ -226,7 +227,7 @@ class Negotiation:
             )
         self._do(self._handshake.refused(code, text))
 
-    def _ready(self, upstream: socket.socket | None, facts: p.ExportFacts) -> None:
+    def _ready(self, upstream: Connection | None, facts: p.ExportFacts) -> None:
         assert self._volume is not None  # set by _open
         self._opening = None
         facts = self._exports.learn(self._volume, facts)

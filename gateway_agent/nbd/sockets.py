@@ -83,7 +83,7 @@ def parse_listen(text: str) -> Address:
 
 
 def parse_upstream(uri: str) -> tuple[Address, str]:
-    """Address and export name of ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST[:PORT]/NAME``.
+    """Address and export name of ``nbd+unix:///NAME?socket=PATH`` or ``nbd[s]://HOST[:PORT]/NAME``.
 
     Raises:
         ValueError: another form, no socket, or a host name (looking it up would stall all I/O of the plane).
@@ -95,7 +95,7 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
         if not path or parts.netloc:
             raise ValueError(f"{uri!r} must look like nbd+unix:///NAME?socket=PATH")
         return Address(path=path), name
-    if parts.scheme == "nbd" and parts.hostname:
+    if parts.scheme in ("nbd", "nbds") and parts.hostname:
         host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
         try:
             ipaddress.ip_address(host)
@@ -104,7 +104,12 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
                 f"{uri!r}: give the host as an IP address; a look-up would stall all I/O"
             ) from exc
         return Address(host=host, port=parts.port or NBD_PORT), name
-    raise ValueError(f"{uri!r} is neither nbd+unix:///NAME?socket=PATH nor nbd://HOST:PORT/NAME")
+    raise ValueError(f"{uri!r} is neither nbd+unix:///NAME?socket=PATH nor nbd[s]://HOST:PORT/NAME")
+
+
+def uses_tls(uri: str) -> bool:
+    """Whether an upstream is spoken to by TLS."""
+    return uri.startswith("nbds:")
 
 
 def is_own_host(host: str) -> bool:

@@ -34,6 +34,7 @@ from typing import Any, Final, cast
 import structlog
 
 from gateway_agent.nbd.loop import GONE, IN, EventLoop
+from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.threads import ThreadGroup
 
 log = structlog.get_logger("tls")
@@ -44,6 +45,55 @@ PIECE_BYTES: Final = 256 << 10  # encrypted at a time, 16 records; below a tenth
 MAX_ANSWER_BYTES: Final = 64 << 10  # alerts and answers to key updates that a peer does not take
 _SCRATCH: Final = memoryview(bytearray(PIECE_BYTES))  # of the loop's thread
 _HELLO_BYTES: Final = 65_536  # received at a time during a handshake
+
+
+FileStates = tuple[tuple[int, int, int] | None, ...]
+
+
+def file_states(*paths: str) -> FileStates:
+    """What changes when one of the files is replaced or written; None for one that is not there."""
+    return tuple(map(_state, paths))
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def load_own(context: ssl.SSLContext, setting: str, certificate: str, key: str) -> None:
+    """Use this certificate; an empty ``key`` is in the same file.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    try:
+        # A password would be asked for at the terminal; an empty one makes an encrypted key an error.
+        context.load_cert_chain(certificate, key or None, password=lambda: "")
+    except OSError as exc:  # ssl.SSLError too
+        files = f"{certificate} with {key or 'its key in the same file'}"
+        fix = "Give a PEM file with the certificate, and one with its key, readable and not encrypted"
+        raise ConfigError(setting, f"{files} cannot be used: {_problem(exc)}", fix) from exc
+
+
+def load_authority(context: ssl.SSLContext, setting: str, path: str, fix: str) -> None:
+    """Trust the authorities in this file.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    try:
+        context.load_verify_locations(path)
+    except OSError as exc:
+        raise ConfigError(setting, f"{path} cannot be used: {_problem(exc)}", fix) from exc
+
+
+def _problem(exc: OSError) -> str:
+    if isinstance(exc, ssl.SSLError):
+        return (exc.reason or str(exc)).replace("_", " ").lower()
+    return exc.strerror or str(exc)
 
 
 class TlsConnection:

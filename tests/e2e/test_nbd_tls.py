@@ -22,6 +22,7 @@ from tests.e2e.test_nbd_fio import DEADLINE_S, SIZE, Processes, upstream, wait_f
 from tests.fuzz.nbd_clients import exactly, negotiate
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, start_tls, tls_settings
+from tests.support.stage import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -71,6 +72,11 @@ def call(*command: str, status: int = 0) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode == 0) == (status == 0), f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as sock:
+        return not sock.connect_ex(("127.0.0.1", port))
 
 
 @pytest.fixture
@@ -195,6 +201,35 @@ def test_plain_words_behind_starttls_are_not_answered_by_a_plane(setup: Setup) -
     assert tls.recv(20) == p.option_reply(p.Opt.ABORT, p.Rep.ACK)
     assert tls.recv(1) == b""
     tls.close()
+
+
+def test_an_upstream_by_tls_serves_and_one_that_is_not_who_it_should_be_is_refused(setup: Setup) -> None:
+    port, shared = free_port(), ["-i", "127.0.0.1", "--tls=require", "--tls-verify-peer"]
+    setup.run.start(
+        "nbdkit", "-f", *shared, "-p", str(port), f"--tls-certificates={setup.server}", "memory", str(SIZE)
+    )  # fmt: skip
+    wait_for("nbdkit listens", lambda: is_open(port))
+    common = {
+        "upstream": f"nbds://127.0.0.1:{port}/",
+        "upstream_ca": str(setup.authority.file),
+        "upstream_certificate": f"{setup.client}/client-cert.pem",
+        "upstream_key": f"{setup.client}/client-key.pem",
+        "backend": "b",
+    }
+    setup.plane(
+        {"volume": "good"} | common,
+        {"volume": "misnamed", "upstream_name": "array-2"} | common,
+        {"volume": "misissued"} | common | {"upstream_ca": str(NbdAuthority(setup.folder / "other").file)},
+    )
+    image, out = setup.folder / "in.img", setup.folder / "out.img"
+    image.write_bytes(os.urandom(SIZE))
+    for uri in (setup.uri("good"), f"nbd+unix:///good?socket={setup.folder}/gw.sock"):
+        call("nbdcopy", "--flush", "--connections=3", str(image), uri)
+        call("nbdcopy", "--connections=3", "--requests=64", uri, str(out))
+        assert out.read_bytes() == image.read_bytes()
+    for volume, reason in (("misnamed", "Hostname mismatch"), ("misissued", "certificate verify failed")):
+        call("nbdinfo", setup.uri(volume), status=1)
+        assert reason in setup.run.logs()
 
 
 class Namespaces:

@@ -19,6 +19,7 @@ from tests.fuzz.nbd_clients import Client, Connect
 from tests.fuzz.nbd_model import GATEWAY, PEER, READ_ONLY, STUCK_S, Rules
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, tls_settings
+from tests.support.stage import free_port
 
 REGION_BYTES: Final = 10 << 20
 WRITERS: Final = 3
@@ -95,12 +96,17 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
     image = folder / "disk.img"
     image.write_bytes(random.Random(seed).randbytes(VOLUME_BYTES))
     peer = folder / "peer.sock"
+    if kind.endswith(BY_TLS):
+        authority = NbdAuthority(folder / "pki")
+        server, client = authority.issue("server", "gw", "127.0.0.1"), authority.issue("client", "host-a")
     if "qemu-nbd" in kind:
         run.start(
             "qemu-nbd", "--format=raw", "--persistent", "--shared=0", "--discard=unmap", "--export-name=disk",
             f"--socket={peer}", str(image),
         )  # fmt: skip
         wait_for("qemu-nbd listens", lambda: peer.exists() and can_connect(peer))
+    elif kind == f"nbdkit{BY_TLS}":
+        _start_secure_nbdkit(run, port := free_port(), image, server)
     elif "nbdkit" in kind:
         # One thread: 1.32 ends with an assertion when a client leaves while another thread answers it.
         blocks = ["--filter=blocksize-policy"] if "4 KiB" in kind else []
@@ -112,7 +118,12 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
     if kind.startswith(("file", "workers")):
         source = {"file": str(image), "workers": 3 if kind == "workers" else 0}
     volume = {"volume": "vol-1", "backend": "disk"} | source
-    settings, context = _tls(folder) if kind.endswith(BY_TLS) else ({}, None)
+    settings: dict[str, object] = {}
+    context = None
+    if kind.endswith(BY_TLS):
+        settings, context = dict(tls_settings(authority, server)), client_context(authority, client)
+    if kind == f"nbdkit{BY_TLS}":
+        volume |= {"upstream": f"nbds://127.0.0.1:{port}/", "upstream_ca": str(authority.file)}
     run.plane(
         exports=[volume, volume | {"volume": "vol-ro", "read_only": True}],
         listen=[f"unix:{folder}/gw.sock", "tcp:127.0.0.1:0"],
@@ -125,7 +136,14 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
     return Target("vol-1", "vol-ro", GATEWAY, folder / "gw.sock", port, context)
 
 
-def _tls(folder: Path) -> tuple[dict[str, str], ssl.SSLContext]:
-    authority = NbdAuthority(folder / "pki")
-    server, client = authority.issue("server", "gw", "127.0.0.1"), authority.issue("client", "host-a")
-    return tls_settings(authority, server), client_context(authority, client)
+def _start_secure_nbdkit(run: Processes, port: int, image: Path, certificates: Path) -> None:
+    run.start(
+        "nbdkit", "-f", "--threads=1", "-i", "127.0.0.1", "-p", str(port), "--tls=require",
+        f"--tls-certificates={certificates}", "file", str(image),
+    )  # fmt: skip
+
+    def is_open() -> bool:
+        with socket.socket() as sock:
+            return not sock.connect_ex(("127.0.0.1", port))
+
+    wait_for("nbdkit listens", is_open)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.listeners import ListenerGuard, ListenerSecurity
@@ -51,20 +52,19 @@ class InlineEngine(TlsEngine):
         self.loop.at((opening, "step"), 0, step)
 
 
-def inline(guard: ListenerGuard) -> ListenerGuard:
-    """The same guard without a thread."""
-    guard._engine = InlineEngine(guard._loop)  # a thread would have to be waited for
-    return guard
+def guard_of(settings: ListenerSecurity, loop: Any) -> ListenerGuard:
+    """A guard without a thread, which would have to be waited for."""
+    return ListenerGuard("nbd-0", settings, loop, InlineEngine(loop))
 
 
 class TlsPeer:
     """The far side of a ``FakeSocket``."""
 
-    def __init__(self, sock: FakeSocket, context: ssl.SSLContext) -> None:
+    def __init__(self, sock: FakeSocket, context: ssl.SSLContext, *, server_side: bool = False) -> None:
         self.sock = sock
         self._taken = 0
         self.received, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self.received, self._sealed)
+        self.tls = context.wrap_bio(self.received, self._sealed, server_side)
 
     def pump(self) -> None:
         """Take what the near side sent; give it what we have to say."""

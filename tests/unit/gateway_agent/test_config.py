@@ -141,6 +141,8 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
             'upstream = "nbd://10.0.0.5/disk"\n#',
             r"vol-1: .*plain_networks = \[.10\.0\.0\.5",
         ),
+        ('upstream = "nbd', 'upstream = "nbds://10.0.0.5/disk"\n#', "vol-1: nbds:// needs upstream_ca"),
+        ("cost_write = 2.0", 'upstream_name = "x"', r"upstream_name belongs to TLS.*nbds://"),
         ("cost_write = 2.0", 'allow_networks = ["10.0.0.1/8"]', "allow_networks: .*is no network"),
         ("cost_write = 2.0", 'plain_networks = ["unix"]', "plain_networks: .*is no network"),
         ("cost_write = 2.0", 'allow_names = ["db-1"]', "vol-1: allow_names needs certificates of clients"),
@@ -287,3 +289,11 @@ def test_check_config_and_the_start_look_at_the_certificates(write, tmp_path):
     assert "[[plane]] nbd-0 tls_certificate" in result.output
     with pytest.raises(ConfigError, match="tls_certificate"):
         agent.run(load(AgentConfig, path, environment={}), path)
+
+
+def test_check_config_looks_at_the_certificates_of_upstreams(write, tmp_path):
+    text = GOOD.replace("nbd+unix:///disk?socket={dir}/up.sock", "nbds://10.0.0.5/disk")
+    path = write(text.replace("cost_write = 2.0", 'upstream_ca = "{dir}/none.pem"'))
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "[[export]] vol-1 upstream_ca: " in result.output

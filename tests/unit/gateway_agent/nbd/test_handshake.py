@@ -68,11 +68,19 @@ def test_the_tables_reach_every_state_of_their_side_and_nothing_leaves_the_end()
     }
     assert {state for state, _ in CLIENT_TABLE} == {
         HandshakeState.GREETING,
+        HandshakeState.ASKED,
+        HandshakeState.TLS,
         HandshakeState.GO,
         HandshakeState.NAME,
     }
     assert HandshakeState.TRANSMISSION in SERVER_TABLE.values()
-    assert set(CLIENT_TABLE.values()) == {HandshakeState.GO, HandshakeState.NAME, HandshakeState.READY}
+    assert set(CLIENT_TABLE.values()) == {
+        HandshakeState.ASKED,
+        HandshakeState.TLS,
+        HandshakeState.GO,
+        HandshakeState.NAME,
+        HandshakeState.READY,
+    }
 
 
 def test_go_opens_the_backend_and_ends_in_transmission():
@@ -341,3 +349,38 @@ def test_what_is_agreed_before_tls_about_an_export_does_not_hold_behind_it():
     machine.secured(["vol-1"])
     machine.feed(GO)
     assert not machine.wants_block_size
+
+
+def asked_for_tls():
+    near = ClientHandshake("vol-1", "up", wants_tls=True)
+    assert near.feed(p.greeting()) == FLAGS + STARTTLS, "nothing else is said in the clear"
+    return near
+
+
+def test_both_sides_understand_each_other_behind_tls():
+    near, far = asked_for_tls(), ServerHandshake([], "client test", "require")
+    assert near.feed(sent(far.feed(FLAGS + STARTTLS))) == b""
+    assert (near.state, far.state) == (HandshakeState.TLS, HandshakeState.TLS)
+    far.secured(["vol-1"])
+    assert Open("vol-1") in far.feed(near.secured())
+    near.feed(sent(far.opened(FACTS)))
+    assert (near.state, near.facts) == (HandshakeState.READY, FACTS)
+
+
+@pytest.mark.parametrize("kind", [p.Rep.ERR_UNSUP, p.Rep.ERR_POLICY])
+def test_an_upstream_without_tls_is_refused_and_never_asked_in_the_clear(kind):
+    with pytest.raises(UpstreamError, match="refused TLS: not today"):
+        asked_for_tls().feed(p.option_reply(p.Opt.STARTTLS, kind, b"not today"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        p.option_reply(p.Opt.STARTTLS, p.Rep.ACK) + b"x",
+        p.option_reply(p.Opt.GO, p.Rep.ACK),
+        bytes(20),
+    ],
+)
+def test_what_an_upstream_says_before_tls_but_its_acknowledgement_is_a_fault(said):
+    with pytest.raises(NbdProtocolError):
+        asked_for_tls().feed(said)

@@ -6,12 +6,12 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from gateway_agent.nbd.access import ClientIdentity
-from gateway_agent.nbd.listeners import TOTALS_NS, ListenerGuard, ListenerSecurity, server_context
+from gateway_agent.nbd.listeners import TOTALS_NS, ListenerSecurity, server_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.nbd import FakeLoop
 from tests.support.nbd_certificates import NbdAuthority
-from tests.support.nbd_tls import security
+from tests.support.nbd_tls import guard_of, security
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ FILES = {"tls_certificate": "/c.pem"}
     ],
 )
 def test_what_tls_is_to_a_client_by_its_address(settings, address, mode):
-    guard = ListenerGuard("nbd-0", ListenerSecurity(**settings), FakeLoop(FakeClock()))
+    guard = guard_of(ListenerSecurity(**settings), FakeLoop(FakeClock()))
     assert guard.mode_for(client(address)) == mode
     assert guard.turned_away == ({} if mode else {"plain-network": 1})
 
 
 def test_those_turned_away_are_counted_and_said_in_one_line_a_minute():
     loop = FakeLoop(FakeClock())
-    guard = ListenerGuard("nbd-0", ListenerSecurity(plain_networks=PLAIN), loop)
+    guard = guard_of(ListenerSecurity(plain_networks=PLAIN), loop)
     with capture_logs() as lines:
         for _ in range(50):
             guard.mode_for(client("11.0.0.1"))
@@ -104,7 +104,7 @@ def test_files_that_cannot_be_used_are_named_with_their_setting(pki, tmp_path):
 def test_certificates_are_read_again_when_they_were_replaced_and_kept_when_that_fails(pki, tmp_path):
     authority, server = pki
     folder = shutil.copytree(server, tmp_path / "gw")
-    guard = ListenerGuard("nbd-0", security(authority, folder), FakeLoop(FakeClock()))
+    guard = guard_of(security(authority, folder), FakeLoop(FakeClock()))
     first = guard.context()
     assert guard.context() is first
     (folder / "server-key.pem").write_text("half of a file")
@@ -122,7 +122,7 @@ def test_certificates_are_read_again_when_they_were_replaced_and_kept_when_that_
 
 
 def test_without_usable_certificates_from_the_start_each_client_is_told_so(pki, tmp_path):
-    guard = ListenerGuard("nbd-0", security(pki[0], tmp_path), FakeLoop(FakeClock()))
+    guard = guard_of(security(pki[0], tmp_path), FakeLoop(FakeClock()))
     for _ in range(2):
         with pytest.raises(ConfigError, match="tls_certificate"):
             guard.context()

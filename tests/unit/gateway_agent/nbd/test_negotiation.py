@@ -6,13 +6,12 @@ from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import negotiation, proxy_session
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.negotiation import Negotiation
 from pmdaemon.wire.cut import COL, FAILED, OUTSTANDING
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 from tests.support.nbd_certificates import NbdAuthority
-from tests.support.nbd_tls import TlsPeer, client_context, inline, security
+from tests.support.nbd_tls import TlsPeer, client_context, guard_of, security
 
 FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
 UPSTREAM_FLAGS = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | 1 << 7  # SEND_DF needs structured replies: not for us
@@ -288,9 +287,7 @@ class SecureGateway:
         self.rig = Rig()
         config = dataclasses.replace(config, client_rule="tls-name")
         self.exports = ExportTable(config, self.rig.context, lambda: None)
-        self.guard = inline(
-            ListenerGuard("nbd-0", security(pki, pki.folder / "gw", **settings), self.rig.loop)
-        )
+        self.guard = guard_of(security(pki, pki.folder / "gw", **settings), self.rig.loop)
         self.near = FakeSocket()
         self.peer = TlsPeer(self.near, client_context(pki, pki.folder / name if name else None))
         self.talk = Negotiation(
