@@ -20,7 +20,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.tls import MOST_OPENINGS
 from tests.e2e.test_nbd_fio import DEADLINE_S, SIZE, Processes, upstream, wait_for
 from tests.fuzz.nbd_clients import exactly, negotiate
-from tests.support.nbd_certificates import NbdAuthority
+from tests.support.nbd_certificates import NbdAuthority, ProductAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, start_tls, tls_settings
 from tests.support.stage import free_port
 
@@ -33,9 +33,9 @@ class Setup:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = Processes(folder)
-        self.authority = NbdAuthority(folder / "pki")
+        self.authority = ProductAuthority(folder / "pki")
         self.server = self.authority.issue("server", "gw", "127.0.0.1")
-        self.client = self.authority.issue("client", "host-a", "host-a.example")
+        self.client = self.authority.issue("client", "host-a.example")
         self.settings: dict[str, object] = dict(tls_settings(self.authority, self.server))
         self.port = 0
         with open(folder / "disk.img", "wb") as file:

@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from pmdaemon.pki.authority import Authority
+
 
 def _name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -79,4 +81,24 @@ class NbdAuthority:
         (folder / "ca-cert.pem").write_bytes(self.file.read_bytes())
         (folder / f"{kind}-cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         (folder / f"{kind}-key.pem").write_bytes(_pem(key))
+        return folder
+
+
+class ProductAuthority:
+    """The same with the product's own authority, as ``sla ca nbd`` makes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._authority = Authority(folder / "ca")
+        self._authority.init()
+        self.file = folder / "ca" / "ca.crt"
+
+    def issue(self, kind: str, name: str, *hosts: str) -> Path:
+        """A folder for a ``client``, or for a ``server`` at these hosts."""
+        key, certificate = self._authority.nbd_credential(name, hosts)
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "ca-cert.pem").write_bytes(self.file.read_bytes())
+        (folder / f"{kind}-cert.pem").write_bytes(certificate)
+        (folder / f"{kind}-key.pem").write_bytes(key)
         return folder

@@ -14,10 +14,12 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.listeners import ListenerGuard, ListenerSecurity
 from gateway_agent.nbd.tls import TlsEngine, TlsOpening
 from tests.support.nbd import FakeSocket
-from tests.support.nbd_certificates import NbdAuthority
+from tests.support.nbd_certificates import NbdAuthority, ProductAuthority
+
+AnyAuthority = NbdAuthority | ProductAuthority
 
 
-def client_context(authority: NbdAuthority, folder: Path | None = None) -> ssl.SSLContext:
+def client_context(authority: AnyAuthority, folder: Path | None = None) -> ssl.SSLContext:
     """As a client that trusts ``authority``, with the certificate in ``folder``."""
     context = ssl.create_default_context(cafile=str(authority.file))
     context.check_hostname = False
@@ -26,7 +28,7 @@ def client_context(authority: NbdAuthority, folder: Path | None = None) -> ssl.S
     return context
 
 
-def tls_settings(authority: NbdAuthority, server: Path) -> dict[str, str]:
+def tls_settings(authority: AnyAuthority, server: Path) -> dict[str, str]:
     """Keys of a ``[[plane]]`` that requires TLS, with this server's certificate."""
     return {
         "tls": "require",
@@ -36,7 +38,7 @@ def tls_settings(authority: NbdAuthority, server: Path) -> dict[str, str]:
     }
 
 
-def security(authority: NbdAuthority, server: Path, **more: object) -> ListenerSecurity:
+def security(authority: AnyAuthority, server: Path, **more: object) -> ListenerSecurity:
     """The same, unless ``more`` says otherwise."""
     return ListenerSecurity.model_validate(tls_settings(authority, server) | more)
 
