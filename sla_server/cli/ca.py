@@ -178,7 +178,7 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
                 stream.write(content)
     except OSError as exc:
         raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
-    click.echo(f"written to {output}, good for {days:.0f} days. {_NBD_USE[kind]}")
+    click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
 
 
 def _is_host(text: str) -> bool:
