@@ -42,6 +42,7 @@ log = structlog.get_logger("tls")
 OPENING_LIMIT_NS: Final = 10 * 10**9  # a handshake takes two round trips
 MOST_OPENINGS: Final = 256  # some 50 KB each; the thread computes about a thousand a second
 PIECE_BYTES: Final = 256 << 10  # encrypted at a time, 16 records; below a tenth of a millisecond
+MOST_RECORDS: Final = 1024  # decrypted at a time: a peer may make them of one byte
 MAX_ANSWER_BYTES: Final = 64 << 10  # alerts and answers to key updates that a peer does not take
 _SCRATCH: Final = memoryview(bytearray(PIECE_BYTES))  # of the loop's thread
 _HELLO_BYTES: Final = 65_536  # received at a time during a handshake
@@ -195,20 +196,22 @@ class TlsConnection:
 
     def _opened(self, view: memoryview) -> int:
         """Decrypt what is here; returns the bytes that came of it."""
-        filled, size = 0, len(view)
+        filled, size, is_more = 0, len(view), True
         try:
-            while filled < size and not self._has_ended:
+            for _ in range(MOST_RECORDS):
+                if filled == size or self._has_ended:
+                    break
                 count = cast("int", self._tls.read(size - filled, view[filled:]))
                 filled += count
                 self._has_ended = not count
         except ssl.SSLWantReadError:
-            pass
+            is_more = False
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._has_ended = True
         if self._sealed.pending:
             self._answer()
-        is_more = filled == size and (self._tls.pending() > 0 or self._received.pending > 0)
-        self._loop.set_buffered(self.fileno(), is_more or self._has_ended)
+        is_here = self._tls.pending() > 0 or self._received.pending > 0
+        self._loop.set_buffered(self.fileno(), (is_more and is_here) or self._has_ended)
         return filled
 
     def _answer(self) -> None:

@@ -68,8 +68,8 @@ class Setup:
         return sock
 
 
-def call(*command: str, status: int = 0) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def call(*command: str, status: int = 0, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
     assert (done.returncode == 0) == (status == 0), f"{command}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -117,7 +117,7 @@ def test_fio_verifies_by_tls_and_its_counts_are_ours_exactly(setup: Setup) -> No
     shown = call(
         "fio", "--name=job", "--ioengine=nbd", f"--uri={uri}", "--rw=randrw", "--iodepth=32", "--size=6m",
         "--bsrange=4k-64k", "--bs_unaligned=1", "--verify=crc32c", "--verify_fatal=1", "--thread",
-        "--output-format=json",
+        "--output-format=json", cwd=setup.folder,
     )  # fmt: skip
     job = json.loads(shown[shown.index("{") :])["jobs"][0]
     ours = setup.link.totals()["vol-1", "127.0.0.1"]

@@ -103,6 +103,18 @@ def test_many_records_arrive_in_one_receive(pki):
     assert len(talk.read()) == 50 * 28
 
 
+def test_tiny_records_are_decrypted_in_several_turns(pki, monkeypatch):
+    monkeypatch.setattr(tls, "MOST_RECORDS", 10)
+    talk = Talk(pki).shake()
+    talk.sock.incoming.append(b"".join(talk.peer.say(b"%d" % (number % 10)) for number in range(25)))
+    for _ in range(25):
+        talk.sock.incoming.popleft()
+    found = []
+    while talk.loop.buffered or not found:
+        found.append(talk.read())
+    assert found == [b"0123456789", b"0123456789", b"01234"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_socket_that_takes_little_gets_every_byte_once_and_in_order(pki, seed):
     rng, talk = random.Random(seed), Talk(pki).shake()
@@ -227,3 +239,13 @@ def test_beyond_the_limit_the_oldest_that_waits_for_its_peer_is_given_up(pki):
     assert (busy.outcome, more.outcome) == (None, None)
     assert idle.outcome == fresh.outcome == "too many TLS handshakes at a time"
     assert busy.shake().outcome == more.shake().outcome == "ready"
+
+
+def test_a_client_of_tls_1_2_is_served_and_an_older_one_is_not(pki):
+    older = client_context(pki[2], pki[2].folder / "host-a")
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    talk = Talk(pki, older).shake()
+    assert talk.near.version() == "TLSv1.2"
+    talk.near.send(b"hello")
+    assert talk.peer.heard() == b"hello"
+    assert pki[0].minimum_version is ssl.TLSVersion.TLSv1_2
