@@ -363,18 +363,6 @@ class AgentConfig(StrictModel):
         self._check_names_of_clients()
         return self
 
-    def _check_names_of_clients(self) -> None:
-        naming = {plane.name for plane in self.plane if plane.names_clients}
-        how = 'set tls = "require" and client_certificates = "required" in [[plane]]'
-        if self.client_rule == "tls-name" and not naming:
-            raise ValueError(f'client_rule "tls-name" needs certificates of clients: {how}')
-        for export in self.export:
-            if export.allow_names and self._plane_of(export) not in naming:
-                raise ValueError(
-                    f"export {export.volume}: allow_names needs certificates of clients: {how} "
-                    f"{self._plane_of(export)}"
-                )
-
     def _check_number_of_exports(self) -> None:
         if len(self.export) > MAX_EXPORTS:
             raise ValueError(
@@ -396,6 +384,18 @@ class AgentConfig(StrictModel):
             raise ValueError(
                 f"control socket {path} is longer than {UNIX_PATH_BYTES} bytes; shorten runtime_dir"
             )
+
+    def _check_names_of_clients(self) -> None:
+        naming = {plane.name for plane in self.plane if plane.names_clients}
+        how = 'set tls = "require" and client_certificates = "required" in [[plane]]'
+        if self.client_rule == "tls-name" and not naming:
+            raise ValueError(f'client_rule "tls-name" needs certificates of clients: {how}')
+        for export in self.export:
+            if export.allow_names and self._plane_of(export) not in naming:
+                raise ValueError(
+                    f"export {export.volume}: allow_names needs certificates of clients: {how} "
+                    f"{self._plane_of(export)}"
+                )
 
     def _plane_of(self, export: ExportConfig) -> str:
         return export.plane or (self.plane[0].name if len(self.plane) == 1 else "")
