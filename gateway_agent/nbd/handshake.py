@@ -173,11 +173,12 @@ class ServerHandshake(_Machine):
     """Negotiation with one client.
 
     Args:
-        exports: names to list; ``secured`` may bring others.
+        exports: names to list.
         peer: for error texts.
         tls: what this client is offered, or must ask for.
 
     Attributes:
+        exports: names to list now; they may be replaced at any time.
         is_secure: whether TLS is established.
         lacked_tls: whether it asked for something without TLS where that is required.
         wants_block_size: whether the client asked for the block sizes of the backend that ``Open`` names.
@@ -185,7 +186,7 @@ class ServerHandshake(_Machine):
 
     def __init__(self, exports: list[str], peer: str, tls: p.TlsMode = "off") -> None:
         super().__init__(SERVER_TABLE, HandshakeState.FLAGS, peer)
-        self._exports = exports
+        self.exports = exports
         self._tls = tls
         self.is_secure = self.lacked_tls = False
         self._no_zeroes = False
@@ -273,16 +274,15 @@ class ServerHandshake(_Machine):
             return [Close(TLS_REQUIRED)]
         return self._answer(p.option_reply(opt, Rep.ERR_TLS_REQD, TLS_REQUIRED.encode()))
 
-    def secured(self, exports: list[str]) -> None:
-        """TLS is established; ``exports`` are the names to list from now on."""
+    def secured(self) -> None:
+        """TLS is established."""
         self._move(Event.SECURED)
         self.is_secure = True
-        self._exports = exports
 
     def _listing(self, data: bytes) -> bytes:
         if data:
             return p.option_reply(Opt.LIST, Rep.ERR_INVALID, b"LIST takes no data")
-        entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self._exports]
+        entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self.exports]
         return b"".join((*entries, p.option_reply(Opt.LIST, Rep.ACK)))
 
     def _answer(self, reply: bytes) -> list[Action]:

@@ -71,8 +71,7 @@ class Negotiation:
         self._on_end = on_end
         self._guard = guard
         self._client = identity_of(sock)
-        seen = exports.visible(self._client)
-        self._handshake = ServerHandshake(seen, f"client {self._client}", tls)
+        self._handshake = ServerHandshake([], f"client {self._client}", tls)
         self._securing: TlsOpening | None = None
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
@@ -103,6 +102,7 @@ class Negotiation:
         if not data:
             self.close("the client left during negotiation")
             return
+        self._handshake.exports = self._exports.visible(self._client)
         self._do(self._handshake.feed(data))
 
     def _do(self, actions: list[Action]) -> None:
@@ -133,7 +133,7 @@ class Negotiation:
         self._securing = None
         self._client = replace(self._client, names=names_of(self._sock.peer_certificate()))
         self._watch()
-        self._handshake.secured(self._exports.visible(self._client))
+        self._handshake.secured()
 
     def _on_insecure(self, reason: str) -> None:
         assert self._guard is not None  # see _start_tls

@@ -109,7 +109,7 @@ def fuzz_server_handshake(rng: random.Random) -> None:
                 said += getattr(action, "data", b"")
                 if isinstance(action, StartTls):
                     assert not actions, "something is done behind STARTTLS, before TLS"
-                    machine.secured(["vol-1"])
+                    machine.secured()
                 elif isinstance(action, Open):
                     assert tls != "require" or machine.is_secure, "an export is opened without TLS"
                     actions += (

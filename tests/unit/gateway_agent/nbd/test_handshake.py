@@ -302,7 +302,8 @@ def test_where_tls_is_required_every_other_option_is_refused_until_it_is_there(o
     actions = machine.feed(STARTTLS)
     assert option_replies(sent(actions)) == [(p.Opt.STARTTLS, p.Rep.ACK, b"")]
     assert actions[-1] == StartTls()
-    machine.secured(["vol-2", "vol-3"])
+    machine.exports = ["vol-2", "vol-3"]
+    machine.secured()
     (first, second, last) = option_replies(sent(machine.feed(p.option(p.Opt.LIST))))
     assert (first[2][4:], second[2][4:], last[1]) == (b"vol-2", b"vol-3", p.Rep.ACK)
     assert Open("vol-2") in machine.feed(p.option(p.Opt.GO, p.go_data("vol-2")))
@@ -335,7 +336,7 @@ def test_starttls_with_data_or_a_second_time_is_invalid_and_harmless():
     machine, actions = tls_server("offer", p.option(p.Opt.STARTTLS, b"x"))
     assert option_replies(sent(actions))[0][:2] == (p.Opt.STARTTLS, p.Rep.ERR_INVALID)
     machine.feed(STARTTLS)
-    machine.secured(["vol-1"])
+    machine.secured()
     actions = machine.feed(STARTTLS + GO)
     assert option_replies(sent(actions))[0][:2] == (p.Opt.STARTTLS, p.Rep.ERR_INVALID)
     assert Open("vol-1") in actions
@@ -346,7 +347,7 @@ def test_what_is_agreed_before_tls_about_an_export_does_not_hold_behind_it():
     assert Open("vol-1") in actions
     machine.opened(FACTS)
     machine.feed(STARTTLS)
-    machine.secured(["vol-1"])
+    machine.secured()
     machine.feed(GO)
     assert not machine.wants_block_size
 
@@ -361,7 +362,7 @@ def test_both_sides_understand_each_other_behind_tls():
     near, far = asked_for_tls(), ServerHandshake([], "client test", "require")
     assert near.feed(sent(far.feed(FLAGS + STARTTLS))) == b""
     assert (near.state, far.state) == (HandshakeState.TLS, HandshakeState.TLS)
-    far.secured(["vol-1"])
+    far.secured()
     assert Open("vol-1") in far.feed(near.secured())
     near.feed(sent(far.opened(FACTS)))
     assert (near.state, near.facts) == (HandshakeState.READY, FACTS)
