@@ -31,6 +31,7 @@ if [ "$what" != demo ]; then
     need fio fio
     need nbdkit nbdkit
     need nbdinfo libnbd-bin
+    need ip iproute2
     need qemu-nbd qemu-utils
     need chromium chromium
     need chromedriver chromium-driver

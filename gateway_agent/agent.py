@@ -48,8 +48,9 @@ def run(config: AgentConfig, path: Path) -> None:
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.
         StateFileBroken: a directory or the identity cannot be used.
-        ConfigError: the children's copy of the file cannot be written.
+        ConfigError: certificates cannot be used, or the children's copy of the file cannot be written.
     """
+    config.check_certificates()
     stop = Stop()
     stop.install_signals()
     stop.watch_parent()

@@ -103,13 +103,16 @@ def _counted(number: int, what: str) -> str:
 
 
 def check_files(config: AgentConfig) -> None:
-    """See that every file of file mode can be served as its export says. Opens and closes them, no more.
+    """See that every file of file mode can be served as its export says, and that certificates can be used.
+
+    It opens and closes the files, no more.
 
     Raises:
-        BackingFileError: the first that cannot.
+        ConfigError, BackingFileError: the first that cannot.
     """
     from gateway_agent.nbd.storage import VolumeStorage
 
+    config.check_certificates()
     for export in config.export:
         if export.file is not None:
             VolumeStorage(export.volume, export.file, read_only=export.read_only).release()

@@ -9,21 +9,32 @@ again runs with what the others run with, whatever has become of the file since.
 
 from __future__ import annotations
 
-import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-from gateway_agent.nbd.sockets import Address, parse_listen, parse_upstream
+from gateway_agent.nbd.access import UNIX, ClientRule
+from gateway_agent.nbd.listeners import ListenerSecurity
+from gateway_agent.nbd.sockets import (
+    Address,
+    is_own_host,
+    parse_listen,
+    parse_network,
+    parse_upstream,
+    uses_tls,
+)
+from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, parse_address
@@ -39,10 +50,9 @@ UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
 NAME_RULE = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
 
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
-ClientRule = Literal["address", "export-suffix"]
 
 
-class PlaneEntry(StrictModel):
+class PlaneEntry(ListenerSecurity):
     """``[[plane]]``: one data-plane process."""
 
     name: str
@@ -57,19 +67,28 @@ class PlaneEntry(StrictModel):
 
     @field_validator("listen")
     @classmethod
-    def _are_local(cls, value: list[str]) -> list[str]:
+    def _are_addresses(cls, value: list[str]) -> list[str]:
         for text in value:
-            _check_local(parse_listen(text))
+            parse_listen(text)
         return value
 
+    @model_validator(mode="after")
+    def _is_safe(self) -> PlaneEntry:
+        for text in self.listen:
+            address = parse_listen(text)
+            if self.tls == "off" and not self.plain_networks and may_be_far(address):
+                raise ValueError(
+                    f"{address} would serve other hosts without TLS: anyone who reaches the port could read "
+                    'and write. Set tls = "require" with tls_certificate and client_ca; or, if the network '
+                    'is trusted, plain_networks = ["10.0.0.0/8"] with the networks of its clients; or listen '
+                    "on 127.0.0.1 or a Unix socket"
+                )
+        return self
 
-def _check_local(address: Address) -> None:
-    if not address.path and address.host != "localhost" and not is_own_host(address.host):
-        raise ValueError(
-            f"{address} would serve other hosts, and NBD is served without TLS here: anyone who reaches "
-            "the port could read and write. Listen on 127.0.0.1 or a Unix socket, and run the agent on "
-            "the host of its clients"
-        )
+
+def may_be_far(address: Address) -> bool:
+    """Whether an address may be reached from, or be on, another host."""
+    return not address.path and address.host != "localhost" and not is_own_host(address.host)
 
 
 class StaticCap(StrictModel):
@@ -90,7 +109,16 @@ class ExportConfig(StrictModel):
     plane: str = ""
     """Which ``[[plane]]`` serves it; may be left out when there is only one."""
     upstream: str | None = None
-    """NBD server behind it: ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST:PORT/NAME``."""
+    """NBD server behind it: ``nbd+unix:///NAME?socket=PATH``, ``nbd://HOST:PORT/NAME``, or by TLS
+    ``nbds://HOST:PORT/NAME``."""
+    upstream_ca: str = ""
+    """PEM file with the authority of the certificate of an ``nbds://`` upstream."""
+    upstream_name: str = ""
+    """The name or address that this certificate must have; empty: the address in ``upstream``."""
+    upstream_certificate: str = ""
+    """PEM file with our own certificate, if the upstream asks for one."""
+    upstream_key: str = ""
+    """PEM file with its key, not encrypted; empty if ``upstream_certificate`` has it, too."""
     file: str | None = None
     """Or a regular file or block device that the plane serves itself."""
     read_only: bool = False
@@ -103,6 +131,13 @@ class ExportConfig(StrictModel):
     """File mode: threads for files that can block."""
     cap: StaticCap | None = None
     """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
+    allow_names: tuple[str, ...] = ()
+    """Names in the certificates of the clients that may see it, `*` for any letters; empty: any client. Needs
+    `tls` and `client_certificates` in its plane."""
+    allow_networks: tuple[str, ...] = ()
+    """Networks or addresses of the clients that may see it, `unix` for Unix sockets; empty: any client."""
+    plain_networks: tuple[str, ...] = ()
+    """Networks in which `upstream` may be on another host: NBD to it is not encrypted."""
 
     @field_validator("volume", "backend")
     @classmethod
@@ -118,13 +153,49 @@ class ExportConfig(StrictModel):
             parse_upstream(value)
         return value
 
+    @field_validator("allow_networks", "plain_networks")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for text in value:
+            if text != UNIX or info.field_name != "allow_networks":
+                parse_network(text)
+        return value
+
+    @field_validator("allow_names")
+    @classmethod
+    def _are_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty name fits no certificate; remove it")
+        return value
+
     @model_validator(mode="after")
     def _has_one_storage(self) -> ExportConfig:
         if (self.upstream is None) == (self.file is None):
             raise ValueError(f"volume {self.volume}: set exactly one of upstream and file")
         if self.workers and self.file is None:
             raise ValueError(f"volume {self.volume}: workers belong to file mode; an upstream never blocks")
+        is_tls = self.upstream is not None and uses_tls(self.upstream)
+        if self.upstream is not None and not is_tls:
+            self._check_upstream(parse_upstream(self.upstream)[0])
+        if is_tls and not self.upstream_ca:
+            raise ValueError(
+                f"volume {self.volume}: nbds:// needs upstream_ca, a PEM file with its authority"
+            )
+        keys = ("upstream_ca", "upstream_name", "upstream_certificate", "upstream_key")
+        idle = [key for key in keys if getattr(self, key) and not is_tls]
+        if idle:
+            raise ValueError(f'volume {self.volume}: {idle[0]} belongs to TLS; write upstream = "nbds://..."')
         return self
+
+    def _check_upstream(self, address: Address) -> None:
+        networks = [parse_network(text) for text in self.plain_networks]
+        if may_be_far(address) and not any(ip_address(address.host) in network for network in networks):
+            raise ValueError(
+                f"volume {self.volume}: upstream {address} is on another host, and NBD to it is not "
+                "encrypted: anyone on the way could read and change what is stored. Use nbds:// with "
+                f'upstream_ca; or, if that network is trusted, set plain_networks = ["{address.host}"], or '
+                "the network, in this [[export]]"
+            )
 
     @model_serializer(mode="wrap")
     def _without_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -146,6 +217,7 @@ class PlaneConfig:
     control_socket: str
     exports: list[ExportConfig]
     client_rule: ClientRule = "address"
+    security: ListenerSecurity = field(default_factory=ListenerSecurity)
 
 
 class HostConfig(StrictModel):
@@ -234,7 +306,8 @@ class AgentConfig(StrictModel):
     """Room for cuts that the server has not acknowledged, reserved at the start; beyond it the oldest are
     dropped. A change holds from the next start; a smaller one once the cuts fit."""
     client_rule: ClientRule = "address"
-    """How a client is named: by its address, or by VOLUME@CLIENT in the export it asks for."""
+    """How a client is named: by its address, by VOLUME@CLIENT in the export it asks for (`export-suffix`), or
+    by its certificate (`tls-name`; without one by its address)."""
     reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)
     """How the link tries again to reach the server."""
     plane: Annotated[list[PlaneEntry], Field(default_factory=list)]
@@ -317,6 +390,7 @@ class AgentConfig(StrictModel):
         for name in names:
             if not any(self._plane_of(export) == name for export in self.export):
                 raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
+        self._check_names_of_clients()
         return self
 
     def _check_groups(self) -> None:
@@ -352,6 +426,18 @@ class AgentConfig(StrictModel):
                 f"control socket {path} is longer than {UNIX_PATH_BYTES} bytes; shorten runtime_dir"
             )
 
+    def _check_names_of_clients(self) -> None:
+        naming = {plane.name for plane in self.plane if plane.names_clients}
+        how = 'set tls = "require" and client_certificates = "required" in [[plane]]'
+        if self.client_rule == "tls-name" and not naming:
+            raise ValueError(f'client_rule "tls-name" needs certificates of clients: {how}')
+        for export in self.export:
+            if export.allow_names and self._plane_of(export) not in naming:
+                raise ValueError(
+                    f"export {export.volume}: allow_names needs certificates of clients: {how} "
+                    f"{self._plane_of(export)}"
+                )
+
     def _plane_of(self, export: ExportConfig) -> str:
         return export.plane or (self.plane[0].name if len(self.plane) == 1 else "")
 
@@ -368,9 +454,34 @@ class AgentConfig(StrictModel):
         for plane in self.plane:
             if plane.name == name:
                 exports = [export for export in self.export if self._plane_of(export) == name]
-                return PlaneConfig(name, plane.listen, self.control_socket(name), exports, self.client_rule)
+                return PlaneConfig(
+                    name,
+                    plane.listen,
+                    self.control_socket(name),
+                    exports,
+                    self.client_rule,
+                    self._security(plane),
+                )
         known = ", ".join(plane.name for plane in self.plane)
         raise ConfigError("--plane", f"{name} is no [[plane]] of this file", f"It has: {known}")
+
+    def _security(self, plane: PlaneEntry) -> ListenerSecurity:
+        settings = {name: getattr(plane, name) for name in ListenerSecurity.model_fields}
+        if plane.names_clients and not plane.client_ca:
+            settings["client_ca"] = str(self.state_dir / "tls" / "ca.crt")
+        return ListenerSecurity(**settings)
+
+    def check_certificates(self) -> None:
+        """See that the certificates of every plane and upstream can be used. Reads the files.
+
+        Raises:
+            ConfigError: the first that cannot.
+        """
+        for plane in self.plane:
+            self._security(plane).check(plane.name)
+        for export in self.export:
+            if uses_tls(export.upstream or ""):
+                upstream_context(export)
 
 
 def _export(item: Any) -> Any:
@@ -405,11 +516,3 @@ def parse_server(text: str) -> tuple[str, int]:
         raise ValueError(f"{text!r} is not HOST:PORT")
     host = host.strip("[]")
     return ("127.0.0.1" if host == "localhost" else host), int(port)
-
-
-def is_own_host(host: str) -> bool:
-    """Whether this is a loopback address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -65,11 +65,13 @@ class ExportRefused(GatewayError):
 
     Attributes:
         code: NBD_REP_ERR_* to answer with.
+        reason: why, where the client must not learn it; for the log.
     """
 
-    def __init__(self, code: int, problem: str) -> None:
+    def __init__(self, code: int, problem: str, reason: str = "") -> None:
         self.code = code
         self.problem = problem
+        self.reason = reason
         super().__init__(problem)
 
 

@@ -46,13 +46,13 @@ Clients that move slowly, or not at all, do not stop the others:
 from __future__ import annotations
 
 import mmap
-import socket
 from collections import deque
 from typing import Final, Protocol
 
 from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.sockets import Connection
 
 CAPACITY_BYTES: Final = 1 << 20  # depth 8 at 128 KiB in one receive; touched pages only, thanks to mmap
 MAX_QUEUED: Final = 8_192  # parsed requests of one connection; beyond it we stop reading
@@ -199,7 +199,7 @@ class ReplyBuffer:
         unsent_bytes: given to ``send``, and not taken by the socket.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: Connection) -> None:
         self._sock = sock
         self._backlog = memoryview(b"")
         self._more: deque[bytes] = deque()

@@ -8,7 +8,6 @@ after twice as long up to a minute, and when a client asks for it; each planned 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -18,11 +17,14 @@ import structlog
 from gateway_agent.config import ExportConfig, PlaneConfig
 from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.access import ClientIdentity, why_refused
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.file_session import FileSession, LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
+from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
+from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
@@ -78,6 +80,7 @@ class ExportTable:
         self._storages: dict[str, VolumeStorage] = {}
         self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
+        self._upstream_tls: dict[str, UpstreamTls] = {}
         for export in config.exports:
             volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
             self.volumes[export.volume] = volume
@@ -131,14 +134,39 @@ class ExportTable:
         if (storage := self._storages.get(volume.export.volume)) is not None:
             self.learn(volume, storage.facts)
 
-    def find(self, name: str, address_name: str) -> tuple[Volume, str]:
+    def visible(self, client: ClientIdentity) -> list[str]:
+        """Names of the exports that this client may see."""
+        return [name for name, each in self.volumes.items() if not why_refused(each.export, client)]
+
+    def find(self, name: str, client: ClientIdentity) -> tuple[Volume, str]:
         """Volume and client of an export name.
 
         Raises:
-            ExportRefused: see ``client_of``.
+            ExportRefused: see ``client_of``; one that the client may not see is refused as an unknown one.
         """
-        volume, client = client_of(name, address_name, set(self.names), self._rule)
-        return self.volumes[volume], client
+        called = client.called(self._rule)
+        try:
+            volume, called = client_of(name, called, set(self.visible(client)), self._rule)
+        except ExportRefused as exc:
+            exc.reason = self._hidden(name, client)
+            raise
+        return self.volumes[volume], called
+
+    def _hidden(self, name: str, client: ClientIdentity) -> str:
+        """Why the client may not see the export that it names; empty if there is none."""
+        volume = self.volumes.get(name) or self.volumes.get(name.rpartition("@")[0])
+        reason = why_refused(volume.export, client) if volume is not None else ""
+        return f"{name}: {reason}" if reason else ""
+
+    def upstream_tls(self, volume: Volume) -> UpstreamTls | None:
+        """How to speak TLS with the upstream of a volume; None if it is spoken to without."""
+        export, engine = volume.export, self._context.tls_engine
+        if engine is None or not uses_tls(export.upstream or ""):
+            return None
+        found = self._upstream_tls.get(export.volume)
+        if found is None or found.export is not export:
+            found = self._upstream_tls[export.volume] = UpstreamTls(self._context.loop, engine, export)
+        return found
 
     def stream(self, volume: Volume, client: str) -> StreamAccount:
         """Where this client's I/O on this volume is counted.
@@ -177,11 +205,11 @@ class ExportTable:
 
     def session(
         self,
-        sock: socket.socket,
+        sock: Connection,
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
-        up: socket.socket | None,
+        up: Connection | None,
     ) -> NbdSession:
         """Start the transmission phase of one client."""
         log.info("client-connected", volume=volume.export.volume, client=stream.client)

@@ -32,7 +32,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -44,6 +43,7 @@ from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
 from gateway_agent.nbd.buffers import MAX_QUEUED, Finished, MemoryBudget, Request
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.session import NbdSession
+from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.runtime.threads import ThreadGroup
@@ -292,7 +292,7 @@ class FileSession(NbdSession):
     only_reads_pause = True
 
     def __init__(
-        self, context: PlaneContext, sock: socket.socket, volume: Volume, stream: StreamAccount, storage:
+        self, context: PlaneContext, sock: Connection, volume: Volume, stream: StreamAccount, storage:
         VolumeStorage, facts: p.ExportFacts, runner: JobRunner,
     ) -> None:  # fmt: skip
         super().__init__(context, sock, volume, stream, facts)

@@ -1,6 +1,6 @@
 r"""Negotiation as two transition tables: server's side (our clients), client's side (our upstreams).
 
-Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock or thread.
+Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock, thread or TLS.
 
 Server side. GO, INFO and EXPORT_NAME need facts that the upstream must be asked for, so they lead to BACKEND:
 the shell opens the backend (action ``Open``) and calls ``opened`` or ``refused``; bytes that arrive
@@ -10,14 +10,20 @@ meanwhile wait.
                      ▲  │ LIST, other: answered in place   │    └─opened──► OPTIONS      (INFO)
                      └──┼──────────refused (GO, INFO)──────┘
                         └──ABORT, or refused EXPORT_NAME (it has no error reply)──► CLOSED
+    OPTIONS ──STARTTLS──► TLS ──secured──► OPTIONS
+
+STARTTLS leads to TLS (action ``StartTls``): the shell calls ``secured``, and from then on gives this machine
+only what was encrypted. Bytes that came behind STARTTLS, before TLS, may be anyone's: the connection ends.
+Where TLS is required, any other option but ABORT is refused before it, and EXPORT_NAME closes.
 
 Client side. GO, or INFO when only the facts are wanted: a ``qemu-nbd`` without ``-t`` ends after its first
 client in transmission. EXPORT_NAME is the fallback for servers that know neither. Block sizes are asked for
 when our own client asks, because a server may be stricter with clients that ask, and when the server insists.
 
     GREETING ──greeting──► GO ──ACK──► READY
-                           ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
-                           └──ERR_UNSUP──► NAME ──size, flags──► READY
+       │                   ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
+       │                   └──ERR_UNSUP──► NAME ──size, flags──► READY
+       └──greeting, with TLS──► ASKED ──ACK──► TLS ──secured──► GO
 
 A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
 """
@@ -40,9 +46,11 @@ class HandshakeState(Enum):
     FLAGS = "waiting for the client's flags"
     OPTIONS = "waiting for an option"
     BACKEND = "waiting for the backend"
+    TLS = "waiting for TLS"
     TRANSMISSION = "in transmission"
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
+    ASKED = "waiting for the answer to STARTTLS"
     GO = "waiting for the answer to GO or INFO"
     NAME = "waiting for the answer to EXPORT_NAME"
     READY = "ready"
@@ -58,8 +66,11 @@ class Event(Enum):
     OPENED_GO = "backend opened for transmission"
     OPENED_INFO = "backend opened for information"
     REFUSED = "backend refused"
-    REFUSED_NAME = "backend refused EXPORT_NAME"
+    REFUSED_NAME = "EXPORT_NAME refused"
+    STARTTLS = "STARTTLS accepted"
+    SECURED = "TLS established"
     GREETED = "greeting"
+    GREETED_TLS = "greeting, and TLS is wanted"
     INFO = "information reply"
     ACK = "acknowledgement"
     SIZES_REQUIRED = "block sizes must be asked for"
@@ -72,6 +83,9 @@ SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
     (HandshakeState.OPTIONS, Event.OPEN): HandshakeState.BACKEND,
     (HandshakeState.OPTIONS, Event.ANSWER): HandshakeState.OPTIONS,
     (HandshakeState.OPTIONS, Event.ABORT): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, Event.REFUSED_NAME): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, Event.STARTTLS): HandshakeState.TLS,
+    (HandshakeState.TLS, Event.SECURED): HandshakeState.OPTIONS,
     (HandshakeState.BACKEND, Event.OPENED_GO): HandshakeState.TRANSMISSION,
     (HandshakeState.BACKEND, Event.OPENED_INFO): HandshakeState.OPTIONS,
     (HandshakeState.BACKEND, Event.REFUSED): HandshakeState.OPTIONS,
@@ -80,6 +94,9 @@ SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
 
 CLIENT_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
     (HandshakeState.GREETING, Event.GREETED): HandshakeState.GO,
+    (HandshakeState.GREETING, Event.GREETED_TLS): HandshakeState.ASKED,
+    (HandshakeState.ASKED, Event.ACK): HandshakeState.TLS,
+    (HandshakeState.TLS, Event.SECURED): HandshakeState.GO,
     (HandshakeState.GO, Event.INFO): HandshakeState.GO,
     (HandshakeState.GO, Event.ACK): HandshakeState.READY,
     (HandshakeState.GO, Event.SIZES_REQUIRED): HandshakeState.GO,
@@ -103,6 +120,11 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTls:
+    """Begin TLS behind what was sent, then call ``secured``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transmit:
     """Negotiation has ended; ``left_over`` already belongs to the transmission phase."""
 
@@ -116,7 +138,10 @@ class Close:
     reason: str
 
 
-Action = Send | Open | Transmit | Close
+Action = Send | Open | StartTls | Transmit | Close
+
+
+TLS_REQUIRED: Final = "this gateway requires TLS: connect with nbds://, or in QEMU with tls-creds"
 
 
 class _Machine:
@@ -150,14 +175,20 @@ class ServerHandshake(_Machine):
     Args:
         exports: names to list.
         peer: for error texts.
+        tls: what this client is offered, or must ask for.
 
     Attributes:
+        exports: names to list now; they may be replaced at any time.
+        is_secure: whether TLS is established.
+        lacked_tls: whether it asked for something without TLS where that is required.
         wants_block_size: whether the client asked for the block sizes of the backend that ``Open`` names.
     """
 
-    def __init__(self, exports: list[str], peer: str) -> None:
+    def __init__(self, exports: list[str], peer: str, tls: p.TlsMode = "off") -> None:
         super().__init__(SERVER_TABLE, HandshakeState.FLAGS, peer)
-        self._exports = exports
+        self.exports = exports
+        self._tls = tls
+        self.is_secure = self.lacked_tls = False
         self._no_zeroes = False
         self._option = 0
         self.wants_block_size = False
@@ -206,6 +237,10 @@ class ServerHandshake(_Machine):
         return [Send(b"")]  # nothing to say, but the loop goes on with the bytes behind the flags
 
     def _on_option(self, opt: int, data: bytes) -> list[Action]:
+        if opt == Opt.STARTTLS and self._tls != "off":
+            return self._start_tls(data)
+        if self._tls == "require" and not self.is_secure and opt != Opt.ABORT:
+            return self._without_tls(opt)
         try:
             if opt in (Opt.GO, Opt.INFO):
                 name, wanted = p.parse_go(data)
@@ -223,10 +258,31 @@ class ServerHandshake(_Machine):
             return self._answer(self._listing(data))
         return self._answer(p.option_reply(opt, Rep.ERR_UNSUP, b"not supported by this gateway"))
 
+    def _start_tls(self, data: bytes) -> list[Action]:
+        if data or self.is_secure:
+            text = b"STARTTLS takes no data" if data else b"this connection is encrypted already"
+            return self._answer(p.option_reply(Opt.STARTTLS, Rep.ERR_INVALID, text))
+        if self._input:
+            raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
+        self._move(Event.STARTTLS)
+        return [Send(p.option_reply(Opt.STARTTLS, Rep.ACK)), StartTls()]
+
+    def _without_tls(self, opt: int) -> list[Action]:
+        self.lacked_tls = True
+        if opt == Opt.EXPORT_NAME:  # it has no error reply
+            self._move(Event.REFUSED_NAME)
+            return [Close(TLS_REQUIRED)]
+        return self._answer(p.option_reply(opt, Rep.ERR_TLS_REQD, TLS_REQUIRED.encode()))
+
+    def secured(self) -> None:
+        """TLS is established."""
+        self._move(Event.SECURED)
+        self.is_secure = True
+
     def _listing(self, data: bytes) -> bytes:
         if data:
             return p.option_reply(Opt.LIST, Rep.ERR_INVALID, b"LIST takes no data")
-        entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self._exports]
+        entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self.exports]
         return b"".join((*entries, p.option_reply(Opt.LIST, Rep.ACK)))
 
     def _answer(self, reply: bytes) -> list[Action]:
@@ -281,10 +337,17 @@ class ClientHandshake(_Machine):
         upstream: for error texts.
         will_transmit: else only the facts are wanted.
         wants_block_size: see the module docstring.
+        wants_tls: nothing but STARTTLS is said in the clear; the shell establishes it in the state TLS.
     """
 
     def __init__(
-        self, export: str, upstream: str, *, will_transmit: bool = True, wants_block_size: bool = False
+        self,
+        export: str,
+        upstream: str,
+        *,
+        will_transmit: bool = True,
+        wants_block_size: bool = False,
+        wants_tls: bool = False,
     ) -> None:
         super().__init__(CLIENT_TABLE, HandshakeState.GREETING, f"upstream {upstream}")
         self._export = export
@@ -292,6 +355,7 @@ class ClientHandshake(_Machine):
         self._no_zeroes = False
         self._option = Opt.GO if will_transmit else Opt.INFO
         self._infos = (p.Info.BLOCK_SIZE,) if wants_block_size else ()
+        self._wants_tls = wants_tls
         self._blocks = p.BlockSizes()
         self.facts: ExportFacts | None = None
 
@@ -315,6 +379,7 @@ class ClientHandshake(_Machine):
         self._input += data
         steps: dict[HandshakeState, Callable[[], bytes | None]] = {
             HandshakeState.GREETING: self._on_greeting,
+            HandshakeState.ASKED: self._on_tls_reply,
             HandshakeState.GO: self._on_go_reply,
             HandshakeState.NAME: self._on_name_reply,
         }
@@ -331,24 +396,46 @@ class ClientHandshake(_Machine):
         if magic != p.NBDMAGIC or have_opt != p.IHAVEOPT or not flags & p.FLAG_FIXED_NEWSTYLE:
             raise NbdProtocolError(self.peer, "it does not speak fixed newstyle NBD")
         self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
-        self._move(Event.GREETED)
         answer = flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
-        return p.CLIENT_FLAGS.pack(answer) + self._question()
+        self._move(Event.GREETED_TLS if self._wants_tls else Event.GREETED)
+        return p.CLIENT_FLAGS.pack(answer) + (p.option(Opt.STARTTLS) if self._wants_tls else self._question())
+
+    def _on_tls_reply(self) -> bytes | None:
+        reply = self._option_reply(Opt.STARTTLS)
+        if reply is None:
+            return None
+        kind, data = reply
+        if kind != Rep.ACK:
+            reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
+            raise UpstreamError(self._upstream, f"refused TLS: {reason}")
+        if self._input:
+            raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
+        self._move(Event.ACK)
+        return b""
+
+    def secured(self) -> bytes:
+        """TLS is established; returns what to send."""
+        self._move(Event.SECURED)
+        return self._question()
 
     def _question(self) -> bytes:
         return p.option(self._option, p.go_data(self._export, self._infos))
 
     def _on_go_reply(self) -> bytes | None:
+        reply = self._option_reply(self._option)
+        return None if reply is None else self._on_go_kind(*reply)
+
+    def _option_reply(self, asked: int) -> tuple[int, bytes] | None:
+        """Type and data of the next reply, if it is here."""
         if len(self._input) < p.OPTION_REPLY.size:
             return None
         magic, opt, kind, length = p.OPTION_REPLY.unpack_from(self._input)
-        if magic != p.OPTION_REPLY_MAGIC or opt != self._option or length > p.MAX_OPTION_BYTES:
+        if magic != p.OPTION_REPLY_MAGIC or opt != asked or length > p.MAX_OPTION_BYTES:
             raise NbdProtocolError(
-                self.peer,
-                f"answer to option {self._option} with magic {magic:#x}, option {opt}, {length} bytes",
+                self.peer, f"answer to option {asked} with magic {magic:#x}, option {opt}, {length} bytes"
             )
         raw = self._take(p.OPTION_REPLY.size + length)
-        return None if raw is None else self._on_go_kind(kind, raw[p.OPTION_REPLY.size :])
+        return None if raw is None else (kind, raw[p.OPTION_REPLY.size :])
 
     def _on_go_kind(self, kind: int, data: bytes) -> bytes:
         if kind == Rep.INFO:

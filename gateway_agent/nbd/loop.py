@@ -52,6 +52,7 @@ class EventLoop:
         self.warnings = LimitedLog("connections")
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
+        self._buffered: set[int] = set()
         self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}
 
     def watch(
@@ -78,6 +79,16 @@ class EventLoop:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
 
+    def set_buffered(self, fd: int, has_input: bool) -> None:
+        """Say whether ``fd`` has input that epoll does not see: it counts as readable while it is watched so.
+
+        It holds until it is withdrawn, also over ``forget``; withdraw it before the descriptor is closed.
+        """
+        if has_input:
+            self._buffered.add(fd)
+        else:
+            self._buffered.discard(fd)
+
     def at(self, key: object, when_ns: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(now_ns)`` at ``when_ns``, instead of what ``key`` had planned before."""
         self._timers[key] = (when_ns, handler)
@@ -99,10 +110,20 @@ class EventLoop:
             watched = self._watched.get(fd)
             if watched is not None:  # a handler before it in this batch may have closed it
                 self._call(watched, events)
+        for fd in self._readable():
+            if fd in self._buffered and (watched := self._watched.get(fd)) is not None:
+                self._call(watched, IN)
         if self._timers:
             self._fire()
 
+    def _readable(self) -> list[int]:
+        """Descriptors whose input epoll does not see, and that are watched for it."""
+        watched = self._watched
+        return [fd for fd in self._buffered if fd in watched and watched[fd].mask & IN]
+
     def _timeout_s(self) -> float:
+        if self._readable():
+            return 0.0
         if not self._timers:
             return _MAX_WAIT_S
         first_ns = min(when_ns for when_ns, _ in self._timers.values())

@@ -1,27 +1,42 @@
 """One client until its transmission phase: the I/O around ``ServerHandshake``.
 
-It names the client, opens the volume's storage and hands the socket to a session. It ends by itself after
-``LIMIT_NS``, so that a client that says nothing holds no descriptor for ever.
+It names the client, secures the connection if asked to, opens the volume's storage and hands the connection
+to a session. It ends by itself after ``LIMIT_NS``, so that a client that says nothing holds no descriptor for
+ever.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from gateway_agent.errors import ExportRefused, GatewayError
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.access import ClientIdentity, names_of
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.handshake import Action, Close, Open, Send, ServerHandshake, Transmit
+from gateway_agent.nbd.handshake import (
+    TLS_REQUIRED,
+    Action,
+    Close,
+    Open,
+    Send,
+    ServerHandshake,
+    StartTls,
+    Transmit,
+)
 from gateway_agent.nbd.limits import Pending
+from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.proxy_session import UpstreamOpening
-from gateway_agent.nbd.sockets import client_name
+from gateway_agent.nbd.sockets import Connection, client_name, peer_address
+from gateway_agent.nbd.tls import TlsConnection, TlsOpening
 from gateway_agent.nbd.volume import Volume
+from pmdaemon.errors import ConfigError
 
 log = structlog.get_logger("negotiation")
 LIMIT_NS: Final = 30 * 10**9  # people type into nbdsh during negotiation
@@ -36,6 +51,8 @@ class Negotiation:
         sock: the client's socket, prepared.
         exports: what may be asked for.
         on_end: called once when this object has let go of the client.
+        guard: of the plane's listeners; without one there is no TLS.
+        tls: what this client is offered, or must ask for.
     """
 
     def __init__(
@@ -44,23 +61,31 @@ class Negotiation:
         sock: socket.socket,
         exports: ExportTable,
         on_end: Callable[[Negotiation], None],
+        guard: ListenerGuard | None = None,
+        tls: p.TlsMode = "off",
     ) -> None:
         self._loop = loop
-        self._sock = sock
+        self._plain = sock
+        self._sock: Connection = sock
         self._exports = exports
         self._on_end = on_end
-        self._address_name = client_name(sock)
-        self._handshake = ServerHandshake(exports.names, f"client {self._address_name}")
+        self._guard = guard
+        self._client = identity_of(sock)
+        self._handshake = ServerHandshake([], f"client {self._client}", tls)
+        self._securing: TlsOpening | None = None
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
         self._stream: StreamAccount | None = None
         self._left_over = b""
         self._asked_ns = 0  # when the client asked for the volume
         self._has_ended = False
-        loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
+        self._watch()
         loop.at(
             self, loop.clock.monotonic_ns() + LIMIT_NS, lambda _now: self.close("negotiation takes too long")
         )
+
+    def _watch(self) -> None:
+        self._loop.watch(self._sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
 
     def start(self) -> None:
         """Send the greeting."""
@@ -77,6 +102,7 @@ class Negotiation:
         if not data:
             self.close("the client left during negotiation")
             return
+        self._handshake.exports = self._exports.visible(self._client)
         self._do(self._handshake.feed(data))
 
     def _do(self, actions: list[Action]) -> None:
@@ -87,8 +113,33 @@ class Negotiation:
                 self._send(action.data)
             elif isinstance(action, Open):
                 self._open(action.export)
+            elif isinstance(action, StartTls):
+                self._start_tls()
             elif isinstance(action, Close):
                 self.close(action.reason)
+
+    def _start_tls(self) -> None:
+        assert self._guard is not None  # without it no client is offered TLS
+        self._loop.forget(self._sock.fileno())
+        try:
+            connection, opening = self._guard.secure(self._plain, self._on_secured, self._on_insecure)
+        except ConfigError as exc:
+            self._on_insecure(str(exc))
+            return
+        self._sock, self._securing = connection, opening
+
+    def _on_secured(self) -> None:
+        assert isinstance(self._sock, TlsConnection)  # set when it began
+        self._securing = None
+        self._client = replace(self._client, names=names_of(self._sock.peer_certificate()))
+        self._watch()
+        self._handshake.secured()
+
+    def _on_insecure(self, reason: str) -> None:
+        assert self._guard is not None  # see _start_tls
+        self._securing = None
+        self._guard.turn_away("tls", self._client, reason)
+        self.close(reason)
 
     def _send(self, data: bytes) -> None:
         """Negotiation is small: a client whose buffer cannot take it is not reading, and is dropped."""
@@ -103,12 +154,12 @@ class Negotiation:
     def _open(self, export: str) -> None:
         self._asked_ns = self._loop.clock.monotonic_ns()
         try:
-            self._volume, client = self._exports.find(export, self._address_name)
+            self._volume, client = self._exports.find(export, self._client)
             uri = self._volume.export.upstream
             self._claim(self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None)
             facts = self._file_facts(self._volume) if uri is None else None
         except ExportRefused as exc:
-            self._refuse(exc.code, str(exc))
+            self._refuse(exc.code, str(exc), exc.reason)
             return
         if uri is None:
             assert facts is not None  # just asked for
@@ -122,6 +173,7 @@ class Negotiation:
                 self._on_upstream_failed,
                 will_transmit=self._handshake.keeps_backend,
                 wants_block_size=self._handshake.wants_block_size,
+                tls=self._exports.upstream_tls(self._volume),
             )
 
     def _file_facts(self, volume: Volume) -> p.ExportFacts:
@@ -158,18 +210,24 @@ class Negotiation:
     def _on_upstream_failed(self, error: GatewayError) -> None:
         assert self._volume is not None  # set by _open
         now_ns = self._loop.clock.monotonic_ns()
-        self._volume.warnings.warning(now_ns, "upstream-not-there", peer=self._address_name, error=str(error))
+        self._volume.warnings.warning(now_ns, "upstream-not-there", peer=str(self._client), error=str(error))
         self._opening = None
         self._count_failure()
         self._loop.want(self._sock.fileno(), IN)
         self._refuse(p.Rep.ERR_UNKNOWN, f"the storage behind this export is not available: {error}")
 
-    def _refuse(self, code: int, text: str) -> None:
-        now_ns = self._loop.clock.monotonic_ns()
-        self._loop.warnings.warning(now_ns, "client-refused", peer=self._address_name, reason=text)
+    def _refuse(self, code: int, text: str, reason: str = "") -> None:
+        """Answer ``text``; ``reason`` is why, if that is not for the client's eyes."""
+        if reason and self._guard is not None:
+            self._guard.turn_away("not-allowed", self._client, reason)
+        else:
+            now_ns = self._loop.clock.monotonic_ns()
+            self._loop.warnings.warning(
+                now_ns, "client-refused", peer=str(self._client), reason=reason or text
+            )
         self._do(self._handshake.refused(code, text))
 
-    def _ready(self, upstream: socket.socket | None, facts: p.ExportFacts) -> None:
+    def _ready(self, upstream: Connection | None, facts: p.ExportFacts) -> None:
         assert self._volume is not None  # set by _open
         self._opening = None
         facts = self._exports.learn(self._volume, facts)
@@ -205,7 +263,11 @@ class Negotiation:
         """Close the connection. Safe to call twice."""
         if self._has_ended:
             return
-        log.debug("negotiation-closed", peer=self._address_name, reason=reason)
+        if self._guard is not None and self._handshake.lacked_tls and not self._handshake.is_secure:
+            self._guard.turn_away("tls-required", self._client, TLS_REQUIRED)
+        log.debug("negotiation-closed", peer=str(self._client), reason=reason)
+        if self._securing is not None:
+            self._securing.cancel()
         if self._opening is not None:
             self._opening.cancel()
             if self._stream is not None:
@@ -213,3 +275,12 @@ class Negotiation:
         self._let_go()
         self._sock.close()
         self._on_end(self)
+
+
+def identity_of(sock: socket.socket) -> ClientIdentity:
+    """A client as its socket shows it.
+
+    Raises:
+        OSError: it is already gone.
+    """
+    return ClientIdentity(client_name(sock), peer_address(sock))

@@ -28,12 +28,22 @@ from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
-from gateway_agent.nbd.negotiation import Negotiation
+from gateway_agent.nbd.negotiation import Negotiation, identity_of
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.proxy_session import UpstreamOpening
-from gateway_agent.nbd.sockets import Address, bound_address, listen_at, parse_listen, prepare, unlink_own
+from gateway_agent.nbd.sockets import (
+    Address,
+    Connection,
+    bound_address,
+    listen_at,
+    parse_listen,
+    prepare,
+    unlink_own,
+)
 from gateway_agent.nbd.thresholds import parse_thresholds
+from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -70,12 +80,14 @@ class Plane:
         )
         scratch = memoryview(bytearray(SCRATCH_BYTES))
         memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
-        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory)
+        self._tls_engine = TlsEngine(self._loop)
+        context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
         self._cuts = cuts
         caps = {export.volume: export.cap for export in config.exports if export.cap is not None}
         self._caps = CapsInForce({volume: Rates(**cap.model_dump()) for volume, cap in caps.items()})
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
+        self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
         self._is_stopping = False
         self._listeners = [listen_at(parse_listen(text), CLIENT_MODE) for text in config.listen]
         self.listening = [bound_address(sock) for sock in self._listeners]
@@ -136,7 +148,13 @@ class Plane:
     def _begin(self, sock: socket.socket) -> None:
         try:
             prepare(sock)
-            negotiation = Negotiation(self._loop, sock, self._exports, self._negotiations.discard)
+            tls = self._guard.mode_for(identity_of(sock))
+            if tls is None:
+                sock.close()
+                return
+            negotiation = Negotiation(
+                self._loop, sock, self._exports, self._negotiations.discard, self._guard, tls
+            )
         except OSError:  # gone between its connect and our accept
             sock.close()
             return
@@ -149,13 +167,21 @@ class Plane:
         if uri is None:
             return
 
-        def on_ready(_sock: socket.socket | None, facts: ExportFacts) -> None:
+        def on_ready(_sock: Connection | None, facts: ExportFacts) -> None:
             self._exports.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
             log.warning("upstream-not-there", volume=volume.export.volume, error=str(error))
 
-        UpstreamOpening(self._loop, uri, on_ready, on_failed, will_transmit=False, wants_block_size=True)
+        UpstreamOpening(
+            self._loop,
+            uri,
+            on_ready,
+            on_failed,
+            will_transmit=False,
+            wants_block_size=True,
+            tls=self._exports.upstream_tls(volume),
+        )
 
     def _on_learned(self) -> None:
         self._control.send_hello()
@@ -221,6 +247,7 @@ class Plane:
     def close(self) -> None:
         """Close every connection, file and socket; remove the socket files."""
         self._end_clients()
+        self._tls_engine.stop()
         self._control.close()
         unlink_own(self._control_address)
         self._exports.close()

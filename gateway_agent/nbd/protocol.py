@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, Literal
 
 NBDMAGIC: Final = 0x4E42444D41474943
 IHAVEOPT: Final = 0x49484156454F5054
@@ -41,6 +41,9 @@ SIMPLE_REPLY_BYTES: Final = SIMPLE_REPLY.size
 
 FLAG_FIXED_NEWSTYLE: Final = 1
 FLAG_NO_ZEROES: Final = 2
+
+TlsMode = Literal["off", "offer", "require"]
+"""What a client may or must ask for with STARTTLS."""
 
 
 class Opt(IntEnum):
@@ -64,6 +67,7 @@ class Rep(IntEnum):
     ERR_UNSUP = 0x80000001
     ERR_POLICY = 0x80000002
     ERR_INVALID = 0x80000003
+    ERR_TLS_REQD = 0x80000005
     ERR_UNKNOWN = 0x80000006
     ERR_SHUTDOWN = 0x80000007
     ERR_BLOCK_SIZE_REQD = 0x80000008

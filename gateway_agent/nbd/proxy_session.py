@@ -34,8 +34,11 @@ from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.session import NbdSession
-from gateway_agent.nbd.sockets import begin_connect, connect_error, parse_upstream
+from gateway_agent.nbd.sockets import Connection, begin_connect, connect_error, parse_upstream
+from gateway_agent.nbd.tls import TlsOpening
+from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, Volume
+from pmdaemon.errors import ConfigError
 
 _NOTHING: Final = (0, 0, 0)
 
@@ -148,34 +151,43 @@ class UpstreamOpening:
         on_failed: gets the reason.
         will_transmit: else only the facts are wanted, and the connection is ended.
         wants_block_size: see ``handshake``.
+        tls: how to speak TLS with it; None: not at all.
     """
 
     def __init__(
         self,
         loop: EventLoop,
         uri: str,
-        on_ready: Callable[[socket.socket | None, ExportFacts], None],
+        on_ready: Callable[[Connection | None, ExportFacts], None],
         on_failed: Callable[[GatewayError], None],
         *,
         will_transmit: bool,
         wants_block_size: bool,
+        tls: UpstreamTls | None = None,
     ) -> None:
         self._loop = loop
         self._uri = uri
         self._on_ready = on_ready
         self._on_failed = on_failed
-        self._sock: socket.socket | None = None
+        self._plain: socket.socket | None = None
+        self._sock: Connection | None = None  # the same, or TLS over it
         self._address, export = parse_upstream(uri)
         self._will_transmit = will_transmit
+        self._tls = tls
+        self._securing: TlsOpening | None = None
         self._handshake = ClientHandshake(
-            export, uri, will_transmit=will_transmit, wants_block_size=wants_block_size
+            export,
+            uri,
+            will_transmit=will_transmit,
+            wants_block_size=wants_block_size,
+            wants_tls=tls is not None,
         )
         self._has_ended = False
         loop.at(self, loop.clock.monotonic_ns(), self._begin)
 
     def _begin(self, now_ns: int) -> None:
         try:
-            self._sock = begin_connect(self._address)
+            self._sock = self._plain = begin_connect(self._address)
         except UpstreamError as exc:
             self._fail(UpstreamError(self._uri, exc.problem))
             return
@@ -184,8 +196,9 @@ class UpstreamOpening:
 
     def _on_event(self, events: int) -> None:
         assert self._sock is not None  # watched only while it exists
+        assert self._plain is not None  # made with it
         if self._loop.is_watched_for(self._sock.fileno(), OUT):
-            problem = connect_error(self._sock)
+            problem = connect_error(self._plain)
             if problem:
                 self._fail(UpstreamError(self._uri, problem))
             else:
@@ -212,6 +225,8 @@ class UpstreamOpening:
 
     def _check_ready(self) -> None:
         handshake = self._handshake
+        if handshake.state is HandshakeState.TLS:
+            self._start_tls()
         if handshake.state is not HandshakeState.READY:
             return
         if handshake.left_over:
@@ -228,6 +243,30 @@ class UpstreamOpening:
             sock = None
         self._on_ready(sock, facts)
 
+    def _start_tls(self) -> None:
+        assert self._plain is not None  # connected
+        assert self._tls is not None  # else TLS was not asked for
+        self._loop.forget(self._plain.fileno())
+        try:
+            self._sock, self._securing = self._tls.secure(self._plain, self._on_secured, self._on_insecure)
+        except ConfigError as exc:
+            self._on_insecure(str(exc))
+
+    def _on_secured(self) -> None:
+        assert self._sock is not None  # set when it began
+        self._securing = None
+        self._loop.watch(self._sock.fileno(), IN, self._on_event, self._on_surprise)
+        try:
+            self._send(self._handshake.secured())
+        except OSError as exc:
+            self._fail(UpstreamError(self._uri, exc.strerror or "negotiation failed"))
+        except GatewayError as exc:
+            self._fail(exc)
+
+    def _on_insecure(self, reason: str) -> None:
+        self._securing = None
+        self._fail(UpstreamError(self._uri, reason))
+
     def _on_late(self, _now_ns: int) -> None:
         self._fail(UpstreamError(self._uri, f"no answer within {OPENING_LIMIT_NS // 10**9} s"))
 
@@ -242,6 +281,8 @@ class UpstreamOpening:
     def _end(self) -> None:
         self._has_ended = True
         self._loop.cancel(self)
+        if self._securing is not None:
+            self._securing.cancel()
         if self._sock is not None:
             self._loop.forget(self._sock.fileno())
 
@@ -269,11 +310,11 @@ class ProxySession(NbdSession):
     def __init__(
         self,
         context: PlaneContext,
-        sock: socket.socket,
+        sock: Connection,
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
-        upstream: socket.socket,
+        upstream: Connection,
     ) -> None:
         super().__init__(context, sock, volume, stream, facts)
         self._up = upstream

@@ -30,6 +30,7 @@ from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount,
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
+from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.volume import PlaneContext, Volume
 
 log = structlog.get_logger("session")
@@ -135,7 +136,7 @@ class NbdSession(ABC):
 
     Args:
         context: what the plane's connections share.
-        sock: the client's socket, non-blocking, not watched yet.
+        sock: the client's socket or TLS connection, non-blocking, not watched yet.
         volume: what it uses.
         stream: where it is counted.
         facts: size and flags as sent to the client.
@@ -146,7 +147,7 @@ class NbdSession(ABC):
     def __init__(
         self,
         context: PlaneContext,
-        sock: socket.socket,
+        sock: Connection,
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,

@@ -1,4 +1,4 @@
-"""Addresses and sockets of the data plane: listening, connecting, and a client's name by its address."""
+"""Addresses and sockets of the data plane: listening, connecting, and clients' names by their addresses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway_agent.errors import UpstreamError
@@ -19,6 +20,36 @@ NBD_PORT = 10809  # IANA
 _BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
 _BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kernel may allow less
 _UCRED = struct.Struct("3i")
+_NO_NAME = re.compile(r"[^A-Za-z0-9._:@-]")
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Connection(Protocol):
+    """What negotiation and sessions use of a client's or an upstream's socket; it may be encrypted (``tls``).
+
+    Non-blocking: ``recv``, ``recv_into`` and ``send`` raise BlockingIOError. Bytes that ``send`` did not take
+    are given to it again, before any others.
+    """
+
+    def fileno(self) -> int:
+        """Descriptor to be watched."""
+
+    def recv(self, count: int, /) -> bytes:
+        """Received bytes; none when the peer has ended."""
+
+    def recv_into(self, view: memoryview, /) -> int:
+        """The same into ``view``; returns how many."""
+
+    def send(self, data: memoryview | bytes, /) -> int:
+        """How many bytes of ``data`` were taken."""
+
+    def shutdown(self, how: int, /) -> None:
+        """End our direction (``SHUT_WR``)."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +83,7 @@ def parse_listen(text: str) -> Address:
 
 
 def parse_upstream(uri: str) -> tuple[Address, str]:
-    """Address and export name of ``nbd+unix:///NAME?socket=PATH`` or ``nbd://HOST[:PORT]/NAME``.
+    """Address and export name of ``nbd+unix:///NAME?socket=PATH`` or ``nbd[s]://HOST[:PORT]/NAME``.
 
     Raises:
         ValueError: another form, no socket, or a host name (looking it up would stall all I/O of the plane).
@@ -64,7 +95,7 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
         if not path or parts.netloc:
             raise ValueError(f"{uri!r} must look like nbd+unix:///NAME?socket=PATH")
         return Address(path=path), name
-    if parts.scheme == "nbd" and parts.hostname:
+    if parts.scheme in ("nbd", "nbds") and parts.hostname:
         host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
         try:
             ipaddress.ip_address(host)
@@ -73,7 +104,34 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
                 f"{uri!r}: give the host as an IP address; a look-up would stall all I/O"
             ) from exc
         return Address(host=host, port=parts.port or NBD_PORT), name
-    raise ValueError(f"{uri!r} is neither nbd+unix:///NAME?socket=PATH nor nbd://HOST:PORT/NAME")
+    raise ValueError(f"{uri!r} is neither nbd+unix:///NAME?socket=PATH nor nbd[s]://HOST:PORT/NAME")
+
+
+def uses_tls(uri: str) -> bool:
+    """Whether an upstream is spoken to by TLS."""
+    return uri.startswith("nbds:")
+
+
+def is_own_host(host: str) -> bool:
+    """Whether this is a loopback address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_network(text: str) -> IpNetwork:
+    """A network (``10.0.0.0/8``), or one address as such.
+
+    Raises:
+        ValueError: another form, or bits behind the prefix.
+    """
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as exc:
+        raise ValueError(
+            f"{text!r} is no network ({exc}); write 10.0.0.0/8, or 10.0.0.7 for one host"
+        ) from exc
 
 
 def listen_at(address: Address, mode: int) -> socket.socket:
@@ -193,5 +251,23 @@ def client_name(sock: socket.socket) -> str:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return f"uid-{_UCRED.unpack(raw)[1]}"
     host = str(sock.getpeername()[0]).removeprefix("::ffff:")
-    name = re.sub(r"[^A-Za-z0-9._:@-]", "-", host)
-    return name if name[0].isalnum() else f"ip{name}"  # e.g. ::1, which begins with a colon
+    return as_name(host, "ip")  # no name begins with a colon, as ::1 does
+
+
+def as_name(text: str, prefix: str) -> str:
+    """``text`` in a form that may name a client; ``prefix`` if it does not begin with a letter or digit."""
+    name = _NO_NAME.sub("-", text)
+    return (name if name[:1].isalnum() else prefix + name)[:128]
+
+
+def peer_address(sock: socket.socket) -> IpAddress | None:
+    """The peer's IP address, IPv4 also where it was mapped to IPv6; None for a Unix socket.
+
+    Raises:
+        OSError: the peer is already gone.
+    """
+    if sock.family == socket.AF_UNIX:
+        return None
+    host = str(sock.getpeername()[0]).partition("%")[0]
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address

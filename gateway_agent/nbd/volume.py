@@ -29,6 +29,7 @@ from gateway_agent.nbd.client_rates import NO_CLIENTS, ClientRates
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
+from gateway_agent.nbd.tls import TlsEngine
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.runtime.logs import LimitedLog
@@ -167,6 +168,7 @@ class PlaneContext:
     Attributes:
         scratch: buffer for one handler's use; nothing stays in it between events.
         payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
+        tls_engine: for handshakes with upstreams.
     """
 
     loop: EventLoop
@@ -175,6 +177,7 @@ class PlaneContext:
     scratch: memoryview
     payload_memory: MemoryBudget
     reply_memory: MemoryBudget
+    tls_engine: TlsEngine | None = None
 
 
 class ThrottledSession(Protocol):

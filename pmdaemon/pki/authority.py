@@ -23,7 +23,7 @@ Source: P3, P7; DESIGN.md 5 "Credentials".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -249,6 +249,24 @@ class Authority:
         }
         self.store.write_json(f"{ISSUED}/{credential.gateway_id}.{credential.serial}.json", entry)
         return certificates.der(made)
+
+    # -- peers of gateways' NBD listeners
+
+    def nbd_credential(
+        self, name: str, hosts: Sequence[str], lifetime_s: float | None = None
+    ) -> tuple[bytes, bytes]:
+        """Key and certificate (PEM) for a client of gateways, or, with ``hosts``, for a gateway's listeners.
+
+        It is not recorded: gateways ask no one whether it was revoked. It ends by its date, or by the
+        exports' lists of names.
+        """
+        key, now_us = certificates.make_key(), self._clock.unix_us()
+        signer, life_s = self._signer(), lifetime_s or self._lifetime_s
+        if hosts:
+            made = signer.nbd_server(key, name, hosts, now_us, life_s)
+        else:
+            made = signer.nbd_client(key, name, now_us, life_s)
+        return certificates.key_pem(key), certificates.pem(made)
 
     # -- revocation
 

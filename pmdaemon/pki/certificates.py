@@ -8,6 +8,8 @@ gateway's name up to 128:
 
     gateway   urn:uuid:GATEWAY_ID   urn:storage-sla:name:NAME
     server    urn:storage-sla:server
+    NBD       urn:storage-sla:name:NAME as a client of gateways, without an id, so that it can register none;
+              host names and addresses as a gateway's listener
 
 Source: DESIGN.md 4 "Names", 5.
 """
@@ -15,7 +17,9 @@ Source: DESIGN.md 4 "Names", 5.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -119,28 +123,40 @@ class Signer:
 
     def server(self, key: Key, now_us: int, lifetime_s: float) -> x509.Certificate:
         """A certificate for the server itself."""
-        uris = [SERVER_URI]
+        names = _uris([SERVER_URI])
         usage = ExtendedKeyUsageOID.SERVER_AUTH
-        return self._sign(key.public_key(), "storage-sla server", uris, usage, now_us, lifetime_s)
+        return self._sign(key.public_key(), "storage-sla server", names, usage, now_us, lifetime_s)
 
     def gateway(
         self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, now_us: int, lifetime_s: float
     ) -> x509.Certificate:
         """A certificate for a gateway; it can speak for this gateway_id only, and never as a server."""
-        uris = [f"{ID_PREFIX}{uuid.UUID(gateway_id)}", f"{NAME_PREFIX}{name}"]
-        return self._sign(key, name, uris, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
+        names = _uris([f"{ID_PREFIX}{uuid.UUID(gateway_id)}", f"{NAME_PREFIX}{name}"])
+        return self._sign(key, name, names, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
+
+    def nbd_client(self, key: Key, name: str, now_us: int, lifetime_s: float) -> x509.Certificate:
+        """A certificate for a client of gateways' NBD listeners."""
+        names = _uris([f"{NAME_PREFIX}{name}"])
+        return self._sign(key.public_key(), name, names, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
+
+    def nbd_server(
+        self, key: Key, name: str, hosts: Sequence[str], now_us: int, lifetime_s: float
+    ) -> x509.Certificate:
+        """A certificate for a gateway's NBD listeners; ``hosts`` are names or IP addresses."""
+        names = [_host(text) for text in hosts]
+        return self._sign(key.public_key(), name, names, ExtendedKeyUsageOID.SERVER_AUTH, now_us, lifetime_s)
 
     def _sign(
         self,
         key: ec.EllipticCurvePublicKey,
         common_name: str,
-        uris: list[str],
+        alternative: list[x509.GeneralName],
         usage: x509.ObjectIdentifier,
         now_us: int,
         lifetime_s: float,
     ) -> x509.Certificate:
         authority = self.certificate
-        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(item) for item in uris])
+        names = x509.SubjectAlternativeName(alternative)
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         end_us = unix_us(authority.not_valid_after_utc)
         lifetime_s = min(lifetime_s, (end_us - now_us) / 1e6)
@@ -156,6 +172,17 @@ class Signer:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .sign(self._key, hashes.SHA256())
         )
+
+
+def _uris(texts: list[str]) -> list[x509.GeneralName]:
+    return [x509.UniformResourceIdentifier(text) for text in texts]
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
 
 
 def _subject(common_name: str) -> x509.Name:

@@ -6,6 +6,7 @@ The running server notices by itself what these commands change, within about a 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import shlex
@@ -139,6 +140,64 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> N
     click.echo(
         f"written to {output}. On the gateway: as state_dir/tls/gateway.pem, beside it {ca_file} as ca.crt"
     )
+
+
+@ca.command()
+@click.argument("name")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="For a gateway's listeners: a name or address that its clients connect to. May be repeated.",
+)
+@click.option("--days", type=click.FloatRange(1, 3650), default=90.0, show_default=True, help="Its life.")
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="A new directory.")
+def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
+    """Make a certificate for NBD over TLS: for the client NAME, or with --host for a gateway.
+
+    Files are named as libnbd, QEMU and nbdkit want them. It cannot be revoked: take its name out of the
+    exports' allow_names.
+    """
+    _check_name(name)
+    for host in hosts:
+        if not _is_host(host):
+            raise BadUsage(f"--host {host}: give a host name or an IP address, without a port")
+    config = _config()
+    authority = _authority(config)
+    key, certificate = authority.nbd_credential(name, hosts, days * DAY_S)
+    kind = "server" if hosts else "client"
+    try:
+        output.mkdir(mode=0o700)
+        for file, content in (
+            (f"{kind}-key.pem", key),
+            (f"{kind}-cert.pem", certificate),
+            ("ca-cert.pem", (config.ca_dir / "ca.crt").read_bytes()),
+        ):
+            with _new_file(output / file) as stream:
+                stream.write(content)
+    except OSError as exc:
+        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9*][A-Za-z0-9.-]{0,252}", text) is not None
+    return True
+
+
+_NBD_USE: Final = {
+    "client": "Move it to the client's host; then, for example:\n"
+    "  nbdinfo 'nbds://GATEWAY/VOLUME?tls-certificates=DIRECTORY'",
+    "server": "Move it to the gateway; in its [[plane]]:\n"
+    '  tls = "require"\n'
+    '  tls_certificate = "DIRECTORY/server-cert.pem"\n'
+    '  tls_key = "DIRECTORY/server-key.pem"\n'
+    '  client_ca = "DIRECTORY/ca-cert.pem"',
+}
 
 
 @contextlib.contextmanager

@@ -69,6 +69,8 @@ class Processes:
         exports: list[dict[str, object]],
         listen: list[str] | None = None,
         client_rule: str = "export-suffix",
+        prefix: tuple[str, ...] = (),
+        **settings: object,
     ) -> subprocess.Popen[bytes]:
         config = AgentConfig.model_validate(
             {
@@ -76,15 +78,14 @@ class Processes:
                 "state_dir": self.folder,
                 "runtime_dir": self.folder,
                 "client_rule": client_rule,
-                "plane": [{"name": "nbd-0", "listen": listen or f"unix:{self.folder}/gw.sock"}],
+                "plane": [{"name": "nbd-0", "listen": listen or f"unix:{self.folder}/gw.sock"} | settings],
                 "export": exports,
             }
         )
         file = self.folder / "agent.toml"
         file.write_text(show(config))
-        process = self.start(
-            sys.executable, "-m", "gateway_agent.nbd.plane", "--config", str(file), "--plane", "nbd-0"
-        )
+        command = (sys.executable, "-m", "gateway_agent.nbd.plane", "--config", str(file), "--plane", "nbd-0")
+        process = self.start(*prefix, *command)
         wait_for("the plane listens", lambda: can_connect(self.folder / "nbd-0.sock"))
         return process
 

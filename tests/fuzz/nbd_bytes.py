@@ -15,7 +15,7 @@ from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
 from gateway_agent.nbd.buffers import RequestBuffer
-from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState, Open, ServerHandshake
+from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState, Open, ServerHandshake, StartTls
 from gateway_agent.nbd.proxy_session import InFlight, ReplyReader
 from tests.fuzz.nbd_clients import negotiate, read_all
 from tests.fuzz.nbd_model import STUCK_S
@@ -97,7 +97,8 @@ def answers(rng: random.Random) -> bytes:
 
 def fuzz_server_handshake(rng: random.Random) -> None:
     """Bytes of a client before ``ServerHandshake``."""
-    machine, said = ServerHandshake(["vol-1", "vol-2"], "client"), b""
+    tls: p.TlsMode = rng.choice(("off", "offer", "require"))
+    machine, said = ServerHandshake(["vol-1", "vol-2"], "client", tls), b""
     with contextlib.suppress(NbdProtocolError):
         for piece in pieces(rng, mutated(rng, options(rng, ("vol-1",)))):
             if machine.state in (HandshakeState.TRANSMISSION, HandshakeState.CLOSED):
@@ -106,7 +107,11 @@ def fuzz_server_handshake(rng: random.Random) -> None:
             while actions:
                 action = actions.pop(0)
                 said += getattr(action, "data", b"")
-                if isinstance(action, Open):
+                if isinstance(action, StartTls):
+                    assert not actions, "something is done behind STARTTLS, before TLS"
+                    machine.secured()
+                elif isinstance(action, Open):
+                    assert tls != "require" or machine.is_secure, "an export is opened without TLS"
                     actions += (
                         machine.opened(FACTS)
                         if rng.random() < 0.5
@@ -195,10 +200,12 @@ def fuzz_parsers(rng: random.Random, cases: int) -> None:
 def fuzz_plane(rng: random.Random, target: Target, connections: int) -> None:
     """So many bad connections to a plane; then a good one must be served as before."""
     for number in range(connections):
-        with target.connect(rng) as sock, contextlib.suppress(ConnectionError):
+        is_good = rng.random() < 0.5  # until it is in transmission
+        connect = target.connect if is_good else target.connect_raw
+        with connect(rng) as sock, contextlib.suppress(ConnectionError):
             sock.settimeout(STUCK_S)
             try:
-                _talk_badly(rng, target, sock)
+                _talk_badly(rng, target, sock, is_good)
             except TimeoutError as exc:
                 raise AssertionError(f"bad connection {number} is neither answered nor closed") from exc
     with target.connect(rng) as sock:
@@ -206,8 +213,8 @@ def fuzz_plane(rng: random.Random, target: Target, connections: int) -> None:
         read_all(sock, 0, min(facts.size_bytes, 1 << 20))
 
 
-def _talk_badly(rng: random.Random, target: Target, sock: socket.socket) -> None:
-    if rng.random() < 0.5:
+def _talk_badly(rng: random.Random, target: Target, sock: socket.socket, is_good: bool) -> None:
+    if is_good:
         negotiate(sock, target.export)
         sock.sendall(mutated(rng, requests(rng)))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,18 @@ from tests.e2e.test_nbd_fio import Processes, can_connect, wait_for
 from tests.fuzz.nbd_choices import Plan
 from tests.fuzz.nbd_clients import Client, Connect
 from tests.fuzz.nbd_model import GATEWAY, PEER, READ_ONLY, STUCK_S, Rules
+from tests.support.nbd_certificates import NbdAuthority
+from tests.support.nbd_tls import TlsTunnel, client_context, tls_settings
+from tests.support.stage import free_port
 
 REGION_BYTES: Final = 10 << 20
 WRITERS: Final = 3
 VOLUME_BYTES: Final = (WRITERS + 1) * REGION_BYTES
 
-PLANES: Final = ("file", "workers", "nbdkit", "nbdkit of 4 KiB blocks", "qemu-nbd")
+BY_TLS: Final = " by TLS"
+PLANES: Final = (
+    "file", "workers", "nbdkit", "nbdkit of 4 KiB blocks", "qemu-nbd", f"file{BY_TLS}", f"nbdkit{BY_TLS}"
+)  # fmt: skip
 PEERS: Final = ("nbdkit itself", "qemu-nbd itself")
 
 
@@ -34,10 +41,17 @@ class Target:
     rules: Rules
     unix: Path
     port: int | None
+    tls: ssl.SSLContext | None = None
 
     def connect(self, rng: random.Random) -> socket.socket:
-        """A connection, by Unix socket or TCP, some with a small receive buffer."""
-        if self.port is None or rng.random() < 0.6:
+        """A connection, by Unix socket or TCP, some with a small receive buffer; or a tunnel of TLS."""
+        if self.tls is not None:
+            return TlsTunnel(self.connect_raw(rng), self.tls).near
+        return self.connect_raw(rng)
+
+    def connect_raw(self, rng: random.Random) -> socket.socket:
+        """The same without TLS."""
+        if self.port is None or (self.tls is None and rng.random() < 0.6):
             sock = socket.socket(socket.AF_UNIX)
             sock.settimeout(STUCK_S)
             sock.connect(str(self.unix))
@@ -82,12 +96,17 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
     image = folder / "disk.img"
     image.write_bytes(random.Random(seed).randbytes(VOLUME_BYTES))
     peer = folder / "peer.sock"
+    if kind.endswith(BY_TLS):
+        authority = NbdAuthority(folder / "pki")
+        server, client = authority.issue("server", "gw", "127.0.0.1"), authority.issue("client", "host-a")
     if "qemu-nbd" in kind:
         run.start(
             "qemu-nbd", "--format=raw", "--persistent", "--shared=0", "--discard=unmap", "--export-name=disk",
             f"--socket={peer}", str(image),
         )  # fmt: skip
         wait_for("qemu-nbd listens", lambda: peer.exists() and can_connect(peer))
+    elif kind == f"nbdkit{BY_TLS}":
+        _start_secure_nbdkit(run, port := free_port(), image, server)
     elif "nbdkit" in kind:
         # One thread: 1.32 ends with an assertion when a client leaves while another thread answers it.
         blocks = ["--filter=blocksize-policy"] if "4 KiB" in kind else []
@@ -96,15 +115,35 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
     if kind in PEERS:
         return Target("disk" if "qemu" in kind else "", None, PEER, peer, None)
     source: dict[str, object] = {"upstream": f"nbd+unix:///{'disk' if 'qemu' in kind else ''}?socket={peer}"}
-    if kind in ("file", "workers"):
+    if kind.startswith(("file", "workers")):
         source = {"file": str(image), "workers": 3 if kind == "workers" else 0}
     volume = {"volume": "vol-1", "backend": "disk"} | source
+    settings: dict[str, object] = {}
+    context = None
+    if kind.endswith(BY_TLS):
+        settings, context = dict(tls_settings(authority, server)), client_context(authority, client)
+    if kind == f"nbdkit{BY_TLS}":
+        volume |= {"upstream": f"nbds://127.0.0.1:{port}/", "upstream_ca": str(authority.file)}
     run.plane(
         exports=[volume, volume | {"volume": "vol-ro", "read_only": True}],
         listen=[f"unix:{folder}/gw.sock", "tcp:127.0.0.1:0"],
         client_rule="address",
+        **settings,
     )
     link = run.link()
     port = int(str(link.hello.header["listening"][1]).rpartition(":")[2])
     link.close()
-    return Target("vol-1", "vol-ro", GATEWAY, folder / "gw.sock", port)
+    return Target("vol-1", "vol-ro", GATEWAY, folder / "gw.sock", port, context)
+
+
+def _start_secure_nbdkit(run: Processes, port: int, image: Path, certificates: Path) -> None:
+    run.start(
+        "nbdkit", "-f", "--threads=1", "-i", "127.0.0.1", "-p", str(port), "--tls=require",
+        f"--tls-certificates={certificates}", "file", str(image),
+    )  # fmt: skip
+
+    def is_open() -> bool:
+        with socket.socket() as sock:
+            return not sock.connect_ex(("127.0.0.1", port))
+
+    wait_for("nbdkit listens", is_open)

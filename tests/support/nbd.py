@@ -40,6 +40,7 @@ class FakeLoop:
         self.handlers: dict[int, Any] = {}
         self.failures: dict[int, Any] = {}
         self.timers: dict[object, tuple[int, Any]] = {}
+        self.buffered: set[int] = set()
 
     def watch(self, fd, mask, handler, on_failure):
         assert fd not in self.masks
@@ -54,6 +55,9 @@ class FakeLoop:
 
     def forget(self, fd):
         self.masks.pop(fd, None)
+
+    def set_buffered(self, fd, has_input):
+        (self.buffered.add if has_input else self.buffered.discard)(fd)
 
     def at(self, key, when_ns, handler):
         self.timers[key] = (when_ns, handler)

@@ -133,6 +133,21 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
         ('name = "gw-a"', 'name = "gw-a"\nclient_rule = "magic"', "export-suffix"),
         ("array-1", "array 1", "array 1"),
         ("/run", "/" + "r" * 120, "shorten runtime_dir"),
+        ('listen = "unix', 'listen = "tcp:10.0.0.1:1"\n#', r"plain_networks = \["),
+        ('listen = "unix', 'tls = "require"\nlisten = "unix', r"plane\.0: .*needs tls_certificate"),
+        ('listen = "unix', 'plain_networks = ["x"]\nlisten = "unix', "is no network"),
+        (
+            'upstream = "nbd',
+            'upstream = "nbd://10.0.0.5/disk"\n#',
+            r"vol-1: .*plain_networks = \[.10\.0\.0\.5",
+        ),
+        ('upstream = "nbd', 'upstream = "nbds://10.0.0.5/disk"\n#', "vol-1: nbds:// needs upstream_ca"),
+        ("cost_write = 2.0", 'upstream_name = "x"', r"upstream_name belongs to TLS.*nbds://"),
+        ("cost_write = 2.0", 'allow_networks = ["10.0.0.1/8"]', "allow_networks: .*is no network"),
+        ("cost_write = 2.0", 'plain_networks = ["unix"]', "plain_networks: .*is no network"),
+        ("cost_write = 2.0", 'allow_names = ["db-1"]', "vol-1: allow_names needs certificates of clients"),
+        ("cost_write = 2.0", 'allow_names = [""]', "fits no certificate"),
+        ('name = "gw-a"', 'name = "gw-a"\nclient_rule = "tls-name"', "needs certificates of clients"),
     ],
 )
 def test_mistakes_are_named(write, old, new, problem):
@@ -236,3 +251,49 @@ def test_neither_directory_is_shared_with_another_agent(write, tmp_path, monkeyp
     finally:
         os.close(lock)
     assert not (tmp_path / "run" / "agent.json").exists()  # no child was started
+
+
+TLS = """
+tls = "require"
+tls_certificate = "{dir}/server.pem"
+listen = "tcp:0.0.0.0:10809"
+"""
+
+
+def test_a_plane_gets_the_settings_of_its_listeners_and_the_stored_authority(write, tmp_path):
+    text = GOOD.replace('listen = "unix:{dir}/nbd.sock"', TLS)
+    plane = load(AgentConfig, write(text), environment={}).plane_config("nbd-0")
+    assert (plane.security.tls, plane.security.tls_certificate) == ("require", str(tmp_path / "server.pem"))
+    assert plane.security.client_ca == str(tmp_path / "state" / "tls" / "ca.crt")
+    own = GOOD.replace('listen = "unix:{dir}/nbd.sock"', TLS + 'client_ca = "/own.pem"')
+    assert (
+        load(AgentConfig, write(own), environment={}).plane_config("nbd-0").security.client_ca == "/own.pem"
+    )
+    assert load(AgentConfig, write(), environment={}).plane_config("nbd-0").security.tls == "off"
+
+
+def test_networks_that_are_named_allow_plain_nbd(write):
+    text = GOOD.replace("nbd+unix:///disk?socket={dir}/up.sock", "nbd://10.0.0.5/disk")
+    text = text.replace("cost_write = 2.0", 'plain_networks = ["10.0.0.0/24"]')
+    text = text.replace(
+        "listen = ", 'plain_networks = ["10.0.0.0/8", "fd00::/8"]\nlisten = "tcp:0.0.0.0:1" #'
+    )
+    config = load(AgentConfig, write(text), environment={})
+    assert config.plane_config("nbd-0").security.plain_networks == ("10.0.0.0/8", "fd00::/8")
+
+
+def test_check_config_and_the_start_look_at_the_certificates(write, tmp_path):
+    path = write(GOOD.replace('listen = "unix:{dir}/nbd.sock"', TLS))
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "[[plane]] nbd-0 tls_certificate" in result.output
+    with pytest.raises(ConfigError, match="tls_certificate"):
+        agent.run(load(AgentConfig, path, environment={}), path)
+
+
+def test_check_config_looks_at_the_certificates_of_upstreams(write, tmp_path):
+    text = GOOD.replace("nbd+unix:///disk?socket={dir}/up.sock", "nbds://10.0.0.5/disk")
+    path = write(text.replace("cost_write = 2.0", 'upstream_ca = "{dir}/none.pem"'))
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
+    assert result.exit_code == ConfigError.exit_status
+    assert "[[export]] vol-1 upstream_ca: " in result.output

@@ -15,6 +15,7 @@ from gateway_agent.nbd.handshake import (
     Open,
     Send,
     ServerHandshake,
+    StartTls,
     Transmit,
 )
 
@@ -63,14 +64,23 @@ def test_the_tables_reach_every_state_of_their_side_and_nothing_leaves_the_end()
         HandshakeState.FLAGS,
         HandshakeState.OPTIONS,
         HandshakeState.BACKEND,
+        HandshakeState.TLS,
     }
     assert {state for state, _ in CLIENT_TABLE} == {
         HandshakeState.GREETING,
+        HandshakeState.ASKED,
+        HandshakeState.TLS,
         HandshakeState.GO,
         HandshakeState.NAME,
     }
     assert HandshakeState.TRANSMISSION in SERVER_TABLE.values()
-    assert set(CLIENT_TABLE.values()) == {HandshakeState.GO, HandshakeState.NAME, HandshakeState.READY}
+    assert set(CLIENT_TABLE.values()) == {
+        HandshakeState.ASKED,
+        HandshakeState.TLS,
+        HandshakeState.GO,
+        HandshakeState.NAME,
+        HandshakeState.READY,
+    }
 
 
 def test_go_opens_the_backend_and_ends_in_transmission():
@@ -272,3 +282,106 @@ def test_an_upstream_that_refuses_says_why():
 def test_an_upstream_that_breaks_the_protocol_is_refused(said):
     with pytest.raises(NbdProtocolError):
         ClientHandshake("v", "up").feed(said)
+
+
+STARTTLS = p.option(p.Opt.STARTTLS)
+
+
+def tls_server(tls, *said):
+    machine = ServerHandshake(["vol-1"], "client test", tls)
+    return machine, machine.feed(b"".join((FLAGS, *said)))
+
+
+@pytest.mark.parametrize("opt", [p.Opt.GO, p.Opt.INFO, p.Opt.LIST, p.Opt.STRUCTURED_REPLY, 77])
+def test_where_tls_is_required_every_other_option_is_refused_until_it_is_there(opt):
+    said = p.option(opt, p.go_data("vol-1") if opt in (p.Opt.GO, p.Opt.INFO) else b"")
+    machine, actions = tls_server("require", said, said)
+    assert [item[:2] for item in option_replies(sent(actions))] == [(opt, p.Rep.ERR_TLS_REQD)] * 2
+    assert not any(isinstance(action, Open) for action in actions)
+    assert machine.lacked_tls
+    actions = machine.feed(STARTTLS)
+    assert option_replies(sent(actions)) == [(p.Opt.STARTTLS, p.Rep.ACK, b"")]
+    assert actions[-1] == StartTls()
+    machine.exports = ["vol-2", "vol-3"]
+    machine.secured()
+    (first, second, last) = option_replies(sent(machine.feed(p.option(p.Opt.LIST))))
+    assert (first[2][4:], second[2][4:], last[1]) == (b"vol-2", b"vol-3", p.Rep.ACK)
+    assert Open("vol-2") in machine.feed(p.option(p.Opt.GO, p.go_data("vol-2")))
+
+
+def test_where_tls_is_required_export_name_closes_and_abort_is_answered():
+    machine, actions = tls_server("require", p.option(p.Opt.EXPORT_NAME, b"vol-1"))
+    assert sent(actions) == b""
+    assert isinstance(actions[-1], Close)
+    assert machine.state is HandshakeState.CLOSED
+    _, actions = tls_server("require", p.option(p.Opt.ABORT))
+    assert option_replies(sent(actions)) == [(p.Opt.ABORT, p.Rep.ACK, b"")]
+
+
+def test_offered_tls_is_the_clients_choice():
+    _, actions = tls_server("offer", GO)
+    assert Open("vol-1") in actions
+    _, actions = tls_server("offer", p.option(p.Opt.LIST), STARTTLS)
+    assert actions[-1] == StartTls()
+
+
+@pytest.mark.parametrize("behind", [GO, b"x", b"\x16\x03\x01"])
+def test_bytes_behind_starttls_end_the_connection_and_are_never_looked_at(behind):
+    machine = ServerHandshake(["vol-1"], "client test", "offer")
+    with pytest.raises(NbdProtocolError, match="behind STARTTLS"):
+        machine.feed(FLAGS + STARTTLS + behind)
+
+
+def test_starttls_with_data_or_a_second_time_is_invalid_and_harmless():
+    machine, actions = tls_server("offer", p.option(p.Opt.STARTTLS, b"x"))
+    assert option_replies(sent(actions))[0][:2] == (p.Opt.STARTTLS, p.Rep.ERR_INVALID)
+    machine.feed(STARTTLS)
+    machine.secured()
+    actions = machine.feed(STARTTLS + GO)
+    assert option_replies(sent(actions))[0][:2] == (p.Opt.STARTTLS, p.Rep.ERR_INVALID)
+    assert Open("vol-1") in actions
+
+
+def test_what_is_agreed_before_tls_about_an_export_does_not_hold_behind_it():
+    machine, actions = tls_server("offer", p.option(p.Opt.INFO, p.go_data("vol-1", (p.Info.BLOCK_SIZE,))))
+    assert Open("vol-1") in actions
+    machine.opened(FACTS)
+    machine.feed(STARTTLS)
+    machine.secured()
+    machine.feed(GO)
+    assert not machine.wants_block_size
+
+
+def asked_for_tls():
+    near = ClientHandshake("vol-1", "up", wants_tls=True)
+    assert near.feed(p.greeting()) == FLAGS + STARTTLS, "nothing else is said in the clear"
+    return near
+
+
+def test_both_sides_understand_each_other_behind_tls():
+    near, far = asked_for_tls(), ServerHandshake([], "client test", "require")
+    assert near.feed(sent(far.feed(FLAGS + STARTTLS))) == b""
+    assert (near.state, far.state) == (HandshakeState.TLS, HandshakeState.TLS)
+    far.secured()
+    assert Open("vol-1") in far.feed(near.secured())
+    near.feed(sent(far.opened(FACTS)))
+    assert (near.state, near.facts) == (HandshakeState.READY, FACTS)
+
+
+@pytest.mark.parametrize("kind", [p.Rep.ERR_UNSUP, p.Rep.ERR_POLICY])
+def test_an_upstream_without_tls_is_refused_and_never_asked_in_the_clear(kind):
+    with pytest.raises(UpstreamError, match="refused TLS: not today"):
+        asked_for_tls().feed(p.option_reply(p.Opt.STARTTLS, kind, b"not today"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        p.option_reply(p.Opt.STARTTLS, p.Rep.ACK) + b"x",
+        p.option_reply(p.Opt.GO, p.Rep.ACK),
+        bytes(20),
+    ],
+)
+def test_what_an_upstream_says_before_tls_but_its_acknowledgement_is_a_fault(said):
+    with pytest.raises(NbdProtocolError):
+        asked_for_tls().feed(said)

@@ -108,3 +108,25 @@ def test_a_stop_ends_the_loop():
     loop.run(stop)
     assert stop.is_set()
     loop.close()
+
+
+def test_input_that_epoll_does_not_see_counts_while_the_descriptor_is_watched_for_it(pipe):
+    read_fd, _ = pipe
+    loop, seen = EventLoop(FakeClock()), []
+
+    def handler(events):
+        seen.append(events)
+        loop.set_buffered(read_fd, len(seen) < 2)
+
+    loop.set_buffered(read_fd, True)
+    loop.watch(read_fd, 0, handler, lambda _exc: None)
+    assert loop._timeout_s() > 0
+    loop.want(read_fd, IN)
+    loop.step()
+    loop.step()
+    assert seen == [IN, IN]
+    assert loop._timeout_s() > 0, "it was withdrawn"
+    loop.set_buffered(read_fd, True)
+    loop.forget(read_fd)
+    assert loop._timeout_s() > 0
+    loop.close()

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from gateway_agent.errors import UpstreamError
@@ -8,6 +10,8 @@ from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.negotiation import Negotiation
 from pmdaemon.wire.cut import COL, FAILED, OUTSTANDING
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
+from tests.support.nbd_certificates import NbdAuthority
+from tests.support.nbd_tls import TlsPeer, client_context, guard_of, security
 
 FLAGS = p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
 UPSTREAM_FLAGS = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | 1 << 7  # SEND_DF needs structured replies: not for us
@@ -257,3 +261,162 @@ def test_a_client_that_is_let_in_ends_the_stall_of_those_that_were_refused(gatew
     assert stall_of(gateway) == 4000
     gateway.rig.loop.fire(10)
     assert stall_of(gateway) == 0
+
+
+STARTTLS = p.option(p.Opt.STARTTLS)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    authority = NbdAuthority(tmp_path_factory.mktemp("pki"))
+    authority.issue("server", "gw")
+    authority.issue("client", "host-a", "host-a.example")
+    authority.issue("client", "host-b")
+    return authority
+
+
+class SecureGateway:
+    """Exports ``mine``, for one certificate, and ``all``, for every client; a client with TLS."""
+
+    def __init__(self, tmp_path, pki, name="host-a", **settings):
+        (tmp_path / "disk.img").write_bytes(bytes(range(256)) * 4096)
+        common = {"backend": "b", "file": str(tmp_path / "disk.img")}
+        config = plane_config(
+            {"volume": "mine", "allow_names": ["*.example"]} | common, {"volume": "all"} | common
+        )
+        self.rig = Rig()
+        config = dataclasses.replace(config, client_rule="tls-name")
+        self.exports = ExportTable(config, self.rig.context, lambda: None)
+        self.guard = guard_of(security(pki, pki.folder / "gw", **settings), self.rig.loop)
+        self.near = FakeSocket()
+        self.peer = TlsPeer(self.near, client_context(pki, pki.folder / name if name else None))
+        self.talk = Negotiation(
+            self.rig.loop,
+            self.near,
+            self.exports,
+            lambda _talk: None,
+            self.guard,
+            settings.get("tls", "require"),
+        )
+        self.talk.start()
+
+    def turn(self):
+        fd = self.near.fileno()
+        if self.near.incoming and self.rig.loop.masks.get(fd, 0) & IN:
+            self.rig.loop.handlers[fd](IN)
+        self.rig.loop.turn()
+        while fd in self.rig.loop.buffered and self.rig.loop.masks.get(fd, 0) & IN:
+            self.rig.loop.handlers[fd](IN)
+
+    def secure(self):
+        self.near.incoming.append(FLAGS + STARTTLS)
+        self.turn()
+        assert bytes(self.near.sent).endswith(p.option_reply(p.Opt.STARTTLS, p.Rep.ACK))
+        self.peer.skip()
+        while not self.peer.shake() or self.near.incoming:
+            self.turn()
+        for _ in range(3):
+            self.turn()
+        return self
+
+    def ask(self, data):
+        self.peer.say(data)
+        self.turn()
+        raw, found = self.peer.heard(), []
+        while raw[:8] == p.OPTION_REPLY_MAGIC.to_bytes(8, "big"):
+            _, _, kind, length = p.OPTION_REPLY.unpack_from(raw)
+            found.append((kind, raw[20 : 20 + length]))
+            raw = raw[20 + length :]
+        return found, raw
+
+
+@pytest.fixture
+def secure_gateway(tmp_path, pki):
+    made = []
+
+    def make(name="host-a", **settings):
+        made.append(SecureGateway(tmp_path, pki, name, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.exports.close()
+
+
+def test_behind_tls_a_client_sees_what_its_certificate_may_and_is_counted_by_its_name(secure_gateway):
+    gateway = secure_gateway().secure()
+    found, _ = gateway.ask(p.option(p.Opt.LIST))
+    assert [text[4:] for kind, text in found if kind == p.Rep.SERVER] == [b"mine", b"all"]
+    found, _ = gateway.ask(go("mine"))
+    assert [kind for kind, _ in found] == [p.Rep.INFO, p.Rep.ACK]
+    gateway.peer.say(b"".join(p.request(p.Cmd.READ, n, n * 4096, 4096) for n in range(40)))
+    gateway.turn()
+    answers = replies(gateway.peer.heard(), dict.fromkeys(range(40), 4096))
+    assert answers == [(n, 0, bytes(range(256)) * 16) for n in range(40)]
+    (stream,) = gateway.rig.cuts.table.streams
+    assert (stream.volume, stream.client) == ("mine", "host-a.example")
+
+
+def test_an_export_for_others_does_not_exist_and_the_refusal_is_counted(secure_gateway):
+    gateway = secure_gateway("host-b").secure()
+    found, _ = gateway.ask(p.option(p.Opt.LIST))
+    assert [text[4:] for kind, text in found if kind == p.Rep.SERVER] == [b"all"]
+    ((hidden_kind, hidden),) = gateway.ask(go("mine", p.Opt.INFO))[0]
+    ((unknown_kind, unknown),) = gateway.ask(go("nope", p.Opt.INFO))[0]
+    assert hidden_kind == unknown_kind == p.Rep.ERR_UNKNOWN
+    assert hidden.replace(b"mine", b"nope") == unknown, "names cannot be tried out"
+    assert gateway.guard.turned_away == {"not-allowed": 1}
+    found, _ = gateway.ask(go(""))
+    assert found[-1][0] == p.Rep.ACK, "of those that it sees, there is just one"
+
+
+def test_certificates_may_be_optional_and_then_no_name_is_known(secure_gateway):
+    gateway = secure_gateway(None, client_certificates="optional").secure()
+    assert gateway.ask(go("mine"))[0][0][0] == p.Rep.ERR_UNKNOWN
+    assert gateway.ask(go("all"))[0][-1][0] == p.Rep.ACK
+    assert gateway.rig.cuts.table.streams[0].client == "10.0.0.7"
+
+
+def test_a_handshake_that_fails_closes_the_connection_and_is_counted(secure_gateway):
+    gateway = secure_gateway(None).secure()
+    assert gateway.near.is_closed
+    assert gateway.guard.turned_away == {"tls": 1}
+    assert (gateway.rig.loop.masks, gateway.rig.loop.buffered) == ({}, set())
+
+
+def test_requests_in_the_clear_that_wait_behind_starttls_are_never_answered(secure_gateway):
+    gateway = secure_gateway()
+    gateway.near.incoming.extend([FLAGS + STARTTLS, go("all") + p.request(p.Cmd.READ, 1, 0, 512)])
+    gateway.turn()
+    before = bytes(gateway.near.sent)
+    for _ in range(3):
+        gateway.turn()
+    said = bytes(gateway.near.sent)[len(before) :]
+    assert said[:1] in (b"", b"\x15"), "nothing but an alert of TLS"
+    assert gateway.near.is_closed
+    assert gateway.rig.cuts.table.streams == []
+
+
+def test_a_client_that_leaves_or_waits_during_the_handshake_is_let_go(secure_gateway):
+    gateway = secure_gateway()
+    gateway.near.incoming.append(FLAGS + STARTTLS)
+    gateway.turn()
+    gateway.rig.loop.fire(negotiation.LIMIT_NS / 1e9)
+    assert gateway.near.is_closed
+    assert (gateway.rig.loop.masks, len(gateway.rig.loop.timers)) == ({}, 1), "the line of totals"
+
+
+def test_a_client_that_does_without_tls_where_it_is_required_is_counted(secure_gateway):
+    gateway = secure_gateway()
+    gateway.near.incoming.append(FLAGS + p.option(p.Opt.LIST) + p.option(p.Opt.ABORT))
+    gateway.turn()
+    assert gateway.near.is_closed
+    assert gateway.guard.turned_away == {"tls-required": 1}
+
+
+def test_without_usable_certificates_a_client_is_let_go(secure_gateway):
+    gateway = secure_gateway(tls_certificate="/nowhere")
+    gateway.near.incoming.append(FLAGS + STARTTLS)
+    gateway.turn()
+    assert gateway.near.is_closed
+    assert gateway.guard.turned_away == {"tls": 1}

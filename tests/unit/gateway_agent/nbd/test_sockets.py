@@ -8,7 +8,7 @@ import pytest
 
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import sockets
-from gateway_agent.nbd.sockets import Address, parse_listen, parse_upstream
+from gateway_agent.nbd.sockets import Address, parse_listen, parse_upstream, uses_tls
 from pmdaemon.errors import ConfigError
 
 
@@ -126,10 +126,12 @@ def test_bad_listen(text):
         ("nbd://127.0.0.1/v", (Address(host="127.0.0.1", port=10809), "v")),
         ("nbd://[::1]:5/v/w", (Address(host="::1", port=5), "v/w")),
         ("nbd://localhost", (Address(host="127.0.0.1", port=10809), "")),
+        ("nbds://10.0.0.5/v", (Address(host="10.0.0.5", port=10809), "v")),
     ],
 )
 def test_upstream(uri, expected):
     assert parse_upstream(uri) == expected
+    assert uses_tls(uri) == uri.startswith("nbds")
 
 
 @pytest.mark.parametrize("uri", ["", "nbd+unix:///x", "nbds://h/x", "nbd:///x", "nbd://storage.example/x"])

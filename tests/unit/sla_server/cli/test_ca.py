@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography import x509
 
 from pmdaemon.pki import certificates
 from pmdaemon.pki.authority import Authority
+from pmdaemon.pki.errors import CredentialRefused
 from sla_server.cli.main import cli
 
 GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
@@ -145,3 +147,46 @@ def test_an_address_without_its_port_is_refused_before_a_token_is_made(sla: Shel
     assert done.exit_code == 2
     assert "HOST:PORT" in done.stderr
     assert Authority(sla.ca).waiting_tokens() == []
+
+
+def test_certificates_for_nbd_have_the_names_that_their_peers_look_at(sla: Shell, tmp_path: Path) -> None:
+    sla("init")
+    client, server = tmp_path / "db-1", tmp_path / "gw"
+    done = sla("nbd", "db-1", "-o", str(client), "--days", "30")
+    assert done.exit_code == 0, done.output
+    assert "tls-certificates=" in done.stdout
+    done = sla("nbd", "gw-a", "--host", "gw-a.example", "--host", "10.0.0.5", "-o", str(server))
+    assert 'client_ca = "' in done.stdout
+    assert sorted(path.name for path in client.iterdir()) == [
+        "ca-cert.pem",
+        "client-cert.pem",
+        "client-key.pem",
+    ]
+    assert (server / "server-key.pem").stat().st_mode & 0o777 == 0o600
+    made = certificates.certificate_in((client / "client-cert.pem").read_bytes())
+    assert certificates.uris(made) == ["urn:storage-sla:name:db-1"]
+    with pytest.raises(CredentialRefused, match="names no gateway"):
+        certificates.credential(made)
+    made = certificates.certificate_in((server / "server-cert.pem").read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["gw-a.example"]
+    assert [str(item) for item in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5"]
+    assert json.loads(sla("list", "-o", "json").stdout)["certificates"] == [], "they are no gateways'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("a b", "-o", "x"), "is no name"),
+        (("gw", "--host", "10.0.0.5:10809", "-o", "x"), "without a port"),
+        (("gw", "-o", "."), "does not exist yet"),
+    ],
+)
+def test_mistakes_with_nbd_certificates(
+    sla: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sla("init")
+    done = sla("nbd", *arguments)
+    assert done.exit_code == 2
+    assert problem in done.stderr

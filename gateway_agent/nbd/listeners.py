@@ -1,0 +1,225 @@
+"""How a plane's TCP listeners meet their clients: plain or with TLS; and which they turn away.
+
+    tls       clients of this host (loopback) and of plain_networks     all others
+    off       plain                                                    closed at once
+    offer     plain, or TLS by STARTTLS                                TLS only
+    require   TLS only                                                 TLS only
+
+Unix sockets are always plain: the mode of their file says who may connect. ``ListenerSecurity`` is what the
+operator writes; ``ListenerGuard`` applies it, one for each plane, in the loop's thread.
+
+The files of certificates are read again for the next handshake when one was replaced. What cannot be used
+then is logged once, and the former certificates stay in force.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Literal
+
+import structlog
+from pydantic import field_validator, model_validator
+
+from gateway_agent.nbd.access import ClientIdentity, is_within
+from gateway_agent.nbd.loop import EventLoop
+from gateway_agent.nbd.protocol import TlsMode
+from gateway_agent.nbd.sockets import parse_network
+from gateway_agent.nbd.tls import (
+    FileStates,
+    TlsConnection,
+    TlsEngine,
+    TlsOpening,
+    file_states,
+    load_authority,
+    load_own,
+)
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.config import StrictModel
+
+log = structlog.get_logger("listeners")
+TOTALS_NS: Final = 60 * 10**9  # between two lines that say how many clients were turned away
+
+_VERIFY: Final = {
+    "required": ssl.CERT_REQUIRED,
+    "optional": ssl.CERT_OPTIONAL,
+    "none": ssl.CERT_NONE,
+}
+
+
+class ListenerSecurity(StrictModel):
+    """Settings of a plane's TCP listeners."""
+
+    tls: TlsMode = "off"
+    """TLS for NBD clients over TCP: ``off``, ``offer``, or ``require``. Unix sockets are always plain."""
+    tls_certificate: str = ""
+    """PEM file with the certificate that clients see, and the rest of its chain; it must have the names or
+    addresses that they connect to."""
+    tls_key: str = ""
+    """PEM file with its key, not encrypted; empty if ``tls_certificate`` has it, too."""
+    client_certificates: Literal["required", "optional", "none"] = "required"
+    """Whether a client must show a certificate; ``none`` encrypts only, for whoever reaches the port."""
+    client_ca: str = ""
+    """PEM file with the authorities that clients' certificates must come from; empty for that of the SLA
+    server, which ``gateway-agent enrol`` stored."""
+    plain_networks: tuple[str, ...] = ()
+    """Networks whose clients may do without TLS (``10.0.0.0/8``). Whoever can listen there reads what is
+    stored, and can change it. Clients of this host always may, unless ``tls`` is ``require``."""
+
+    @field_validator("plain_networks")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_network(text)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ListenerSecurity:
+        if self.tls != "off" and not self.tls_certificate:
+            raise ValueError(
+                f'tls = "{self.tls}" needs tls_certificate, a PEM file with a certificate for the names or '
+                "addresses of this gateway; and tls_key, if the key is in a file of its own"
+            )
+        idle = [name for name in ("tls_certificate", "tls_key", "client_ca") if getattr(self, name)]
+        if self.tls == "off" and idle:
+            raise ValueError(
+                f'{idle[0]} is set, and tls is "off": nothing would be encrypted. Set tls = "require" or '
+                f'"offer", or remove {idle[0]}'
+            )
+        if self.tls == "require" and self.plain_networks:
+            raise ValueError(
+                'plain_networks lets clients do without TLS, which tls = "require" forbids. Set tls = '
+                '"offer", or remove plain_networks'
+            )
+        return self
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether clients can have names of certificates."""
+        return self.tls != "off" and self.client_certificates != "none"
+
+    def check(self, plane: str) -> None:
+        """See that the files of certificates can be used.
+
+        Raises:
+            ConfigError: names the setting of ``[[plane]]`` and what is wrong with it.
+        """
+        if self.tls != "off":
+            server_context(self, plane)
+
+
+def server_context(security: ListenerSecurity, plane: str) -> ssl.SSLContext:
+    """TLS 1.2 and newer, as the server of clients.
+
+    Raises:
+        ConfigError: see ``ListenerSecurity.check``.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.num_tickets = 0
+    where = f"[[plane]] {plane}"
+    load_own(context, f"{where} tls_certificate", security.tls_certificate, security.tls_key)
+    context.verify_mode = _VERIFY[security.client_certificates]
+    if security.client_certificates != "none":
+        fix = (
+            "Give a PEM file with the authority of the clients' certificates; without client_ca it is the "
+            "SLA server's, which gateway-agent enrol stores"
+        )
+        load_authority(context, f"{where} client_ca", security.client_ca, fix)
+    return context
+
+
+class ListenerGuard:
+    """See the module docstring.
+
+    Args:
+        plane: name of it.
+        security: its settings, with every file named.
+        loop: of the plane.
+        engine: of the plane.
+
+    Attributes:
+        turned_away: clients by reason, since the start.
+    """
+
+    def __init__(self, plane: str, security: ListenerSecurity, loop: EventLoop, engine: TlsEngine) -> None:
+        self.turned_away: Counter[str] = Counter()
+        self._plane = plane
+        self._security = security
+        self._loop = loop
+        self._engine = engine
+        self._context: ssl.SSLContext | None = None
+        self._seen: FileStates = ()
+        self._announced: Counter[str] = Counter()
+
+    def mode_for(self, client: ClientIdentity) -> TlsMode | None:
+        """What TLS is to this client; None if it is not let in, which is counted and logged."""
+        if client.address is None:
+            return "off"
+        security = self._security
+        if security.tls == "require":
+            return "require"
+        if client.address.is_loopback or is_within(client.address, security.plain_networks):
+            return security.tls
+        if security.tls == "offer":
+            return "require"
+        self.turn_away("plain-network", client, "plain_networks does not have its address")
+        return None
+
+    def secure(
+        self, sock: socket.socket, on_ready: Callable[[], None], on_failed: Callable[[str], None]
+    ) -> tuple[TlsConnection, TlsOpening]:
+        """Begin the handshake of a client that asked for TLS; see ``TlsOpening``.
+
+        Raises:
+            ConfigError: there are no usable certificates.
+        """
+        connection = TlsConnection(self._loop, sock, self.context())
+        return connection, TlsOpening(self._engine, connection, on_ready, on_failed)
+
+    def context(self) -> ssl.SSLContext:
+        """For the next handshake; see the module docstring.
+
+        Raises:
+            ConfigError: there have not been usable certificates yet.
+        """
+        security = self._security
+        files = _states(security)
+        if self._context is None or files != self._seen:
+            self._seen = files
+            try:
+                self._context = server_context(security, self._plane)
+            except ConfigError as exc:
+                if self._context is None:
+                    raise
+                log.error("certificates-unusable", error=str(exc), text="the former ones stay in force")
+        return self._context
+
+    def apply(self, security: ListenerSecurity) -> None:
+        """Other settings from the next client on; clients that are there stay as they are.
+
+        Raises:
+            ConfigError: its certificates cannot be used; the former settings stay.
+        """
+        context = server_context(security, self._plane) if security.tls != "off" else None
+        self._security, self._context, self._seen = security, context, _states(security)
+
+    def turn_away(self, reason: str, client: ClientIdentity, text: str) -> None:
+        """Count and log a client that is not served; ``reason`` is one of a few."""
+        now_ns = self._loop.clock.monotonic_ns()
+        self._loop.warnings.warning(now_ns, "client-refused", peer=str(client), reason=text)
+        if self.turned_away == self._announced:
+            self._loop.at(self, now_ns + TOTALS_NS, self._announce)
+        self.turned_away[reason] += 1
+
+    def _announce(self, _now_ns: int) -> None:
+        """Lines about single clients are limited; this one counts all of them."""
+        self._announced = self.turned_away.copy()
+        log.warning("clients-turned-away", since_start=dict(self.turned_away))
+
+
+def _states(security: ListenerSecurity) -> FileStates:
+    return file_states(security.tls_certificate, security.tls_key, security.client_ca)

@@ -1,0 +1,128 @@
+import ipaddress
+import shutil
+
+import pytest
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from gateway_agent.nbd.access import ClientIdentity
+from gateway_agent.nbd.listeners import TOTALS_NS, ListenerSecurity, server_context
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import FakeClock
+from tests.support.nbd import FakeLoop
+from tests.support.nbd_certificates import NbdAuthority
+from tests.support.nbd_tls import guard_of, security
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    authority = NbdAuthority(tmp_path_factory.mktemp("pki"))
+    return authority, authority.issue("server", "gw")
+
+
+def client(address):
+    return ClientIdentity(address or "uid-0", ipaddress.ip_address(address) if address else None)
+
+
+PLAIN = ("10.0.0.0/8",)
+FILES = {"tls_certificate": "/c.pem"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "mode"),
+    [
+        ({}, None, "off"),
+        ({}, "127.0.0.1", "off"),
+        ({}, "::1", "off"),
+        ({}, "10.0.0.7", None),
+        ({"plain_networks": PLAIN}, "10.0.0.7", "off"),
+        ({"plain_networks": PLAIN}, "11.0.0.7", None),
+        ({"plain_networks": PLAIN}, "127.0.0.1", "off"),
+        ({"tls": "offer"} | FILES, None, "off"),
+        ({"tls": "offer"} | FILES, "127.0.0.1", "offer"),
+        ({"tls": "offer"} | FILES, "10.0.0.7", "require"),
+        ({"tls": "offer", "plain_networks": PLAIN} | FILES, "10.0.0.7", "offer"),
+        ({"tls": "offer", "plain_networks": PLAIN} | FILES, "11.0.0.7", "require"),
+        ({"tls": "require"} | FILES, "127.0.0.1", "require"),
+        ({"tls": "require"} | FILES, "10.0.0.7", "require"),
+        ({"tls": "require"} | FILES, None, "off"),
+    ],
+)
+def test_what_tls_is_to_a_client_by_its_address(settings, address, mode):
+    guard = guard_of(ListenerSecurity(**settings), FakeLoop(FakeClock()))
+    assert guard.mode_for(client(address)) == mode
+    assert guard.turned_away == ({} if mode else {"plain-network": 1})
+
+
+def test_those_turned_away_are_counted_and_said_in_one_line_a_minute():
+    loop = FakeLoop(FakeClock())
+    guard = guard_of(ListenerSecurity(plain_networks=PLAIN), loop)
+    with capture_logs() as lines:
+        for _ in range(50):
+            guard.mode_for(client("11.0.0.1"))
+        guard.turn_away("tls", client("10.0.0.1"), "no certificate")
+        loop.fire(TOTALS_NS / 1e9)
+        loop.fire(TOTALS_NS / 1e9)
+    totals = [line["since_start"] for line in lines if line["event"] == "clients-turned-away"]
+    assert totals == [{"plain-network": 50, "tls": 1}]
+    assert loop.timers == {}
+    guard.mode_for(client("11.0.0.1"))
+    assert list(loop.timers) == [guard], "the next one is planned again"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"tls": "require"}, "needs tls_certificate"),
+        ({"tls": "maybe"}, "'off', 'offer' or 'require'"),
+        ({"tls_key": "/k"}, 'tls_key is set, and tls is "off"'),
+        ({"client_ca": "/k"}, 'Set tls = "require"'),
+        ({"tls": "require", "plain_networks": PLAIN} | FILES, 'tls = "require" forbids'),
+        ({"plain_networks": ["10.0.0.1/8"]}, "is no network"),
+    ],
+)
+def test_settings_that_contradict_each_other_say_what_to_write(settings, problem):
+    with pytest.raises(ValidationError, match=problem):
+        ListenerSecurity(**settings)
+
+
+def test_files_that_cannot_be_used_are_named_with_their_setting(pki, tmp_path):
+    authority, server = pki
+    good = security(authority, server)
+    assert server_context(good, "nbd-0").minimum_version.name == "TLSv1_2"
+    for change, key in (
+        ({"tls_certificate": str(tmp_path / "no.pem")}, r"\[\[plane\]\] nbd-0 tls_certificate: .*no\.pem"),
+        ({"tls_key": str(authority.file)}, "tls_certificate"),
+        ({"client_ca": str(tmp_path / "no.pem")}, r"client_ca: .*no\.pem .*No such file"),
+        ({"client_ca": f"{server}/server-key.pem"}, "client_ca"),
+    ):
+        with pytest.raises(ConfigError, match=key):
+            server_context(good.model_copy(update=change), "nbd-0")
+    server_context(good.model_copy(update={"client_certificates": "none", "client_ca": "/no"}), "nbd-0")
+
+
+def test_certificates_are_read_again_when_they_were_replaced_and_kept_when_that_fails(pki, tmp_path):
+    authority, server = pki
+    folder = shutil.copytree(server, tmp_path / "gw")
+    guard = guard_of(security(authority, folder), FakeLoop(FakeClock()))
+    first = guard.context()
+    assert guard.context() is first
+    (folder / "server-key.pem").write_text("half of a file")
+    with capture_logs() as lines:
+        assert guard.context() is guard.context() is first
+    assert [line["event"] for line in lines] == ["certificates-unusable"], "said once"
+    shutil.copy(server / "server-key.pem", folder / "server-key.pem")
+    second = guard.context()
+    assert second is not first
+    with pytest.raises(ConfigError):
+        guard.apply(security(authority, tmp_path / "nowhere"))
+    assert guard.context() is second
+    guard.apply(ListenerSecurity())
+    assert guard.mode_for(client("127.0.0.1")) == "off"
+
+
+def test_without_usable_certificates_from_the_start_each_client_is_told_so(pki, tmp_path):
+    guard = guard_of(security(pki[0], tmp_path), FakeLoop(FakeClock()))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="tls_certificate"):
+            guard.context()
