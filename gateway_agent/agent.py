@@ -26,7 +26,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,16 @@ from gateway_agent.difference import digest, plane_part
 from gateway_agent.errors import BackingFileError, StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.nbd.part import part_file
-from gateway_agent.reload import PENDING_S, RUNNING, ConfigFile, Plan, ReloadRecord, in_words, prepare
+from gateway_agent.reload import (
+    PENDING_S,
+    RUNNING,
+    ConfigFile,
+    Plan,
+    ReloadRecord,
+    ReloadState,
+    in_words,
+    prepare,
+)
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -239,10 +248,11 @@ class Agent:
         """Read the agent's file again, and apply it if it is right."""
         if self._file is None:
             return
-        self._record = ReloadRecord(self._record.number + 1, self._clock.unix_us(), cause)
+        former = self._record
+        self._record = ReloadRecord(former.number + 1, self._clock.unix_us(), cause)
         try:
             plan = prepare(self._file, self._config)
-            self._apply(plan)
+            self._apply(plan, former)
         except (ConfigError, BackingFileError) as exc:
             self._record = self._record.ended("refused", in_words(exc))
             log.warning("reload-refused", cause=cause, problem=str(exc))
@@ -253,7 +263,7 @@ class Agent:
             "reload", cause=cause, changes=self._record.changes, needs_restart=self._record.needs_restart
         )
 
-    def _apply(self, plan: Plan) -> None:
+    def _apply(self, plan: Plan, former: ReloadRecord) -> None:
         """Give every process its part of a configuration that was found right.
 
         Raises:
@@ -272,13 +282,12 @@ class Agent:
         self._parts = {name: digest(parts[name]) for name in names}
         self._change_planes(plan)
         self._link_is_outdated |= bool(difference.link)
-        self._record = ReloadRecord(
-            self._record.number,
-            self._record.at_unix_us,
-            self._record.cause,
-            "pending" if difference else "unchanged",
-            changes=difference.lines(),
-            needs_restart=list(difference.agent),
+        # What the agent found by itself is the answer to a command that comes right behind the editor, too.
+        changes = difference.lines() or former.recent_changes(self._clock.unix_us())
+        state: ReloadState = "pending" if difference or changes else "unchanged"
+        text = "the file says what is in force" if state == "unchanged" else ""
+        self._record = replace(
+            self._record, state=state, text=text, changes=changes, needs_restart=list(difference.agent)
         )
         self._record_ends_ns = self._clock.monotonic_ns() + round(PENDING_S * 1e9)
         self.publish()

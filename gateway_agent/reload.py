@@ -36,6 +36,7 @@ from pmdaemon.runtime.files import write_whole
 RUNNING: Final = "running.toml"
 PENDING_S: Final = 10.0
 """A plane takes its part within milliseconds; one that takes longer is stopped, or overloaded."""
+RECENT_S: Final = 60.0
 _CLIENT_MODE: Final = 0o660
 ReloadState = Literal["none", "pending", "applied", "unchanged", "refused", "incomplete"]
 
@@ -65,6 +66,11 @@ class ReloadRecord:
     def ended(self, state: ReloadState, text: str = "") -> ReloadRecord:
         """The same reload with its result."""
         return replace(self, state=state, text=text)
+
+    def recent_changes(self, now_unix_us: int) -> list[str]:
+        """What it changed, if that was within the last ``RECENT_S``."""
+        is_recent = now_unix_us - self.at_unix_us < RECENT_S * 1e6
+        return self.changes if is_recent and self.state in ("pending", "applied") else []
 
 
 class Plan(NamedTuple):

@@ -189,6 +189,7 @@ def _link_lines(link: dict[str, Any] | None, agent: dict[str, Any], now_us: int)
     polled_us = server["polled_unix_us"]
     polled = f"polled {span((now_us - polled_us) / 1e6)} ago" if polled_us else "not polled yet"
     state = server["state"]
+    state = "not connected" if state == "closed" else state
     words = polled if state == "polling" else f"{state} for {span((now_us - server['since_unix_us']) / 1e6)}"
     yield f"server   {server['address']}{' (TLS)' if server['tls'] else ''}  {words}"
     spool = link["spool"]
