@@ -41,7 +41,7 @@ from gateway_agent.reload import (
     PENDING_S,
     RUNNING,
     ConfigFile,
-    Plan,
+    ReloadPlan,
     ReloadRecord,
     ReloadState,
     in_words,
@@ -263,7 +263,7 @@ class Agent:
             "reload", cause=cause, changes=self._record.changes, needs_restart=self._record.needs_restart
         )
 
-    def _apply(self, plan: Plan, former: ReloadRecord) -> None:
+    def _apply(self, plan: ReloadPlan, former: ReloadRecord) -> None:
         """Give every process its part of a configuration that was found right.
 
         Raises:
@@ -294,7 +294,7 @@ class Agent:
         self._restart_link()
         self._signal_link()
 
-    def _change_planes(self, plan: Plan) -> None:
+    def _change_planes(self, plan: ReloadPlan) -> None:
         planes = plan.difference.planes
         for child in tuple(self.children):
             if child.name == LINK or child in self._retiring:

@@ -1,7 +1,7 @@
 """Reload of the agent's file, as the parent does it: watch the file, check it whole, say what came of it.
 
     SIGHUP ──────────────────────────────┐
-    the file changed, and is at rest ────┴─► prepare ──► Plan ──► the parent applies it (``agent``)
+    the file changed, and is at rest ────┴─► prepare ──► ReloadPlan ──► the parent applies it (``agent``)
                                                 └─ wrong ──► refused: nothing changes
 
 ``ConfigFile`` looks at the file once a second and waits until it has been the same for a second: an editor
@@ -73,7 +73,7 @@ class ReloadRecord:
         return self.changes if is_recent and self.state in ("pending", "applied") else []
 
 
-class Plan(NamedTuple):
+class ReloadPlan(NamedTuple):
     """A file that was found right.
 
     Attributes:
@@ -133,7 +133,7 @@ class ConfigFile:
         return self._tried
 
 
-def prepare(file: ConfigFile, current: AgentConfig) -> Plan:
+def prepare(file: ConfigFile, current: AgentConfig) -> ReloadPlan:
     """Check the file whole, and leave the children's copy of it as ``running.toml.new``.
 
     Raises:
@@ -162,7 +162,7 @@ def prepare(file: ConfigFile, current: AgentConfig) -> Plan:
             _rewrite(fresh, config)
         except OSError as exc:
             raise _unwritable(fresh, exc) from exc
-    return Plan(config, difference)
+    return ReloadPlan(config, difference)
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

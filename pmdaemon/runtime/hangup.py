@@ -1,7 +1,8 @@
 """SIGHUP as a request to read the configuration again: a flag that selectors can wait for.
 
 A process that has no handler yet would die of the signal. So a parent keeps SIGHUP blocked while it starts a
-child (``blocked``); the child inherits that, and a signal sent meanwhile waits until ``install``.
+child (``blocked``); the child's first thread inherits that, those that it starts too, and a signal sent
+meanwhile waits until ``install``.
 """
 
 from __future__ import annotations
