@@ -92,10 +92,8 @@ def _ask(path: str, name: str) -> dict[str, Any]:
     try:
         return plane_status(path, name)
     except (OSError, PlaneLost) as exc:
-        what = (
-            "does not answer" if isinstance(exc, TimeoutError) else getattr(exc, "strerror", "") or str(exc)
-        )
-        return {"plane": name, "problem": what}
+        problem = getattr(exc, "strerror", None) or getattr(exc, "reason", None) or str(exc) or "timed out"
+        return {"plane": name, "problem": f"does not answer: {problem}"}
 
 
 def plane_status(path: str, name: str) -> dict[str, Any]:
