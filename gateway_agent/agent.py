@@ -331,7 +331,7 @@ class Agent:
         if not late and not problems:
             self._conclude(self._record.ended("applied"))
         elif not late or self._clock.monotonic_ns() >= self._record_ends_ns:
-            waits = [f"{name} has not taken its part yet" for name in late]
+            waits = [f"{name} has not confirmed its part" for name in late]
             self._conclude(self._record.ended("incomplete", "; ".join([*waits, *problems])))
 
     def _conclude(self, record: ReloadRecord) -> None:

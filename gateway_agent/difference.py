@@ -7,7 +7,8 @@
     others        of all planes, each takes them with its part
 
 A plane that runs takes its part as JSON, because reading the whole TOML file again would keep its clients
-waiting: some 50 ms for 512 exports. A part is known by its ``digest``, which the plane reports back.
+waiting: for 512 exports it takes 30 to 50 ms of a processor, the part 4 to 8. A part is known by its
+``digest``, which the plane reports back.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ CONTROL_MODE: Final = 0o600
 DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
 LISTEN_AGAIN_NS: Final = 10**9  # an address that another plane has not let go of yet
 REMOVED_CHECK_NS: Final = 100_000_000
+MOST_PROBLEMS: Final = 8  # in a hello, which has little room beside its exports
+MOST_CHARACTERS: Final = 256
 
 
 class Plane:
@@ -262,7 +264,7 @@ class Plane:
             "listening": [str(address) for address in self.listening],
             "stopping": self._is_stopping,
             "config": self._part.digest if self._part is not None else None,
-            "problems": list(self._problems.values()),
+            "problems": [text[:MOST_CHARACTERS] for text in self._problems.values()][:MOST_PROBLEMS],
         }
 
     def report(self) -> dict[str, Any]:

@@ -11,15 +11,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 
+from gateway_agent import status
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.spool import Spool
 from gateway_agent.nbd import protocol as p
-from pmdaemon.wire import cut
+from pmdaemon.wire import cut, names
 from tests.e2e.test_nbd_fio import DEADLINE_S, Client, wait_for
 
 SIZE = 1 << 20
@@ -81,7 +83,7 @@ class Host:
         self.run_dir = folder / "r"
         self.top = f'name = "gw-a"\nstate_dir = "{folder}/s"\nruntime_dir = "{folder}/r"\n'
         self.top += 'server = "127.0.0.1:1"\nclient_rule = "export-suffix"\n'
-        self.process = None
+        self.process = self._fio = None
         self._sockets = []
 
     def write(self, planes, top=""):
@@ -149,20 +151,49 @@ class Host:
         argv = [sys.executable, "-m", "gateway_agent", *arguments, "--config", str(self.path)]
         return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
+    def fio(self, export):
+        """Another program's client: it ends with an error if one of its I/Os does, or its connection."""
+        uri = f"nbd+unix:///{export}?socket={self.folder}/nbd-0.clients"
+        command = [
+            "fio", "--name=job", "--ioengine=nbd", f"--uri={uri}", "--rw=randrw", "--bs=4k", "--iodepth=16",
+            f"--offset={SIZE // 2}", f"--size={SIZE // 2}", "--time_based", "--runtime=600", "--thread",
+            "--output-format=json",
+        ]  # fmt: skip
+        self._fio = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=self.folder)
+        return self._fio
+
+    def end_of(self, fio):
+        """Ask it to end; returns the errors that it had."""
+        assert fio.poll() is None, "it has gone on all the while"
+        fio.send_signal(signal.SIGINT)
+        out, _ = fio.communicate(timeout=DEADLINE_S)
+        [job] = json.loads(out[out.index("{") :])["jobs"]
+        assert job["read"]["total_ios"] > 0
+        assert job["write"]["total_ios"] > 0
+        return int(job["error"])
+
     def stop(self):
         self.process.terminate()
         assert self.process.wait(DEADLINE_S) == 0
 
-    def spooled(self):
-        """Reads and writes of all cuts, and streams by name."""
+    def spooled(self, volume, client):
+        """Reads and writes of one stream in all cuts."""
+        gateway_id = (self.folder / "s" / "gateway_id").read_text().strip()
+        stream = names.stream_id(gateway_id, volume, client)
         spool = Spool(self.folder / "s" / "spool", 64 << 20)
         cuts = [cut.decode(item.raw) for item in spool.read_from(None)]
         spool.close()
-        return {name: sum(int(each.column(name).sum()) for each in cuts) for name in ("reads", "writes")}
+        chosen = [(each, each.column("stream_id") == stream) for each in cuts]
+        return tuple(
+            sum(int(each.column(io)[rows].sum()) for each, rows in chosen) for io in ("reads", "writes")
+        )
 
     def close(self):
         for sock in self._sockets:
             sock.close()
+        if self._fio is not None:
+            self._fio.kill()
+            self._fio.wait()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -215,9 +246,9 @@ def test_exports_come_and_go_under_clients_that_do_io(host):
     assert record["state"] == "refused"
     assert "volume" in record["text"]
     assert "Nothing was changed" in record["text"]
-    shown = host.command("status")
-    assert "reload   refused" in shown.stdout, shown.stderr
-    assert max(map(len, shown.stdout.splitlines())) <= 80
+    shown = list(status.lines(status.gather(host.run_dir), time.time_ns() // 1000))
+    assert any(line.startswith("reload   refused") for line in shown)
+    assert max(map(len, shown)) <= 80
     new.goes_on()
 
     # A removed export: what its client has sent is answered, others go on meanwhile.
@@ -229,7 +260,7 @@ def test_exports_come_and_go_under_clients_that_do_io(host):
     assert host.reload()["changes"] == ["exports removed: vol-slow"]
     read_one(client, 3)
     busy.goes_on()
-    report = json.loads(host.command("status", "-o", "json").stdout)["planes"]["nbd-0"]
+    report = status.gather(host.run_dir)["planes"]["nbd-0"]
     assert [volume["volume"] for volume in report["volumes"]] == ["vol-a", "vol-new"]
     found = list(iter(lambda: answer(client), None))  # until its end
     assert {(1, 0), (2, 0)} <= set(found)
@@ -239,15 +270,17 @@ def test_exports_come_and_go_under_clients_that_do_io(host):
     new.goes_on()
 
     assert host.children() == pids, "no process was started again"
-    ios = busy.stop() + new.stop()
+    ios = {("vol-a", "busy"): busy.stop(), ("vol-new", "new"): new.stop()}
     host.stop()
-    assert host.spooled() == {"reads": ios + 1 + len(found), "writes": ios}, "nothing is lost with the export"
+    for stream, count in ios.items():
+        assert host.spooled(*stream) == (count, count)
+    assert host.spooled("vol-slow", "slow") == (1 + len(found), 0), "nothing is lost with the export"
 
 
 def test_planes_come_and_go_and_what_needs_a_restart_is_named(host):
     host.write({"nbd-0": {"vol-a": ""}})
     host.start()
-    busy = Busy(host.connect(), "vol-a@busy")
+    busy, fio = Busy(host.connect(), "vol-a@busy"), host.fio("vol-a@fio")
 
     host.write({"nbd-0": {"vol-a": ""}, "nbd-1": {"vol-b": ""}}, top='"gw-b"')
     said = host.command("reload")
@@ -259,7 +292,7 @@ def test_planes_come_and_go_and_what_needs_a_restart_is_named(host):
     assert 'name = "gw-a"' in (host.run_dir / "running.toml").read_text()
     other = Busy(host.connect("nbd-1"), "vol-b@other")
     other.goes_on()
-    ios = other.stop()
+    ios = {("vol-b", "other"): other.stop()}
 
     host.write({"nbd-0": {"vol-a": ""}})
     assert host.reload()["changes"] == ["exports removed: vol-b", "planes removed: nbd-1"]
@@ -278,6 +311,8 @@ def test_planes_come_and_go_and_what_needs_a_restart_is_named(host):
     )
     assert host.children()["nbd-0"] == pids["nbd-0"]
     busy.goes_on()
-    ios += busy.stop()
+    ios["vol-a", "busy"] = busy.stop()
+    assert host.end_of(fio) == 0
     host.stop()
-    assert host.spooled() == {"reads": ios, "writes": ios}
+    for stream, count in ios.items():
+        assert host.spooled(*stream) == (count, count)

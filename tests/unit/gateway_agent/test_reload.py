@@ -303,7 +303,7 @@ def test_a_plane_that_takes_no_part_or_not_all_of_it_is_named(folder, parent):
     assert record(folder)["state"] == "pending"
     parent._clock.advance(10)
     parent._step()
-    assert record(folder)["text"] == "nbd-0 has not taken its part yet"
+    assert record(folder)["text"] == "nbd-0 has not confirmed its part"
 
 
 def test_a_full_disk_refuses_the_reload(folder, parent, monkeypatch):
