@@ -37,6 +37,10 @@ RETRY_MOST_S: Final = 60.0
 BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
 MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 LEAVING_CHECK_NS: Final = 500_000_000  # of what a removed volume held open: whether it can be let go
+_LIVE: Final = frozenset(
+    ("volume", "plane", "backend", "cost_read", "cost_write", "cap", "allow_names", "allow_networks")
+)
+"""Keys of an export that hold at once, also for those that use it; another of the rest is another storage."""
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -100,8 +104,8 @@ class _Leaving:
 
 
 def _storage_of(export: ExportConfig) -> tuple[object, ...]:
-    """What a client opens."""
-    return export.upstream, export.file, export.read_only, export.workers
+    """What a client opens, and how."""
+    return tuple(getattr(export, name) for name in ExportConfig.model_fields if name not in _LIVE)
 
 
 class ExportTable:

@@ -137,16 +137,18 @@ class Plane:
         if not hangup.take():
             return
         try:
-            config = part.read()
+            self.reconfigure(part.read())
         except ConfigError as exc:
             log.error("part-refused", problem=str(exc))
             self._problems["part"] = str(exc)
             self._control.send_hello()
-        else:
-            self.reconfigure(config)
 
     def reconfigure(self, config: PlaneConfig) -> None:
-        """Run with another part from now on. Clients of what stays see nothing of it."""
+        """Run with another part from now on. Clients of what stays see nothing of it.
+
+        Raises:
+            ConfigError: it cannot be used; nothing was changed.
+        """
         self._config = config
         self._problems.clear()
         self._listen_at(config.listen if config.exports else [])
