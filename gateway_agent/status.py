@@ -214,7 +214,7 @@ def reload_lines(record: dict[str, Any] | None, now_us: int) -> Iterator[str]:
 
 def _process_lines(found: dict[str, Any]) -> Iterator[str]:
     agent = found["agent"]
-    rows: list[tuple[str, ...]] = [("PROCESS", "PID", "RESTARTS", "")]
+    rows: list[tuple[str, ...]] = [("PROCESS", "PID", "RESTARTS", "LISTENS ON")]
     for name, pid in agent["children"].items():
         report = found["planes"].get(name, {})
         notes = [report["problem"]] if "problem" in report else report.get("problems", [])
