@@ -175,6 +175,8 @@ ROUTES = {
     Kind.DP_CAPS: "link",
     Kind.DP_THRESHOLDS: "link",
     Kind.DP_LEASE: "link",
+    Kind.DP_STATUS: "another program of the host",
+    Kind.DP_REPORT: "plane",
 }
 
 

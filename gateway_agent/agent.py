@@ -1,4 +1,4 @@
-"""The agent's parent process: identity, files for the children, the children.
+"""The agent's parent process: identity, files for the children, the children, and reloads.
 
     1. private directories, a lock on both      a second agent with the same identity or sockets is refused
     2. state_dir/gateway_id                     made at the first start
@@ -9,28 +9,50 @@ A dead link does not touch the planes: application I/O goes on, counters are kep
 collects them. Stop: the planes first, which close their clients and hand their last counts to the link; then
 the link.
 
-``runtime_dir/agent.json`` says to scripts what runs: ``{gateway_id, pid, children: {name: pid | null},
-restarts}``.
+Reload (``reload`` checks the file): running.toml is replaced; every plane gets its part (``nbd.part``) and
+SIGHUP. A new plane is started; a removed one gets a part without exports, lets its clients go and ends. Then
+the link gets SIGHUP, or, if its own settings differ, is started again behind the planes that end, so that it
+has their last counts. A child that dies meanwhile reads running.toml at its next start, and is right.
+
+``runtime_dir/agent.json`` says to scripts what runs: ``{gateway_id, name, pid, config, since_unix_us,
+children: {name: pid | null}, restarts, reload}``. What the planes made of a reload is read from the link's
+``link.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gateway_agent import cgroups
 from gateway_agent.config import AgentConfig, load_agent
+from gateway_agent.difference import digest, plane_part
+from gateway_agent.errors import BackingFileError, StateFileBroken
 from gateway_agent.link import state_files
+from gateway_agent.nbd.part import part_file
+from gateway_agent.reload import (
+    PENDING_S,
+    RUNNING,
+    ConfigFile,
+    ReloadPlan,
+    ReloadRecord,
+    ReloadState,
+    in_words,
+    prepare,
+)
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.hangup import Hangup, blocked
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import CHECK_S, EachSecond
 
@@ -39,7 +61,9 @@ log = structlog.get_logger("agent")
 LINK: Final = "link"
 CHILDREN: Final = ChildKind("child", stop_s=12.0)
 """A plane drains for 2 s and waits 5 s for its writes; systemd kills after 30 s."""
-RUNNING: Final = "running.toml"
+FOLLOW_S: Final = 0.05  # between looks at what the planes made of a reload
+RETIRED_NS: Final = 30 * 10**9
+"""A removed plane lets its clients go (15 s at most), then stops by itself. Later it is asked to stop."""
 
 
 def run(config: AgentConfig, path: Path) -> None:
@@ -53,6 +77,8 @@ def run(config: AgentConfig, path: Path) -> None:
     config.check_certificates()
     stop = Stop()
     stop.install_signals()
+    hangup = Hangup()
+    hangup.install()
     stop.watch_parent()
     state_files.make_private_directory(config.state_dir)
     state_files.make_private_directory(config.runtime_dir)
@@ -61,9 +87,10 @@ def run(config: AgentConfig, path: Path) -> None:
         for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
             locks.callback(os.close, state_files.lock_directory(directory))
         gateway_id = state_files.gateway_id(config.state_dir)
+        file = ConfigFile(path)
         commands = child_commands(config, path)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
-        Agent(config, gateway_id, commands, stop, SystemClock()).run()
+        Agent(config, gateway_id, commands, stop, SystemClock(), file, hangup).run()
 
 
 def child_commands(config: AgentConfig, path: Path) -> dict[str, Sequence[str]]:
@@ -87,18 +114,28 @@ def child_commands(config: AgentConfig, path: Path) -> dict[str, Sequence[str]]:
         ) from exc
     if load_agent(copy) != config:
         raise ConfigError("--config", f"{path} was changed while the agent started", "Start it again")
+    return {name: child_command(config, name) for name in (*(plane.name for plane in config.plane), LINK)}
 
-    def command(module: str, *more: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", module, "--config", str(copy), *more)
 
-    planes = {plane.name: command("gateway_agent.nbd.plane", "--plane", plane.name) for plane in config.plane}
-    return {**planes, LINK: command("gateway_agent.link.main")}
+def child_command(config: AgentConfig, name: str) -> Sequence[str]:
+    """What to run for a data plane, or for the link."""
+    copy = str(config.runtime_dir / RUNNING)
+    if name == LINK:
+        return (sys.executable, "-m", "gateway_agent.link.main", "--config", copy)
+    return (sys.executable, "-m", "gateway_agent.nbd.plane", "--config", copy, "--plane", name)
 
 
 class Agent:
     """The loop that keeps the children running. Thread: the process's only one.
 
     At the end it takes away the limits of control groups, which outlive the link that set them.
+
+    State: the configuration in force, the children, those that end for good (``_retiring``: when they are
+    asked to stop), whether the link must be started again, and the newest reload.
+
+    Args:
+        file: what reloads read; None for no reloads.
+        hangup: what asks for one.
     """
 
     def __init__(
@@ -108,59 +145,230 @@ class Agent:
         commands: Mapping[str, Sequence[str]],
         stop: Stop,
         clock: Clock,
+        file: ConfigFile | None = None,
+        hangup: Hangup | None = None,
     ) -> None:
         self._config = config
         self._gateway_id = gateway_id
         self._stop = stop
         self._clock = clock
+        self._file = file
+        self._hangup = hangup or Hangup()
         self._pipe = ParentPipe()
         self._second = EachSecond()
+        self._since_unix_us = clock.unix_us()
+        self._retiring: dict[Child, int] = {}
+        self._link_is_outdated = False
+        self._record = ReloadRecord()
+        self._record_ends_ns = 0
+        self._parts: dict[str, str] = {}
+        self.children = [self._child(name, command) for name, command in commands.items()]
+
+    def _child(self, name: str, command: Sequence[str]) -> Child:
         # A plane carries application I/O and is never killed: the link reports one that does not answer.
-        self.children = [
-            Child(CHILDREN, name, command, self._pipe, clock, has_pulse=name == LINK)
-            for name, command in commands.items()
-        ]
+        return Child(CHILDREN, name, command, self._pipe, self._clock, has_pulse=name == LINK)
 
     def run(self) -> None:
         """Keep the children running until the stop, then stop the planes and after them the link."""
         while not self._stop.is_set():
             self._step()
-            wait_for_any(self._stop, self.children, CHECK_S)
+            limit_s = FOLLOW_S if self._record.state == "pending" else CHECK_S
+            wait_for_any(self._stop, self.children, limit_s, self._hangup.fileno())
         log.info("stopping", reason=self._stop.reason)
         stop_together([child for child in self.children if child.name != LINK], self._clock)
         stop_together(self.children, self._clock)
-        for problem in cgroups.release((each.group, each.device) for each in self._config.cgroup):
-            log.warning("limits-stay", problem=problem)
+        self._release((each.group, each.device) for each in self._config.cgroup)
         self._pipe.close()
         self.publish()
 
+    @staticmethod
+    def _release(groups: Iterable[tuple[str, str]]) -> None:
+        for problem in cgroups.release(groups):
+            log.warning("limits-stay", problem=problem)
+
     def _step(self) -> None:
-        """Notice children that have ended, start those that are due, look for one that hangs."""
+        """Notice children that have ended, start those that are due, look for one that hangs, reload."""
         has_changed = False
-        for child in self.children:
+        for child in tuple(self.children):
             if child.is_running and (status := child.wait(0)) is not None:
-                child.died(f"it {child.hung} and was killed" if child.hung else how_it_ended(status), status)
+                self._ended(child, status)
                 has_changed = True
-            if child.is_due and child.start():
+        for child in self.children:
+            if child.is_due and self._start(child):
                 has_changed = True
         if has_changed:
             self.publish()
+        if self._hangup.take():
+            self.reload("SIGHUP")
         if self._second.is_due():
-            for child in self.children:
-                child.check_progress()
+            self._each_second()
+        if self._record.state == "pending":
+            self._follow()
+
+    def _start(self, child: Child) -> bool:
+        if child.name == LINK and not self._retiring:
+            self._link_is_outdated = False  # it reads the settings of now
+        with blocked():  # the child takes SIGHUP when it can
+            return child.start()
+
+    def _ended(self, child: Child, status: int) -> None:
+        if child in self._retiring:
+            del self._retiring[child]
+            self.children.remove(child)
+            log.info("plane-removed", plane=child.name, status=status)
+        elif child.name == LINK and self._link_is_outdated and not self._retiring:
+            self._link_is_outdated = False
+            self.children[self.children.index(child)] = self._child(LINK, child.command)
+            log.info("link-starts-again", reason="its settings were changed")
+        else:
+            child.died(f"it {child.hung} and was killed" if child.hung else how_it_ended(status), status)
+
+    def _each_second(self) -> None:
+        for child in self.children:
+            child.check_progress()
+        if self._file is not None and self._file.has_changed():
+            self.reload("the file was changed")
+        if self._record.state == "incomplete":
+            self._follow()
+        for child, due_ns in self._retiring.items():
+            if self._clock.monotonic_ns() >= due_ns:
+                child.signal(signal.SIGTERM)
+        self._restart_link()
 
     def publish(self) -> None:
         """Write ``runtime_dir/agent.json``."""
         value = {
             "gateway_id": self._gateway_id,
+            "name": self._config.name,
             "pid": os.getpid(),
+            "config": str(self._file.path) if self._file is not None else "",
+            "since_unix_us": self._since_unix_us,
             "children": {child.name: child.pid for child in self.children},
             "restarts": {child.name: child.restarts for child in self.children},
+            "reload": asdict(self._record),
         }
         try:
             state_files.write_json(self._config.runtime_dir / "agent.json", value, synced=False)
         except OSError as exc:
             log.warning("cannot-publish", reason=str(exc))
+
+    # -- reloads
+
+    def reload(self, cause: str) -> None:
+        """Read the agent's file again, and apply it if it is right."""
+        if self._file is None:
+            return
+        former = self._record
+        self._record = ReloadRecord(former.number + 1, self._clock.unix_us(), cause)
+        try:
+            plan = prepare(self._file, self._config)
+            self._apply(plan, former)
+        except (ConfigError, BackingFileError) as exc:
+            self._record = self._record.ended("refused", in_words(exc))
+            log.warning("reload-refused", cause=cause, problem=str(exc))
+            self.publish()
+            self._signal_link()  # which makes an alert of it
+            return
+        log.info(
+            "reload", cause=cause, changes=self._record.changes, needs_restart=self._record.needs_restart
+        )
+
+    def _apply(self, plan: ReloadPlan, former: ReloadRecord) -> None:
+        """Give every process its part of a configuration that was found right.
+
+        Raises:
+            ConfigError: runtime_dir cannot be written; nothing was changed.
+        """
+        difference, runtime_dir = plan.difference, self._config.runtime_dir
+        names = [plane.name for plane in plan.config.plane]
+        parts = {name: plane_part(plan.config, name) for name in (*names, *difference.planes.removed)}
+        try:
+            for name, part in parts.items():
+                state_files.write_json(part_file(runtime_dir, name), part, synced=False)
+            (runtime_dir / f"{RUNNING}.new").replace(runtime_dir / RUNNING)
+        except OSError as exc:
+            raise ConfigError("runtime_dir", f"{exc.filename} cannot be written: {exc.strerror}") from exc
+        left = {(each.group, each.device) for each in self._config.cgroup}
+        left -= {(each.group, each.device) for each in plan.config.cgroup}
+        self._config = plan.config
+        self._release(left)
+        self._parts = {name: digest(parts[name]) for name in names}
+        self._change_planes(plan)
+        self._link_is_outdated |= bool(difference.link)
+        # What the agent found by itself is the answer to a command that comes right behind the editor, too.
+        changes = difference.lines() or former.recent_changes(self._clock.unix_us())
+        state: ReloadState = "pending" if difference or changes else "unchanged"
+        text = "the file says what is in force" if state == "unchanged" else ""
+        self._record = replace(
+            self._record, state=state, text=text, changes=changes, needs_restart=list(difference.agent)
+        )
+        self._record_ends_ns = self._clock.monotonic_ns() + round(PENDING_S * 1e9)
+        self.publish()
+        self._restart_link()
+        self._signal_link()
+
+    def _change_planes(self, plan: ReloadPlan) -> None:
+        planes = plan.difference.planes
+        for child in tuple(self.children):
+            if child.name == LINK or child in self._retiring:
+                continue
+            if child.name not in planes.removed:
+                child.signal(signal.SIGHUP)  # also one whose part is the same: it reads its credentials again
+            elif child.is_running:
+                child.signal(signal.SIGHUP)
+                self._retiring[child] = self._clock.monotonic_ns() + RETIRED_NS
+            else:
+                self.children.remove(child)
+        added = [self._child(name, child_command(plan.config, name)) for name in planes.added]
+        self.children[-1:-1] = added  # the link stays the last
+
+    def _signal_link(self) -> None:
+        for child in self.children:
+            if child.name == LINK:
+                child.signal(signal.SIGHUP)
+
+    def _restart_link(self) -> None:
+        """Ask a link with settings of before to end, once it has the last counts of planes that go."""
+        if self._link_is_outdated and not self._retiring:
+            for child in self.children:
+                if child.name == LINK:
+                    child.signal(signal.SIGTERM)
+
+    def _follow(self) -> None:
+        """Find what the planes made of the newest reload."""
+        try:
+            said = state_files.read_json(self._config.runtime_dir / "link.json", "") or {}
+        except StateFileBroken:  # written whole, so this is another program's doing
+            said = {}
+        late, problems = planes_behind(self._parts, said)
+        if not late and not problems:
+            self._conclude(self._record.ended("applied"))
+        elif not late or self._clock.monotonic_ns() >= self._record_ends_ns:
+            waits = [f"{name} has not confirmed its part" for name in late]
+            self._conclude(self._record.ended("incomplete", "; ".join([*waits, *problems])))
+
+    def _conclude(self, record: ReloadRecord) -> None:
+        if record == self._record:
+            return
+        self._record = record
+        write = log.info if record.state == "applied" else log.warning
+        write(f"reload-{record.state}", number=record.number, problem=record.text)
+        self.publish()
+
+
+def planes_behind(parts: Mapping[str, str], said: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Planes that do not run with their part yet, and what is wrong at the others.
+
+    Args:
+        parts: digest of each plane's part.
+        said: the link's ``link.json``.
+    """
+    planes = said.get("planes", {})
+    late = [name for name, wanted in parts.items() if planes.get(name, {}).get("config") != wanted]
+    problems = [
+        f"{name}: {text}" for name in parts if name not in late for text in planes[name].get("problems", [])
+    ]
+    return late, problems
 
 
 def how_it_ended(status: int) -> str:

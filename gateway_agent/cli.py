@@ -5,18 +5,25 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import json
+import time
 from pathlib import Path
 
 import click
 
-from gateway_agent import agent, cgroups
-from gateway_agent.config import AgentConfig, load_agent, parse_server
-from gateway_agent.errors import GroupUnusable
+from gateway_agent import agent, cgroups, status
+from gateway_agent.config import load_agent, parse_server
+from gateway_agent.errors import GroupUnusable, ReloadFailed
 from gateway_agent.link import state_files
+from gateway_agent.reload import check_files
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.config import show
 from pmdaemon.runtime.failures import outermost
+
+CONFIG = click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,9 +33,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option(
-    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
-)
+@CONFIG
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Say whether the configuration is valid and exit.")
 def run(path: Path, show_config: bool, check_config: bool) -> None:
@@ -38,7 +43,8 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
         if show_config:
             click.echo(show(config), nl=False)
         elif check_config:
-            check_files(config)
+            config.check_certificates()
+            check_files(config.export)
             planes, volumes = len(config.plane), len(config.export)
             click.echo(f"{path}: valid; {_counted(planes, 'data plane')}, {_counted(volumes, 'volume')}")
         else:
@@ -98,21 +104,46 @@ def enrol(path: Path | None, state_dir: Path | None, server: str, token: str, fi
         click.echo(f'In the agent\'s file: name = "{credential.name}", server = "{server}", tls = true')
 
 
+@cli.command(name="reload")
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
+)
+def reload_file(path: Path) -> None:
+    """Let the agent on this host read its file again. Clients of exports that stay see nothing of it.
+
+    The agent checks the whole file first; one with a mistake changes nothing. It also reads the file by
+    itself when it has changed, and at SIGHUP.
+    """
+    with outermost("gateway-agent"), status.as_one_line():
+        record = status.reload(status.runtime_dir_of(path))
+        for line in status.reload_lines(record, time.time_ns() // 1000):
+            click.echo(line)
+        if record["state"] not in ("applied", "unchanged"):
+            raise SystemExit(ReloadFailed.exit_status)
+
+
+@cli.command(name="status")
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Form of the answer.",
+)
+def show_status(path: Path, output: str) -> None:
+    """What the agent on this host does: volumes, clients, caps, the link to the server. Needs no server."""
+    with outermost("gateway-agent"), status.as_one_line():
+        found = status.gather(status.runtime_dir_of(path))
+        if output == "json":
+            click.echo(json.dumps(found, indent=2))
+        else:
+            for line in status.lines(found, time.time_ns() // 1000):
+                click.echo(line)
+
+
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def check_files(config: AgentConfig) -> None:
-    """See that every file of file mode can be served as its export says, and that certificates can be used.
-
-    It opens and closes the files, no more.
-
-    Raises:
-        ConfigError, BackingFileError: the first that cannot.
-    """
-    from gateway_agent.nbd.storage import VolumeStorage
-
-    config.check_certificates()
-    for export in config.export:
-        if export.file is not None:
-            VolumeStorage(export.volume, export.file, read_only=export.read_only).release()

@@ -17,7 +17,9 @@
         ├── StateFileBroken        a file in state_dir is not what the agent wrote
         ├── NotEnrolled            `tls` is on and this gateway has no certificate
         ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
-        └── AlreadyRunning         another agent holds the lock of this state_dir or runtime_dir
+        ├── AlreadyRunning         another agent holds the lock of this state_dir or runtime_dir
+        ├── AgentNotRunning        `status` and `reload` found no agent of this runtime_dir
+        └── ReloadFailed           the agent did not say what came of a reload, or cannot do it
 
 ``retryable`` says whether the same action may succeed later. Wrong configuration is
 ``pmdaemon.errors.ConfigError``.
@@ -215,3 +217,24 @@ class AlreadyRunning(GatewayError):
             f"{path} is locked: another gateway-agent runs here. Stop it, or give this one its own state_dir "
             "and runtime_dir"
         )
+
+
+class AgentNotRunning(GatewayError):
+    """No agent runs with this runtime_dir, or it cannot be asked."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"no agent is found that runs with runtime_dir {path}: {problem}")
+
+
+class ReloadFailed(GatewayError):
+    """The agent did not take its file, or did not say what came of it."""
+
+    exit_status = 1
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(problem)

@@ -39,6 +39,10 @@ class NbdEnforcer:
         self._proof_at = 0
         self._denials = 0
 
+    def configure(self, volumes: frozenset[str]) -> None:
+        """The agent's file says that the plane serves these."""
+        self._configured = volumes
+
     def connected(self) -> None:
         """The control socket is open: nothing is proved on it yet."""
         self.reachable = True

@@ -72,6 +72,11 @@ class LeasedCaps:
         """When the caps in force end without renewal; None when nothing is in force."""
         return self._lease_end_ns if self._caps is not None and self._caps.volumes else None
 
+    @property
+    def generation(self) -> int | None:
+        """Of the newest set; None without one."""
+        return self._caps.gen if self._caps is not None else None
+
     def expire(self, now_ns: int) -> CapSet | None:
         """Forget a set whose lease has ended; returns it, once."""
         end_ns = self.lease_end_ns

@@ -378,7 +378,7 @@ class CutSpooler:
         self.seq = 0
         self._spool = spool
         self._stream_names = stream_names
-        self._sources = {source.name: source for source in sources}
+        self._sources = sources  # the core adds and removes some
 
     def spool(self, samples: Sequence[Sample]) -> int:
         """Make cuts of the samples and spool them; returns how many old cuts were dropped to make room.
@@ -410,6 +410,8 @@ class CutSpooler:
             raise SpoolWriteFailed("the book of streams", str(exc)) from exc
         dropped = self._spool.append(self.epoch, identity.seq, raw, marks)
         self.seq = identity.seq
-        for sample in group:
-            self._sources[sample.source].spooled()
+        taken = {sample.source for sample in group}
+        for source in self._sources:
+            if source.name in taken:
+                source.spooled()
         return dropped

@@ -115,6 +115,15 @@ class PeerConnection:
             else:
                 self._dial(self._address)
 
+    def abandon(self) -> None:
+        """Close without a report; it is not dialled again."""
+        self._address, self._is_open = None, False
+        if self._socket is not None:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
     def dial_no_more(self) -> None:
         """The link is stopping: what is open stays so, and what is lost is not dialled again."""
         self._address = None

@@ -16,7 +16,7 @@ Thread: the link's loop only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -72,9 +72,9 @@ class AgentFacts(NamedTuple):
 class LinkCore:
     """See the module docstring.
 
-    State: the interval, the polls that wait for the running collection, whether another must
-    follow it, the planes known as stalled, and the times of the last collection and of the server's last
-    bytes.
+    State: the interval, the polls that wait for the running collection, whether another must follow it, the
+    planes known as stalled and those that leave for good, and the times of the last collection, of the last
+    poll and of the server's last bytes.
     """
 
     def __init__(
@@ -99,13 +99,16 @@ class LinkCore:
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._identity = identity
-        self._caps = LeasedCaps([*(plane.enforcer for plane in planes), *enforcers])
+        self._enforcers: list[Enforcer] = [*(plane.enforcer for plane in planes), *enforcers]
+        self._caps = LeasedCaps(self._enforcers)
         self._collection = CollectionRound(self._sources)
         self._cut_spooler = CutSpooler(facts.gateway_id, facts.epoch, spool, stream_names, self._sources)
         self._interval_ns = DEFAULT_INTERVAL_NS
         self._polls: list[Poll] = []
         self._wants_cut = self._wants_proof = False
         self._stalled: set[str] = set()
+        self._leaving: set[str] = set()
+        self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
         self.on_planes_changed: Callable[[], None] = lambda: None
         if spool.damaged:
@@ -119,6 +122,61 @@ class LinkCore:
         """Report that this process replaced one that died; ``reason``: how that one ended."""
         text = f"the link was restarted: {reason}; restart {restarts}"
         self._alerts.tell("process-restarted", "warning", "link", text, restarts=restarts)
+
+    @property
+    def caps_in_force(self) -> tuple[int, float] | None:
+        """Generation of the server's caps and what is left of their lease in seconds; None without any."""
+        end_ns, generation = self._caps.lease_end_ns, self._caps.generation
+        if end_ns is None or generation is None:
+            return None
+        return generation, max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    @property
+    def spool_facts(self) -> dict[str, int]:
+        """Cuts that wait for the server, their bytes, and how many were ever dropped."""
+        spool = self._spool
+        return {"cuts": spool.cuts, "bytes": spool.size_bytes, "dropped": spool.dropped}
+
+    # -- reloads
+
+    def replan(self, wanted: Mapping[str, Collection[str]]) -> None:
+        """The agent's file was read again: planes, and the volumes of each.
+
+        A plane that is not among them stays until its last counts are here and its connection ends.
+        """
+        for name, volumes in wanted.items():
+            if name not in self.planes:
+                self.planes[name] = plane = PlaneClient(name, self._spool.marks.get(name, 0))
+                self._sources.append(plane.source)
+                self._enforcers.append(plane.enforcer)
+            self._leaving.discard(name)
+            self.planes[name].enforcer.configure(frozenset(volumes))
+        for name in self.planes.keys() - wanted.keys():
+            if self.planes[name].enforcer.reachable:
+                self._leaving.add(name)
+            else:
+                self._forget_plane(name)
+        self.on_planes_changed()
+
+    def _forget_plane(self, name: str) -> None:
+        plane = self.planes.pop(name)
+        self._leaving.discard(name)
+        self._sources.remove(plane.source)
+        self._enforcers.remove(plane.enforcer)
+        log.info("plane-removed", plane=name)
+        if plane.source.exports():
+            self._register_again()
+
+    def reload_ended(self, record: Mapping[str, Any]) -> None:
+        """Report what came of a reload; ``record``: as in the parent's ``agent.json``."""
+        state, text = record.get("state"), str(record.get("text", ""))
+        if state == "refused":
+            self._alerts.tell("reload-refused", "warning", "configuration", text)
+        elif changes := record.get("changes"):
+            self._alerts.tell("reloaded", "info", "configuration", "; ".join(map(str, changes)))
+        if keys := record.get("needs_restart"):
+            text = f"not in force before the agent is restarted: {', '.join(map(str, keys))}"
+            self._alerts.tell("reload-incomplete", "warning", "configuration", text)
 
     # -- the server's side
 
@@ -179,6 +237,11 @@ class LinkCore:
         spool = [(epoch, first, last) for epoch, first, last in self._spool.epochs()]
         self.session.send(Registration(list(exports.values()), spool))
 
+    def _register_again(self) -> None:
+        """The exports have changed."""
+        if self.session.state in (SessionState.AUTHENTICATED, SessionState.REGISTERED, SessionState.POLLING):
+            self._register()
+
     def _registered(self) -> None:
         if self.session.state is SessionState.REGISTERED:
             log.info("registered", epoch=self._facts.epoch, spooled_cuts=self._spool.cuts)
@@ -195,6 +258,7 @@ class LinkCore:
         if poll.lease:
             self._caps.renew(self._clock.monotonic_ns())
         self._polls.append(poll)
+        self.polled_unix_us = self._clock.unix_us()
         self._wants_cut = True
 
     def _new_thresholds(self, received: Thresholds) -> None:
@@ -252,23 +316,26 @@ class LinkCore:
         Raises:
             PlaneLost: they are not the protocol; close that connection, connect again.
         """
-        if self.planes[name].receive(data):
-            if self.session.state in (
-                SessionState.AUTHENTICATED,
-                SessionState.REGISTERED,
-                SessionState.POLLING,
-            ):
-                self._register()
+        plane = self.planes[name]
+        before = plane.config, plane.problems, plane.listening
+        has_other_exports = plane.receive(data)
+        if has_other_exports:
+            self._register_again()
+        if has_other_exports or before != (plane.config, plane.problems, plane.listening):
             self.on_planes_changed()
+        if plane.problems and plane.problems != before[1]:
+            self._alerts.tell("reload-incomplete", "warning", name, "; ".join(plane.problems))
         self._advance()
-        if self.planes[name].has_more:
+        if plane.has_more:
             self.collect_now()
 
     def plane_lost(self, name: str, reason: str) -> None:
         """The control socket of a plane is gone: it stopped, died, or was closed for what it sent."""
         self.planes[name].closed()
         self._stalled.discard(name)
-        if self.planes[name].is_stopping:
+        if name in self._leaving:
+            self._forget_plane(name)
+        elif self.planes[name].is_stopping:
             log.info("plane-stopped", plane=name)
         else:
             self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")

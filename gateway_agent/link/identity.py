@@ -84,6 +84,14 @@ class Identity:
             )
         return made
 
+    def has_other_on_disk(self) -> bool:
+        """Whether there was another enrolment since the last dial."""
+        try:
+            return self._read().serial != self.credential.serial
+        except (NotEnrolled, StateFileBroken) as exc:
+            log.warning("certificate-not-read", problem=str(exc))
+            return False
+
     # -- renewal
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import selectors
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -23,6 +23,7 @@ from gateway_agent.link.identity import Identity
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import sni
 from pmdaemon.wire.messages.agent import Bye
@@ -83,7 +84,12 @@ class PlanePeer:
 
 
 class LinkLoop:
-    """Runs one core. Thread: constructed and run by one and the same."""
+    """Runs one core. Thread: constructed and run by one and the same.
+
+    Attributes:
+        on_hangup: called when ``hangup`` has come.
+        on_turn: called at each turn of the loop.
+    """
 
     def __init__(
         self,
@@ -95,12 +101,18 @@ class LinkLoop:
         clock: Clock,
         identity: Identity | None = None,
         listen: tuple[str, int] | None = None,
+        hangup: Hangup | None = None,
     ) -> None:
         self._core = core
+        self._hangup = hangup
+        self.on_hangup: Callable[[], None] = lambda: None
+        self.on_turn: Callable[[], None] = lambda: None
         self._stop = stop
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(stop, selectors.EVENT_READ)
+        if hangup is not None:
+            self._selector.register(hangup, selectors.EVENT_READ)
         tls = identity.context if identity is not None else None
         name = sni.name_of(identity.credential.gateway_id) if identity is not None else None
         self._server = PeerConnection(
@@ -109,14 +121,29 @@ class LinkLoop:
         self.listener = (
             LinkListener(listen, self._server, self._selector, clock, tls, name) if listen else None
         )
-        chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
-        self._planes = [
-            PeerConnection(
-                name, path, PlanePeer(core, name), Backoff(*PLANE_RETRY_S, 0.1, chance), self._selector, clock
-            )
-            for name, path in plane_sockets.items()
-        ]
+        self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._planes: list[PeerConnection] = []
+        self.add_planes(plane_sockets)
         self._grace_end_ns = clock.monotonic_ns() + PLANES_GRACE_NS
+
+    def add_planes(self, sockets: Mapping[str, str]) -> None:
+        """Dial the control sockets of planes, but of those that are known already."""
+        known = {connection.name for connection in self._planes}
+        for name, path in sockets.items():
+            if name not in known:
+                backoff = Backoff(*PLANE_RETRY_S, 0.1, self._chance)
+                peer = PlanePeer(self._core, name)
+                self._planes.append(PeerConnection(name, path, peer, backoff, self._selector, self._clock))
+
+    def _leave_planes(self) -> None:
+        """Let go of planes that the core has forgotten."""
+        for connection in [each for each in self._planes if each.name not in self._core.planes]:
+            connection.abandon()
+            self._planes.remove(connection)
+
+    def dial_again(self, reason: str) -> None:
+        """End the session to the PMDaemon, if there is one, and begin another."""
+        self._server.close(reason)
 
     def run(self) -> None:
         """Until the stop is asked for; then one last cut and a goodbye."""
@@ -135,11 +162,15 @@ class LinkLoop:
         return self._planes
 
     def _turn(self, limit_s: float | None = None) -> None:
+        self._leave_planes()
+        self.on_turn()
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
             if isinstance(key.data, PeerConnection | LinkListener):
                 key.data.ready(events)
+        if self._hangup is not None and self._hangup.take():
+            self.on_hangup()
         if self.listener is not None:
             self.listener.turn()
         try:

@@ -17,6 +17,7 @@ import secrets
 import socket
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Final
 
 import click
 import structlog
@@ -26,6 +27,7 @@ from gateway_agent.clock import agent_clock
 from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.enforcers.cgroup import CgroupEnforcer, GroupCap, LimitedGroup
+from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
@@ -44,10 +46,13 @@ from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.failures import outermost
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 
 log = structlog.get_logger("link")
+
+FACTS_EVERY_NS: Final = 10**9
 
 
 def draw_epoch() -> int:
@@ -67,9 +72,8 @@ def build(
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
     thresholds = ThresholdStore(config.state_dir / "thresholds.json")
     planes = []
-    for plane in config.plane:
-        volumes = [export.volume for export in config.plane_config(plane.name).exports]
-        planes.append(PlaneClient(plane.name, spool.marks.get(plane.name, 0), volumes))
+    for name, volumes in volumes_of_planes(config).items():
+        planes.append(PlaneClient(name, spool.marks.get(name, 0), volumes))
     sources: list[StatisticsSource] = []
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
@@ -105,22 +109,95 @@ def cgroups_of(config: AgentConfig, clock: Clock) -> tuple[CgroupSource, CgroupE
     return CgroupSource(clock, groups, backends, enforcer, lambda volume: size_bytes(sizes[volume])), enforcer
 
 
-def publish_planes(config: AgentConfig, core: LinkCore) -> None:
-    """Write ``runtime_dir/link.json``: this pid, and where the planes really listen (port 0 means any)."""
-    planes = {
-        name: {"pid": plane.pid, "listening": plane.listening, "connected": plane.source.can_be_asked}
-        for name, plane in core.planes.items()
-    }
+class LinkFacts:
+    """Writes ``runtime_dir/link.json``: what the planes said of themselves, the session, the spool, the caps.
+
+    At once when a plane or the session has changed, else once a second while there is something to do.
+    """
+
+    def __init__(self, config: AgentConfig, core: LinkCore, clock: Clock) -> None:
+        self._config = config
+        self._core = core
+        self._clock = clock
+        self._state, self._since_unix_us = core.session.state, clock.unix_us()
+        self._due_ns = 0
+
+    def look(self) -> None:
+        """Write it if it is time, or the session has changed."""
+        if self._core.session.state is not self._state:
+            self._state, self._since_unix_us = self._core.session.state, self._clock.unix_us()
+        elif self._clock.monotonic_ns() < self._due_ns:
+            return
+        self.publish()
+
+    def publish(self) -> None:
+        """Write it."""
+        self._due_ns = self._clock.monotonic_ns() + FACTS_EVERY_NS
+        try:
+            state_files.write_json(self._config.runtime_dir / "link.json", self._facts(), synced=False)
+        except OSError as exc:
+            log.warning("cannot-publish", reason=str(exc))
+
+    def _facts(self) -> dict[str, Any]:
+        core, config = self._core, self._config
+        planes = {
+            name: {
+                "pid": plane.pid,
+                "listening": plane.listening,  # really: port 0 means any
+                "connected": plane.source.can_be_asked,
+                "config": plane.config,
+                "problems": list(plane.problems),
+            }
+            for name, plane in core.planes.items()
+        }
+        caps = core.caps_in_force
+        return {
+            "pid": os.getpid(),
+            "at_unix_us": self._clock.unix_us(),
+            "planes": planes,
+            "server": {
+                "address": f"listens on {config.listen}" if config.listen else config.server,
+                "tls": config.tls,
+                "state": self._state.value,
+                "since_unix_us": self._since_unix_us,
+                "polled_unix_us": core.polled_unix_us,
+            },
+            "spool": core.spool_facts | {"limit_bytes": config.spool_bytes},
+            "caps": None if caps is None else {"generation": caps[0], "lease_left_s": caps[1]},
+        }
+
+
+def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity | None) -> None:
+    """SIGHUP: follow the planes of the file, report what came of the reload, use another certificate.
+
+    The parent has checked the file; where settings of the link itself differ, it is started again instead.
+    """
     try:
-        state_files.write_json(
-            config.runtime_dir / "link.json", {"pid": os.getpid(), "planes": planes}, synced=False
-        )
-    except OSError as exc:
-        log.warning("cannot-publish", reason=str(exc))
+        config = load_agent(path)
+        said = state_files.read_json(config.runtime_dir / "agent.json", "")
+    except (ConfigError, StateFileBroken) as exc:
+        log.error("reload-not-taken", problem=str(exc))
+        return
+    record = said.get("reload", {}) if isinstance(said, dict) else {}
+    core.reload_ended(record)
+    if record.get("state") == "refused":
+        return
+    core.replan(volumes_of_planes(config))
+    loop.add_planes({plane.name: config.control_socket(plane.name) for plane in config.plane})
+    if identity is not None and identity.has_other_on_disk():
+        loop.dial_again("another certificate was obtained")
 
 
-def run(config: AgentConfig, stop: Stop) -> None:
-    """Serve until the stop.
+def volumes_of_planes(config: AgentConfig) -> dict[str, list[str]]:
+    """Volumes by plane."""
+    return {
+        plane.name: [export.volume for export in config.plane_config(plane.name).exports]
+        for plane in config.plane
+    }
+
+
+def run(config: AgentConfig, stop: Stop, path: Path, hangup: Hangup) -> None:
+    """Serve until the stop; ``path`` is read again at each ``hangup``.
 
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
@@ -133,15 +210,18 @@ def run(config: AgentConfig, stop: Stop) -> None:
     restarts, reason = restarts_of_this_process()
     if restarts:
         core.restarted(restarts, reason)
-    core.on_planes_changed = lambda: publish_planes(config, core)
-    core.on_planes_changed()
+    facts = LinkFacts(config, core, clock)
+    core.on_planes_changed = facts.publish
+    facts.publish()
     reconnect = config.reconnect
     chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
     backoff = Backoff(reconnect.first_s, reconnect.max_s, reconnect.jitter_ratio, chance)
     sockets = {plane.name: config.control_socket(plane.name) for plane in config.plane}
     listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
-    loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen)
+    loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen, hangup)
+    loop.on_turn = facts.look
+    loop.on_hangup = lambda: take_reload(path, core, loop, identity)
     if loop.listener is not None:
         log.info("listening", port=loop.listener.port)
     loop.run()
@@ -175,9 +255,11 @@ def main(path: Path) -> None:
         config = load_agent(path)
         stop = Stop()
         stop.install_signals()
+        hangup = Hangup()
+        hangup.install()
         stop.watch_parent()
         watch(stop)
-        run(config, stop)
+        run(config, stop, path, hangup)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class PlaneClient:
         self.pid = 0
         self.listening: list[str] = []
         self.is_stopping = False
+        self.config: str | None = None  # digest of the part that it runs with
+        self.problems: tuple[str, ...] = ()
         self._reader = frame.FrameReader()
 
     def _send(self, data: bytes) -> None:
@@ -92,4 +94,5 @@ class PlaneClient:
 
     def _hello(self, hello: DpHello) -> bool:
         self.is_stopping, self.pid, self.listening = hello.is_stopping, hello.pid, hello.listening
+        self.config, self.problems = hello.config, hello.problems
         return self.source.introduced(hello.exports)

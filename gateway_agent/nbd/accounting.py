@@ -89,6 +89,7 @@ class StreamAccount:
 
     Attributes:
         arrived: lifetime reads and writes offered; sessions add to it.
+        unused_since_ns: when it was first found unused, None while it is not.
         sessions: open connections of this stream; one with requests outstanding leaves by ``leave``.
     """
 
@@ -106,6 +107,7 @@ class StreamAccount:
         self.client = client
         self.backend = backend
         self.arrived = 0
+        self.unused_since_ns: int | None = None
         self._recent: list[Finished] = []
         self._recent_done_ns: list[int] = []  # of each in _recent
         self._packed: list[tuple[Ints, Ints]] = []  # the same, shapes (n, 5) and (n,)
@@ -113,6 +115,8 @@ class StreamAccount:
         self.sessions: list[CountedSession] = []
         self._cost_read = cost_read
         self._cost_write = cost_write
+        self._cost_before = 0.0  # of what was charged at other costs, without its bytes
+        self._charged_before = (0, 0)
         self._counts: Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
         self._bytes: Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
         self._flushes = 0  # that succeeded
@@ -127,6 +131,24 @@ class StreamAccount:
     def descriptor(self) -> dict[str, int | str]:
         """What DP_CUT says of this stream."""
         return {"index": self.index, "volume": self.volume, "client": self.client, "backend": self.backend}
+
+    def set_export(self, backend: str, cost_read: float, cost_write: float) -> None:
+        """Count for another backend and charge other costs from now on; what was charged stays so."""
+        self.fold()
+        self._cost_before = self._cost_of_requests()
+        self._charged_before = self._charged()
+        self.backend, self._cost_read, self._cost_write = backend, cost_read, cost_write
+
+    def _charged(self) -> tuple[int, int]:
+        """Lifetime requests charged as reads, and as writes."""
+        reads, writes, zeroing, _ = (int(count) for count in self._counts)
+        return reads, writes + zeroing + self._flushes
+
+    def _cost_of_requests(self) -> float:
+        reads, changes = (
+            now - before for now, before in zip(self._charged(), self._charged_before, strict=True)
+        )
+        return self._cost_before + reads * self._cost_read + changes * self._cost_write
 
     @property
     def is_unused(self) -> bool:
@@ -253,11 +275,7 @@ class StreamAccount:
         reads, writes, zeroing, others = (int(count) for count in self._counts)
         read_bytes, write_bytes, zeroing_bytes = (int(count) for count in self._bytes)
         latency_ns, service_ns, delay_ns = (int(total) for total in self._sums_ns)
-        cost = (
-            reads * self._cost_read
-            + (writes + zeroing + self._flushes) * self._cost_write
-            + (read_bytes + write_bytes + zeroing_bytes) / COST_BYTES
-        )
+        cost = self._cost_of_requests() + (read_bytes + write_bytes + zeroing_bytes) / COST_BYTES
         return {
             "arrived": self.arrived,
             "reads": reads,

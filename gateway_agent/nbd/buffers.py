@@ -160,6 +160,11 @@ class RequestBuffer:
         return self.parse_pos > self.end_pos and not self._was_full
 
     @property
+    def is_whole(self) -> bool:
+        """Whether no payload of a request is still to come."""
+        return self.parse_pos <= self.end_pos
+
+    @property
     def is_last_held(self) -> bool:
         """Whether the last request is in the queue."""
         return bool(self.queue) and self.queue[-1][END] == self.parse_pos

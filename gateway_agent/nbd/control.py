@@ -1,9 +1,10 @@
 """The control socket: the link connects, collects cuts and brings caps, thresholds and leases.
 
-One link at a time; a new connection replaces the former (a restarted link, or one whose end we have not
-noticed). No message of the link can hold up I/O: nothing here waits, and a link that does not read is
-dropped. A link that is gone changes nothing: caps stay until their lease ends, cuts are kept until it is
-back.
+One link at a time; a connection becomes the link with its first order, and replaces the former (a restarted
+link, or one whose end we have not noticed). Others ask for a report only: ``gateway-agent status``.
+
+No message of the link can hold up I/O: nothing here waits, and a link that does not read is dropped. A link
+that is gone changes nothing: caps stay until their lease ends, cuts are kept until it is back.
 
 A malformed frame closes the connection with ERROR; caps or thresholds with impossible values are refused
 and logged, the former stay in force (the link sees it by the cuts' ``tg`` and ``ts``).
@@ -12,6 +13,7 @@ and logged, the former stay in force (the link sees it by the cuts' ``tg`` and `
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -28,7 +30,9 @@ from pmdaemon.wire.messages.planes import DpCollect
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
+MAX_CONNECTIONS: Final = 8  # the link, one that replaces it, and some terminals
 _RECEIVE_BYTES: Final = 65_536
+_ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, Kind.DP_LEASE))
 
 
 class LinkCommands(Protocol):
@@ -49,6 +53,9 @@ class LinkCommands(Protocol):
     def lease(self) -> None:
         """DP_LEASE."""
 
+    def report(self) -> dict[str, Any]:
+        """What DP_REPORT carries: see ``report``."""
+
 
 class ControlServer:
     """See the module docstring. Owns the listening socket."""
@@ -57,7 +64,8 @@ class ControlServer:
         self._loop = loop
         self._listener = listener
         self._commands = commands
-        self._link: _LinkConnection | None = None
+        self._link: _ControlConnection | None = None
+        self._connections: list[_ControlConnection] = []
         loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
 
     def _on_connection(self, _events: int) -> None:
@@ -65,53 +73,67 @@ class ControlServer:
             sock, _ = self._listener.accept()
         except OSError:  # it was gone before we came, or we are out of descriptors: the link tries again
             return
-        if self._link is not None:
-            self._link.close("a new link has connected")
-        self._link = _LinkConnection(self._loop, sock, self._commands, self._forget)
-        self.send_hello()
+        if len(self._connections) >= MAX_CONNECTIONS:
+            idle = [each for each in self._connections if each is not self._link]
+            idle[0].close("too many connections that are no link")
+        made = _ControlConnection(self._loop, sock, self._commands, self._is_link, self._forget)
+        self._connections.append(made)
+        made.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
 
-    def _forget(self, link: _LinkConnection) -> None:
-        if self._link is link:
+    def _is_link(self, connection: _ControlConnection) -> None:
+        if self._link is connection:
+            return
+        log.info("link-connected")
+        former, self._link = self._link, connection
+        if former is not None:
+            former.close("a new link has connected")
+
+    def _forget(self, connection: _ControlConnection) -> None:
+        self._connections.remove(connection)
+        if self._link is connection:
+            log.info("link-gone", reason=connection.reason)
             self._link = None
 
     @property
     def has_link(self) -> bool:
-        """Whether a link is connected."""
-        return self._link is not None
+        """Whether a link is connected, or a program that may yet become it."""
+        return bool(self._connections)
 
     def send_hello(self) -> None:
         """Send the name, the addresses and the exports of this plane to the link, if there is one."""
-        if self._link is not None:
-            self._link.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
+        for connection in tuple(self._connections):
+            connection.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
 
     def close(self) -> None:
         """Close the connection and the listening socket."""
-        if self._link is not None:
-            self._link.close("the plane stops")
+        for connection in tuple(self._connections):
+            connection.close("the plane stops")
         self._loop.forget(self._listener.fileno())
         self._listener.close()
 
 
-class _LinkConnection:
-    """One connection of the link."""
+class _ControlConnection:
+    """One connection; ``reason`` says why it was closed."""
 
     def __init__(
         self,
         loop: EventLoop,
         sock: socket.socket,
         commands: LinkCommands,
-        on_closed: Callable[[_LinkConnection], None],
+        on_order: Callable[[_ControlConnection], None],
+        on_closed: Callable[[_ControlConnection], None],
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
         self._sock = sock
         self._commands = commands
+        self._on_order = on_order
         self._on_closed = on_closed
+        self.reason = ""
         self._reader = frame.FrameReader()
         self._unsent = bytearray()
         self._is_closed = False
         loop.watch(sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
-        log.info("link-connected")
 
     def _on_event(self, events: int) -> None:
         if events & OUT:
@@ -143,7 +165,12 @@ class _LinkConnection:
 
     def _on_frame(self, received: frame.Frame) -> None:
         header = received.header
-        if received.kind == Kind.DP_COLLECT:
+        if received.kind in _ORDERS:
+            self._on_order(self)
+        if received.kind == Kind.DP_STATUS:
+            report = json.dumps(self._commands.report()).encode()
+            self.send(frame.encode(Kind.DP_REPORT, {"plane": self._commands.hello()["plane"]}, report))
+        elif received.kind == Kind.DP_COLLECT:
             answer = self._commands.collect(DpCollect.parse(header).got)
             if answer is None:
                 self.close("it has everything")
@@ -185,7 +212,7 @@ class _LinkConnection:
         if self._is_closed:
             return
         self._is_closed = True
-        log.info("link-gone", reason=reason)
+        self.reason = reason
         self._loop.forget(self._sock.fileno())
         with contextlib.suppress(OSError):
             self._sock.close()

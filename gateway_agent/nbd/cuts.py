@@ -14,7 +14,8 @@ it; its header says ``more``, and the link collects again. ``tg`` is the generat
 the whole cut, or -1; a change of caps makes no boundary, because it needs none.
 
 The largest cut fits a frame: ``StreamTable`` gives each stream room for every bucket of its histograms and
-for all entries of all its limits, and refuses clients beyond that.
+for all entries of all its limits. Clients beyond that share one stream for each volume, ``SHARED_CLIENT``;
+a cut that these make too large has histograms of half as many buckets (``_coarser``).
 
 No I/O but ``RunDelay``'s; time comes as an argument.
 """
@@ -25,15 +26,18 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+import structlog
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.accounting import StreamAccount, StreamCut
+from gateway_agent.nbd.limits import Ints
 from gateway_agent.nbd.protocol import Rep
 from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
+from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import (
     COLUMNS,
     HIST_DTYPE,
@@ -43,19 +47,35 @@ from pmdaemon.wire.cut import (
     rows_array,
     worst_late,
 )
-from pmdaemon.wire.histogram import WIRE_BUCKETS
 from pmdaemon.wire.messages.planes import DpCut
+
+log = structlog.get_logger("cuts")
 
 MIXED: Final = -1
 MAX_KEPT_CUTS: Final = 64  # each threshold change without a collecting link keeps one; beyond that they merge
-MAX_STREAMS: Final = 320
+MAX_STREAMS: Final = 320  # with names of their own
+MOST_SHARED: Final = 200
+SHARED_CLIENT: Final = "other-clients"
 MAX_COLUMN_BYTES: Final = 970_000  # a cut has at most 952 KiB (``link.collection``), 4 KiB of it a header
-_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * WIRE_BUCKETS + 9 * MISSED_DTYPE.itemsize
+_STREAM_BYTES: Final = (
+    8 * len(COLUMNS) + HIST_DTYPE.itemsize * histogram.WIRE_BUCKETS + 9 * MISSED_DTYPE.itemsize
+)
 """Of a stream in the largest cut: counters, every bucket; failed, abandoned and outstanding I/O by kind."""
 _LIMIT_BYTES: Final = 3 * MISSED_DTYPE.itemsize
 """Compared, overdue and failed: so 320 streams have room for 7 limits each."""
+_COARSE_STREAM_BYTES: Final = 8 * len(COLUMNS) + HIST_DTYPE.itemsize * 150 + 9 * MISSED_DTYPE.itemsize
+"""The same with histograms of half as many buckets."""
 MAX_DESCRIPTOR_BYTES: Final = 60_000  # all streams are named in one frame header, which holds 65,535 bytes
+MAX_NAMED_BYTES: Final = 48_000  # of streams with names of their own
 _DESCRIPTOR_OVERHEAD_BYTES: Final = 48  # keys, map and string prefixes of one stream in msgpack
+FORGET_NS: Final = 600 * 10**9  # a stream without a client: long enough for a host that starts again
+_FORGET_CHECK_NS: Final = 60 * 10**9
+_SECTIONS: Final = (
+    (histogram.TOTAL_READ, histogram.BUCKETS),
+    (histogram.TOTAL_WRITE, histogram.BUCKETS),
+    (histogram.SERVICE, histogram.COARSE_BUCKETS),
+    (histogram.DELAY, histogram.COARSE_BUCKETS),
+)
 
 
 class ThrottledVolume(Protocol):
@@ -70,14 +90,15 @@ class ThrottledVolume(Protocol):
 class StreamTable:
     """The streams of this plane, by volume and client.
 
-    When there is no room for another, the ones unused for longest are forgotten: without a connection, and
-    with every count in a cut. One that comes back begins its lifetime columns at 0, as after a restart.
+    One without a connection, and with every count in a cut, is forgotten after ``FORGET_NS``, or when there
+    is no room for another, the longest unused first. One that comes back begins its lifetime columns at 0,
+    as after a restart. When all are in use, further clients of a volume are counted together.
     """
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[str, str], StreamAccount] = {}  # the one asked for last comes last
-        self._descriptor_bytes = self._column_bytes = 0
         self._made = 0
+        self._checked_ns = 0
 
     @property
     def streams(self) -> list[StreamAccount]:
@@ -88,7 +109,7 @@ class StreamTable:
         """The stream of one client on one volume, made when it is new.
 
         Raises:
-            ExportRefused: there are more streams in use than one cut can name.
+            ExportRefused: there is no room left even for a stream that the other clients share.
         """
         known = self._by_name.pop((export.volume, client), None)
         if known is not None:
@@ -96,12 +117,15 @@ class StreamTable:
             return known
         names = (export.volume, client, export.backend)
         limits = thresholds.limits_for(export.volume, client)
-        self._make_room(_descriptor_bytes(*names), _column_bytes(limits))
+        if not self._make_room(names, limits):
+            if client == SHARED_CLIENT:
+                raise self._refusal()
+            return self.get(export, SHARED_CLIENT, thresholds)
+        if client == SHARED_CLIENT:
+            log.warning("clients-share-a-stream", volume=export.volume, client=client, named=MAX_STREAMS)
         stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
         stream.set_limits(limits, 0)  # it has no session yet
         self._made += 1
-        self._descriptor_bytes += _descriptor_bytes(*names)
-        self._column_bytes += _column_bytes(limits)
         self._by_name[export.volume, client] = stream
         return stream
 
@@ -112,44 +136,100 @@ class StreamTable:
         """
         wanted = [(stream, thresholds.limits_for(stream.volume, stream.client)) for stream in self.streams]
         most = sum(len(limits) for _, limits in wanted)
-        if wanted and sum(_column_bytes(limits) for _, limits in wanted) > MAX_COLUMN_BYTES:
-            most = (MAX_COLUMN_BYTES // len(wanted) - _STREAM_BYTES) // _LIMIT_BYTES
+        named = [limits for stream, limits in wanted if stream.client != SHARED_CLIENT]
+        for size, chosen in (
+            (_STREAM_BYTES, named),
+            (_COARSE_STREAM_BYTES, [limits for _, limits in wanted]),
+        ):
+            if chosen and sum(size + _LIMIT_BYTES * len(limits) for limits in chosen) > MAX_COLUMN_BYTES:
+                most = min(most, (MAX_COLUMN_BYTES // len(chosen) - size) // _LIMIT_BYTES)
         for stream, limits in wanted:
             stream.set_limits(limits[:most], now_ns)
-        self._column_bytes = sum(_column_bytes(stream.limits) for stream, _ in wanted)
         return sum(max(len(limits) - most, 0) for _, limits in wanted)
 
-    def _make_room(self, name_bytes: int, column_bytes: int) -> None:
+    def change(self, export: ExportConfig) -> None:
+        """An export has another backend or other costs.
+
+        Where there is no room for a longer name of the backend, the former stays until the stream is new.
+        """
         for stream in self.streams:
-            if self._has_room(name_bytes, column_bytes):
-                return
+            if stream.volume == export.volume:
+                more = len(export.backend.encode()) - len(stream.backend.encode())
+                has_room = more <= 0 or self._name_bytes(self.streams) + more <= MAX_DESCRIPTOR_BYTES
+                backend = export.backend if has_room else stream.backend
+                stream.set_export(backend, export.cost_read, export.cost_write)
+
+    def forget_unused(self, now_ns: int) -> None:
+        """Forget what has been unused for ``FORGET_NS``; looks once a minute."""
+        if now_ns - self._checked_ns < _FORGET_CHECK_NS:
+            return
+        self._checked_ns = now_ns
+        for stream in self.streams:
+            if not stream.is_unused:
+                stream.unused_since_ns = None
+            elif stream.unused_since_ns is None:
+                stream.unused_since_ns = now_ns
+            elif now_ns - stream.unused_since_ns >= FORGET_NS:
+                del self._by_name[stream.volume, stream.client]
+
+    def _make_room(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> bool:
+        if self._has_room(names, limits):
+            return True
+        for stream in self.streams:
             if stream.is_unused:
                 del self._by_name[stream.volume, stream.client]
-                self._descriptor_bytes -= _descriptor_bytes(stream.volume, stream.client, stream.backend)
-                self._column_bytes -= _column_bytes(stream.limits)
-        if not self._has_room(name_bytes, column_bytes):
-            raise ExportRefused(
-                Rep.ERR_POLICY,
-                f"this gateway process already counts {len(self._by_name)} streams that are in use or not "
-                f"yet collected; its limits are {MAX_STREAMS} streams, {MAX_DESCRIPTOR_BYTES} bytes of names "
-                f"and {MAX_COLUMN_BYTES} bytes of counts, {_LIMIT_BYTES} for each limit of each stream. "
-                "Spread the volumes over more planes",
-            )
+                if self._has_room(names, limits):
+                    return True
+        return False
 
-    def _has_room(self, name_bytes: int, column_bytes: int) -> bool:
+    def _has_room(self, names: tuple[str, str, str], limits: Sequence[Limit]) -> bool:
+        """Whether the fullest cut with one more fits a frame, if need be with coarser histograms."""
+        streams, name_bytes = self.streams, _descriptor_bytes(*names)
+        coarse_bytes = sum(_column_bytes(each.limits, _COARSE_STREAM_BYTES) for each in streams)
+        if (
+            self._name_bytes(streams) + name_bytes > MAX_DESCRIPTOR_BYTES
+            or coarse_bytes + _column_bytes(limits, _COARSE_STREAM_BYTES) > MAX_COLUMN_BYTES
+        ):
+            return False
+        shared = [each for each in streams if each.client == SHARED_CLIENT]
+        if names[1] == SHARED_CLIENT:
+            return len(shared) < MOST_SHARED
+        named = [each for each in streams if each.client != SHARED_CLIENT]
+        column_bytes = sum(_column_bytes(each.limits) for each in named)
         return (
-            len(self._by_name) < MAX_STREAMS
-            and self._descriptor_bytes + name_bytes <= MAX_DESCRIPTOR_BYTES
-            and self._column_bytes + column_bytes <= MAX_COLUMN_BYTES
+            len(named) < MAX_STREAMS
+            and self._name_bytes(named) + name_bytes <= MAX_NAMED_BYTES
+            and column_bytes + _column_bytes(limits) <= MAX_COLUMN_BYTES
+        )
+
+    @staticmethod
+    def _name_bytes(streams: Sequence[StreamAccount]) -> int:
+        return sum(_descriptor_bytes(each.volume, each.client, each.backend) for each in streams)
+
+    def _refusal(self) -> ExportRefused:
+        return ExportRefused(
+            Rep.ERR_POLICY,
+            f"this gateway process already counts {len(self._by_name)} streams that are in use or not yet "
+            f"collected, and has no room for another volume; its limits are {MAX_STREAMS} clients by name, "
+            f"{MOST_SHARED} volumes whose further clients share one, {MAX_DESCRIPTOR_BYTES} bytes of "
+            f"names and {MAX_COLUMN_BYTES} bytes of counts. Spread the volumes over more planes",
         )
 
 
-def _column_bytes(limits: Sequence[Limit]) -> int:
-    return _STREAM_BYTES + _LIMIT_BYTES * len(limits)
+def _column_bytes(limits: Sequence[Limit], stream_bytes: int = _STREAM_BYTES) -> int:
+    return stream_bytes + _LIMIT_BYTES * len(limits)
 
 
 def _descriptor_bytes(*names: str) -> int:
     return sum(len(name.encode()) for name in names) + _DESCRIPTOR_OVERHEAD_BYTES
+
+
+class LastCut(NamedTuple):
+    """What the newest cut says, for people at this host: rows in COLUMNS order of streams with activity."""
+
+    start_ns: int
+    end_ns: int
+    rows: dict[StreamAccount, list[int]]
 
 
 class CutMaker:
@@ -173,6 +253,7 @@ class CutMaker:
         self._generation = 0
         self._kept: deque[tuple[int, bytes]] = deque()
         self._is_finished = False
+        self.last = LastCut(now_ns, now_ns, {})
         self._begin(now_ns, now_unix_us)
 
     def _begin(self, now_ns: int, now_unix_us: int) -> None:
@@ -227,6 +308,8 @@ class CutMaker:
     def _close(self, now_ns: int, now_unix_us: int, *, more: bool) -> None:
         rows = [taken for stream in self.table.streams if (taken := stream.take(now_ns)) is not None]
         blob, hist_len, missed_len = _columns(rows)
+        self.last = LastCut(self._start_ns, now_ns, {each.stream: each.row for each in rows})
+        self.table.forget_unused(now_ns)
         self._next_id += 1
         starved_us = max(self._starved_us() - self._start_starved_us, 0)
         late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
@@ -252,13 +335,30 @@ class CutMaker:
 def _columns(rows: list[StreamCut]) -> tuple[bytes, int, int]:
     """Blob as in CUT, and its numbers of histogram and missed entries."""
     counters = rows_array([taken.row for taken in rows])
-    dense = np.zeros((len(rows), WIRE_BUCKETS), dtype=np.int64)
+    dense = np.zeros((len(rows), histogram.WIRE_BUCKETS), dtype=np.int64)
     for index, taken in enumerate(rows):
         dense[index] = taken.hist
+    missed = missed_array((index, *entry) for index, taken in enumerate(rows) for entry in taken.missed)
+    room = MAX_COLUMN_BYTES - counters.nbytes - missed.nbytes
+    if HIST_DTYPE.itemsize * np.count_nonzero(dense) > room:
+        dense = _coarser(dense)
     row, bucket = np.nonzero(dense)
     hist = hist_array(row, bucket, dense[row, bucket])
-    missed = missed_array((index, *entry) for index, taken in enumerate(rows) for entry in taken.missed)
     return counters.tobytes() + hist.tobytes() + missed.tobytes(), len(hist), len(missed)
+
+
+def _coarser(dense: Ints) -> Ints:
+    """Half as many buckets: each even one is added to its upper neighbour, so that no latency looks smaller.
+
+    Args:
+        dense: shape (rows, histogram.WIRE_BUCKETS).
+    """
+    found = dense.copy()
+    for first, buckets in _SECTIONS:
+        last = first + buckets - buckets % 2
+        found[:, first + 1 : last : 2] += found[:, first:last:2]
+        found[:, first:last:2] = 0
+    return found
 
 
 class RunDelay:

@@ -2,6 +2,10 @@
 
 Holds the volumes, the storages and worker pools of file mode, and the table of streams.
 
+Exports change while the plane runs (``apply``). A removed volume is not found any more, its connections
+are drained, and what it held open is let go when the last one has ended (``_Leaving``). Of one whose storage
+changed, new clients see the new storage; those that are there keep what they opened. No other is touched.
+
 A file that cannot be used makes its own export unavailable, not the plane: it is tried again after 1 s, then
 after twice as long up to a minute, and when a client asks for it; each planned try that fails is logged.
 """
@@ -9,7 +13,7 @@ after twice as long up to a minute, and when a client asks for it; each planned 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -25,7 +29,7 @@ from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.upstream_tls import UpstreamTls
-from gateway_agent.nbd.volume import PlaneContext, Volume
+from gateway_agent.nbd.volume import PlaneContext, ThrottledSession, Volume
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
 
@@ -34,6 +38,11 @@ RETRY_FIRST_S: Final = 1.0
 RETRY_MOST_S: Final = 60.0
 BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
 MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
+LEAVING_CHECK_NS: Final = 500_000_000  # of what a removed volume held open: whether it can be let go
+_LIVE: Final = frozenset(
+    ("volume", "plane", "backend", "cost_read", "cost_write", "cap", "allow_names", "allow_networks")
+)
+"""Keys of an export that hold at once, also for those that use it; another of the rest is another storage."""
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -62,6 +71,45 @@ def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tup
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """What a volume held open before it was removed, or got another storage.
+
+    Attributes:
+        has_gone: the volume itself is not exported any more.
+        sessions: those that use it; of a volume that has gone also any that come.
+    """
+
+    volume: Volume
+    has_gone: bool
+    sessions: set[ThrottledSession]
+    storage: VolumeStorage | None
+    runner: WorkerPool | SyncedRunner | None
+
+    @property
+    def users(self) -> set[ThrottledSession]:
+        """Connections that use it."""
+        return self.sessions | self.volume.sessions if self.has_gone else self.sessions
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether none of it is in use."""
+        is_idle = self.runner is None or self.runner.is_idle
+        return is_idle and all(session.is_closed for session in self.users)
+
+    def release(self) -> None:
+        """End its threads, close its file."""
+        if self.runner is not None:
+            self.runner.stop()
+        if self.storage is not None:
+            self.storage.release()
+
+
+def _storage_of(export: ExportConfig) -> tuple[object, ...]:
+    """What a client opens, and how."""
+    return tuple(getattr(export, name) for name in ExportConfig.model_fields if name not in _LIVE)
+
+
 class ExportTable:
     """See the module docstring.
 
@@ -81,13 +129,103 @@ class ExportTable:
         self._runners: dict[str, WorkerPool | SyncedRunner] = {}
         self._turns = LoopRunner(context.loop)
         self._upstream_tls: dict[str, UpstreamTls] = {}
+        self._leaving: list[_Leaving] = []
         for export in config.exports:
-            volume = Volume(export, RateSet(BURST_NS), context, MAX_HOLD_NS)
-            self.volumes[export.volume] = volume
-            if export.file is not None:
-                self._try(volume, RETRY_FIRST_S)
-            if (storage := self._storages.get(export.volume)) is not None:
-                volume.facts = storage.facts
+            self._add(export)
+
+    def _add(self, export: ExportConfig) -> None:
+        volume = Volume(export, RateSet(BURST_NS), self._context, MAX_HOLD_NS)
+        self.volumes[export.volume] = volume
+        self._open_first(volume)
+
+    def _open_first(self, volume: Volume) -> None:
+        if volume.export.file is not None:
+            self._try(volume, RETRY_FIRST_S)
+        if (storage := self._storages.get(volume.export.volume)) is not None:
+            volume.facts = self._as_seen(volume, storage.facts)
+
+    # -- changes --------------------------------------------------------------------------------------------
+
+    def apply(self, config: PlaneConfig) -> list[Volume]:
+        """Serve what ``config`` says from now on.
+
+        Returns:
+            Volumes that are new, or have another upstream: their size is not known yet.
+        """
+        wanted = {export.volume: export for export in config.exports}
+        self._rule = config.client_rule
+        unknown = []
+        for name in [name for name in self.names if name not in wanted]:
+            self._remove(name)
+        for export in config.exports:
+            volume = self.volumes.get(export.volume)
+            if volume is None:
+                self._add(export)
+            elif volume.export == export or not self._change(volume, export):
+                continue
+            if export.upstream is not None:
+                unknown.append(self.volumes[export.volume])
+        self.names[:] = wanted  # negotiations under way list these
+        self.volumes = {name: self.volumes[name] for name in wanted}
+        return unknown
+
+    def _remove(self, name: str) -> None:
+        volume = self.volumes.pop(name)
+        log.info("export-removed", volume=name, connections=len(volume.sessions))
+        self._retire(volume, has_gone=True)
+        for session in tuple(volume.sessions):
+            session.drain()
+
+    def _change(self, volume: Volume, export: ExportConfig) -> bool:
+        """Take another configuration of a volume; returns whether its storage is another one."""
+        before, volume.export = volume.export, export
+        log.info("export-changed", volume=export.volume, connections=len(volume.sessions))
+        self._context.cuts.table.change(export)
+        if _storage_of(before) == _storage_of(export):
+            return False
+        self._retire(volume, has_gone=False)
+        volume.facts = None
+        self._open_first(volume)
+        return True
+
+    def _retire(self, volume: Volume, *, has_gone: bool) -> None:
+        """Let go of what a volume holds open, once the connections that are there have ended."""
+        name = volume.export.volume
+        self._context.loop.cancel(("open", volume))
+        leaving = _Leaving(
+            volume,
+            has_gone,
+            set(volume.sessions),
+            self._storages.pop(name, None),
+            self._runners.pop(name, None),
+        )
+        self._leaving.append(leaving)
+        self._look_at_leaving(self._context.clock.monotonic_ns())
+
+    def _look_at_leaving(self, now_ns: int) -> None:
+        for leaving in tuple(self._leaving):
+            if leaving.has_ended:
+                leaving.release()
+                self._leaving.remove(leaving)
+                if leaving.has_gone:
+                    self._context.cuts.volumes.remove(leaving.volume)
+        if self._leaving:
+            self._context.loop.at(("leaving", self), now_ns + LEAVING_CHECK_NS, self._look_at_leaving)
+
+    def leaving(self) -> dict[str, int]:
+        """Connections that use what was removed or replaced, by volume."""
+        found: dict[str, int] = {}
+        for each in self._leaving:
+            name = each.volume.export.volume
+            found[name] = found.get(name, 0) + sum(not session.is_closed for session in each.users)
+        return found
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no removed volume has a connection any more."""
+        return not any(leaving.volume.sessions for leaving in self._leaving if leaving.has_gone)
+
+    # -- storage --------------------------------------------------------------------------------------------
 
     def _open(self, volume: Volume) -> VolumeStorage:
         """The file of a volume as it is now: opened again if it was replaced or changed its size.
@@ -192,16 +330,20 @@ class ExportTable:
 
     def learn(self, volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
         """Facts as clients of this gateway see them; remembered for DP_HELLO."""
-        flags = facts.flags & p.TX_PASSED_ON | p.TX_HAS_FLAGS
-        if volume.export.read_only:
-            flags |= p.TX_READ_ONLY
-        seen = replace(facts, flags=flags)
+        seen = self._as_seen(volume, facts)
         is_news = volume.facts is None or volume.facts.size_bytes != seen.size_bytes
         volume.facts = seen
         if is_news:
             log.info("volume-known", volume=volume.export.volume, size_bytes=seen.size_bytes)
             self._on_learned()
         return seen
+
+    @staticmethod
+    def _as_seen(volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
+        flags = facts.flags & p.TX_PASSED_ON | p.TX_HAS_FLAGS
+        if volume.export.read_only:
+            flags |= p.TX_READ_ONLY
+        return replace(facts, flags=flags)
 
     def session(
         self,
@@ -212,12 +354,17 @@ class ExportTable:
         up: Connection | None,
     ) -> NbdSession:
         """Start the transmission phase of one client."""
-        log.info("client-connected", volume=volume.export.volume, client=stream.client)
+        name = volume.export.volume
+        log.info("client-connected", volume=name, client=stream.client)
+        made: NbdSession
         if up is not None:
-            return ProxySession(self._context, sock, volume, stream, facts, up)
-        storage = self._storages[volume.export.volume]
-        runner = self._runners[volume.export.volume]
-        return FileSession(self._context, sock, volume, stream, storage, facts, runner)
+            made = ProxySession(self._context, sock, volume, stream, facts, up)
+        else:
+            storage, runner = self._storages[name], self._runners[name]
+            made = FileSession(self._context, sock, volume, stream, storage, facts, runner)
+        if self.volumes.get(name) is not volume:  # removed while its upstream was asked
+            made.drain()
+        return made
 
     def describe(self) -> list[dict[str, object]]:
         """Exports as DP_HELLO names them; a size that is not known yet is 0."""
@@ -226,6 +373,8 @@ class ExportTable:
     def close(self) -> None:
         """Finish the writes that have begun, end the workers, close the files."""
         self._turns.stop()
+        for leaving in self._leaving:
+            leaving.release()
         for runner in self._runners.values():
             runner.stop()
         for storage in self._storages.values():

@@ -195,6 +195,7 @@ class WorkerPool:
         self._loop = loop
         self._jobs: queue.SimpleQueue[StorageJob | None] = queue.SimpleQueue()
         self._done: deque[StorageJob] = deque()
+        self._under_way = 0
         self._workers = workers
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._group = ThreadGroup()
@@ -204,7 +205,13 @@ class WorkerPool:
 
     def submit(self, job: StorageJob) -> None:
         """See ``JobRunner``."""
+        self._under_way += 1
         self._jobs.put(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every job is done: ``stop`` then waits for nothing."""
+        return not self._under_way
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -216,6 +223,7 @@ class WorkerPool:
         os.eventfd_read(self._wake_fd)  # before the list: a job that comes later rings again
         while self._done:
             job = self._done.popleft()
+            self._under_way -= 1
             job.done(job)
 
     def stop(self) -> None:
@@ -258,6 +266,11 @@ class SyncedRunner:
         if self._thread is None:
             self._thread = WorkerPool(self._loop, self._name, 1)
         self._thread.submit(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """See ``WorkerPool``."""
+        return self._thread is None or self._thread.is_idle
 
     def stop(self) -> None:
         """End the thread after the jobs that it has.

@@ -2,6 +2,8 @@
 
     start   read the configuration, open files, listen (clients, control socket), ask upstreams for sizes
     serve   one epoll loop in the main thread: clients, upstreams, link, timers (see ``loop``)
+    SIGHUP  take another part of the configuration (``part``); no client of an export that stays is touched. A
+            part without exports says that this plane is removed: it lets its clients go, and stops
     stop    SIGTERM, SIGINT or the parent's end: close the clients, which repeat what was under way; wait for
             the link, if it is there, to spool the last counts (2 s at most); close the rest
 
@@ -31,8 +33,10 @@ from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, identity_of
+from gateway_agent.nbd.part import PlanePart
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.proxy_session import UpstreamOpening
+from gateway_agent.nbd.report import plane_report
 from gateway_agent.nbd.sockets import (
     Address,
     Connection,
@@ -45,9 +49,11 @@ from gateway_agent.nbd.sockets import (
 from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
+from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import outermost
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.rates import Rates
 
@@ -57,6 +63,10 @@ MAX_ACCEPTS: Final = 16  # at a time, so that a crowd of new clients does not ho
 CLIENT_MODE: Final = 0o660  # of Unix sockets for clients
 CONTROL_MODE: Final = 0o600
 DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
+LISTEN_AGAIN_NS: Final = 10**9  # an address that another plane has not let go of yet
+REMOVED_CHECK_NS: Final = 100_000_000
+MOST_PROBLEMS: Final = 8  # in a hello, which has little room beside its exports
+MOST_CHARACTERS: Final = 256
 
 
 class Plane:
@@ -83,24 +93,33 @@ class Plane:
         self._tls_engine = TlsEngine(self._loop)
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
         self._cuts = cuts
-        caps = {export.volume: export.cap for export in config.exports if export.cap is not None}
-        self._caps = CapsInForce({volume: Rates(**cap.model_dump()) for volume, cap in caps.items()})
+        self._caps = CapsInForce(_static_caps(config))
         self._exports = ExportTable(config, context, self._on_learned)
         self._negotiations: set[Negotiation] = set()
         self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
         self._is_stopping = False
-        self._listeners = [listen_at(parse_listen(text), CLIENT_MODE) for text in config.listen]
-        self.listening = [bound_address(sock) for sock in self._listeners]
-        for sock in self._listeners:
-            self._loop.watch(sock.fileno(), IN, partial(self._accept, sock), _ignore)
+        self._stop: Stop | None = None
+        self._part: PlanePart | None = None
+        self._problems: dict[str, str] = {}  # of the newest part, by what it is about
+        self._listeners: dict[str, socket.socket] = {}
+        for text in config.listen:
+            self._listen(text)
         self._control_address = Address(path=config.control_socket)
         self._control = ControlServer(self._loop, listen_at(self._control_address, CONTROL_MODE), self)
         self._enforce(self._clock.monotonic_ns())
         for volume in self._exports.volumes.values():
             self._ask_size(volume)
 
-    def run(self, stop: Stop) -> None:
-        """Serve until the stop is asked for."""
+    @property
+    def listening(self) -> list[Address]:
+        """Where clients can connect."""
+        return [bound_address(sock) for sock in self._listeners.values()]
+
+    def run(self, stop: Stop, part: PlanePart | None = None, hangup: Hangup | None = None) -> None:
+        """Serve until the stop is asked for; take ``part`` again whenever ``hangup`` says so."""
+        self._stop, self._part = stop, part
+        if part is not None and hangup is not None:
+            self._loop.watch(hangup.fileno(), IN, lambda _events: self._on_hangup(part, hangup), _ignore)
         log.info(
             "serving", listening=[str(address) for address in self.listening], volumes=self._exports.names
         )
@@ -123,6 +142,83 @@ class Plane:
     def step(self) -> None:
         """One turn of the loop, for tests."""
         self._loop.step()
+
+    # -- another part of the configuration ------------------------------------------------------------------
+
+    def _on_hangup(self, part: PlanePart, hangup: Hangup) -> None:
+        if not hangup.take():
+            return
+        try:
+            self.reconfigure(part.read())
+        except ConfigError as exc:
+            log.error("part-refused", problem=str(exc))
+            self._problems["part"] = str(exc)
+            self._control.send_hello()
+
+    def reconfigure(self, config: PlaneConfig) -> None:
+        """Run with another part from now on. Clients of what stays see nothing of it.
+
+        Raises:
+            ConfigError: it cannot be used; nothing was changed.
+        """
+        self._guard.apply(config.security)
+        self._config = config
+        self._problems.clear()
+        self._listen_at(config.listen if config.exports else [])
+        for volume in self._exports.apply(config):
+            self._ask_size(volume)
+        self._caps.static = _static_caps(config)
+        self._enforce(self._clock.monotonic_ns())
+        log.info(
+            "part-taken", listening=[str(address) for address in self.listening], volumes=self._exports.names
+        )
+        self._control.send_hello()
+        if not config.exports:
+            self._stop_when_drained(self._clock.monotonic_ns())
+
+    def _stop_when_drained(self, now_ns: int) -> None:
+        if self._exports.names:  # it has got exports again
+            return
+        if self._exports.is_drained and self._stop is not None:
+            self._stop.set("it was removed from the configuration")
+        else:
+            self._loop.at("removed", now_ns + REMOVED_CHECK_NS, self._stop_when_drained)
+
+    def _listen_at(self, wanted: list[str]) -> None:
+        for text in [text for text in self._listeners if text not in wanted]:
+            self._listen_no_more(text)
+        for text in wanted:
+            if text not in self._listeners:
+                self._try_to_listen(text)
+
+    def _try_to_listen(self, text: str) -> None:
+        try:
+            self._listen(text)
+        except ConfigError as exc:
+            if self._problems.get(text) != str(exc):
+                log.error("cannot-listen", address=text, problem=exc.problem)
+                self._problems[text] = str(exc)
+            due_ns = self._clock.monotonic_ns() + LISTEN_AGAIN_NS
+            self._loop.at(("listen", text), due_ns, lambda _now_ns: self._listen_again(text))
+
+    def _listen_again(self, text: str) -> None:
+        if text in self._problems and text in self._config.listen and not self._is_stopping:
+            self._try_to_listen(text)
+            if text in self._listeners:
+                del self._problems[text]
+                self._control.send_hello()
+
+    def _listen(self, text: str) -> None:
+        self._listeners[text] = sock = listen_at(parse_listen(text), CLIENT_MODE)
+        self._loop.watch(sock.fileno(), IN, partial(self._accept, sock), _ignore)
+
+    def _listen_no_more(self, text: str) -> None:
+        sock = self._listeners.pop(text)
+        address = bound_address(sock)
+        self._loop.cancel(sock)  # a pause after a failed accept
+        self._loop.forget(sock.fileno())
+        sock.close()
+        unlink_own(address)
 
     # -- clients --------------------------------------------------------------------------------------------
 
@@ -196,7 +292,15 @@ class Plane:
             "exports": self._exports.describe(),
             "listening": [str(address) for address in self.listening],
             "stopping": self._is_stopping,
+            "config": self._part.digest if self._part is not None else None,
+            "problems": [text[:MOST_CHARACTERS] for text in self._problems.values()][:MOST_PROBLEMS],
         }
+
+    def report(self) -> dict[str, Any]:
+        """See ``control.LinkCommands``."""
+        now_ns = self._clock.monotonic_ns()
+        self._expire(now_ns)
+        return self.hello() | plane_report(self._exports, self._caps, self._cuts, now_ns)
 
     def collect(self, got: int) -> bytes | None:
         """See ``control.LinkCommands``."""
@@ -255,16 +359,19 @@ class Plane:
         self._run_delay.close()
 
     def _end_clients(self) -> None:
-        for listener, address in zip(self._listeners, self.listening, strict=False):
-            self._loop.forget(listener.fileno())
-            listener.close()
-            unlink_own(address)
-        self._listeners.clear()
+        for text in tuple(self._listeners):
+            self._listen_no_more(text)
         for negotiation in tuple(self._negotiations):
             negotiation.close("the plane stops")
         for stream in self._cuts.table.streams:
             for session in tuple(stream.sessions):
                 session.close("the plane stops")
+
+
+def _static_caps(config: PlaneConfig) -> dict[str, Rates]:
+    return {
+        export.volume: Rates(**export.cap.model_dump()) for export in config.exports if export.cap is not None
+    }
 
 
 def _ignore(_exc: Exception) -> None:
@@ -279,14 +386,16 @@ def _ignore(_exc: Exception) -> None:
 def main(path: Path, plane: str) -> None:
     """Serve volumes over NBD, count and throttle their I/O."""
     with outermost(plane):
-        config = load_agent(path).plane_config(plane)
+        part = PlanePart(load_agent(path), plane)
         logs.configure(plane)
         stop = Stop()
         stop.install_signals()
+        hangup = Hangup()
+        hangup.install()
         stop.watch_parent()
-        served = Plane(config)
+        served = Plane(part.config)
         try:
-            served.run(stop)
+            served.run(stop, part, hangup)
         finally:
             served.close()
 

@@ -440,6 +440,10 @@ class ProxySession(NbdSession):
     def _is_finished(self) -> bool:
         return super()._is_finished() and not self._reader.payload_left and not self._local
 
+    def _begin_end(self) -> None:
+        self._want_upstream(0)
+        super()._begin_end()
+
     def _on_failure(self, exc: Exception) -> None:
         # A reply that nobody asked for, or a bug: nothing that follows on this connection can be trusted.
         if not self.is_closed and not self._ending:

@@ -36,6 +36,7 @@ from gateway_agent.nbd.volume import PlaneContext, Volume
 log = structlog.get_logger("session")
 
 LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its storage has gone
+DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
 TRIM_SHARE: Final = 16  # a sixteenth of a trim's length is charged: 10 GB/s count like writes at 600 MB/s
 _KINDS: Final[dict[int, int]] = {
@@ -167,8 +168,10 @@ class NbdSession(ABC):
         self._pause = ClientPause()
         self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
+        self._drain_ns: int | None = None  # requests that arrive later are refused
         self._ending = False
         stream.sessions.append(self)
+        volume.sessions.add(self)
         context.loop.watch(self._fd, IN, self._on_client, self._on_failure)
 
     def start(self, left_over: bytes) -> None:
@@ -309,10 +312,16 @@ class NbdSession(ABC):
         """See ``volume.ThrottledSession``."""
         request = self.requests.queue[0]
         command, length, export = request[2], request[3], self._volume.export
-        if request[1] in self.inflight or refusal(request, self._facts):
+        if request[1] in self.inflight or self._refusal(request):
             return None
         base = export.cost_read if command == p.Cmd.READ else export.cost_write
         return charged_bytes(command, length), base
+
+    def _refusal(self, request: Request) -> int:
+        """Error number for a request that is not passed on, else 0."""
+        if self._drain_ns is not None and request[0] > self._drain_ns:
+            return p.ESHUTDOWN
+        return refusal(request, self._facts)
 
     def admit_head(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``."""
@@ -321,7 +330,7 @@ class NbdSession(ABC):
         if cookie in self.inflight:
             self._blocked = True  # answers differ by their cookies only: wait for the first one
             return
-        error = refusal(request, self._facts)
+        error = self._refusal(request)
         if error:
             self._refuse(request, error, now_ns)
             return
@@ -342,6 +351,8 @@ class NbdSession(ABC):
         facts, queue = self._facts, requests.queue
         size_bytes, limit, fraction = facts.size_bytes, facts.blocks.maximum, facts.blocks.minimum - 1
         last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
+        if self._drain_ns is not None:
+            last_plain = -1  # all of them are looked at
         last_flag = 1 if facts.flags & p.TX_SEND_FUA else 0
         reads_ns, others_ns = self._paused_ns(now_ns)
         while queue and not self._blocked and not self.is_closed:
@@ -429,8 +440,11 @@ class NbdSession(ABC):
             return
         out_is_empty = self._out.is_empty
         if out_is_empty and not self._ending and self._is_finished():
-            self.close("disconnected")
-            return
+            if self.requests.disconnecting:
+                self.close("disconnected")
+                return
+            # What the client sent before it could know is read before the next turn of the timers.
+            self._context.loop.at((self, "quiet"), self._drain_ns or 0, self._end_if_quiet)
         mask = 0 if out_is_empty else OUT
         if self._ending:
             mask |= IN
@@ -448,7 +462,8 @@ class NbdSession(ABC):
 
     def _is_finished(self) -> bool:
         requests = self.requests
-        return requests.disconnecting and not requests.queue and not self.inflight and requests.is_drained
+        may_end = requests.disconnecting or (self._drain_ns is not None and requests.is_whole)
+        return may_end and not requests.queue and not self.inflight and requests.is_drained
 
     def _fail_all(self, error: int, *, can_reply: bool) -> None:
         """The storage is gone: answer (or at least count) everything under way with an error, then end."""
@@ -465,14 +480,35 @@ class NbdSession(ABC):
                 finished.append((0, word, request[0], now_ns, now_ns))
         self.inflight.clear()
         self.requests.queue.clear()
-        self._ending = True
-        self._context.loop.at(self, now_ns + LINGER_NS, lambda _now: self.close("it does not end"))
+        self._begin_end()
         self._record(finished)
         if can_reply and cookies:
             self._reply(b"".join(p.simple_reply(cookie, error) for cookie in cookies))
         self._watch_or_end()
 
     # -- end ------------------------------------------------------------------------------------------------
+
+    def _begin_end(self) -> None:
+        """Take no request any more: the client closes when it has the last answer, or is closed."""
+        self._ending = True
+        due_ns = self._context.clock.monotonic_ns() + LINGER_NS
+        self._context.loop.at(self, due_ns, lambda _now: self.close("it does not end"))
+
+    def drain(self) -> None:
+        """See ``volume.ThrottledSession``: what arrives from now on is refused, what has arrived completes.
+
+        It ends when all is answered, at the latest after ``DRAIN_NS``.
+        """
+        if self.is_closed or self._ending or self._drain_ns is not None:
+            return
+        self._drain_ns = now_ns = self._context.clock.monotonic_ns()
+        self._context.loop.at(self, now_ns + DRAIN_NS, lambda _now: self.close("its volume has gone"))
+        self._watch_or_end()
+
+    def _end_if_quiet(self, _now_ns: int) -> None:
+        if not self.is_closed and not self._ending and self._out.is_empty and self._is_finished():
+            self._begin_end()
+            self._watch_or_end()
 
     def _on_failure(self, exc: Exception) -> None:
         self.close(str(exc))
@@ -486,6 +522,7 @@ class NbdSession(ABC):
         self._stream.leave(self, self._context.clock.monotonic_ns())
         self._volume.forget(self)
         self._context.loop.cancel(self)
+        self._context.loop.cancel((self, "quiet"))
         self._context.loop.forget(self._fd)
         with contextlib.suppress(OSError):
             self._sock.close()

@@ -120,7 +120,7 @@ class CapsInForce:
     """
 
     def __init__(self, static: dict[str, Rates]) -> None:
-        self._static = static
+        self.static = static
         self._server: dict[str, Rates] = {}
         self._clients: dict[str, dict[str, Rates]] = {}
         self._lease_ns = DEFAULT_LEASE_NS
@@ -154,7 +154,7 @@ class CapsInForce:
 
     def of(self, volume: str) -> Rates:
         """What holds for one volume."""
-        return self._static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
+        return self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
     def of_clients(self, volume: str) -> Mapping[str, Rates]:
         """What holds for single clients of a volume, beside that."""
@@ -205,6 +205,13 @@ class ThrottledSession(Protocol):
     def unblock(self) -> bool:
         """Whether a refused request at the head can be answered now, after a push."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+
+    def drain(self) -> None:
+        """Answer what has arrived, then end the connection."""
+
 
 class Volume:
     """See the module docstring.
@@ -213,6 +220,7 @@ class Volume:
         facts: size and flags once known (at start for files, after the first connection for upstreams).
         warnings: about its upstream; limited, because one death is seen by every client.
         clients: rates of single clients.
+        sessions: open connections to it.
 
     ``_late`` and ``_longest_ns`` count the I/Os of this cut that were held for too long.
     """
@@ -221,6 +229,7 @@ class Volume:
         self.export = export
         self.rates = rates
         self.clients = ClientRates(rates.tau_ns)
+        self.sessions: set[ThrottledSession] = set()
         self.facts: ExportFacts | None = None
         self.warnings = LimitedLog("upstream")
         self._context = context
@@ -292,6 +301,7 @@ class Volume:
 
     def forget(self, session: ThrottledSession) -> None:
         """The session is closed."""
+        self.sessions.discard(session)
         if session in self._waiting:
             self._waiting.remove(session)
 

@@ -274,9 +274,12 @@ class Child:
         return {self.kind.name: self.name}
 
 
-def wait_for_any(stop: Stop, children: Iterable[Child], limit_s: float) -> bool:
-    """Sleep until a child ends, one is due, the stop or the limit; returns whether to stop."""
-    deadlines_s, descriptors = [limit_s], [stop.fileno()]
+def wait_for_any(stop: Stop, children: Iterable[Child], limit_s: float, *others: int) -> bool:
+    """Sleep until a child ends, one is due, the stop or the limit; returns whether to stop.
+
+    ``others`` are descriptors that end the sleep, too, when they can be read.
+    """
+    deadlines_s, descriptors = [limit_s], [stop.fileno(), *others]
     for child in children:
         if child.is_running:
             descriptors.append(child.fileno())

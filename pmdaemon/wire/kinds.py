@@ -70,3 +70,5 @@ class Kind(IntEnum):
     DP_CAPS = 115
     DP_THRESHOLDS = 116
     DP_LEASE = 117
+    DP_STATUS = 118
+    DP_REPORT = 119

@@ -25,9 +25,11 @@ _NO_GATEWAY: Final = uuid.UUID(int=0).bytes
 
 @dataclass(frozen=True, slots=True)
 class DpHello(WireMessage):
-    """First frame of a plane. Sent again when a volume's size becomes known (0 until then) or changes.
+    """First frame of a plane. Sent again when its exports have changed, or a size (0 until it is known).
 
-    ``stopping`` says that no client is served any more: collect until this connection ends.
+    ``stopping`` says that no client is served any more: collect until this connection ends. ``config`` is the
+    digest of the part of the agent's configuration that the plane runs with, nil if it was not given one;
+    ``problems`` is what of it is not in force, for people. A plane of before sends neither.
     """
 
     KIND: ClassVar = Kind.DP_HELLO
@@ -36,6 +38,8 @@ class DpHello(WireMessage):
     exports: Annotated[list[Header], Key(form=f"[{EXPORT_FORM}]")]
     listening: list[str]
     is_stopping: Annotated[bool, Key("stopping")]
+    config: str | None = None
+    problems: Annotated[tuple[str, ...], Key(form="[str]")] = ()
 
     @classmethod
     def parse(cls, header: Header, plane: str) -> DpHello:
@@ -56,12 +60,15 @@ class DpHello(WireMessage):
         if not isinstance(exports, list):
             raise WireError("announces no list of exports")
         pid, listening = header.get("pid", 0), header.get("listening", [])
+        config, problems = header.get("config"), header.get("problems", [])
         return cls(
             plane=plane,
             pid=pid if isinstance(pid, int) else 0,
             exports=[_export(item) for item in exports],
             listening=[str(item) for item in listening] if isinstance(listening, list) else [],
             is_stopping=header.get("stopping") is True,
+            config=config if isinstance(config, str) else None,
+            problems=tuple(str(item) for item in problems) if isinstance(problems, list) else (),
         )
 
 
@@ -191,3 +198,21 @@ class DpLease(WireMessage):
     """The server renewed the lease of all caps."""
 
     KIND: ClassVar = Kind.DP_LEASE
+
+
+@dataclass(frozen=True, slots=True)
+class DpStatus(WireMessage):
+    """The question of another program on this host: `gateway-agent status`. It does not become the link."""
+
+    KIND: ClassVar = Kind.DP_STATUS
+
+
+@dataclass(frozen=True, slots=True)
+class DpReport(WireMessage):
+    """The answer to DP_STATUS, for people.
+
+    The blob is a JSON object (``gateway_agent.nbd.report``), and NULs up to the frame's end.
+    """
+
+    KIND: ClassVar = Kind.DP_REPORT
+    plane: str

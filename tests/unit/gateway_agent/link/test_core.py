@@ -424,3 +424,109 @@ def test_a_spool_whose_damage_cost_cuts_is_an_alert(tmp_path, monkeypatch):
     [alert] = bench.server.headers[Kind.ALERT]
     assert (alert["kind"], alert["severity"], alert["details"]["lost"]) == ("spool-damaged", "critical", 2)
     assert "2 cuts in the spool were damaged" in alert["text"]
+
+
+# -- reloads
+
+
+def exported(bench):
+    return sorted(export["volume"] for export in bench.server.last(Kind.REGISTER)["exports"])
+
+
+def test_a_plane_that_is_added_is_collected_from_and_its_exports_are_registered(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    added = FakePlane("nbd-1", bench.clock, ("vol-2",))
+    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]})
+    bench.fakes["nbd-1"] = added
+    bench.connect_plane(added)
+    assert exported(bench) == ["vol-1", "vol-2"]
+    plane.io("vol-1", 2)
+    added.io("vol-2", 3)
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.reads() == 5
+    bench.say(caps(7, volume="vol-2"))
+    assert bench.server.last(Kind.CAPS_ACK)["ok"]
+    assert added.cap_gen == 7
+
+
+def test_a_plane_that_is_removed_hands_over_its_last_counts_and_is_forgotten(tmp_path):
+    clock = FakeClock()
+    stays, goes = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))
+    bench = Bench(tmp_path, stays, goes)
+    bench.connect_server()
+    bench.poll(start=(EPOCH, 1))
+    goes.io("vol-2", 3)
+    bench.core.replan({"nbd-0": ["vol-1"]})
+    assert set(bench.core.planes) == {"nbd-0", "nbd-1"}, "its counts are not here yet"
+    bench.core.plane_data("nbd-1", goes.stop())
+    bench.carry()
+    assert goes.is_emptied
+    bench.core.plane_lost("nbd-1", "it has stopped")
+    del bench.fakes["nbd-1"]
+    bench.carry()
+    assert set(bench.core.planes) == {"nbd-0"}
+    assert exported(bench) == ["vol-1"]
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.reads() == 3
+    assert Kind.ALERT not in bench.server.headers, "nothing has died"
+    bench.say(caps(7, volume="vol-2"))
+    assert bench.server.last(Kind.CAPS_ACK)["refused"] == ["vol-2"]
+
+
+def test_a_plane_that_is_not_there_is_forgotten_at_once(bench, plane):
+    bench.core.plane_lost("nbd-0", "died")
+    bench.core.replan({"nbd-1": ["vol-2"]})
+    assert set(bench.core.planes) == {"nbd-1"}
+
+
+def test_a_volume_that_is_no_longer_exported_cannot_be_capped(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    plane.volumes = ("vol-2",)
+    bench.core.replan({"nbd-0": ["vol-2"]})
+    bench.core.plane_data("nbd-0", plane.hello())
+    bench.carry()
+    assert exported(bench) == ["vol-2"]
+    bench.say(caps(7, volume="vol-1"))
+    acknowledged = bench.server.last(Kind.CAPS_ACK)
+    assert (acknowledged["ok"], acknowledged["refused"]) == (False, ["vol-1"])
+
+
+@pytest.mark.parametrize(
+    ("record", "alerts"),
+    [
+        ({"state": "refused", "text": "x: no such key"}, [("reload-refused", "warning", "x: no such key")]),
+        (
+            {"state": "pending", "changes": ["exports added: a", "planes added: b"]},
+            [("reloaded", "info", "exports added: a; planes added: b")],
+        ),
+        (
+            {"state": "pending", "changes": [], "needs_restart": ["name"]},
+            [("reload-incomplete", "warning", "not in force before the agent is restarted: name")],
+        ),
+        ({"state": "unchanged", "text": "the file says what is in force"}, []),
+        ({}, []),
+    ],
+)
+def test_what_came_of_a_reload_is_an_alert(bench, record, alerts):
+    bench.poll(start=(EPOCH, 1))
+    bench.core.reload_ended(record)
+    bench.carry()
+    found = bench.server.headers.get(Kind.ALERT, [])
+    assert [(alert["kind"], alert["severity"], alert["text"]) for alert in found] == alerts
+
+
+def test_what_a_plane_could_not_take_is_an_alert_and_published_once(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    published = []
+    bench.core.on_planes_changed = lambda: published.append(bench.core.planes["nbd-0"].problems)
+    header = frame.decode(plane.hello()).header
+    said = frame.encode(Kind.DP_HELLO, header | {"config": "ab12", "problems": ["tcp:x: cannot listen"]})
+    for _ in range(2):
+        bench.core.plane_data("nbd-0", said)
+    bench.carry()
+    assert bench.core.planes["nbd-0"].config == "ab12"
+    assert published == [("tcp:x: cannot listen",)]
+    [alert] = bench.server.headers[Kind.ALERT]
+    assert (alert["kind"], alert["text"]) == ("reload-incomplete", "tcp:x: cannot listen")

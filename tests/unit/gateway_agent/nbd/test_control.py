@@ -1,9 +1,10 @@
+import json
 from collections import deque
 
 import pytest
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.control import ControlServer
+from gateway_agent.nbd.control import MAX_CONNECTIONS, ControlServer
 from gateway_agent.nbd.loop import IN, OUT
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
@@ -42,6 +43,9 @@ class Plane:
 
     def lease(self):
         self.orders.append("lease")
+
+    def report(self):
+        return {"volumes": []}
 
 
 class Desk:
@@ -115,14 +119,36 @@ def test_a_malformed_message_ends_that_connection_with_the_reason(desk, data):
     assert not desk.connect().is_closed
 
 
-def test_a_new_link_replaces_the_former(desk):
-    first = desk.connect()
+def test_a_new_link_replaces_the_former_with_its_first_order(desk):
+    first, lease = desk.connect(), frame.encode(Kind.DP_LEASE, {})
+    desk.say(first, lease)
     second = desk.connect()
+    assert not first.is_closed
+    desk.say(second, lease)
     assert first.is_closed
     assert not second.is_closed
     desk.server.close()
     assert second.is_closed
     assert desk.loop.masks == {}
+
+
+def test_a_question_of_this_host_is_answered_beside_the_link(desk):
+    link, lease = desk.connect(), frame.encode(Kind.DP_LEASE, {})
+    desk.say(link, lease)
+    for _ in range(2 * MAX_CONNECTIONS):  # terminals that never leave
+        asker = desk.connect()
+        desk.heard(asker)
+        desk.say(asker, frame.encode(Kind.DP_STATUS, {}))
+        [raw] = frame.split(bytes(asker.sent))
+        found = frame.decode(raw)
+        assert (found.kind, found.header, json.loads(bytes(found.blob).rstrip(b"\0"))) == (
+            Kind.DP_REPORT,
+            {"plane": "nbd-0"},
+            {"volumes": []},
+        )
+    assert not link.is_closed
+    assert len(desk.loop.masks) == 1 + MAX_CONNECTIONS
+    assert desk.plane.orders == ["lease"]
 
 
 def test_a_slow_link_gets_everything_and_a_stuck_one_is_dropped(desk):

@@ -6,12 +6,15 @@ import pytest
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import ExportRefused
+from gateway_agent.nbd import cuts
 from gateway_agent.nbd.accounting import word_of
 from gateway_agent.nbd.cuts import (
     MAX_COLUMN_BYTES,
     MAX_KEPT_CUTS,
     MAX_STREAMS,
     MIXED,
+    MOST_SHARED,
+    SHARED_CLIENT,
     CutMaker,
     RunDelay,
     StreamTable,
@@ -186,17 +189,36 @@ def test_tg_is_what_held_during_the_whole_cut():
     assert [header["tg"] for header in (first, second, third, fourth)] == [0, MIXED, 4, MIXED]
 
 
-def test_more_streams_than_a_frame_can_name_are_refused_while_they_are_in_use():
+def in_use(table, export, client):
+    stream = table.get(export, client, PlaneThresholds())
+    stream.sessions.append(Idle())
+    return stream
+
+
+def test_clients_beyond_those_that_a_frame_can_name_share_a_stream_while_all_are_in_use():
     table = StreamTable()
     for number in range(MAX_STREAMS):
-        table.get(EXPORT, f"host-{number}", PlaneThresholds()).sessions.append(None)
-    with pytest.raises(ExportRefused, match="Spread the volumes"):
-        table.get(EXPORT, "one-more", PlaneThresholds())
+        in_use(table, EXPORT, f"host-{number}")
+    one, other = in_use(table, EXPORT, "one-more"), in_use(table, EXPORT, "another")
+    assert one is other
+    assert (one.volume, one.client) == ("vol-1", SHARED_CLIENT)
     assert table.get(EXPORT, "host-0", PlaneThresholds()).index == 0
     table.get(EXPORT, "host-7", PlaneThresholds()).sessions.clear()
-    table.get(EXPORT, "one-more", PlaneThresholds())
+    assert table.get(EXPORT, "one-more", PlaneThresholds()).client == "one-more"
     assert [stream for stream in table.streams if stream.client == "host-7"] == []
-    assert len(table.streams) == MAX_STREAMS
+    assert len(table.streams) == MAX_STREAMS + 1
+
+
+def test_a_client_is_refused_only_when_its_volume_cannot_even_share_one():
+    table = StreamTable()
+    for number in range(MAX_STREAMS):
+        in_use(table, EXPORT, f"host-{number}")
+    for number in range(MOST_SHARED):
+        export = EXPORT.model_copy(update={"volume": f"vol-{number}"})
+        assert in_use(table, export, "more").client == SHARED_CLIENT
+    with pytest.raises(ExportRefused, match="Spread the volumes"):
+        table.get(EXPORT.model_copy(update={"volume": "last"}), "host-0", PlaneThresholds())
+    assert len(table.streams) == MAX_STREAMS + MOST_SHARED
 
 
 def test_short_jobs_with_names_of_their_own_never_fill_the_plane_and_every_io_is_counted():
@@ -215,8 +237,8 @@ def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_mus
     maker = Maker()
     for number in range(MAX_STREAMS):
         maker.io(f"job-{number}")
-    with pytest.raises(ExportRefused, match="collected"):
-        maker.io("one-more")
+    maker.io("one-more")
+    assert SHARED_CLIENT in {stream.client for stream in maker.made.table.streams}
     first = maker.header()
     maker.io("job-0")
     maker.header(first["id"])
@@ -224,7 +246,57 @@ def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_mus
     kept = {stream.client for stream in maker.made.table.streams}
     assert {"job-0", "one-more"} <= kept
     assert "job-1" not in kept
-    assert len(kept) == MAX_STREAMS
+    assert len(kept - {SHARED_CLIENT}) == MAX_STREAMS
+
+
+def test_a_stream_without_a_client_is_forgotten_after_a_time_and_not_before_its_counts_are_in_a_cut():
+    maker, got = Maker(), 0
+    maker.io("gone")
+    session = Idle()
+    maker.made.table.get(EXPORT, "here", PlaneThresholds()).sessions.append(session)
+
+    def clients():
+        return {stream.client for stream in maker.made.table.streams}
+
+    for seconds in (61, 300, 200):
+        maker.seconds += seconds
+        got = maker.header(got)["id"]
+        assert clients() == {"gone", "here"}
+    maker.seconds += 200  # ten minutes since it was first seen unused
+    got = maker.header(got)["id"]
+    assert clients() == {"here"}
+    assert maker.header(got)["n"] == 0
+
+
+def test_counts_go_on_when_an_export_gets_another_backend_and_other_costs():
+    maker = Maker()
+    maker.io()
+    export = EXPORT.model_copy(update={"backend": "array-2", "cost_read": 5.0})
+    maker.made.table.change(export)
+    maker.io(count=2)
+    raw = maker.raw(0)
+    found, header = as_cut(raw), frame.decode(raw).header
+    assert [stream["backend"] for stream in header["streams"]] == ["array-2"]
+    io_cost = found.column("read_bytes")[0] / 65_536
+    assert found.column("cost_milli")[0] == pytest.approx(
+        (1 * EXPORT.cost_read + 2 * 5 + io_cost) * 1000, abs=1
+    )
+    maker.made.table.change(EXPORT)
+    again = as_cut(maker.raw(header["id"]))
+    assert again.rows == 0, "a change alone is no activity"
+
+
+class Idle:
+    """A session of a client that does nothing."""
+
+    def gauges(self):
+        return 0, 0
+
+    def outstanding(self, now_ns):
+        return []
+
+    def cut_ended(self, now_ns):
+        pass
 
 
 class Hanging:
@@ -263,10 +335,10 @@ def test_the_fullest_cut_fits_a_frame(limits):
     maker.made.set_thresholds(PlaneThresholds(1, entries), *maker.time())
     got = maker.header()["id"]
     for number in range(MAX_STREAMS):
-        try:
-            fill(maker, maker.made.table, f"{number:03}-" + "x" * 90)
-        except ExportRefused:
+        client = f"{number:03}-" + "x" * 90
+        if maker.made.table.get(EXPORT, client, maker.made.thresholds).client != client:
             break
+        fill(maker, maker.made.table, client)
     raw = maker.raw(got)
     found = as_cut(raw)
     assert found.rows > 100
@@ -274,6 +346,21 @@ def test_the_fullest_cut_fits_a_frame(limits):
     assert set(per_row.values()) == {histogram.WIRE_BUCKETS}, "every bucket"
     assert len(found.missed) == found.rows * (3 * limits + 9)
     assert len(frame.decode(raw).blob) <= MAX_COLUMN_BYTES
+
+
+def test_a_cut_that_shared_streams_make_too_large_has_half_as_many_buckets_and_every_io(monkeypatch):
+    monkeypatch.setattr(cuts, "MAX_COLUMN_BYTES", 5_000)
+    maker = Maker()
+    fill(maker, maker.made.table, "host-a")
+    fine = as_cut(maker.raw())
+    fill(maker, maker.made.table, "host-a")
+    fill(maker, maker.made.table, "host-b")
+    coarse = as_cut(maker.raw(START_US + 1))
+    assert (len(fine.hist), len(coarse.hist)) == (histogram.WIRE_BUCKETS, 2 * 150)
+    for first, size in ((0, 99), (99, 99), (198, 50), (248, 50)):
+        before, after = fine.dense_hist(first, size)[0], coarse.dense_hist(first, size)[0]
+        assert before.sum() == after.sum()
+        assert (before.cumsum() >= after.cumsum()).all(), "no latency looks smaller"
 
 
 def test_as_many_streams_as_allowed_have_room_for_seven_limits_each():

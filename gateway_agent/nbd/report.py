@@ -1,0 +1,87 @@
+"""What ``gateway-agent status`` shows of one data plane, as of now. Reads, and changes nothing.
+
+Rates and mean delays are those of the newest cut; how long it was and how old it is are said beside them, so
+a plane that no link collects from shows that. What is under way, and its age, are of this moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway_agent.nbd.accounting import StreamAccount
+from gateway_agent.nbd.cuts import CutMaker, LastCut
+from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.volume import CapsInForce, Volume
+from pmdaemon.runtime.config import masked
+from pmdaemon.wire.cut import COL
+from pmdaemon.wire.rates import Rates
+
+
+def plane_report(exports: ExportTable, caps: CapsInForce, cuts: CutMaker, now_ns: int) -> dict[str, Any]:
+    """One plane: ``{caps, thresholds, cut, leaving, volumes}``; times in seconds, rates a second."""
+    last, lease_end_ns = cuts.last, caps.lease_end_ns
+    streams: dict[str, list[StreamAccount]] = {}
+    for stream in cuts.table.streams:
+        streams.setdefault(stream.volume, []).append(stream)
+    lease_left_s = None if lease_end_ns is None else max(lease_end_ns - now_ns, 0) / 1e9
+    return {
+        "caps": {"generation": caps.generation, "lease_left_s": lease_left_s},
+        "thresholds": cuts.thresholds.version,
+        "cut": {"seconds": (last.end_ns - last.start_ns) / 1e9, "age_s": (now_ns - last.end_ns) / 1e9},
+        "leaving": exports.leaving(),
+        "volumes": [
+            _volume(volume, caps, streams.get(name, []), last, now_ns)
+            for name, volume in exports.volumes.items()
+        ],
+    }
+
+
+def _volume(
+    volume: Volume, caps: CapsInForce, streams: list[StreamAccount], last: LastCut, now_ns: int
+) -> dict[str, Any]:
+    export = volume.export
+    rows = [_stream(stream, last, now_ns) for stream in streams]
+    shown = [row for row in rows if row["connections"] or row["ios_per_s"] or row["errors_per_s"]]
+    return {
+        "volume": export.volume,
+        "backend": export.backend,
+        "storage": export.file if export.file is not None else masked(export.upstream or ""),
+        "read_only": export.read_only,
+        "size_bytes": volume.facts.size_bytes if volume.facts is not None else None,
+        "caps": _rates(caps.of(export.volume)),
+        "client_caps": {client: _rates(rates) for client, rates in caps.of_clients(export.volume).items()},
+        "streams": shown,
+    }
+
+
+def _rates(rates: Rates) -> dict[str, float]:
+    values = {"ops_per_s": rates.ops_per_s, "bytes_per_s": rates.bytes_per_s, "cost_per_s": rates.cost_per_s}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> dict[str, Any]:
+    seconds, row = (last.end_ns - last.start_ns) / 1e9, last.rows.get(stream)
+
+    def total(*columns: str) -> int:
+        return sum(row[COL[name]] for name in columns) if row is not None else 0
+
+    def a_second(*columns: str) -> float:
+        return total(*columns) / seconds if seconds else 0.0
+
+    ios = total("reads", "writes")
+    gauges = [session.gauges() for session in stream.sessions]
+    arrived = [pending[0] for session in stream.sessions for pending in session.outstanding(now_ns)]
+    return {
+        "client": stream.client,
+        "connections": len(stream.sessions),
+        "reads_per_s": a_second("reads"),
+        "writes_per_s": a_second("writes"),
+        "ios_per_s": a_second("reads", "writes", "others"),
+        "bytes_per_s": a_second("read_bytes", "write_bytes"),
+        "errors_per_s": a_second("errors"),
+        "latency_us": total("lat_sum_us") / ios if ios else None,
+        "delay_us": total("delay_sum_us") / ios if ios else None,
+        "inflight": sum(gauge[0] for gauge in gauges),
+        "held": sum(gauge[1] for gauge in gauges),
+        "oldest_s": max((now_ns - min(arrived)) / 1e9, 0.0) if arrived else None,
+    }

@@ -1,0 +1,355 @@
+"""``gateway-agent status`` and ``reload``: what the agent on this host does, found without the server.
+
+    runtime_dir/agent.json   the parent: children, the newest reload       a lock says whether the agent runs
+    runtime_dir/link.json    the link: session to the server, spool
+    runtime_dir/NAME.sock    each data plane, asked with DP_STATUS: volumes, clients, caps
+
+A part that does not answer is shown so; the others are shown all the same. ``reload`` is SIGHUP to the
+parent, and the record of what came of it. Of the agent's file only ``runtime_dir`` is used, so both work
+while the file has a mistake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from gateway_agent.config import AgentConfig, load_agent
+from gateway_agent.errors import AgentNotRunning, AlreadyRunning, PlaneLost, ReloadFailed, StateFileBroken
+from gateway_agent.link import state_files
+from pmdaemon.errors import ConfigError, WireError
+from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.config import read_toml
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.planes import DpStatus
+
+ANSWER_S: Final = 2.0  # a plane answers within milliseconds; one that is stopped does not
+RELOAD_S: Final = 30.0
+_LOOK_S: Final = 0.05
+WIDTH: Final = 80
+_FIGURES: Final = ("READ/S", "WRITE/S", "MB/S", "LATENCY", "HELD", "DEPTH", "OLDEST")
+DASH: Final = "-"
+
+
+# -- finding out
+
+
+def runtime_dir_of(path: Path) -> Path:
+    """``runtime_dir`` of an agent's file, also of one that is not valid just now.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    try:
+        return load_agent(path).runtime_dir
+    except ConfigError:
+        text = read_toml(path).get("runtime_dir", AgentConfig.model_fields["runtime_dir"].default)
+        return Path(str(text)).expanduser().absolute()
+
+
+def parent(runtime_dir: Path) -> dict[str, Any]:
+    """What the agent's parent says of itself.
+
+    Raises:
+        AgentNotRunning: there is none, or it belongs to another user.
+    """
+    try:
+        os.close(state_files.lock_directory(runtime_dir))
+    except AlreadyRunning:
+        pass
+    except StateFileBroken as exc:
+        raise AgentNotRunning(str(runtime_dir), str(exc)) from exc
+    else:
+        raise AgentNotRunning(str(runtime_dir), "no process holds its lock")
+    said = state_files.read_json(runtime_dir / "agent.json", "Restart the agent")
+    if not isinstance(said, dict):
+        raise AgentNotRunning(str(runtime_dir), "it is starting and has not said anything yet")
+    return said
+
+
+def gather(runtime_dir: Path) -> dict[str, Any]:
+    """All parts: ``{agent, link, planes: {name: report | {problem}}}``.
+
+    Raises:
+        AgentNotRunning: see ``parent``.
+    """
+    said = parent(runtime_dir)
+    link = state_files.read_json(runtime_dir / "link.json", "Restart the agent")
+    names = [name for name in said["children"] if name != "link"]
+    planes = {name: _ask(str(runtime_dir / f"{name}.sock"), name) for name in names}
+    return {"agent": said, "link": link, "planes": planes}
+
+
+def _ask(path: str, name: str) -> dict[str, Any]:
+    try:
+        return plane_status(path, name)
+    except (OSError, PlaneLost) as exc:
+        problem = getattr(exc, "strerror", None) or getattr(exc, "reason", None) or str(exc) or "timed out"
+        return {"plane": name, "problem": f"does not answer: {problem}"}
+
+
+def plane_status(path: str, name: str) -> dict[str, Any]:
+    """The report of one data plane.
+
+    Raises:
+        OSError: it is not there, or does not answer in time.
+        PlaneLost: what it says is not the protocol, or it is of a release without status.
+    """
+    deadline, reader = Deadline(ANSWER_S), frame.FrameReader()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(ANSWER_S)
+        sock.connect(path)
+        sock.sendall(DpStatus().encode())
+        while not deadline.passed:
+            data = sock.recv(65_536)
+            if not data:
+                raise PlaneLost(name, "it closed the connection")
+            try:
+                for received in reader.feed(data):
+                    if received.kind == Kind.DP_REPORT:
+                        return dict(json.loads(bytes(received.blob).rstrip(b"\0")))
+                    if received.kind == Kind.UNSUPPORTED:
+                        raise PlaneLost(name, "it is of a release without status; restart the agent")
+            except (WireError, ValueError) as exc:
+                raise PlaneLost(name, str(exc)) from exc
+    raise TimeoutError
+
+
+def reload(runtime_dir: Path) -> dict[str, Any]:
+    """Ask the agent to read its file again, and wait for the result: the record in ``agent.json``.
+
+    Raises:
+        AgentNotRunning: see ``parent``.
+        ReloadFailed: it says nothing in time, or is of a release that would end.
+    """
+    said = parent(runtime_dir)
+    if "reload" not in said:
+        raise ReloadFailed("the agent that runs is of a release without reload. Restart it")
+    number, deadline = said["reload"]["number"], Deadline(RELOAD_S)
+    try:
+        os.kill(said["pid"], signal.SIGHUP)
+    except OSError as exc:
+        raise ReloadFailed(
+            f"process {said['pid']}: {exc.strerror}. Run this as the agent's user, or root"
+        ) from exc
+    while not deadline.passed:
+        time.sleep(_LOOK_S)
+        record: dict[str, Any] = parent(runtime_dir)["reload"]
+        if record["number"] > number and record["state"] != "pending":
+            return record
+    raise ReloadFailed(f"the agent has said nothing for {RELOAD_S:.0f} s. See its log")
+
+
+# -- for people
+
+
+def lines(found: dict[str, Any], now_unix_us: int) -> Iterator[str]:
+    """The status in at most ``WIDTH`` columns; names that are longer are broken."""
+    yield from _agent_lines(found["agent"], now_unix_us)
+    yield from _link_lines(found["link"], found["agent"], now_unix_us)
+    yield from reload_lines(found["agent"].get("reload"), now_unix_us)
+    yield ""
+    yield from _process_lines(found)
+    reports = [report for report in found["planes"].values() if "problem" not in report]
+    volumes = [(report, volume) for report in reports for volume in report["volumes"]]
+    if volumes:
+        yield ""
+        yield from _volume_lines(volumes)
+    if any(volume["streams"] for _, volume in volumes):
+        yield ""
+        yield from _client_lines(volumes)
+    yield from _cap_lines(volumes)
+    for report in reports:
+        for volume, connections in report["leaving"].items():
+            yield f"leaving  {volume}: {connections} connections use what was removed or replaced"
+
+
+def _agent_lines(agent: dict[str, Any], now_us: int) -> Iterator[str]:
+    since_us = agent.get("since_unix_us")
+    age = f", up {span((now_us - since_us) / 1e6)}" if since_us else ""
+    yield f"agent    {agent.get('name', '')}  pid {agent['pid']}{age}"
+    yield f"         {agent['gateway_id']}"
+
+
+def _link_lines(link: dict[str, Any] | None, agent: dict[str, Any], now_us: int) -> Iterator[str]:
+    server = (link or {}).get("server")
+    if link is None or server is None or agent["children"].get("link") is None:
+        yield "server   the link does not run; planes go on, and keep their counts"
+        return
+    polled_us = server["polled_unix_us"]
+    polled = f"polled {span((now_us - polled_us) / 1e6)} ago" if polled_us else "not polled yet"
+    state = server["state"]
+    state = "not connected" if state == "closed" else state
+    words = polled if state == "polling" else f"{state} for {span((now_us - server['since_unix_us']) / 1e6)}"
+    yield f"server   {server['address']}{' (TLS)' if server['tls'] else ''}  {words}"
+    spool = link["spool"]
+    share = spool["bytes"] / spool["limit_bytes"]
+    dropped = f"{spool['dropped']:,} dropped in its life"
+    yield f"spool    {spool['cuts']:,} cuts, {share:.0%} of its room; {dropped}"
+    if now_us - link["at_unix_us"] > 60_000_000:
+        yield f"         the link said so {span((now_us - link['at_unix_us']) / 1e6)} ago"
+
+
+def reload_lines(record: dict[str, Any] | None, now_us: int) -> Iterator[str]:
+    """What came of the newest reload."""
+    if not record or record["state"] == "none":
+        yield "reload   none since the start"
+        return
+    age = span(max(now_us - record["at_unix_us"], 0) / 1e6)
+    yield f"reload   {record['state']} {age} ago ({record['cause']})"
+    details = [*record["changes"], *([record["text"]] if record["text"] else [])]
+    if record["needs_restart"]:
+        details.append(f"needs a restart of the agent: {', '.join(record['needs_restart'])}")
+    for detail in details:
+        yield from _folded("         ", detail)
+
+
+def _process_lines(found: dict[str, Any]) -> Iterator[str]:
+    agent = found["agent"]
+    rows: list[tuple[str, ...]] = [("PROCESS", "PID", "RESTARTS", "LISTENS ON")]
+    for name, pid in agent["children"].items():
+        report = found["planes"].get(name, {})
+        notes = [report["problem"]] if "problem" in report else report.get("problems", [])
+        words = "; ".join([*report.get("listening", []), *notes]) if pid is not None else "does not run"
+        rows.append((name, str(pid or DASH), str(agent["restarts"].get(name, 0)), words))
+    yield from _table(rows, right=(1, 2))
+
+
+def _volume_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("VOLUME", "BACKEND", "CLIENTS", *_FIGURES)]
+    for _, volume in volumes:
+        streams = volume["streams"]
+        ages = [each["oldest_s"] for each in streams if each["oldest_s"] is not None]
+        rows.append(
+            (
+                volume["volume"] + (" (ro)" if volume["read_only"] else ""),
+                volume["backend"],
+                str(sum(each["connections"] for each in streams)),
+                *_rates_of(streams),
+                str(sum(each["inflight"] + each["held"] for each in streams)),
+                seconds(max(ages)) if ages else DASH,
+            )
+        )
+    yield from _table(rows, right=tuple(range(2, 10)))
+
+
+def _client_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("VOLUME", "CLIENT", "CONN", *_FIGURES)]
+    for _, volume in volumes:
+        for each in volume["streams"]:
+            oldest = DASH if each["oldest_s"] is None else seconds(each["oldest_s"])
+            depth = str(each["inflight"] + each["held"])
+            conn = str(each["connections"])
+            rows.append((volume["volume"], each["client"], conn, *_rates_of([each]), depth, oldest))
+    yield from _table(rows, right=tuple(range(2, 10)))
+
+
+def _rates_of(streams: list[dict[str, Any]]) -> tuple[str, str, str, str, str]:
+    """Reads, writes and MB a second, mean latency and mean time held by the throttle."""
+    reads, writes = (sum(each[name] for each in streams) for name in ("reads_per_s", "writes_per_s"))
+    ios = reads + writes
+
+    def mean(name: str) -> str:
+        total = sum((each[name] or 0) * (each["reads_per_s"] + each["writes_per_s"]) for each in streams)
+        return seconds(total / ios / 1e6) if ios else DASH
+
+    moved = sum(each["bytes_per_s"] for each in streams) / 1e6
+    return f"{reads:,.0f}", f"{writes:,.0f}", f"{moved:,.1f}", mean("latency_us"), mean("delay_us")
+
+
+def _cap_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [("CAP ON", "OPERATIONS/S", "MB/S", "COST/S", "LEASE")]
+    for report, volume in volumes:
+        caps_of, lease = report["caps"], "configured"
+        if caps_of["lease_left_s"] is not None:
+            lease = f"{caps_of['lease_left_s']:.0f} s, generation {caps_of['generation']}"
+        targets = {volume["volume"]: volume["caps"]}
+        targets |= {f"{volume['volume']}/{client}": caps for client, caps in volume["client_caps"].items()}
+        for target, caps in targets.items():
+            if caps:
+                rows.append((target, *_caps_of(caps), lease))
+    if len(rows) > 1:
+        yield ""
+        yield from _table(rows, right=(1, 2, 3))
+
+
+def _caps_of(caps: dict[str, float]) -> tuple[str, str, str]:
+    moved = caps.get("bytes_per_s")
+    ops, cost = (f"{caps[name]:,.0f}" if name in caps else DASH for name in ("ops_per_s", "cost_per_s"))
+    return ops, DASH if moved is None else f"{moved / 1e6:,.1f}", cost
+
+
+# -- forms
+
+
+def seconds(value: float) -> str:
+    """A latency or an age in the unit that a person would use."""
+    if value < 0.000_995:
+        return f"{value * 1e6:.0f}us"
+    if value < 0.995:
+        return f"{value * 1e3:.{1 if value < 0.0995 else 0}f}ms"
+    return f"{value:.1f}s" if value < 99.5 else span(value)
+
+
+def span(value: float) -> str:
+    """How long: two units at most."""
+    left = max(int(value), 0)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return " ".join(parts[:2])
+
+
+def _table(rows: list[tuple[str, ...]], right: tuple[int, ...]) -> Iterator[str]:
+    """Rows in columns; the first one or two, which are names, are broken where the table is too wide."""
+    count = len(rows[0])
+    widths = [max(len(row[column]) for row in rows) for column in range(count)]
+    flexible = [column for column in range(count) if column not in right]
+    while sum(widths) + count - 1 > WIDTH and max(widths[column] for column in flexible) > 8:
+        widest = max(flexible, key=lambda column: widths[column])
+        widths[widest] -= 1
+    for row in rows:
+        pieces = [_pieces(text, width) for text, width in zip(row, widths, strict=True)]
+        for line in range(max(map(len, pieces))):
+            texts = [each[line] if line < len(each) else "" for each in pieces]
+            cells = [
+                text.rjust(width) if column in right else text.ljust(width)
+                for column, (text, width) in enumerate(zip(texts, widths, strict=True))
+            ]
+            yield " ".join(cells).rstrip()
+
+
+def _pieces(text: str, width: int) -> list[str]:
+    return [text[at : at + width] for at in range(0, len(text), width)] or [""]
+
+
+def _folded(indent: str, text: str) -> Iterator[str]:
+    """Whole words in lines of ``WIDTH`` columns; a longer word is broken."""
+    line, room = "", WIDTH - len(indent)
+    for word in text.split():
+        for piece in _pieces(word, room):
+            if line and len(line) + 1 + len(piece) > room:
+                yield indent + line
+                line = ""
+            line = f"{line} {piece}" if line else piece
+    yield indent + line
+
+
+@contextlib.contextmanager
+def as_one_line() -> Iterator[None]:
+    """A file of the agent that another program wrote is a plain error."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as exc:
+        text = f"its files are not what this release writes ({exc!r}). Restart the agent"
+        raise ReloadFailed(text) from exc

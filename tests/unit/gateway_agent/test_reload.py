@@ -1,0 +1,332 @@
+"""The agent's parent: when it reads its file again, what it refuses, what it hands to its children."""
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from gateway_agent import agent
+from gateway_agent.agent import Agent, planes_behind
+from gateway_agent.config import load_agent
+from gateway_agent.errors import BackingFileError
+from gateway_agent.link import state_files
+from gateway_agent.reload import ConfigFile, ReloadRecord, prepare
+from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.hangup import Hangup
+from pmdaemon.runtime.stop import Stop
+
+TOP = 'name = "gw-a"\nstate_dir = "{0}/s"\nruntime_dir = "{0}/r"\n'
+
+
+class Folder:
+    def __init__(self, path):
+        self.path, self.file = path, path / "agent.toml"
+        self.run_dir = path / "r"
+        self.run_dir.mkdir()
+
+    def write(self, planes, top="", more=""):
+        """``planes``: {plane: volumes}."""
+        text = TOP.format(self.path) + top
+        for plane, volumes in planes.items():
+            text += f'[[plane]]\nname = "{plane}"\nlisten = "unix:{self.path}/{plane}"\n'
+            for volume in volumes:
+                image = self.path / f"{volume}.img"
+                image.write_bytes(bytes(512))
+                text += f'[[export]]\nvolume = "{volume}"\nbackend = "b"\nplane = "{plane}"\n'
+                text += f'file = "{image}"\n'
+        self.file.write_text(text + more)
+
+    def config(self):
+        return load_agent(self.file)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = Folder(tmp_path)
+    made.write({"nbd-0": ["a"]})
+    return made
+
+
+# -- the file
+
+
+def test_a_file_is_read_when_it_has_been_the_same_for_a_second(folder):
+    file = ConfigFile(folder.file)
+    assert not file.has_changed()
+    folder.write({"nbd-0": ["a", "b"]})
+    assert not file.has_changed(), "an editor may still write it"
+    folder.write({"nbd-0": ["a", "b", "c"]})
+    assert not file.has_changed()
+    assert file.has_changed()
+    file.read()
+    assert not file.has_changed()
+
+
+def test_a_file_that_is_touched_moved_away_or_put_back_is_the_same(folder):
+    file, aside = ConfigFile(folder.file), folder.path / "aside"
+    os.utime(folder.file, ns=(1, 1))
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+    folder.file.rename(aside)
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+    with pytest.raises(ConfigError, match="cannot be read"):
+        file.read()
+    aside.rename(folder.file)
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+
+
+def test_what_was_refused_is_not_tried_again_by_itself(folder):
+    file = ConfigFile(folder.file)
+    folder.file.write_text("half of an ed")
+    assert [file.has_changed() for _ in range(2)] == [False, True]
+    file.read()
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+
+
+# -- what is refused
+
+
+def refused(folder, current, problem, error=ConfigError):
+    with pytest.raises(error, match=problem):
+        prepare(ConfigFile(folder.file), current)
+
+
+def test_a_file_is_checked_whole_before_anything_changes(folder):
+    current = folder.config()
+    folder.write({"nbd-0": ["a"]}, more="[[export]]\nvolume = 3\n")
+    refused(folder, current, r"agent\.toml: export.*volume")
+    folder.write({"nbd-0": ["a", "b"]})
+    (folder.path / "b.img").unlink()
+    refused(folder, current, r"volume b: file .*b\.img cannot be used", BackingFileError)
+    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder.path / "nbd-1"))
+        other.listen()
+        refused(folder, current, "another process is listening there")
+
+
+def test_a_file_of_an_export_that_stays_is_not_looked_at(folder):
+    """It may be away for a moment, and others must not wait for it."""
+    current = folder.config()
+    folder.write({"nbd-0": ["a", "b"]})
+    (folder.path / "a.img").unlink()
+    plan = prepare(ConfigFile(folder.file), current)
+    assert plan.difference.exports.added == ("b",)
+    assert not (folder.path / "nbd-0").exists()
+
+
+def test_an_address_is_only_tried_and_what_is_listened_on_already_is_left_alone(folder):
+    current = folder.config()
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.bind(str(folder.path / "nbd-0"))
+        mine.listen()
+        folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
+        prepare(ConfigFile(folder.file), current)
+        assert (folder.path / "nbd-0").exists()
+        assert not (folder.path / "nbd-1").exists()
+
+
+# -- the agent
+
+
+class FakeChild:
+    """What the agent uses of a child; ``sent`` are its signals."""
+
+    def __init__(self, name, command):
+        self.name, self.command, self.sent = name, command, []
+        self.pid, self.restarts, self.status, self.hung, self.kind = 7, 0, None, "", agent.CHILDREN
+        self.is_running, self.is_due = True, False
+
+    def signal(self, number):
+        self.sent.append(signal.Signals(number).name)
+
+    def wait(self, limit_s):
+        assert limit_s == 0
+        if self.status is not None:
+            self.is_running, self.pid = False, None
+        return self.status
+
+    def start(self):
+        self.is_running, self.is_due, self.pid = True, False, 8
+        return True
+
+    def check_progress(self):
+        return 0
+
+    def died(self, reason, status=None):
+        self.reason = reason
+
+
+class Parent(Agent):
+    def _child(self, name, command):
+        return FakeChild(name, command)
+
+
+@pytest.fixture
+def parent(folder):
+    config = folder.config()
+    commands = agent.child_commands(config, folder.file)
+    hangup = Hangup()
+    yield Parent(config, "id", commands, Stop(), FakeClock(), ConfigFile(folder.file), hangup)
+    hangup.close()
+
+
+def children(parent):
+    return {child.name: child for child in parent.children}
+
+
+def record(folder):
+    return json.loads((folder.run_dir / "agent.json").read_text())["reload"]
+
+
+def answer(folder, parent, **problems):
+    """The link says that every plane has taken its part."""
+    planes = {
+        name: {"config": part, "problems": problems.get(name, [])} for name, part in parent._parts.items()
+    }
+    state_files.write_json(folder.run_dir / "link.json", {"planes": planes}, synced=False)
+    parent._step()
+
+
+def test_a_reload_gives_each_plane_its_part_and_ends_when_all_have_taken_it(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    parent.reload("SIGHUP")
+    assert {name: child.sent for name, child in children(parent).items()} == {
+        "nbd-0": ["SIGHUP"],
+        "link": ["SIGHUP"],
+    }
+    assert load_agent(folder.run_dir / "running.toml") == folder.config()
+    part = json.loads((folder.run_dir / "nbd-0.config").read_text())
+    assert [export["volume"] for export in part["export"]] == ["a", "b"]
+    assert (record(folder)["state"], record(folder)["changes"]) == ("pending", ["exports added: b"])
+    answer(folder, parent)
+    assert record(folder)["state"] == "applied"
+
+
+def test_a_refused_file_changes_nothing_and_is_said_to_the_link(folder, parent):
+    running = (folder.run_dir / "running.toml").read_bytes()
+    folder.file.write_text("colour = 3")
+    parent.reload("SIGHUP")
+    assert {name: child.sent for name, child in children(parent).items()} == {"nbd-0": [], "link": ["SIGHUP"]}
+    assert (folder.run_dir / "running.toml").read_bytes() == running
+    found = record(folder)
+    assert (found["state"], found["cause"], found["number"]) == ("refused", "SIGHUP", 1)
+    assert "colour: no such key" in found["text"]
+
+
+def test_the_same_file_is_unchanged_but_credentials_are_read_again(folder, parent):
+    parent.reload("SIGHUP")
+    assert record(folder)["state"] == "unchanged"
+    assert children(parent)["nbd-0"].sent == children(parent)["link"].sent == ["SIGHUP"]
+
+
+def test_a_command_behind_the_editor_shows_what_was_found_just_before(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    parent.reload("the file was changed")
+    parent.reload("SIGHUP")
+    answer(folder, parent)
+    assert (record(folder)["state"], record(folder)["changes"]) == ("applied", ["exports added: b"])
+    parent._clock.advance(61)
+    parent.reload("SIGHUP")
+    assert record(folder)["state"] == "unchanged"
+
+
+def test_a_new_plane_is_started_before_the_link_and_a_removed_one_ends_by_itself(folder, parent):
+    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
+    parent.reload("SIGHUP")
+    assert list(children(parent)) == ["nbd-0", "nbd-1", "link"]
+    assert children(parent)["nbd-1"].command[-1] == "nbd-1"
+    folder.write({"nbd-0": ["a"]})
+    parent.reload("SIGHUP")
+    removed = children(parent)["nbd-1"]
+    assert removed.sent == ["SIGHUP"]
+    assert json.loads((folder.run_dir / "nbd-1.config").read_text())["export"] == []
+    removed.status = 0
+    parent._step()
+    assert list(children(parent)) == ["nbd-0", "link"]
+
+
+def test_a_removed_plane_that_does_not_end_is_asked_to(folder, parent):
+    folder.write({"nbd-1": ["b"]})
+    parent.reload("SIGHUP")
+    removed = children(parent)["nbd-0"]
+    parent._clock.advance(29)
+    parent._each_second()
+    assert removed.sent == ["SIGHUP"]
+    parent._clock.advance(1)
+    parent._each_second()
+    assert removed.sent == ["SIGHUP", "SIGTERM"]
+
+
+def test_the_link_starts_again_for_its_own_settings_behind_the_planes_that_go(folder, parent):
+    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
+    parent.reload("SIGHUP")
+    link = children(parent)["link"]
+    folder.write({"nbd-0": ["a"]}, top='server = "127.0.0.1:9"\n')
+    parent.reload("SIGHUP")
+    assert "SIGTERM" not in link.sent, "it has not the last counts of nbd-1 yet"
+    children(parent)["nbd-1"].status = 0
+    parent._step()
+    parent._each_second()
+    assert link.sent[-1] == "SIGTERM"
+    link.status = 0
+    parent._step()
+    assert children(parent)["link"] is not link, "at once, and not as one that has died"
+    children(parent)["link"].status = 1
+    parent._step()
+    assert children(parent)["link"].reason == "it ended with status 1"
+
+
+def test_what_needs_a_restart_is_named_and_no_child_sees_it(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    folder.file.write_text(folder.file.read_text().replace('"gw-a"', '"gw-b"'))
+    parent.reload("SIGHUP")
+    assert (record(folder)["needs_restart"], record(folder)["changes"]) == (["name"], ["exports added: b"])
+    found = load_agent(folder.run_dir / "running.toml")
+    assert (found.name, [export.volume for export in found.export]) == ("gw-a", ["a", "b"])
+
+
+def test_a_plane_that_takes_no_part_or_not_all_of_it_is_named(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    parent.reload("SIGHUP")
+    answer(folder, parent, **{"nbd-0": ["unix:x: cannot listen"]})
+    assert (record(folder)["state"], record(folder)["text"]) == ("incomplete", "nbd-0: unix:x: cannot listen")
+    parent._each_second()
+    answer(folder, parent)
+    parent._each_second()
+    assert record(folder)["state"] == "applied", "it has succeeded since"
+    folder.write({"nbd-0": ["a"]})
+    parent.reload("SIGHUP")
+    parent._step()
+    assert record(folder)["state"] == "pending"
+    parent._clock.advance(10)
+    parent._step()
+    assert record(folder)["text"] == "nbd-0 has not confirmed its part"
+
+
+def test_a_full_disk_refuses_the_reload(folder, parent, monkeypatch):
+    folder.write({"nbd-0": ["a", "b"]})
+
+    def full(path, _value, **_more):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(agent.state_files, "write_json", full)
+    parent.reload("SIGHUP")
+    assert children(parent)["nbd-0"].sent == []
+    assert parent._record.state == "refused"
+    assert "No space left" in parent._record.text
+
+
+def test_planes_that_the_link_does_not_know_are_behind():
+    assert planes_behind({"nbd-0": "1"}, {}) == (["nbd-0"], [])
+    said = {"planes": {"nbd-0": {"config": "1"}, "nbd-1": {"config": "0"}}}
+    assert planes_behind({"nbd-0": "1", "nbd-1": "1"}, said) == (["nbd-1"], [])
+
+
+def test_changes_are_recent_for_a_minute_and_only_of_a_reload_that_succeeded():
+    made = ReloadRecord(1, 0, "SIGHUP", "applied", changes=["x"])
+    assert made.recent_changes(59_000_000) == ["x"]
+    assert made.recent_changes(60_000_000) == []
+    assert made.ended("refused").recent_changes(0) == []
