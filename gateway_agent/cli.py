@@ -11,7 +11,11 @@ from pathlib import Path
 
 import click
 
+<<<<<<< HEAD
 from gateway_agent import agent, cgroups, status
+=======
+from gateway_agent import agent
+>>>>>>> reload
 from gateway_agent.config import load_agent, parse_server
 from gateway_agent.errors import GroupUnusable, ReloadFailed
 from gateway_agent.link import state_files
@@ -114,6 +118,8 @@ def reload_file(path: Path) -> None:
     The agent checks the whole file first; one with a mistake changes nothing. It also reads the file by
     itself when it has changed, and at SIGHUP.
     """
+    from gateway_agent import status  # numpy, which run does not need
+
     with outermost("gateway-agent"), status.as_one_line():
         record = status.reload(status.runtime_dir_of(path))
         for line in status.reload_lines(record, time.time_ns() // 1000):
@@ -136,6 +142,8 @@ def reload_file(path: Path) -> None:
 )
 def show_status(path: Path, output: str) -> None:
     """What the agent on this host does: volumes, clients, caps, the link to the server. Needs no server."""
+    from gateway_agent import status  # see above
+
     with outermost("gateway-agent"), status.as_one_line():
         found = status.gather(status.runtime_dir_of(path))
         if output == "json":

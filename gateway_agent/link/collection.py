@@ -378,7 +378,11 @@ class CutSpooler:
         self.seq = 0
         self._spool = spool
         self._stream_names = stream_names
-        self._sources = sources  # the core adds and removes some
+        self._all_sources = sources  # the core adds and removes some
+
+    @property
+    def _sources(self) -> dict[str, StatisticsSource]:
+        return {source.name: source for source in self._all_sources}
 
     def spool(self, samples: Sequence[Sample]) -> int:
         """Make cuts of the samples and spool them; returns how many old cuts were dropped to make room.
@@ -410,8 +414,7 @@ class CutSpooler:
             raise SpoolWriteFailed("the book of streams", str(exc)) from exc
         dropped = self._spool.append(self.epoch, identity.seq, raw, marks)
         self.seq = identity.seq
-        taken = {sample.source for sample in group}
-        for source in self._sources:
-            if source.name in taken:
-                source.spooled()
+        sources = self._sources
+        for sample in group:
+            sources[sample.source].spooled()
         return dropped

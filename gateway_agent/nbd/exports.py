@@ -40,7 +40,17 @@ BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through
 MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 LEAVING_CHECK_NS: Final = 500_000_000  # of what a removed volume held open: whether it can be let go
 _LIVE: Final = frozenset(
-    ("volume", "plane", "backend", "cost_read", "cost_write", "cap", "allow_names", "allow_networks")
+    (
+        "volume",
+        "plane",
+        "backend",
+        "cost_read",
+        "cost_write",
+        "cap",
+        "allow_names",
+        "allow_networks",
+        "plain_networks",
+    )
 )
 """Keys of an export that hold at once, also for those that use it; another of the rest is another storage."""
 
