@@ -216,7 +216,7 @@ class CutBatch:
             self._count_others(found, finder, io, use, is_other)
             if (found.oldest_us >= HUNG_US).any():
                 hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
-                self._note_stuck(found, use, np.bincount(line, hung, total))
+                self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
         latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
