@@ -25,7 +25,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int32]
-MIX: Final = 4
 _EDGES: Final = EDGES_NS.astype(np.float64)
 
 
@@ -79,6 +78,10 @@ class Pieces:
     is_measured: Bools
     latency_us: Floats
     excused: Floats
+
+
+MIX: Final = 4
+"""Columns of ``PieceSums.mix``."""
 
 
 @dataclass(slots=True)
