@@ -249,6 +249,7 @@ class Piece:
     is_present: bool = True
     carried: float = 0.0
     is_stuck: bool = False
+    sized: int = 0
 
 
 def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
@@ -272,6 +273,7 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         bool(pieces.is_present[index]),
         float(pieces.carried[index]),
         bool(pieces.is_stuck[index]),
+        int(pieces.sized[index]),
     )
 
 
@@ -292,6 +294,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         is_stuck=np.array([each.is_stuck for each in pieces]),
         reads=np.array([float(each.reads) for each in pieces]),
         size_bytes=np.array([float(each.size_bytes) for each in pieces]),
+        sized=np.array([float(each.sized) for each in pieces]),
         counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
         failed=np.array([float(each.failed) for each in pieces]),
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
@@ -329,13 +332,15 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     piece.completed, piece.end_us = int(done_all), cut.start_unix_us + cut.duration_us
     piece.is_present = bool(in_scope.any())
     piece.reads = int(cut.column("reads")[in_scope].sum())
-    piece.size_bytes = int((cut.column("read_bytes") + cut.column("write_bytes"))[in_scope].sum())
+    sizes = [f"{kind}_bytes" for kind in ("read", "write") if promise.io in ("any", kind)]
+    piece.size_bytes = int(sum(cut.column(name)[in_scope].sum() for name in sizes))
     says_more = bool((cut.missed["io"] > IO_WRITE).any())
     errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
     rows = [_Waiting.of(cut, row, IO_KINDS[promise.io]) for row in np.flatnonzero(in_scope).tolist()]
+    former = [each for each in rows if each.is_former]
     by_kind = bool((cut.missed["io"] > OUTSTANDING).any())
     ended = piece.done if by_kind else piece.completed
-    piece.is_stuck = not ended and any(each.count for each in rows)
+    piece.is_stuck = not ended and any(each.count for each in former)
     piece.oldest_us = max((each.oldest_us for each in rows), default=0)
     piece.silence_us = max((each.silence_us for each in rows), default=0)
     entries = cut.missed[in_scope[cut.missed["row"]]]
@@ -353,6 +358,7 @@ class _Waiting:
     count: int
     oldest_us: int
     silence_us: int
+    is_former: bool  # some of it was when the cut began
 
     @classmethod
     def of(cls, cut: Cut, row: int, io: int) -> _Waiting:
@@ -367,7 +373,11 @@ class _Waiting:
         count = min(max(gauge + value["arrived"] - value["reads"] - value["writes"], 0), gauge)
         if (cut.missed["io"] > OUTSTANDING).any():
             count = int(oldest_us > 0) if io != IO_ANY else count * (oldest_us > 0)
-        return cls(row, count, oldest_us, silence_us)
+            is_former = oldest_us + 1000 >= cut.duration_us
+        else:
+            is_former = True
+        is_former &= gauge - value["arrived"] + value["reads"] + value["writes"] > 0
+        return cls(row, count, oldest_us, silence_us, is_former)
 
 
 def _add_uncompared(piece: Piece, cut: Cut, rows: Sequence[_Waiting], io: int, limit: int) -> None:
@@ -406,6 +416,7 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
     rest = max(sums(FAILED, 0)[0] - sums(FAILED + IO_READ, 0)[0] - sums(FAILED + IO_WRITE, 0)[0], 0)
     gone = rest if piece.done == 0 else 0
     failed += gone
+    piece.sized = max(piece.done - failed, 0)
     exclude = not promise.counts_errors
     for step in promise.curve:
         limit = step.threshold_us

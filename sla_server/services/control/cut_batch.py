@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, OUTSTANDING, Cut
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_WRITE
+from sla_server.agreements.verdicts import HUNG_US
 from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
 from sla_server.services.control.missed_entries import (
     Compared,
@@ -29,10 +30,11 @@ from sla_server.services.control.missed_entries import (
     Pairs,
     starts_of,
 )
-from sla_server.services.control.pieces import Floats, Ints, Pieces, percentiles_us
+from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.scopes import RowPlan
 from sla_server.services.control.stream_states import Followed, Span
 from sla_server.services.control.usage import GatewayTable, UsageTable
+from sla_server.services.control.verdicts import MOST_FAILED_RATIO
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _PIECE: Final = np.array(
@@ -45,13 +47,17 @@ _PIECE: Final = np.array(
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``verdicts``."""
+    """One accepted cut and its gateway's plan.
+
+    ``excused_ratio``: see ``verdicts``; ``lacks_planes``: a data plane of the gateway is missing from it.
+    """
 
     cut: Cut
     table: GatewayTable
     plan: RowPlan
     now_ns: int
     excused_ratio: float = 0.0
+    lacks_planes: bool = False
 
 
 class CutBatch:
@@ -190,13 +196,15 @@ class CutBatch:
             excludes=_joined([plan.excludes_errors for plan in self.plans]),
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
+        size_bytes = read_bytes + write_bytes
+        if io.any():
+            size_bytes = np.choose(io, (size_bytes, read_bytes, write_bytes))
         if any(plan.has_others for plan in self.plans):
             is_other = self._is_mean | (self._promised > 0)
-            size_bytes = read_bytes + write_bytes
             use = LineUse(
                 done,
                 offered,
-                found.failed,
+                found.errors,
                 sums.excludes,
                 completed,
                 lat_sum_us,
@@ -207,7 +215,10 @@ class CutBatch:
                 found.abandoned_us,
                 sums.hist,
             )
-            self._count_others(found, use.at(is_other), is_other)
+            self._count_others(found, finder, io, use, is_other)
+            if (found.oldest_us >= HUNG_US).any():
+                hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
+                self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
         latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
@@ -220,7 +231,8 @@ class CutBatch:
             done=done,
             completed=completed,
             reads=reads,
-            size_bytes=read_bytes + write_bytes,
+            size_bytes=size_bytes,
+            sized=np.maximum(done - found.errors, 0.0),
             waiting=waiting,
             is_stuck=(ended == 0) & (before_sum > 0) & (after_sum > 0),
             counted=found.counted,
@@ -236,15 +248,31 @@ class CutBatch:
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 
-    def _count_others(self, found: Compared, use: LineUse, at: npt.NDArray[np.bool_]) -> None:
+    def _count_others(self, found: Compared, finder: Lines, io: Ints, use: LineUse, at: Bools) -> None:
         """What counts for lines about a mean latency or a rate, which are ``at`` these places."""
-        threshold_us = _joined([plan.threshold_us for plan in self.plans])[at]
-        counted, missed = mean_counts(use, threshold_us)
+        threshold_us = _joined([plan.threshold_us for plan in self.plans])
+        slow: Floats | None = None
+        if (use.left_out * self._is_mean).any():
+            slow = self._entries.served_slower(finder, io, threshold_us, use.done, use.errors)[at]
+        use, threshold_us = use.at(at), threshold_us[at]
+        counted, missed = mean_counts(use, threshold_us, slow)
         promised, is_mean = self._promised[at], self._is_mean[at][:, None]
         rates = rate_counts(use, promised, _joined([plan.is_bytes for plan in self.plans])[at])
         found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
         found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
-        found.inexact[at] = self._is_mean[at] & (use.done != use.both)
+        found.inexact[at] = self._is_mean[at] & ((use.done != use.both) | (use.left_out > 0))
+
+    def _note_stuck(self, found: Compared, use: LineUse, hung: Floats) -> None:
+        """Of a rate, so many I/Os hang that it is broken though others complete: a hang as that of a stream.
+
+        Args:
+            found: its ``silence_us`` is set.
+            use: of all lines.
+            hung: what is outstanding in rows where some of it has been for too long, shape (lines,).
+        """
+        in_slice = use.offered * 1e6 / use.covered_us * _joined([plan.slice_s for plan in self.plans])
+        stuck = (self._promised > 0) & (hung > MOST_FAILED_RATIO * np.maximum(in_slice, hung))
+        found.silence_us = np.maximum(found.silence_us, found.oldest_us * stuck)
 
     @cached_property
     def _is_mean(self) -> npt.NDArray[np.bool_]:
@@ -271,7 +299,10 @@ class CutBatch:
             return None
         line = _joined([plan.absent_line for plan in self.plans]) + np.repeat(self._line_start, counts)
         streams = _joined([plan.absent for plan in self.plans])
-        found = self.taken[0].table.usage_table.streams.absent(streams, self._span(counts))
+        lacks: Bools | None = None
+        if any(t.lacks_planes for t in self.taken):
+            lacks = np.repeat([t.lacks_planes for t in self.taken], counts)
+        found = self.taken[0].table.usage_table.streams.absent(streams, self._span(counts), lacks)
         if not found.says_nothing.any():
             return None
         waiting = found.waiting[io[line], np.arange(len(line))]

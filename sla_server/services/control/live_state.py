@@ -1,7 +1,7 @@
 """The live state of a promise, with hysteresis, and the episodes it opens and closes.
 
     no-data       no cut for ``stale_intervals`` polls, or none yet
-    idle          no I/O for ``idle_release_s``
+    idle          no I/O for ``idle_release_s``, and what was before is in windows that have closed
     out-of-curve  demand above the curve: nothing is promised
     violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
@@ -84,11 +84,12 @@ class LiveState:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
 
-    def why_no_data(self, is_measured: bool) -> str:
+    def why_no_data(self, is_measured: bool, stopped: str = "") -> str:
         """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
             is_measured: whether a stream in scope is seen by a source that measures what is promised.
+            stopped: which data plane has stopped, in words; "" if none has.
         """
         if self.state == "excluded":
             return self.excluded
@@ -99,6 +100,8 @@ class LiveState:
         if not is_measured:
             what = _WHAT.get(self.promise.metric, "latency percentile")
             return f"its volumes are counted beside the I/O path: no {what} can be measured there"
+        if stopped:
+            return stopped
         if self.row.last_piece_ns is None:
             with_what = " with latencies" if self.promise.metric == "latency" else ""
             return f"no statistics{with_what} have come yet"
@@ -138,7 +141,7 @@ class LiveState:
         if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
         if self.row.idle:
-            self.row.reset()
+            self.row.rest()
             return "idle"
         if not signal.windows:
             return "violating" if was_violating else "no-data"
@@ -180,7 +183,10 @@ class LiveState:
         limit_ms = (signal.threshold_us or 0) / 1000
         what = ""
         if signal.stalled:
-            what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
+            stall_s = signal.stall_us / 1e6
+            what = f"no I/O completed for {stall_s:.1f} s though some was outstanding, "
+            if signal.is_partial:
+                what = f"some I/O did not complete for {stall_s:.1f} s though other I/O did, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
         offered = f"{figures.offered_iops:.0f} I/O/s offered"

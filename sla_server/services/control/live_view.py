@@ -19,6 +19,7 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
+from sla_server.services.control.planes import PlaneStates
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.storage_faults import StorageFaults
@@ -162,8 +163,36 @@ def _volumes(
     ]
 
 
+def _stopped_plane(
+    state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable], planes: PlaneStates
+) -> str:
+    """The data plane of a promise's streams that is missing from statistics for longest, in words; or ""."""
+    scope = scopes.over_all(state.promise.key)
+    found = [
+        (silent_s, name, tables[gateway_id].name or gateway_id)
+        for gateway_id, part in (scope.parts.items() if scope is not None else ())
+        for name, silent_s in planes.stopped(tables[gateway_id], part.mask).items()
+    ]
+    if not found:
+        return ""
+    silent_s, name, gateway = max(found)
+    return f"data plane {name} of gateway {gateway} does not answer: no statistics of it for {silent_s:.0f} s"
+
+
+def _why(
+    state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable], planes: PlaneStates
+) -> str:
+    if state.state != "no-data":
+        return state.why_no_data(True)
+    is_measured = scopes.is_measured(state.promise.key, tables)
+    return state.why_no_data(is_measured, _stopped_plane(state, scopes, tables, planes))
+
+
 def _slas(
-    live: Iterable[LiveState], scopes: PromiseScopes, tables: Mapping[str, GatewayTable]
+    live: Iterable[LiveState],
+    scopes: PromiseScopes,
+    tables: Mapping[str, GatewayTable],
+    planes: PlaneStates,
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -172,9 +201,7 @@ def _slas(
             "metric": state.promise.metric,
             "priority": state.promise.priority.label,
             "state": state.state,
-            "reason": state.why_no_data(
-                state.state != "no-data" or scopes.is_measured(state.promise.key, tables)
-            ),
+            "reason": _why(state, scopes, tables, planes),
             "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
             "threshold_us": _threshold_us(state),
             "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
@@ -286,6 +313,7 @@ def snapshot(
     inventory: BackendInventory,
     faults: StorageFaults,
     usage_table: UsageTable,
+    planes: PlaneStates,
     most: int,
     unix_us: int,
 ) -> dict[str, Any]:
@@ -302,7 +330,7 @@ def snapshot(
         "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
-        "slas": _slas(_chosen_promises(live, names, most), scopes, tables),
+        "slas": _slas(_chosen_promises(live, names, most), scopes, tables, planes),
         "throttles": _throttles(throttles[:most]),
         "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
         "promises": list(live),
