@@ -52,7 +52,9 @@ it. IO_ANY never comes without IO_READ or IO_WRITE; so a row that has IO_ANY alo
 and has flush, trim and zeroing in it. An I/O ages until its answer is complete; not while it waits, behind
 answers, for its client to take them.
 
-An entry of nothing but zeroes is left out. An agent of before these kinds sends none of them.
+An entry of nothing but zeroes is left out, with one exception. An agent of before these kinds sends none of
+them; so in a row with something in flight or in ``errors``, but without an entry of FAILED or OUTSTANDING,
+``OUTSTANDING + IO_READ`` with zeroes says that no read or write waits, and that none failed.
 
 A cut with the flag LIVE is the newest one, sent beside a backlog for judging only; it is not acknowledged.
 """

@@ -191,6 +191,7 @@ class Model:
             mark = (item.gateway_id, item.epoch)
             model.marks[mark] = max(item.seq, model.marks.get(mark, 0))
             ids = item.column("stream_id").tolist()
+            telling = {row for row, io, *_ in item.missed.tolist() if io >= cuts.OVERDUE}
             for row, stream_id in enumerate(ids):
                 sums = model.slots[slot, stream_id]
                 for name in schema.COUNTERS:
@@ -198,6 +199,7 @@ class Model:
                 sums["covered_us"] += item.duration_us
                 for name in (*schema.FAILED, *schema.OUTSTANDING, "spread_us"):
                     sums[name] += 0
+                sums["told_us"] += item.duration_us if row in telling else 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))
                 sums["inflight_max"] = max(sums["inflight_max"], int(item.counters[COL["inflight"]][row]))
             for row, bucket, count in item.hist.tolist():

@@ -259,6 +259,7 @@ class CutRows:
         completed: reads and writes, shape (n,).
         refused: whether clients were refused and nothing completed, (n,).
         tells_kind: whether outstanding I/O is of one kind, which agents of before do not tell, (n,).
+        tells: whether anything is said of I/O that waits or failed; agents before those say nothing, (n,).
     """
 
     def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
@@ -294,6 +295,7 @@ class CutRows:
             self._missed_any(),
             (part <= 1).astype(np.int64),
             np.where(part > 0, duration_us, 0),
+            np.where(self.tells, duration_us, 0),
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
 
@@ -314,10 +316,12 @@ class CutRows:
         self.failed_row = self.outstanding_row = nothing
         self.settled_failed, self.settled_failed_row = (nothing, nothing, nothing, nothing), nothing
         self.tells_kind = np.zeros(self.n, dtype=np.bool_)
+        self.tells = np.zeros(self.n, dtype=np.bool_)
         self.refused = np.zeros(self.n, dtype=np.bool_)
         kind = missed["io"]
         if not len(kind) or int(kind.max()) < OVERDUE:
             return
+        self.tells[row[kind >= OVERDUE]] = True
         is_outstanding = kind >= OUTSTANDING
         is_failed = (kind >= FAILED) & ~is_outstanding & (missed["threshold_us"] == 0)
         self.tells_kind = self._sort_outstanding(missed[is_outstanding], row[is_outstanding])

@@ -391,6 +391,7 @@ class _Part:
         length_us = np.array([due.track.length_us for due in dues])
         observed = [[covered_us for _, covered_us in sources] for sources in self._sources]
         pairs = inputs.pairs(scopes, start_us, start_us + length_us)
+        before_us, before = self._before()
         return judge_slices(
             inputs.table,
             DueSlices(
@@ -399,16 +400,18 @@ class _Part:
                 is_excluded=is_excluded,
                 covered_us=np.array([min(each, default=0) for each in observed]),
                 most_covered_us=np.array([max(each, default=0) for each in observed]),
-                before_us=self._steps_before(),
+                before_us=before_us,
                 pair_slice=pairs[0],
                 pair_row=pairs[1],
                 pair_stream=pairs[2],
+                before=before,
             ),
         )
 
-    def _steps_before(self) -> Ints:
-        """The step in force in the slice before each, -1 where there is but one, or no such slice."""
+    def _before(self) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
+        """The step in force in the slice before each, -1 if there is but one, or no such slice; its pairs."""
         steps = np.full(len(self._dues), -1, dtype=np.int64)
+        pairs = (steps[:0], steps[:0], steps[:0])
         chosen = [
             index
             for index, due in enumerate(self._dues)
@@ -419,10 +422,11 @@ class _Part:
             start_us, end_us = (
                 np.array(us) for us in zip(*((d.from_us, d.start_us) for d in dues), strict=True)
             )
-            pair_slice, pair_row, _ = self.inputs.pairs([due.scope for due in dues], start_us, end_us)
+            of, row, stream = self.inputs.pairs([due.scope for due in dues], start_us, end_us)
             rules = [due.track.rule for due in dues]
-            steps[chosen] = thresholds_us(self.inputs.table, rules, end_us - start_us, pair_slice, pair_row)
-        return steps
+            steps[chosen] = thresholds_us(self.inputs.table, rules, end_us - start_us, of, row)
+            pairs = np.array(chosen)[of], row, stream
+        return steps, pairs
 
     def _lost_by_us(self, due: _Due, index: int) -> str:
         thin = [name for name, covered_us in self._sources[index] if _is_thin(covered_us, due)]
