@@ -193,6 +193,10 @@ class Tables:
         """See ``Store``."""
         return []
 
+    def late_cuts(self, after_us: int, from_us: int) -> list[Row]:
+        """See ``Store``."""
+        return []
+
 
 def agreements(count: int) -> list[InForce]:
     """An agreement of p95 <= 12 ms for each of the volumes."""

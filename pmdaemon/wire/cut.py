@@ -16,6 +16,8 @@ Header keys:
     dp   {plane: id}, the newest DP_CUT of each plane that went into this or an earlier cut
     of   {plane: bitmap}, in a cut of several sources: bit i, from the lowest of the first byte, says that row
          i is of that plane; the rows of no plane are the host's
+    un   {plane: us}, planes in this cut that gave the link no answer for so long before its end: they were
+         stopped and served nothing; absent when there is none
     late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
 
 Blob, little-endian:

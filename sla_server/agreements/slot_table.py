@@ -146,7 +146,8 @@ class SlotTable:
         is_below = EDGES_NS[bucket] < limit_us[at] * 1000
         at, count, upper_us = at[is_below], count[is_below], upper_us[is_below]
         rest = _first(at, count, np.maximum(number - slow, 0)[at])
-        found += float_sums(at, rest * np.minimum(upper_us, limit_us[at].astype(np.float64)), len(row))
+        most_us: Floats = np.minimum(upper_us, limit_us[at].astype(np.float64))
+        found += float_sums(at, rest * most_us, len(row))
         return found
 
     def _ordered(self, row: Ints, io: Ints) -> tuple[Ints, Ints, Ints]:
