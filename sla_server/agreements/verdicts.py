@@ -230,7 +230,8 @@ class _Judging:
         # An agent that tells failures by kind counts its clients' own mistakes in ``errors`` alone.
         self._tells = (c["told_us"] | c["failed"] | c["oldest_ms"] | c["stalled_ms"]) > 0
         self._unknown = np.where(self._tells, 0, c["errors"])
-        self._is_untold = ~self._tells & ((c["arrived"] > self._both) | (self._unknown > self._both))
+        waits = (c["arrived"] > self._both) | ((self._done == 0) & (c["outstanding"] > 0))
+        self._is_untold = ~self._tells & (waits | (self._unknown > self._both))
         # Where nothing completed, failures of other kinds count, too: above all refused clients.
         failed = np.where(self._both > 0, of_kind(io, c["failed_reads"], c["failed_writes"]), c["failed"])
         self._failures = failed + np.minimum(self._unknown, np.maximum(self._done - failed, 0))

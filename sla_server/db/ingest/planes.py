@@ -12,9 +12,9 @@ less the time that the plane is missing from them.
 ``silent``: a plane that was stopped hands over one long cut when it goes on. Its counts are true, and prove
 nothing of the time in between: it served no I/O, and clients that sent some meanwhile were not heard. So that
 time is taken off again. Header key ``un`` says for how long before the cut's end the plane gave its link no
-answer; of an agent that does not send it, it is the time in which cuts of other sources came without it, from
-``SILENT_US`` on. (Where there is no other source, such an agent's stopped plane looks like a link that was
-away while its planes went on serving: its time counts.)
+answer, since it was asked; the time in which cuts of other sources came without it says so, too, from
+``SILENT_US`` on. (Of an agent that does not send the key, where there is no other source, a stopped plane
+looks like a link that was away while its planes went on serving: its time counts.)
 
 Whose streams: header key ``of`` of a cut with the samples of several sources says it row by row, as a bitmap
 for each plane (bit i, from the lowest of the first byte, is row i). An agent of before does not send it: the
@@ -198,12 +198,13 @@ def _silent(
     from_us, to_us = span
     for name in inside:
         us = said.get(name) if isinstance(said, dict) else None
-        if isinstance(us, int) and us > 0:
-            yield name, (max(from_us, to_us - us), to_us)
-        elif name in absent:
-            late = max(from_us, absent[name][0]), min(to_us, absent[name][1])
-            if late[1] - late[0] >= SILENT_US:
-                yield name, late
+        asked = (max(from_us, to_us - us), to_us) if isinstance(us, int) and us > 0 else None
+        known = absent.get(name, (0, 0))
+        late = max(from_us, known[0]), min(to_us, known[1])
+        if late[1] - late[0] < SILENT_US:
+            late = asked or (0, 0)
+        if late[1]:
+            yield name, late if asked is None else (min(late[0], asked[0]), max(late[1], asked[1]))
 
 
 def _absence(known: Span | None, is_inside: bool, span: Span) -> Span | None:

@@ -459,6 +459,12 @@ def test_what_an_agent_does_not_tell_is_no_little_demand(name: str, keys: dict[s
     assert outcome(judge_as(INDICATORS[name], told)) == ("not_applicable", "few-ios")
 
 
+def test_reads_that_hang_beside_writes_of_an_agent_that_does_not_tell_are_no_little_demand() -> None:
+    hangs = slot(0, writes=600, arrived=600, counts={(IO_WRITE, 12_000): (600, 0)}, outstanding=8)
+    assert outcome(judge_as(INDICATORS["latency"], hangs, io="read")) == ("no_data", "not-told")
+    assert outcome(judge_as(INDICATORS["latency"], hangs, io="write")) == ("good", "")
+
+
 @every_indicator
 def test_a_client_s_own_mistakes_are_no_failures_of_an_agent_that_tells(keys: str) -> None:
     """Nothing waited at the end of any cut."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from tests.support.samples import (
     T0,
     assert_database_holds,
     cuts_message,
+    gateway,
     gateway_message,
     make_cut,
     record_message,
@@ -72,6 +74,28 @@ def test_a_restart_goes_on_where_both_cursors_stand(database):
     second.drain(final=True)
     assert_database_holds(second.reader, items)
     assert archived(second) == identity(items)
+    second.close()
+
+
+def test_a_restart_knows_which_planes_were_in_the_newest_cuts(database):
+    """Plane a is stopped; the first cuts after the start are without it, too; the last is late."""
+
+    def cut_at(seq, marks, seconds=1):
+        start_us = T0 + (seq if seconds == 1 else 2) * 1_000_000
+        cut = make_cut(seq, start_us=start_us, duration_us=seconds * 1_000_000)
+        return dataclasses.replace(cut, extra={"dp": marks})
+
+    items = [cut_at(n, {"a": 1, "b": n}) for n in range(1, 31)]
+    items.append(cut_at(31, {"a": 2, "b": 30}, seconds=29))
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message(items[:20]))
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message(items[20:]))
+    second.drain(final=True)
+    gaps = second.reader.slice_inputs([], [gateway(1)], 0, 1 << 62).plane_gaps
+    # All of its 29 s twice: they are in the others' cuts, and its own late one proves nothing of them.
+    assert {row["plane"]: row["missing_us"] // 1_000_000 for row in gaps} == {"a": 58, "b": 29}
     second.close()
 
 
