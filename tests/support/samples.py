@@ -113,12 +113,15 @@ def _hidden(rng: np.random.Generator, row: int, thresholds: Sequence[int]) -> li
     return found
 
 
-def cuts_message(items: Iterable[Cut], offset_us: int = 0, live: bool = False) -> bytes:
+def cuts_message(
+    items: Iterable[Cut], offset_us: int = 0, live: bool = False, recv_us: int | None = None
+) -> bytes:
+    """Cuts as a pair posts them; received at once unless said otherwise."""
     items = list(items)
     header = {
         "pair": 0,
         "n": len(items),
-        "recv_us": [item.start_unix_us + item.duration_us + 5_000 for item in items],
+        "recv_us": [recv_us or item.start_unix_us + item.duration_us + 5_000 for item in items],
         "offset_us": [offset_us] * len(items),
         "live": [live] * len(items),
     }

@@ -99,6 +99,18 @@ def test_a_restart_knows_which_planes_were_in_the_newest_cuts(database):
     second.close()
 
 
+def test_slots_that_get_cuts_late_are_noted(rig):
+    """Of another data plane, two minutes after the others' of that time."""
+    items = [make_cut(1, start_us=T0 + 120_000_000), make_cut(2, start_us=T0 + 10_000_000)]
+    rig.feed(cuts_message(items, recv_us=T0 + 121_500_000))
+    [row] = rig.reader.late_cuts(0, T0)
+    assert (row["slot_us"], row["gateway_id"]) == (T0, gateway(1))
+    assert rig.reader.late_cuts(row["noted_us"], T0) == rig.reader.late_cuts(0, T0 + 1) == []
+    rig.clock.advance(1)
+    rig.feed(cuts_message([make_cut(3, start_us=T0 + 11_000_000)], recv_us=T0 + 122_500_000))
+    assert [each["slot_us"] for each in rig.reader.late_cuts(row["noted_us"], T0)] == [T0]
+
+
 def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot(database):
     """kill -9 leaves holes in the queue's numbers, where SQL stops and where a file stops."""
     items = [make_cut(seq) for seq in range(1, 5)]
