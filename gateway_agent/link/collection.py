@@ -7,7 +7,8 @@
 ``CollectionRound`` asks and waits. A source that does not answer in time is *left out*: the others' counts go
 into this cut. It is not waited for again until it has answered, so a stalled plane costs one poll 200 ms and
 the later ones nothing. Its late answer stays with the source and is taken by the next collection, which then
-asks it once more.
+asks it once more. Where a plane made that answer seconds after it was asked, its cut says for how long it was
+silent: it was stopped, and may have served nothing.
 
 ``sample_groups`` and ``make_cut`` merge. A cut has one interval, one threshold version and one throttle
 generation, so only samples that agree may share one:
@@ -35,7 +36,7 @@ Thread: the link's loop only; time comes as an argument.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,17 +142,20 @@ class StreamNames:
             yield Streams(tuple(StreamEntry(each, *self._streams[each]) for each in chunk))
 
 
+SILENT_NS: Final = 5_000_000_000
+"""A plane that answers sooner was busy; it may have served I/O meanwhile."""
 DEADLINE_NS: Final = 200_000_000  # a fifth of the default interval; a healthy plane answers in milliseconds
 MAX_ROUNDS: Final = 72  # a plane keeps at most 64 finished cuts; the deadline bounds the time in any case
 
 
 class CollectionRound:
-    """State: whether a collection runs, its deadline, and which sources this round waits for."""
+    """State: whether a collection runs, its deadline, which sources it waits for, and when each was asked."""
 
     def __init__(self, sources: Sequence[StatisticsSource]) -> None:
         self._sources = sources
         self._waiting: list[StatisticsSource] = []
         self._again: list[StatisticsSource] = []
+        self._asked_ns: dict[str, int] = {}
         self._rounds = 0
         self.busy = False
         self.deadline_ns = 0
@@ -166,9 +170,9 @@ class CollectionRound:
         self.failures = []
         # Late answers of a former collection are taken first; their sources hold newer counts behind them.
         self._again = [source for source in self._sources if source.sample is not None]
-        self._ask(self._sources)
+        self._ask(self._sources, now_ns)
 
-    def _ask(self, sources: Sequence[StatisticsSource]) -> None:
+    def _ask(self, sources: Sequence[StatisticsSource], now_ns: int) -> None:
         self._waiting = []
         self._rounds += 1
         for source in sources:
@@ -179,13 +183,20 @@ class CollectionRound:
             except SourceReadFailed as exc:
                 self.failures.append(exc)
             if source.awaits_answer:
+                self._asked_ns[source.name] = now_ns
                 self._waiting.append(source)
 
     def gather(self, now_ns: int) -> list[Sample] | None:
         """The samples at hand, or None while a source is still waited for."""
         if now_ns < self.deadline_ns and any(source.awaits_answer for source in self._waiting):
             return None
-        return [source.sample for source in self._sources if source.sample is not None]
+        samples = [source.sample for source in self._sources if source.sample is not None]
+        return [self._with_silence(sample) for sample in samples]
+
+    def _with_silence(self, sample: Sample) -> Sample:
+        """By the monotonic clock that link and planes share: a slow link makes no plane silent."""
+        silent_ns = sample.end_ns - self._asked_ns.get(sample.source, sample.end_ns)
+        return replace(sample, silent_us=silent_ns // 1000) if silent_ns >= SILENT_NS else sample
 
     def next_round(self, now_ns: int, taken: Sequence[Sample]) -> None:
         """The samples gathered were dealt with; ask again where there is more, else end the collection."""
@@ -196,7 +207,7 @@ class CollectionRound:
         self._again = []
         again = [source for source in self._sources if source.name in unfinished and source.sample is None]
         if again and now_ns < self.deadline_ns and self._rounds < MAX_ROUNDS:
-            self._ask(again)
+            self._ask(again, now_ns)
             if self._waiting or any(source.sample is not None for source in again):
                 return
         self.busy = False
@@ -252,7 +263,8 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     """One cut of one group. New streams are added to ``stream_names``.
 
     Header key ``dp`` names each plane's newest spooled DP_CUT: a restarted link goes on from there; ``late``
-    is there when caps held I/Os for too long, ``of`` for samples of several sources (``wire.cut``).
+    is there when caps held I/Os for too long, ``of`` for samples of several sources, ``un`` for planes that
+    were silent (``wire.cut``).
 
     Raises:
         BadCut: more streams than a cut may have; split the exports over several gateways.
@@ -265,6 +277,8 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
     extra: dict[str, Any] = {"dp": identity.marks}
     if len(group) > 1:
         extra["of"] = _planes_of_rows(group, stream_names, counters[cut.COL["stream_id"]])
+    if silent := {sample.source: sample.silent_us for sample in group if sample.silent_us and sample.mark}:
+        extra["un"] = silent
     if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
@@ -403,7 +417,9 @@ class CutSpooler:
         return dropped
 
     def _spool_cut(self, group: Sequence[Sample]) -> int:
-        marks = {**self._spool.marks, **{sample.source: sample.mark for sample in group if sample.mark}}
+        # A plane that is no longer configured is named no more: the server would wait for it.
+        marks = {name: mark for name, mark in self._spool.marks.items() if name in self._sources}
+        marks |= {sample.source: sample.mark for sample in group if sample.mark}
         identity = CutIdentity(self._gateway_id, self.epoch, self.seq + 1, marks)
         raw = cut.encode(make_cut(group, self._stream_names, identity))
         if len(raw) > MAX_CUT_BYTES:

@@ -52,7 +52,7 @@ from gateway_agent.nbd.limits import (
 from gateway_agent.nbd.stalls import StreamStalls
 from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COLUMNS, IO_READ, IO_WRITE
+from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, OUTSTANDING
 from pmdaemon.wire.rates import COST_BYTES
 
 FAILED_BIT: Final = 4
@@ -303,6 +303,8 @@ class StreamAccount:
         if lifetime == reported and not entries and not len(pendings):
             return None
         row = {name: value - reported[name] for name, value in lifetime.items()}
+        if (len(pendings) or row["errors"]) and not any(entry[0] >= FAILED for entry in entries):
+            entries.append((OUTSTANDING + IO_READ, 0, 0, 0))  # no read or write waits, and none failed
         row |= {"stream_id": 0, "inflight": inflight, "held": held}
         row |= {f"cum_{name}": lifetime[name] for name in ("reads", "writes", "read_bytes", "write_bytes")}
         taken = StreamCut(self, [row[name] for name in COLUMNS], self._hist, entries)

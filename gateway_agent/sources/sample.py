@@ -46,6 +46,7 @@ class Sample:
         more: the source holds another finished sample behind this one.
         late: volumes whose caps held I/Os for too long.
         starved_us: while the source wanted to run and its host kept it waiting; 0 if it does not say.
+        silent_us: at the end of the interval, since the source was asked for it; 0 for less than seconds.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Sample:
     more: bool = False
     late: Late = field(default_factory=dict)
     starved_us: int = 0
+    silent_us: int = 0
 
 
 def no_hist() -> npt.NDArray[Any]:

@@ -16,6 +16,8 @@ Header keys:
     dp   {plane: id}, the newest DP_CUT of each plane that went into this or an earlier cut
     of   {plane: bitmap}, in a cut of several sources: bit i, from the lowest of the first byte, says that row
          i is of that plane; the rows of no plane are the host's
+    un   {plane: us}, planes in this cut that gave the link no answer for so long before its end: they were
+         stopped and served nothing; absent when there is none
     late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
 
 Blob, little-endian:
@@ -52,7 +54,9 @@ it. IO_ANY never comes without IO_READ or IO_WRITE; so a row that has IO_ANY alo
 and has flush, trim and zeroing in it. An I/O ages until its answer is complete; not while it waits, behind
 answers, for its client to take them.
 
-An entry of nothing but zeroes is left out. An agent of before these kinds sends none of them.
+An entry of nothing but zeroes is left out, with one exception. An agent of before these kinds sends none of
+them; so in a row with something in flight or in ``errors``, but without an entry of FAILED or OUTSTANDING,
+``OUTSTANDING + IO_READ`` with zeroes says that no read or write waits, and that none failed.
 
 A cut with the flag LIVE is the newest one, sent beside a backlog for judging only; it is not acknowledged.
 """

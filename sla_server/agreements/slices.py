@@ -58,6 +58,7 @@ REASONS: Final[Mapping[str, str]] = {
     "cuts-lost": "a gateway counted I/O, but its statistics were lost on their way to the server",
     "server-down": "the server was down, and a gateway did not keep its statistics for so long",
     "not-measurable": "the statistics come from beside the I/O path, where this cannot be measured",
+    "not-told": "the gateway's agent is of a release that does not say what waits or was refused: upgrade it",
     "hung": "no I/O completed for seconds while some were outstanding",
     "failed": "more I/Os failed than the objective allows",
     "slow": "more I/Os than allowed took longer than the limit, or their mean is above it",
@@ -99,6 +100,7 @@ class StreamSlot:
         stalled_ms: longest time without a completion while I/O was outstanding; the others likewise.
         covered_us: duration of the cuts that have this stream.
         spread_us: of that, of cuts that were shared out over several slots.
+        told_us: of that, of cuts in which the agent told what waits, or what failed.
         outstanding: I/Os held or in flight at the end of a cut, at most.
         stream: tells the streams of a slice apart.
     """
@@ -126,6 +128,7 @@ class StreamSlot:
     kindless_stalled_ms: int = 0
     covered_us: int = 0
     spread_us: int = 0
+    told_us: int = 0
     outstanding: int = 0
     stream: int = 0
 

@@ -41,6 +41,7 @@ SLOT_COLUMNS: Final = (
     "kindless_stalled_ms",
     "covered_us",
     "spread_us",
+    "told_us",
     "outstanding",
 )
 LIMIT_COLUMNS: Final = (
@@ -123,6 +124,38 @@ class SlotTable:
         edges = EDGES_NS[1:].astype(np.float64) / 1000
         return float_sums(at, count * edges[bucket], len(row))
 
+    def least_us(self, row: Ints, io: Ints, number: Ints) -> Floats:
+        """What that many I/Os took together at least, by lower bucket edges, by row."""
+        at, bucket, count = self._ordered(row, io)
+        picked = _first(at, count, number[at])
+        return float_sums(at, picked * (EDGES_NS[bucket] / 1000), len(row))
+
+    def most_us(self, row: Ints, io: Ints, number: Ints, others: Ints, limit_us: Ints) -> Floats:
+        """What that many I/Os, all but some ``others``, took together at most, by row.
+
+        By upper bucket edges, and by what was counted against a limit: those of them that took longer are no
+        more than its counts say, and the rest took no longer than the limit. The limit is -1 for none.
+        """
+        counts, is_there = self.counts(row, io, limit_us)
+        is_exact = is_there & (counts["counted"] == number + others) & (counts["failed"] == others)
+        slow = np.where(is_exact, np.maximum(counts["missed"] - counts["failed_missed"], 0), number)
+        at, bucket, count = (column[::-1] for column in self._ordered(row, io))
+        upper_us: Floats = EDGES_NS[bucket + 1] / 1000
+        beyond = _first(at, count, np.minimum(slow, number)[at])
+        found: Floats = float_sums(at, beyond * upper_us, len(row))
+        is_below = EDGES_NS[bucket] < limit_us[at] * 1000
+        at, count, upper_us = at[is_below], count[is_below], upper_us[is_below]
+        rest = _first(at, count, np.maximum(number - slow, 0)[at])
+        most_us: Floats = np.minimum(upper_us, limit_us[at].astype(np.float64))
+        found += float_sums(at, rest * most_us, len(row))
+        return found
+
+    def _ordered(self, row: Ints, io: Ints) -> tuple[Ints, Ints, Ints]:
+        """``_entries``, ordered by row and bucket."""
+        at, bucket, count = self._entries(row, io)
+        order = np.lexsort((bucket, at))
+        return at[order], bucket[order], count[order]
+
     def _entries(self, row: Ints, io: Ints) -> tuple[Ints, Ints, Ints]:
         """(index of ``row``, bucket 0..98, count) of the histogram entries of the io kind."""
         of_row, bucket, count = self.hist
@@ -146,6 +179,15 @@ def expanded(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     at = np.repeat(np.arange(len(low), dtype=np.int64), lengths)
     first = np.cumsum(lengths) - lengths
     return at, np.arange(len(at), dtype=np.int64) - first[at] + low[at]
+
+
+def _first(at: Ints, count: Ints, most: Ints) -> Ints:
+    """Of counts, those of one row side by side: the first ``most`` of each row, in their order."""
+    before = np.cumsum(count) - count
+    starts = np.flatnonzero(np.append(True, at[1:] != at[:-1])[: len(at)])
+    lengths = np.diff(np.append(starts, len(at)))
+    found: Ints = np.clip(most - (before - np.repeat(before[starts], lengths)), 0, count)
+    return found
 
 
 def of_kind(io: Ints, reads: Ints, writes: Ints) -> Ints:

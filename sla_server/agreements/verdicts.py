@@ -13,10 +13,17 @@ and were not if it was hi. How many of them left the band in this slice follows 
 
     left = (settled - overdue) of lo - (settled - overdue) of hi
 
-From hi to lo all of them are missed here: they are added, as lo's ``settled`` takes them off. From lo to hi
-they are taken off n, and off the missed ones unless they completed in time for hi; how many did is known only
-as at most the completions between lo and hi, so then the slice is inexact. (I/Os that are in the band at both
-borders are left to the next slice.)
+That is a difference: those in the band at the slice's own end hide as many that left; of them there are at
+most as many as came beyond lo in it, and as were outstanding at the end of some cut. The slice before bounds
+those of its beginning in the same way. Those whose client left from within the band are in none of the terms.
+Where the bounds do not meet, the slice is inexact, and the worst of what is possible is taken. From hi to lo
+all that were in the band are missed here: they are added, as lo's ``settled`` takes them off. From lo to hi
+they are taken off n, and off the missed ones unless they completed in time for hi; how many did may be known
+only as a range, too.
+
+What an agent does not tell. One of before these entries says nothing of what waits or was refused. Where such
+a stream has arrivals without a completion, or failures of nothing that completed, few I/Os are no proof of
+little demand: the slice has no data.
 
 Outstanding I/O of a kind. Agents tell reads from writes; what agents of before say is of all kinds together,
 flush and trim, too ("kindless"). For a promise of one kind it counts unless that kind completed and its
@@ -30,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -62,6 +70,7 @@ SPREAD_SLACK: Final = 8
 METRICS: Final = ("latency", "mean_latency", "iops", "throughput", "availability")
 _LATENCY, _MEAN, _IOPS, _THROUGHPUT, _AVAILABILITY = range(len(METRICS))
 MOST_STEPS: Final = 8
+_UNKNOWN: Final = 1 << 40  # I/Os: more than there are, and sums of many fit int64
 
 
 class Rule(NamedTuple):
@@ -123,6 +132,8 @@ class DueSlices:
         pair_slice: index of each pair's slice, rising, shape (pairs,).
         pair_row: row of each pair.
         pair_stream: number of each pair's stream; pairs of a slice are ordered by it.
+        before: the same three of the slots of the slice before, for slices with a step in ``before_us``;
+            None if they are not known.
     """
 
     rules: Sequence[Rule]
@@ -134,6 +145,7 @@ class DueSlices:
     pair_slice: Ints
     pair_row: Ints
     pair_stream: Ints
+    before: tuple[Ints, Ints, Ints] | None = None
 
 
 @dataclass(slots=True)
@@ -216,8 +228,10 @@ class _Judging:
         self._done = of_kind(io, c["reads"], c["writes"])
         self._bytes = of_kind(io, c["read_bytes"], c["write_bytes"])
         # An agent that tells failures by kind counts its clients' own mistakes in ``errors`` alone.
-        says_more = (c["failed"] | c["oldest_ms"] | c["stalled_ms"]) > 0
-        self._unknown = np.where(says_more, 0, c["errors"])
+        self._tells = (c["told_us"] | c["failed"] | c["oldest_ms"] | c["stalled_ms"]) > 0
+        self._unknown = np.where(self._tells, 0, c["errors"])
+        waits = (c["arrived"] > self._both) | ((self._done == 0) & (c["outstanding"] > 0))
+        self._is_untold = ~self._tells & (waits | (self._unknown > self._both))
         # Where nothing completed, failures of other kinds count, too: above all refused clients.
         failed = np.where(self._both > 0, of_kind(io, c["failed_reads"], c["failed_writes"]), c["failed"])
         self._failures = failed + np.minimum(self._unknown, np.maximum(self._done - failed, 0))
@@ -227,8 +241,12 @@ class _Judging:
         self._wait()
         self.offered = _offered(table, params, self._of, self._row) * 1e6 / due.length_us
         self.threshold_us = params.threshold_us(self.offered)
-        self.n = self._sum(self._done)
-        self.missed = self._sum(np.where(self._metric == _LATENCY, 0, self._failures))
+        # What is excluded is in no figure; a percentile's own counts say what that is.
+        is_latency = self._metric == _LATENCY
+        self._failed = np.minimum(self._failures, self._done)
+        self._left_out = np.where(self._errors_count | is_latency, 0, self._failed)
+        self.n = self._sum(self._done - self._left_out)
+        self.missed = self._sum(np.where(self._errors_count & ~is_latency, self._failures, 0))
         self.inexact = self._any((c["spread_us"] > 0) | (self._errors_count & (self._unknown > 0)))
         self.is_measurable = np.ones(self._size, dtype=np.bool_)
         self.fault = np.full(self._size, "", dtype="<U16")
@@ -266,8 +284,9 @@ class _Judging:
             for name, whole in zip(kindless, ("oldest_ms", "stalled_ms"), strict=True)
         )
         # An agent that says nothing of stalls shows I/O in flight all the time, and that none came or went.
-        tells = (said | c["oldest_ms"] | c["stalled_ms"]) > 0
-        is_silent = ~tells & (c["arrived"] == 0) & (self._both == 0) & (c["outstanding"] > 0)
+        # (Of one that does it is flush or trim, which concerns no promise.)
+        is_silent = ~(self._tells | (said > 0)) & (c["arrived"] == 0) & (self._both == 0)
+        is_silent &= c["outstanding"] > 0
         stalled = np.maximum(stalled, np.where(is_silent, c["covered_us"] // 1000, 0))
         counted, passed = self._table.overdue_of
         place = row * 4 + io
@@ -367,23 +386,56 @@ class _Judging:
             return
         of, row, io = self._of[at], self._row[at], self._io[at]
         now_us, before_us = self.threshold_us[of], self._due.before_us[of]
-        low, _ = self._table.counts(row, io, np.minimum(now_us, before_us))
-        high, _ = self._table.counts(row, io, np.maximum(now_us, before_us))
+        low, has_low = self._table.counts(row, io, np.minimum(now_us, before_us))
+        high, has_high = self._table.counts(row, io, np.maximum(now_us, before_us))
         stream = self._due.pair_stream[at]
         starts = np.flatnonzero(np.append(True, (of[1:] != of[:-1]) | (stream[1:] != stream[:-1])))
-        left, between = (
-            np.maximum(np.add.reduceat(values, starts), 0)
-            for values in (
-                (low["settled"] - low["overdue"]) - (high["settled"] - high["overdue"]),
-                low["missed"] - high["missed"],
-            )
-        )
+        total = partial(np.add.reduceat, indices=starts)
+        left = np.maximum(total((low["settled"] - low["overdue"]) - (high["settled"] - high["overdue"])), 0)
+        # Those that may have come into the band, and be in it at the end; those whose client left.
+        came = np.minimum(total(low["overdue"]), np.maximum.reduceat(self._c["outstanding"][at], starts))
+        gone = total(self._table.abandoned(row, io)[0])
         of, is_stricter = of[starts], (now_us < before_us)[starts]
-        sure = np.maximum(left - between, 0)
-        missed = np.where(is_stricter, left, -sure)
-        self.missed += added(of, missed, self._size)
-        self.n += added(of, np.where(is_stricter, left, -left), self._size)
-        self.inexact[of[~is_stricter & (sure != left)]] = True
+        most = left + came + np.where(is_stricter, gone, 0)
+        most = np.maximum(np.minimum(most, self._most_before(of, stream[starts])), left)
+        # Of those that were counted before: which were in time for this step, and which are in no n here.
+        in_time = np.minimum(total(low["missed"] - high["missed"]), total(low["settled"] - high["settled"]))
+        failed = total(low["settled_failed"])
+        slow = total(high["missed"] + high["overdue"] - high["settled"])
+        slow += total(low["failed_missed"] - high["failed_missed"])
+        least_off = np.maximum(np.maximum(left - failed, 0) - np.maximum(in_time, 0), 0)
+        most_off = np.minimum(most, np.maximum(slow, 0))
+        self.missed += added(of, np.where(is_stricter, most, -least_off), self._size)
+        self.n += added(of, np.where(is_stricter, most, -most), self._size)
+        is_unsure = most > left
+        # One that fails in the first cut is left out, if failures are; else it was missed at either step.
+        is_unsure |= (failed > 0) & (most > 0) & ~(is_stricter & self._params.counts_errors[of])
+        is_unsure |= ~is_stricter & (least_off < most_off)
+        is_unsure |= np.logical_or.reduceat(has_low != has_high, starts)
+        self.inexact[of[is_unsure]] = True
+
+    def _most_before(self, of: Ints, stream: Ints) -> Ints:
+        """I/Os that may have been in the band at the beginning of slices, by the slots before it.
+
+        Args:
+            of: index of each slice.
+            stream: of it; together they rise.
+        """
+        if self._due.before is None:
+            return np.full(len(of), _UNKNOWN)
+        slice_, row, number = self._due.before
+        place = np.searchsorted((of << 32) | stream, (slice_ << 32) | number)
+        inside = np.minimum(place, len(of) - 1)
+        is_there = (of[inside] == slice_) & (stream[inside] == number)
+        slice_, row, place = slice_[is_there], row[is_there], inside[is_there]
+        limit_us = np.minimum(self.threshold_us[slice_], self._due.before_us[slice_])
+        columns = self._table.columns
+        counts, is_counted = self._table.counts(row, self._params.io[slice_], limit_us)
+        is_unknown = ~is_counted & (columns["reads"][row] + columns["writes"][row] > 0)
+        came = added(place, np.where(is_unknown, _UNKNOWN, counts["overdue"]), len(of))
+        waited = np.zeros(len(of), dtype=np.int64)
+        np.maximum.at(waited, place, np.where(is_unknown, _UNKNOWN, columns["outstanding"][row]))
+        return np.minimum(came, waited)
 
     def _find_mean(self, mine: Bools) -> None:
         at = np.flatnonzero(mine[self._of])
@@ -398,6 +450,14 @@ class _Judging:
         self.is_measurable[of[is_blind & (done > 0)]] = False
         total[is_blind] = 0.0
         limit_us, oldest_us = self.threshold_us[of], self._oldest_us[at]
+        fails = np.flatnonzero(self._left_out[at])
+        if len(fails):
+            # The histogram holds what failed, too: the others took at most this.
+            kept, gone = (done - self._left_out[at])[fails], self._left_out[at][fails]
+            most = self._table.most_us(row[fails], io[fails], kept, gone, limit_us[fails])
+            least = self._table.least_us(row[fails], io[fails], gone)
+            total[fails] = np.minimum(most, np.maximum(total[fails] - least, 0))
+            self.inexact[of[fails]] = True
         # What its client gave up has taken at least its age; left out where it would make the mean better.
         ended, ages_us = self._table.abandoned(row, io)
         more = np.where((limit_us >= 0) & (ages_us > limit_us * ended), ended, 0)
@@ -419,21 +479,20 @@ class _Judging:
 
     def _find_rate(self, mine: Bools) -> None:
         """IOPS and throughput: what was delivered, of what was promised or asked for."""
-        done, size = self._sum(self._done), self._sum(self._bytes)
-        failed = self._sum(self._failures)
-        asked = float_sums(self._of, self._asked(), self._size)
-        wanted = np.where(self._params.counts_errors, asked, np.maximum(asked - failed, 0))
+        served, size = self._sum(self._done - self._failed), self._sum(self._bytes)
+        wanted = np.maximum(float_sums(self._of, self._asked() - self._left_out, self._size), 0.0)
         is_bytes = self._params.metric == _THROUGHPUT
-        unit = np.where(is_bytes, size / np.maximum(done, 1), 1.0)
+        # Bytes are counted of what succeeded.
+        unit = np.where(is_bytes, size / np.maximum(served, 1), 1.0)
         per_s = 1e6 / self._due.length_us
-        delivered, demand = (done - failed) * unit * per_s, wanted * unit * per_s
+        delivered, demand = served * unit * per_s, wanted * unit * per_s
         promised = self._params.promised
-        # Nothing completed, so sizes are not known: what was asked for may have been all that is promised.
-        demand = np.where(is_bytes & (done == 0) & (wanted > 0), promised, demand)
+        # Nothing was served, so sizes are not known: what was asked for may have been all that is promised.
+        demand = np.where(is_bytes & (served == 0) & (wanted > 0), promised, demand)
         is_below = delivered < DELIVERED_RATIO * np.minimum(promised, demand)
         # Beside the I/O path demand is not known: what was not served may have been asked for.
         unclear = ~is_below & (delivered < promised) & self._any(self._is_beside)
-        self.n = np.where(mine, np.maximum(done, np.rint(asked).astype(np.int64)), self.n)
+        self.n = np.where(mine, np.maximum(self.n, np.rint(wanted).astype(np.int64)), self.n)
         self.measured = np.where(mine, delivered, self.measured)
         self.fault[mine & is_below] = "below"
         self.is_measurable &= ~(mine & unclear)
@@ -469,8 +528,10 @@ class _Judging:
         nothing = np.full(size, "", dtype="<U16")
         thin = coverage < MIN_COVERAGE_RATIO
         blind = ~self.is_measurable & (self.fault == "")
-        cases = [due.is_excluded, thin, lost != "", blind, inapplicable != "", self.fault != ""]
-        state = np.select(cases, ["excluded", "no_data", "bad", "no_data", "not_applicable", "bad"], "good")
+        untold = (inapplicable == "few-ios") & self._any(self._is_untold)
+        cases = [due.is_excluded, thin, lost != "", blind, untold, inapplicable != "", self.fault != ""]
+        states = ["excluded", "no_data", "bad", "no_data", "no_data", "not_applicable", "bad"]
+        state = np.select(cases, states, "good")
         reason = np.select(
             cases,
             [
@@ -478,6 +539,7 @@ class _Judging:
                 np.full(size, "no-samples"),
                 lost,
                 np.full(size, "not-measurable"),
+                np.full(size, "not-told"),
                 inapplicable,
                 self.fault,
             ],
@@ -501,11 +563,11 @@ class _Judging:
     def _inapplicable(self) -> npt.NDArray[np.str_]:
         """The clause that fails, a reason; or nothing."""
         params, c = self._params, self._c
-        reads, writes, done = self._sum(c["reads"]), self._sum(c["writes"]), self._sum(self._done)
-        size = self._sum(self._bytes)
+        reads, writes = self._sum(c["reads"]), self._sum(c["writes"])
+        served, size = self._sum(self._done - self._failed), self._sum(self._bytes)
         is_large = np.zeros(self._size, dtype=np.bool_)
         finite = np.isfinite(params.max_mean_bytes)
-        is_large[finite] = size[finite] > params.max_mean_bytes[finite] * done[finite]
+        is_large[finite] = size[finite] > params.max_mean_bytes[finite] * served[finite]
         return np.select(
             [
                 params.has_curve & (self.threshold_us < 0),

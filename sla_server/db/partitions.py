@@ -159,6 +159,7 @@ RULES: Final = (
     RetentionRule("rollup_missed", "slot_us", "rollups_days"),
     RetentionRule("coverage", "slot_us", "coverage_days"),
     RetentionRule("plane_gaps", "slot_us", "coverage_days"),
+    RetentionRule("late_cuts", "slot_us", "coverage_days"),
     RetentionRule("outages", "to_us", "coverage_days"),
     RetentionRule("rollup_hours", "hour_us", "hours_days"),
     RetentionRule("slices", "start_us", "slices_days"),

@@ -153,7 +153,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
-    *(_count(name) for name in (*FAILED, *OUTSTANDING, "spread_us")),
+    *(_count(name) for name in (*FAILED, *OUTSTANDING, "spread_us", "told_us")),
     postgresql_partition_by="RANGE (slot_us)",
 )
 
@@ -186,6 +186,10 @@ coverage = Table(
     _key("gateway_id", Text),
     *(_count(name) for name in ("covered_us", "cuts", "gap_cuts", "gap_ios")),
     postgresql_partition_by="RANGE (slot_us)",
+)
+
+late_cuts = Table(
+    "late_cuts", metadata, _key("slot_us", BigInteger), _key("gateway_id", Text), _count("noted_us")
 )
 
 plane_gaps = Table(

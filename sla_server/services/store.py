@@ -83,6 +83,10 @@ class SqlReads:
         """from_us and to_us of the times in which the server was down, of those that overlap the range."""
         return self._reader.outages(from_us, to_us)
 
+    def late_cuts(self, after_us: int, from_us: int) -> list[Row]:
+        """slot_us, gateway_id, noted_us of slots that got cuts after they may have been judged."""
+        return self._reader.late_cuts(after_us, from_us)
+
     def has_event(self, event_id: str, at_us: int) -> bool:
         """Whether an event that happened at ``at_us`` is in SQL."""
         cursor: str | None = None

@@ -113,12 +113,15 @@ def _hidden(rng: np.random.Generator, row: int, thresholds: Sequence[int]) -> li
     return found
 
 
-def cuts_message(items: Iterable[Cut], offset_us: int = 0, live: bool = False) -> bytes:
+def cuts_message(
+    items: Iterable[Cut], offset_us: int = 0, live: bool = False, recv_us: int | None = None
+) -> bytes:
+    """Cuts as a pair posts them; received at once unless said otherwise."""
     items = list(items)
     header = {
         "pair": 0,
         "n": len(items),
-        "recv_us": [item.start_unix_us + item.duration_us + 5_000 for item in items],
+        "recv_us": [recv_us or item.start_unix_us + item.duration_us + 5_000 for item in items],
         "offset_us": [offset_us] * len(items),
         "live": [live] * len(items),
     }
@@ -191,6 +194,7 @@ class Model:
             mark = (item.gateway_id, item.epoch)
             model.marks[mark] = max(item.seq, model.marks.get(mark, 0))
             ids = item.column("stream_id").tolist()
+            telling = {row for row, io, *_ in item.missed.tolist() if io >= cuts.OVERDUE}
             for row, stream_id in enumerate(ids):
                 sums = model.slots[slot, stream_id]
                 for name in schema.COUNTERS:
@@ -198,6 +202,7 @@ class Model:
                 sums["covered_us"] += item.duration_us
                 for name in (*schema.FAILED, *schema.OUTSTANDING, "spread_us"):
                     sums[name] += 0
+                sums["told_us"] += item.duration_us if row in telling else 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))
                 sums["inflight_max"] = max(sums["inflight_max"], int(item.counters[COL["inflight"]][row]))
             for row, bucket, count in item.hist.tolist():

@@ -141,6 +141,10 @@ class FakeStore:
         rows = self._table("outages", "outages")
         return [row for row in rows if row["from_us"] < to_us and row["to_us"] > from_us]
 
+    def late_cuts(self, after_us: int, from_us: int) -> list[Row]:
+        rows = self._table("late_cuts", "late_cuts")
+        return [row for row in rows if row["noted_us"] > after_us and row["slot_us"] >= from_us]
+
     def has_event(self, event_id: str, at_us: int) -> bool:
         return any(row["event_id"] == event_id for row in self._table("events", "has_event"))
 
@@ -214,7 +218,15 @@ class FakeStore:
                 "gap_ios": gap_ios,
             }
         )
+        if slot_us + MINUTE_US <= self.progress_us.get(gateway, 0):
+            self.add_late(slot_us, gateway)
         self.progress_us[gateway] = max(self.progress_us.get(gateway, 0), slot_us + MINUTE_US)
+
+    def add_late(self, slot_us: int, gateway: str = GATEWAY) -> None:
+        """What ingest notes of cuts that may come after their slice was judged."""
+        rows = self.tables.setdefault("late_cuts", [])
+        noted_us = max([*self.progress_us.values(), *(row["noted_us"] + 1 for row in rows)])
+        rows.append({"slot_us": slot_us, "gateway_id": gateway, "noted_us": noted_us})
 
 
 class FakeController:

@@ -15,7 +15,7 @@ Pure: no clock, no I/O. Not thread-safe: belongs to the writer thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,10 +29,10 @@ from sla_server.db.ingest.counters import CounterMemory
 from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.ingest.planes import PlaneMemory
 from sla_server.db.ingest.refusals import RefusedClients
-from sla_server.db.ingest.spread import shares, spread
-from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
+from sla_server.db.ingest.spread import overlap_us, shares, spread
+from sla_server.db.schema import COUNTERS, DAY_US, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
 
-SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", *FAILED)
+SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", "told_us", *FAILED)
 """Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
 MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING)
 _FIRST_ROWS: Final = 256
@@ -43,7 +43,7 @@ FULL_CUTS: Final = 1 << 13  # of one stream: with another batch they stay below 
 SLOTS_AT_MINUTE_END: Final = 2  # a window has that many whenever a minute ends
 _COARSE: Final = (np.arange(TOTAL_BUCKETS, dtype=np.int64) % BUCKETS) >> 1
 _CUTS: Final = SUMS.index("cuts")
-ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", *FAILED)
+ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", "told_us", *FAILED)
 HOUR_SUMS: Final = (*COUNTERS, "covered_us", "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
 ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING)
@@ -51,6 +51,8 @@ _FIRST_FAILED: Final = SUMS.index(FAILED[0])
 _FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING[0])
 _EVERY_KIND: Final = np.array((IO_ANY, IO_READ, IO_WRITE))
 _KEY: Final = (1 << 59) - 1  # of a key of MissedSums, without what is counted
+RETIRED_US: Final = DAY_US
+"""As in ``judging.track``: slices are judged without a gateway that is further behind."""
 GatewaySums = dict[tuple[int, str], list[int]]
 _KeySums = tuple[Int64s, Int64s, Int64s]
 _SETTLED_FAILED: Final = 3
@@ -244,18 +246,65 @@ class MissedSums:
 
 
 class IngestMemory:
-    """What is remembered of cuts from window to window; nothing of it after a start.
+    """What is remembered of cuts from window to window.
+
+    After a start it is what the queue still has of cuts before the cursor (``writer``). A window that is
+    dropped takes back what its cuts made of it (``IngestWindow.reset``), so that they say the same again.
 
     Attributes:
         counters: lifetime counters.
         planes: which planes are in a cut, and whose streams are whose.
         refused: clients that were refused because the storage is not there.
+        ends_us: gateway_id to the end of its newest cut.
+        returning: gateway_id to the time that was judged without it, while it catches up.
     """
 
     def __init__(self, slot_us: int) -> None:
+        self._slot_us = slot_us
         self.counters = CounterMemory()
         self.planes = PlaneMemory()
         self.refused = RefusedClients(slot_us)
+        self.ends_us: dict[str, int] = {}
+        self.returning: dict[str, tuple[int, int]] = {}
+
+    def begin_again(self) -> None:
+        """Cuts of before may come again: a database was restored."""
+        self.counters.begin_again()
+        self.planes.begin_again()
+        self.refused.begin_again()
+
+    def copy(self) -> tuple[Any, ...]:
+        """All of it, for ``go_back``."""
+        parts = self.counters.copy(), self.planes.copy(), self.refused.copy()
+        return (*parts, dict(self.ends_us), dict(self.returning))
+
+    def go_back(self, state: tuple[Any, ...]) -> None:
+        """What ``copy`` returned is remembered again."""
+        counters, planes, refused, ends_us, returning = state
+        self.counters.go_back(counters)
+        self.planes.go_back(planes)
+        self.refused.go_back(refused)
+        self.ends_us, self.returning = dict(ends_us), dict(returning)
+
+    def late_slots(self, item: IngestedCut, slots: Iterable[int]) -> list[int]:
+        """Of the slots of a cut those that may have been judged without it; notes how far its gateway is.
+
+        That is what lies before the end of a cut that came earlier: another data plane was not waited for.
+        And what was more than RETIRED_US behind the newest cut of a gateway that now catches up.
+        """
+        name, end_us = item.cut.gateway_id, min(item.end_us, item.recv_us)
+        known_us = min(self.ends_us.get(name, 0), item.recv_us)
+        self.ends_us[name] = max(end_us, known_us)
+        if known_us and item.recv_us - known_us > RETIRED_US:
+            self.returning.setdefault(name, (known_us + RETIRED_US, item.recv_us))
+        from_us, to_us = self.returning.get(name, (0, 0))
+        if end_us >= to_us:
+            self.returning.pop(name, None)
+        return [
+            slot
+            for slot in slots
+            if slot + self._slot_us <= known_us or (slot + self._slot_us > from_us and slot < to_us)
+        ]
 
 
 class IngestWindow:
@@ -273,6 +322,7 @@ class IngestWindow:
         coverage: (slot_us, gateway_id) to [covered_us, cuts, gap_cuts, gap_ios]; time in the slots it was in,
             the rest in that of the cut's start.
         plane_gaps: (slot_us, gateway_id, plane) to how long cuts were without that plane (``planes``).
+        late: (slot_us, gateway_id) of slots that may have been judged before this came.
         stream_planes: stream_id to the planes that are newly known to have it.
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
         marks: (gateway_id, epoch) to the highest seq.
@@ -282,16 +332,27 @@ class IngestWindow:
     def __init__(self, slot_us: int, memory: IngestMemory | None = None) -> None:
         self._slot_us = slot_us
         self._memory = memory or IngestMemory(slot_us)
-        self.reset()
+        self._before: tuple[Any, ...] | None = None
+        self._begin()
 
     def reset(self) -> None:
-        """Begin again: what it holds is committed, or will be read again."""
+        """Drop what it holds, and what that made of the memory: it will be read again, or never counts.
+
+        Of windows with one memory, the newest goes first.
+        """
+        if self._before is not None:
+            self._memory.go_back(self._before)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._before = None
         self.first_seq = self.last_seq = 0
         self.slots: dict[int, Accumulator] = {}
         self.hours: dict[int, Accumulator] = {}
         self.missed: dict[int, MissedSums] = {}
         self.coverage: GatewaySums = {}
         self.plane_gaps: dict[tuple[int, str, str], int] = {}
+        self.late: set[tuple[int, str]] = set()
         self.stream_planes: dict[int, frozenset[str]] = {}
         self.newest: dict[str, list[int]] = {}
         self.marks: dict[tuple[str, int], int] = {}
@@ -311,6 +372,8 @@ class IngestWindow:
 
     def absorb(self, batch: DecodedBatch) -> None:
         """Add a batch, which follows directly."""
+        if self._before is None:
+            self._before = self._memory.copy()
         self.first_seq = self.first_seq or batch.first_seq
         self.last_seq = batch.last_seq
         for key, seq in batch.marks.items():
@@ -319,23 +382,30 @@ class IngestWindow:
             for gateway_id, epoch, seq in spool_floors(header):
                 self.marks[gateway_id, epoch] = max(seq, self.marks.get((gateway_id, epoch), 0))
         if batch.columns is not None:
-            self._add_gateways(batch.cuts)
-            items = spread(batch.cuts, self._slot_us)
+            idle = self._add_gateways(batch.cuts)
+            items = spread(batch.cuts, self._slot_us, idle)
             columns = batch.columns if items is batch.cuts else columns_of(items)
             self._add_rows(CutRows(items, columns))
 
-    def _add_gateways(self, items: Sequence[IngestedCut]) -> None:
-        """A row a cut, not a row a stream."""
-        for item in items:
+    def _add_gateways(self, items: Sequence[IngestedCut]) -> dict[int, tuple[int, int]]:
+        """A row a cut, not a row a stream; index of cuts to the time in which they served nothing."""
+        idle: dict[int, tuple[int, int]] = {}
+        for index, item in enumerate(items):
             cut, start_us = item.cut, item.start_us
             said = self._memory.planes.look(cut, item.end_us)
             self.stream_planes.update(said.streams)
+            if said.idle is not None:
+                idle[index] = said.idle
             parts = list(shares(start_us, cut.duration_us, self._slot_us))
+            late = self._memory.late_slots(item, (slot_us for slot_us, _ in parts))
+            self.late.update((slot_us, cut.gateway_id) for slot_us in late)
             for slot_us, covered_us in parts:
                 self.coverage.setdefault((slot_us, cut.gateway_id), [0, 0, 0, 0])[0] += covered_us
                 for plane in said.missing:
-                    key = slot_us, cut.gateway_id, plane
-                    self.plane_gaps[key] = self.plane_gaps.get(key, 0) + covered_us
+                    self._add_gap(slot_us, cut.gateway_id, plane, covered_us)
+                for plane, span in said.silent.items():
+                    us = overlap_us(max(slot_us, start_us), slot_us + self._slot_us, span)
+                    self._add_gap(slot_us, cut.gateway_id, plane, min(us, covered_us))
             sums = self.coverage[parts[0][0], cut.gateway_id]
             sums[1] += 1
             sums[2] += cut.gap
@@ -344,6 +414,12 @@ class IngestWindow:
             # No cut ends after its receipt: an agent's clock that jumps must not say how far it got.
             end_us = min(start_us + cut.duration_us, item.recv_us)
             last[:] = max(last[0], end_us), max(last[1], item.recv_us), item.offset_us
+        return idle
+
+    def _add_gap(self, slot_us: int, gateway_id: str, plane: str, us: int) -> None:
+        if us:
+            key = slot_us, gateway_id, plane
+            self.plane_gaps[key] = self.plane_gaps.get(key, 0) + us
 
     def _add_rows(self, rows: CutRows) -> None:
         self._add_refusals(rows)

@@ -259,6 +259,7 @@ class CutRows:
         completed: reads and writes, shape (n,).
         refused: whether clients were refused and nothing completed, (n,).
         tells_kind: whether outstanding I/O is of one kind, which agents of before do not tell, (n,).
+        tells: whether anything is said of I/O that waits or failed; agents before those say nothing, (n,).
     """
 
     def __init__(self, items: Sequence[IngestedCut], columns: CutColumns) -> None:
@@ -284,7 +285,7 @@ class CutRows:
         self.completed: Int64s = counters[COL["reads"]] + counters[COL["writes"]]
         self._starts_us, self._durations_us = start_us, durations_us
         entry_row = columns.missed["row"] + np.repeat(offsets, columns.missed_entries)
-        self._sort_missed(columns.missed, entry_row, self.completed + counters[COL["others"]])
+        self._sort_missed(columns.missed, entry_row, counters[COL["others"]])
         held = counters[COL["held"]]
         was_held = (counters[COL["delay_sum_us"]] > 0) | (held > 0)
         self.sums = [
@@ -294,6 +295,7 @@ class CutRows:
             self._missed_any(),
             (part <= 1).astype(np.int64),
             np.where(part > 0, duration_us, 0),
+            np.where(self.tells, duration_us, 0),
         ]
         self.maxima = [held, counters[COL["inflight"]], self.start_us + duration_us]
 
@@ -302,10 +304,10 @@ class CutRows:
         start_us = int(self._starts_us[item])
         return start_us, start_us + int(self._durations_us[item])
 
-    def _sort_missed(self, missed: npt.NDArray[Any], row: Int64s, done: Int64s) -> None:
+    def _sort_missed(self, missed: npt.NDArray[Any], row: Int64s, others: Int64s) -> None:
         """Entries by what they say; nearly always all of them compare completions with a limit.
 
-        ``done``: completions of any kind, shape (n,).
+        ``others``: completions of no read and no write, shape (n,).
         """
         nothing: Int64s = np.zeros(0, dtype=np.int64)
         self.missed, self.missed_row = missed, row
@@ -314,18 +316,19 @@ class CutRows:
         self.failed_row = self.outstanding_row = nothing
         self.settled_failed, self.settled_failed_row = (nothing, nothing, nothing, nothing), nothing
         self.tells_kind = np.zeros(self.n, dtype=np.bool_)
+        self.tells = np.zeros(self.n, dtype=np.bool_)
         self.refused = np.zeros(self.n, dtype=np.bool_)
         kind = missed["io"]
         if not len(kind) or int(kind.max()) < OVERDUE:
             return
+        self.tells[row[kind >= OVERDUE]] = True
         is_outstanding = kind >= OUTSTANDING
         is_failed = (kind >= FAILED) & ~is_outstanding & (missed["threshold_us"] == 0)
         self.tells_kind = self._sort_outstanding(missed[is_outstanding], row[is_outstanding])
         found = missed[is_failed]
         self.failed_row = row[is_failed]
         self.failed = found["io"].astype(np.int64) - FAILED, found["counted"].astype(np.int64)
-        refused = refused_clients(np.zeros(self.n, dtype=np.int64), self.failed, self.failed_row, done)
-        self.refused = refused > 0
+        self.refused = has_refusals(self.completed, others, self.failed, self.failed_row)
         of_limits = ~is_outstanding & ~is_failed
         self.missed, self.missed_row = missed[of_limits], row[of_limits]
         if len(self.missed):
@@ -380,20 +383,24 @@ class CutRows:
         return most
 
 
-def refused_clients(counts: Int64s, failed: tuple[Int64s, Int64s], row: Int64s, done: Int64s) -> Int64s:
-    """Clients that were refused because the storage is not there, by row; 0 for rows in which I/O completed.
+def has_refusals(
+    completed: Int64s, others: Int64s, failed: tuple[Int64s, Int64s], row: Int64s
+) -> npt.NDArray[np.bool_]:
+    """Rows in which clients were refused because the storage is not there, and nothing succeeded.
 
-    Failures that are of no read and no write may be of flush and trim, too, unless nothing completed.
+    A refused client counts as a failed request of no kind, in ``others``, too. So does a flush or trim that
+    fails: storage of which that is all there is to tell is taken to be gone.
 
     Args:
-        counts: zeros, shape (rows,); changed.
+        completed: reads and writes, shape (rows,).
+        others: completions of no read and no write, shape (rows,).
         failed: (io, count) of FAILED entries with threshold 0.
         row: of each of them.
-        done: completions of any kind, shape (rows,).
     """
     io, count = failed
-    np.add.at(counts, row, np.where(io == IO_ANY, count, -count))
-    found: Int64s = np.where(done == 0, np.maximum(counts, 0), 0)
+    refused = np.zeros(len(completed), dtype=np.int64)
+    np.add.at(refused, row, np.where(io == IO_ANY, count, -count))
+    found: npt.NDArray[np.bool_] = (completed == 0) & (refused > 0) & (others <= refused)
     return found
 
 

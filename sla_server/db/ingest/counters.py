@@ -6,7 +6,8 @@ I/Os that an agent saw and that no cut tells of. A host that was gone counts not
 cuts can be compared, and only within one epoch, as counters begin at 0 with each.
 
 State: of each gateway the newest cut's counters; nothing after a start, so the first cut of each proves
-nothing then. Belongs to the writer thread; no I/O.
+nothing then. Values are replaced, never changed, so that ``copy`` is cheap. Belongs to the writer thread; no
+I/O.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ class CounterMemory:
 
     def __init__(self) -> None:
         self._newest: dict[str, _Newest] = {}
+
+    def copy(self) -> dict[str, _Newest]:
+        """All of the state, for ``go_back``."""
+        return dict(self._newest)
+
+    def go_back(self, state: dict[str, _Newest]) -> None:
+        """What ``copy`` returned is the state again."""
+        self._newest = dict(state)
+
+    def begin_again(self) -> None:
+        """Cuts of before may come again: forget the newest ones."""
+        self._newest = {}
 
     def unseen_ios(self, cut: Cut, start_us: int) -> int:
         """I/Os since the gateway's cut before that no cut counts, at least; notes this cut.

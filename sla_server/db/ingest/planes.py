@@ -9,17 +9,27 @@ that does not follow its predecessor, it is not known: all planes are taken to b
 ``missing``: planes that are not in a cut. A slot is observed for a plane's streams as long as its cuts last,
 less the time that the plane is missing from them.
 
+``silent``: a plane that was stopped hands over one long cut when it goes on. Its counts are true, and prove
+nothing of the time in between: it served no I/O, and clients that sent some meanwhile were not heard. So that
+time is taken off again. Header key ``un`` says for how long before the cut's end the plane gave its link no
+answer, since it was asked; the time in which cuts of other sources came without it says so, too, from
+``SILENT_US`` on. (Of an agent that does not send the key, where there is no other source, a stopped plane
+looks like a link that was away while its planes went on serving: its time counts.)
+
 Whose streams: header key ``of`` of a cut with the samples of several sources says it row by row, as a bitmap
 for each plane (bit i, from the lowest of the first byte, is row i). An agent of before does not send it: the
 rows of a cut with one plane are of that one, those of a cut with none are of the host, and of a stream that
 was seen in cuts of several planes only nothing is known: it needs all of its gateway's planes. (So a volume
 that two planes of such an agent export is taken for one of the plane that is left when the other one stops.)
 
-``streams``: "" all planes of its gateway; HOST none; else names, joined by a space. A plane that was not
-heard of for GONE_US is no longer one of a stream that another one has.
+``streams``: "" all planes of its gateway; HOST none; else names, joined by a space. A stream that appears at
+a plane which it was not known to have leaves a plane that is missing then and stays so for ``SILENT_US``: the
+volume has moved, or its client has. It leaves a plane that ``dp`` names no longer, and one that was not heard
+of for GONE_US.
 
-State: of each gateway with a plane the newest marks and when each plane was in a cut; of streams what was
-said of them. Belongs to the writer thread; no I/O.
+State: of each gateway with a plane the newest marks, when each plane was in a cut, and what other cuts cover
+since then; of streams what was said of them. Values are replaced, never changed, so that ``copy`` is cheap.
+Belongs to the writer thread; no I/O.
 """
 
 from __future__ import annotations
@@ -37,14 +47,25 @@ GONE_US: Final = 86_400_000_000
 MOST_PLANES: Final = 64
 """Of a gateway, whose data counts; more are left out. An agent has some."""
 MOST_NAME: Final = 64
+SILENT_US: Final = 5_000_000
+"""A plane that is late by less was busy: it may have served I/O meanwhile."""
+Span = tuple[int, int]
+"""From and to, corrected, us UTC."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Gateway:
+    """``absent``: plane to the time that cuts without it cover since its own newest one.
+
+    ``doubts``: plane that was missing when some streams appeared at another one, to those streams.
+    """
+
     epoch: int
     seq: int
-    marks: dict[str, int]
-    seen_us: dict[str, int] = field(default_factory=dict)
+    marks: Mapping[str, int]
+    seen_us: Mapping[str, int]
+    absent: Mapping[str, Span]
+    doubts: Mapping[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +75,14 @@ class CutPlanes:
     Attributes:
         missing: planes that are not in it.
         streams: stream_id to the planes that are proved to have it (none: the host), of its rows.
+        silent: planes that are in it to the time of it in which they gave no answer.
+        idle: when all planes that are in it gave none; its counts are of the rest of it.
     """
 
     missing: tuple[str, ...] = ()
     streams: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    silent: Mapping[str, Span] = field(default_factory=dict)
+    idle: Span | None = None
 
 
 NOTHING: Final = CutPlanes()
@@ -73,6 +98,18 @@ class PlaneMemory:
     def restore(self, stored: Mapping[int, str]) -> None:
         """What SQL says of streams; before the first cut."""
         self._known = {key: frozenset(text.split()) - {HOST} for key, text in stored.items() if text}
+
+    def copy(self) -> tuple[dict[str, _Gateway], dict[int, frozenset[str]]]:
+        """All of the state, for ``go_back``."""
+        return dict(self._gateways), dict(self._known)
+
+    def go_back(self, state: tuple[dict[str, _Gateway], dict[int, frozenset[str]]]) -> None:
+        """What ``copy`` returned is the state again."""
+        self._gateways, self._known = dict(state[0]), dict(state[1])
+
+    def begin_again(self) -> None:
+        """Cuts of before may come again: forget the newest ones."""
+        self._gateways = {}
 
     def look(self, cut: Cut, end_us: int) -> CutPlanes:
         """What the next cut of its gateway says; notes it.
@@ -90,33 +127,98 @@ class PlaneMemory:
         follows = before is not None and before.epoch == cut.epoch and cut.seq == before.seq + 1
         old = before.marks if before is not None and follows else {}
         inside = frozenset(name for name, mark in marks.items() if old.get(name) != mark)
-        seen_us = dict.fromkeys(marks, end_us) | (before.seen_us if before is not None else {})
-        seen_us |= dict.fromkeys(inside, end_us)
-        self._gateways[cut.gateway_id] = _Gateway(cut.epoch, cut.seq, marks, seen_us)
-        missing = tuple(name for name in marks if name not in inside)
+        known_us = before.seen_us if before is not None else {}
+        seen_us = {name: end_us if name in inside else known_us.get(name, end_us) for name in marks}
+        absent = before.absent if before is not None and follows else {}
+        span = end_us - cut.duration_us, end_us
+        silent = dict(_silent(cut, inside if follows else frozenset(marks), absent, span))
+        absent = {name: left for name in marks if (left := _absence(absent.get(name), name in inside, span))}
+        doubts = dict(before.doubts) if before is not None else {}
+        streams = self._learn(cut, inside, seen_us, end_us, doubts) if follows else {}
+        self._gateways[cut.gateway_id] = _Gateway(cut.epoch, cut.seq, marks, seen_us, absent, doubts)
         if not follows:
+            return CutPlanes(silent=silent) if silent else NOTHING
+        missing = tuple(name for name in marks if name not in inside)
+        if not missing and not streams and not silent:
             return NOTHING
-        return CutPlanes(missing, dict(self._learn(cut, inside, len(marks), seen_us, end_us)))
+        idle = _common(silent[name] for name in inside) if inside and inside <= silent.keys() else None
+        return CutPlanes(missing, streams, silent, idle)
 
     def _learn(
-        self, cut: Cut, inside: frozenset[str], planes: int, seen_us: Mapping[str, int], end_us: int
-    ) -> Iterable[tuple[int, frozenset[str]]]:
-        """(stream, planes) that were not known of streams of this cut."""
+        self,
+        cut: Cut,
+        inside: frozenset[str],
+        seen_us: Mapping[str, int],
+        end_us: int,
+        doubts: dict[str, frozenset[int]],
+    ) -> dict[int, frozenset[str]]:
+        """Streams of this cut to their planes, where these were not known; brings ``doubts`` up to date."""
+        away = frozenset(name for name in doubts if end_us - seen_us.get(name, 0) > SILENT_US)
+        learned: dict[int, frozenset[str]] = {}
+        for name in away:
+            for stream_id in doubts[name]:
+                left = learned.get(stream_id, self._known.get(stream_id, frozenset())) - {name}
+                learned |= {stream_id: left} if left else {}
+        for name in away | inside:
+            doubts.pop(name, None)
+        there = frozenset(name for name, us in seen_us.items() if end_us - us <= GONE_US)
+        alive = frozenset(name for name in there if end_us - seen_us[name] <= SILENT_US)
+        for stream_id, found in self._said(cut, inside, len(seen_us)):
+            known = learned.get(stream_id, self._known.get(stream_id))
+            if found and known:  # in a cut without any plane is nothing of a plane
+                if not found <= known:
+                    for name in (known & alive) - inside:
+                        doubts[name] = doubts.get(name, frozenset()) | {stream_id}
+                    known = known & alive
+                found |= known & there
+            if found != self._known.get(stream_id):
+                learned[stream_id] = found
+        self._known |= learned
+        return learned
+
+    def _said(self, cut: Cut, inside: frozenset[str], planes: int) -> Iterable[tuple[int, frozenset[str]]]:
+        """(stream, planes that are proved to have it) of the rows of a cut, but for the usual answer."""
         said = cut.extra.get("of")
-        if not isinstance(said, dict) and (len(inside) > 1 or len(inside) == planes):
+        if not cut.rows or (not isinstance(said, dict) and (len(inside) > 1 or len(inside) == planes)):
             return  # nothing is proved, or there is but one plane and no cut without it
         ids = cut.column("stream_id").tolist()
         by_row = _by_row(said, len(ids)) if isinstance(said, dict) else [inside] * len(ids)
         for stream_id, found in zip(ids, by_row, strict=True):
             known = self._known.get(stream_id)
-            if known is not None and (found <= known if found else not known):
-                continue
-            if found and known is not None and not known and not isinstance(said, dict):
-                continue  # the host's, in a cut together with a plane
-            gone = {name for name in known or () if end_us - seen_us.get(name, end_us) > GONE_US}
-            # In a cut without any plane is nothing of a plane.
-            self._known[stream_id] = found | ((known or frozenset()) - gone) if found else found
-            yield stream_id, self._known[stream_id]
+            is_host_s = found and known is not None and not known and not isinstance(said, dict)
+            if known != found and not is_host_s:  # the host's, in a cut together with a plane
+                yield stream_id, found
+
+
+def _silent(
+    cut: Cut, inside: Iterable[str], absent: Mapping[str, Span], span: Span
+) -> Iterable[tuple[str, Span]]:
+    """(plane, time within the cut in which it gave no answer) of planes that are in it."""
+    said = cut.extra.get("un")
+    from_us, to_us = span
+    for name in inside:
+        us = said.get(name) if isinstance(said, dict) else None
+        asked = (max(from_us, to_us - us), to_us) if isinstance(us, int) and us > 0 else None
+        known = absent.get(name, (0, 0))
+        late = max(from_us, known[0]), min(to_us, known[1])
+        if late[1] - late[0] < SILENT_US:
+            late = asked or (0, 0)
+        if late[1]:
+            yield name, late if asked is None else (min(late[0], asked[0]), max(late[1], asked[1]))
+
+
+def _absence(known: Span | None, is_inside: bool, span: Span) -> Span | None:
+    """What cuts without a plane cover since its own newest one, behind a cut."""
+    if not is_inside:
+        return span if known is None else (min(known[0], span[0]), max(known[1], span[1]))
+    # It may hand over an older cut first.
+    return (max(known[0], span[1]), known[1]) if known is not None and known[1] > span[1] else None
+
+
+def _common(spans: Iterable[Span]) -> Span | None:
+    """What lies in all of them, at least one."""
+    starts, ends = zip(*spans, strict=True)
+    return (max(starts), min(ends)) if max(starts) < min(ends) else None
 
 
 def _marks(value: Any) -> dict[str, int]:

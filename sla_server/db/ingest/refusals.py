@@ -2,19 +2,18 @@
 
 An agent counts each of them as failed (``wire.cut``, FAILED with threshold 0), but a client that cannot
 connect has nothing outstanding, so an agent of before has no stall to report. Here one is made of what it
-does
-report: from the start of the cut with the first refusal to the next completion of a read or write, or to the
-end of the slot of the last refusal; refusals less than ``KEPT_US`` apart belong together. Agents that report
-outstanding I/O by kind report this stall themselves, and better, as they see a client admitted: once a
+does report: from the start of the cut with the first refusal to the next completion of a read or write, or to
+the end of the slot of the last refusal; refusals less than ``KEPT_US`` apart belong together. Agents that
+report outstanding I/O by kind report this stall themselves, and better, as they see a client admitted: once a
 gateway has done so, it is left alone.
 
 State: streams with such a stall, gateways that report kinds; none after a start. Belongs to the writer
-    thread; no I/O.
+thread; no I/O.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -50,6 +49,18 @@ class RefusedClients:
         self._slot_us = slot_us
         self._refused: dict[int, _Refused] = {}
         self._tellers = set[str]()  # gateways whose agents report these stalls themselves
+
+    def copy(self) -> tuple[dict[int, _Refused], set[str]]:
+        """All of the state, for ``go_back``."""
+        return {key: replace(each) for key, each in self._refused.items()}, set(self._tellers)
+
+    def go_back(self, state: tuple[dict[int, _Refused], set[str]]) -> None:
+        """What ``copy`` returned is the state again."""
+        self._refused, self._tellers = {key: replace(each) for key, each in state[0].items()}, set(state[1])
+
+    def begin_again(self) -> None:
+        """Cuts of before may come again."""
+        self._refused = {}
 
     def absorb(self, rows: CutRows) -> list[Stall]:
         """The stalls that the cuts of a batch make longer."""

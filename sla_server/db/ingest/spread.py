@@ -2,19 +2,20 @@
 
 A cut of the usual second belongs wholly to the slot of its start. One that reaches far into the next slots (a
 data plane or an agent that was stopped for minutes hands over all of it at once) would make one slot twice as
-busy as it was and leave the others without a word. So its counts are shared out by time: of each counter the
-n-th part is what n parts have of it together, rounded down, less what the parts before have; the parts add up
-to the cut. What was outstanding may have been so in any of them: stalls, ages and gauges are in all of them.
-Such slots say so (``rollups.spread_us``), and what is judged from them is inexact.
+busy as it was and leave the others without a word. So its counts are shared out by time, but for the time in
+which its planes gave no answer (``planes``) and served nothing: of each counter the n-th part is what n parts
+have of it together, rounded down, less what the parts before have; the parts add up to the cut. What was
+outstanding may have been so in any of them: stalls, ages and gauges are in all of them. Such slots say so
+(``rollups.spread_us``), and what is judged from them is inexact.
 
-How much of each slot was observed is exact, also of usual cuts: ``shares``.
+How much of each slot was covered is exact, also of usual cuts: ``shares``.
 
 Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,14 +44,28 @@ def shares(start_us: int, duration_us: int, slot_us: int) -> Iterator[tuple[int,
         slot += slot_us
 
 
-def spread(items: Sequence[IngestedCut], slot_us: int) -> Sequence[IngestedCut]:
-    """The cuts, long ones in parts; the same object if there are none."""
+def spread(
+    items: Sequence[IngestedCut], slot_us: int, idle: Mapping[int, tuple[int, int]] | None = None
+) -> Sequence[IngestedCut]:
+    """The cuts, long ones in parts; the same object if there are none.
+
+    Args:
+        items: some cuts.
+        slot_us: length of a slot.
+        idle: index of a cut to the time of it in which nothing was served.
+    """
     if not any(_is_long(item, slot_us) for item in items):
         return items
     parts: list[IngestedCut] = []
-    for item in items:
-        parts += _parts(item, slot_us) if _is_long(item, slot_us) else (item,)
+    for index, item in enumerate(items):
+        span = (idle or {}).get(index, (0, 0))
+        parts += _parts(item, slot_us, span) if _is_long(item, slot_us) else (item,)
     return parts
+
+
+def overlap_us(from_us: int, to_us: int, span: tuple[int, int]) -> int:
+    """How much of a time lies in a span."""
+    return max(min(to_us, span[1]) - max(from_us, span[0]), 0)
 
 
 def _is_long(item: IngestedCut, slot_us: int) -> bool:
@@ -58,11 +73,16 @@ def _is_long(item: IngestedCut, slot_us: int) -> bool:
     return LEAST_RATIO * slot_us < over_us <= MOST_SLOTS * slot_us
 
 
-def _parts(item: IngestedCut, slot_us: int) -> Iterator[IngestedCut]:
+def _parts(item: IngestedCut, slot_us: int, idle: tuple[int, int]) -> Iterator[IngestedCut]:
     cut = item.cut
-    total_us, passed_us = cut.duration_us, 0
-    for number, (_, us) in enumerate(shares(item.start_us, total_us, slot_us)):
-        before, now = passed_us, passed_us + us
+    spans = list(shares(item.start_us, cut.duration_us, slot_us))
+    total_us = cut.duration_us - overlap_us(item.start_us, item.end_us, idle)
+    if total_us <= 0:
+        total_us, idle = cut.duration_us, (0, 0)
+    passed_us = now = 0
+    for number, (_, us) in enumerate(spans):
+        began_us = item.start_us + passed_us
+        before, now = now, now + us - overlap_us(began_us, began_us + us, idle)
         counters = cut.counters.copy()
         # As parts of whole and rest: a counter times a duration may be beyond int64.
         summed = _part(cut.counters[SUMMED], before, now, total_us)
@@ -75,7 +95,7 @@ def _parts(item: IngestedCut, slot_us: int) -> Iterator[IngestedCut]:
             item,
             cut=replace(
                 cut,
-                start_unix_us=cut.start_unix_us + before,
+                start_unix_us=cut.start_unix_us + passed_us,
                 duration_us=us,
                 counters=counters,
                 hist=hist[hist["count"] > 0],
@@ -84,7 +104,7 @@ def _parts(item: IngestedCut, slot_us: int) -> Iterator[IngestedCut]:
             ),
             part=number + 1,
         )
-        passed_us = now
+        passed_us += us
 
 
 def _missed(missed: npt.NDArray[Any], before: int, now: int, total: int) -> npt.NDArray[Any]:

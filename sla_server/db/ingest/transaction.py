@@ -143,6 +143,8 @@ class IngestStore:
             streams = schema.streams
             said = select(streams.c.stream_id, streams.c.planes).where(streams.c.planes != "")
             self._memory.planes.restore({row[0]: row[1] for row in connection.execute(said)})
+            ends = select(schema.progress.c.gateway_id, schema.progress.c.corrected_us)
+            self._memory.ends_us = {row[0]: row[1] for row in connection.execute(ends)}
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
@@ -189,6 +191,10 @@ class IngestStore:
     def window(self) -> IngestWindow:
         """An empty window of this store's interval."""
         return IngestWindow(self._rollup_s * 1_000_000, self._memory)
+
+    def begin_again(self) -> None:
+        """Records from before the newest window will be read again."""
+        self._memory.begin_again()
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -270,7 +276,11 @@ class IngestStore:
         self.store_records(batch, records, oldest_seq)
         window = self.window()
         window.absorb(batch)
-        self.commit(window, oldest_seq)
+        try:
+            self.commit(window, oldest_seq)
+        except DbError:
+            window.reset()
+            raise
         return batch
 
     def correct_watermarks(self, corrected: Sequence[CorrectedWatermark]) -> None:
@@ -356,6 +366,11 @@ def store_statistics(connection: Connection, window: IngestWindow, now_us: int) 
     _store_stream_sums(connection, window)
     _store_gateway_sums(connection, window)
     _store_planes(connection, window)
+    late: Params = [
+        {"slot_us": slot_us, "gateway_id": gateway_id, "noted_us": now_us}
+        for slot_us, gateway_id in sorted(window.late)
+    ]
+    upsert(connection, schema.late_cuts, late, set_=("noted_us",))
     _store_watermarks(connection, window, now_us)
 
 

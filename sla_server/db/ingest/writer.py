@@ -57,6 +57,7 @@ REST: Final = 4
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
+REMEMBERED: Final = 512  # records: the cuts of some seconds, from at most 128 MB
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
@@ -268,7 +269,22 @@ class IngestWriter:
         """Begin behind the committed cursors (sql, parquet)."""
         self._sql_seq, self._archive_writer.parquet_seq = cursors
         self._backlog_until_ns = self._clock.monotonic_ns() + REST_LIMIT_NS
+        self._remember()
         self._seek(self._sql_seq)
+
+    def _remember(self) -> None:
+        """Look at the newest cuts in SQL, if the queue still has them: the next are compared with them.
+
+        Raises:
+            QueueCorrupt: the queue cannot be read.
+        """
+        window, before_seq = self._store.window(), max(self._sql_seq - REMEMBERED, 0)
+        reader = self._queue.reader(before_seq)
+        while records := [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]:
+            watchdog.beat(STEP_S)
+            window.absorb(decode_batch(records, before_seq))
+            before_seq = records[-1].queue_seq
+        reader.close()
 
     def wake(self) -> None:
         """Something urgent is in the queue: step now."""
@@ -451,16 +467,18 @@ class IngestWriter:
         """Wait for the transaction under way, if any, and go by how it ended."""
         if self._background_commit.window is None:
             return
-        last_seq = self._background_commit.window.last_seq
+        window = self._background_commit.window
+        last_seq = window.last_seq
         try:
             self._background_commit.wait()
-        except DatabaseRefused as exc:
+        except (DatabaseRefused, CursorMoved) as exc:
             self._background_commit.clear()
-            self._isolate(exc, last_seq)
-            return
-        except CursorMoved as exc:
-            self._background_commit.clear()
-            self._start_again(exc)
+            self._window.reset()
+            window.reset()
+            if isinstance(exc, CursorMoved):
+                self._start_again(exc)
+            else:
+                self._isolate(exc, last_seq)
             return
         self._background_commit.clear()
         self._sql_seq = last_seq
@@ -473,6 +491,8 @@ class IngestWriter:
         log.error("cursor-moved", error=str(error), cursor=error.cursor, had=self._sql_seq)
         self._sql_seq = error.cursor
         self._seek(error.cursor)
+        self._store.begin_again()
+        self._remember()
 
     def _isolate(self, error: DatabaseRefused, last_seq: int) -> None:
         """Apply the records up to ``last_seq`` one by one; put those aside that the database refuses."""

@@ -457,6 +457,12 @@ class SqlReader:
         overlaps = table.c.from_us < to_us, table.c.to_us > from_us
         return self._rows(select(table).where(*overlaps).order_by(table.c.from_us))
 
+    def late_cuts(self, after_us: int, from_us: int) -> list[Row]:
+        """Slots from ``from_us`` on that got cuts late, noted after ``after_us``; the first noted first."""
+        table = schema.late_cuts
+        wanted = table.c.noted_us > after_us, table.c.slot_us >= from_us
+        return self._rows(select(table).where(*wanted).order_by(table.c.noted_us))
+
     def missed(
         self, stream_ids: Collection[int], from_us: int, to_us: int
     ) -> dict[tuple[int, int], tuple[int, int]]:

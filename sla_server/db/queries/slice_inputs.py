@@ -36,6 +36,7 @@ SLOT_NAMES: Final = (
     *schema.FAILED,
     *schema.OUTSTANDING,
     "spread_us",
+    "told_us",
 )
 LIMIT_NAMES: Final = ("slot_us", "stream_id", "io", "threshold_us", *schema.LATE_SUMS)
 

@@ -12,6 +12,11 @@ have moved (``gap_ios``); or when the server was down in it (table ``outages``).
 drops and counts nothing, so its gaps are not ours. While a gap lasts it is not known; the slice is no_data,
 not ours, and is revised when the gateway reports again.
 
+Cuts may come after the slice was judged, from a data plane that was not waited for, or a gateway that had
+left the scope: table ``late_cuts`` says of which slots (``db.ingest.accumulator``). It is read every
+``EVERY_US``, and slices of 48 h are judged again, also those that a track does not remember: what they were
+judged as is read from SQL first.
+
 Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
 Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
 now is judged again in its time (``track``).
@@ -47,7 +52,7 @@ from sla_server.services.judging.scopes import DueQueue, JudgeScopes, Name
 from sla_server.services.judging.track import (
     JUDGE_BACK_US,
     NEVER_US,
-    RECHECK_SLICES,
+    OPEN_US,
     RETIRED_US,
     SECOND_US,
     JudgedStream,
@@ -72,6 +77,9 @@ MOST_LOADS: Final = 512
 """Objectives whose slices are read from SQL in one pass after a start."""
 MOST_OPEN: Final = 1_000_000
 """Slices of all objectives together that wait for late data: some 300 MB."""
+EVERY_US: Final = 10 * SECOND_US
+LATE_SLACK_US: Final = 60 * SECOND_US
+"""A slice judged so long after late cuts were noted has them: their transaction has ended."""
 STREAMS_WAIT_US: Final = 15 * SECOND_US
 """How long after reading new streams a number that goes on rising is waited for: slices are late by that."""
 
@@ -133,11 +141,11 @@ class Judge:
         self._queue = DueQueue()
         self._unread: dict[Name, Track] = {}
         self._scopes = JudgeScopes()
-        self._late_cuts = LateCuts(store)
+        self._late: dict[Name, dict[int, int]] = {}  # slots with late cuts, and when these were noted
+        self._late_read_us = self._late_seen_us = 0
         self._progress: dict[str, int] = {}
         self._progress_us = 0
         self._has_more = False
-        self._longest_us = 0
         self._streams_seen = -1
         self._streams_wait_us = 0
         self._now_us = 0
@@ -167,7 +175,6 @@ class Judge:
             track.most_open = min(track.most_open, max(15, MOST_OPEN // len(tracks)))
         self._unread = {name: track for name, track in self._unread.items() if name in tracks}
         self._tracks = tracks
-        self._longest_us = max((track.length_us for track in tracks.values()), default=0)
         self._books.set_tracks(tracks.values())
         self._set_scopes()
         self._load(now_us)
@@ -225,7 +232,7 @@ class Judge:
         self._books = ObjectiveHistory()
         self._books.set_tracks(self._tracks.values())
         self._scopes, self._streams_seen, self._streams_wait_us = JudgeScopes(), -1, 0
-        self._late_cuts = LateCuts(self._store)
+        self._late, self._late_read_us, self._late_seen_us = {}, 0, 0
         self._set_scopes()
 
     def _judge_due(self, now_us: int, result: Judgement) -> None:
@@ -283,12 +290,34 @@ class Judge:
         return True
 
     def _note_late_cuts(self, now_us: int) -> None:
-        span_us = (RECHECK_SLICES + 1) * self._longest_us
-        for gateway_id, slot_us in self._late_cuts.look(self._scopes.gateways(), span_us, now_us):
-            for name in self._scopes.at(gateway_id):
-                self._tracks[name].note_late(slot_us)
-                if name not in self._unread:
-                    self._queue.add(name)
+        """Make slices due again that late cuts belong to; those of some tracks in each pass."""
+        if now_us - self._late_read_us >= EVERY_US:
+            for row in self._store.late_cuts(self._late_seen_us, now_us - OPEN_US):
+                self._late_seen_us = max(self._late_seen_us, int(row["noted_us"]))
+                for name in self._scopes.at(row["gateway_id"]):
+                    self._late.setdefault(name, {})[row["slot_us"]] = row["noted_us"]
+            self._late_read_us = now_us
+        reads = 0
+        for name in [name for name in self._late if name not in self._unread]:
+            if reads >= MOST_LOADS:
+                return
+            if (track := self._tracks.get(name)) is not None:
+                reads += self._note_late(track, self._late[name])
+                self._queue.add(name)
+            del self._late[name]
+
+    def _note_late(self, track: Track, slots: dict[int, int]) -> bool:
+        """Note late cuts of one track; whether that took a read."""
+        noted_us: dict[int, int] = {}
+        for slot_us, at_us in slots.items():
+            start_us = track.note_late(slot_us)
+            if start_us is not None:
+                noted_us[start_us] = max(at_us, noted_us.get(start_us, 0))
+        if noted_us:
+            for row in self._store.slices(*track.key, min(noted_us), max(noted_us) + 1):
+                if row["judged_us"] <= noted_us.get(row["start_us"], -LATE_SLACK_US) + LATE_SLACK_US:
+                    track.recall(row)
+        return bool(noted_us)
 
     def _due(self, progress: dict[str, int], now_us: int) -> list[_Due]:
         """Slices to judge in this pass; tracks take turns when there are too many."""
@@ -317,13 +346,16 @@ class Judge:
         end_us = max(due.end_us for due in dues)
         gateways = sorted(set(streams.values()))
         found = self._store.slice_inputs(list(streams), gateways, start_us, end_us)
-        self._late_cuts.note(found.coverage)
         part = _Part(dues, SliceRows(found, self._store.outages(start_us, end_us)), progress)
         behind = sorted(name for name in part.thin if progress.get(name, 0) >= end_us)
-        if behind:
-            # The first cut after a gap tells what was dropped in it.
-            after = self._store.slice_inputs([], behind, end_us, min(now_us, end_us + RETIRED_US))
-            part.inputs.add_coverage(after.coverage)
+        # The first cut after a gap tells what was dropped in it; most gaps are short.
+        from_us, step_us = end_us, BUCKET_US
+        while behind and from_us < min(now_us, end_us + OPEN_US):
+            to_us = min(now_us, from_us + step_us)
+            after = self._store.slice_inputs([], behind, from_us, to_us).coverage
+            part.inputs.add_coverage(after)
+            behind = sorted(set(behind) - {row["gateway_id"] for row in after})
+            from_us, step_us = to_us, 2 * step_us
         return part
 
     def _enter(
@@ -391,6 +423,7 @@ class _Part:
         length_us = np.array([due.track.length_us for due in dues])
         observed = [[covered_us for _, covered_us in sources] for sources in self._sources]
         pairs = inputs.pairs(scopes, start_us, start_us + length_us)
+        before_us, before = self._before()
         return judge_slices(
             inputs.table,
             DueSlices(
@@ -399,16 +432,18 @@ class _Part:
                 is_excluded=is_excluded,
                 covered_us=np.array([min(each, default=0) for each in observed]),
                 most_covered_us=np.array([max(each, default=0) for each in observed]),
-                before_us=self._steps_before(),
+                before_us=before_us,
                 pair_slice=pairs[0],
                 pair_row=pairs[1],
                 pair_stream=pairs[2],
+                before=before,
             ),
         )
 
-    def _steps_before(self) -> Ints:
-        """The step in force in the slice before each, -1 where there is but one, or no such slice."""
+    def _before(self) -> tuple[Ints, tuple[Ints, Ints, Ints]]:
+        """The step in force in the slice before each, -1 if there is but one, or no such slice; its pairs."""
         steps = np.full(len(self._dues), -1, dtype=np.int64)
+        pairs = (steps[:0], steps[:0], steps[:0])
         chosen = [
             index
             for index, due in enumerate(self._dues)
@@ -419,10 +454,11 @@ class _Part:
             start_us, end_us = (
                 np.array(us) for us in zip(*((d.from_us, d.start_us) for d in dues), strict=True)
             )
-            pair_slice, pair_row, _ = self.inputs.pairs([due.scope for due in dues], start_us, end_us)
+            of, row, stream = self.inputs.pairs([due.scope for due in dues], start_us, end_us)
             rules = [due.track.rule for due in dues]
-            steps[chosen] = thresholds_us(self.inputs.table, rules, end_us - start_us, pair_slice, pair_row)
-        return steps
+            steps[chosen] = thresholds_us(self.inputs.table, rules, end_us - start_us, of, row)
+            pairs = np.array(chosen)[of], row, stream
+        return steps, pairs
 
     def _lost_by_us(self, due: _Due, index: int) -> str:
         thin = [name for name, covered_us in self._sources[index] if _is_thin(covered_us, due)]
@@ -474,66 +510,3 @@ def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, lost: str, no
         "reason": lost or verdict.reason,
         "measured": verdict.measured,
     }
-
-
-# -- Cuts that came after their slice was judged, found without judging it again
-#
-# Every cut that is ingested counts in table ``coverage``, by slot and gateway. What the table said when a
-# slice was judged is noted; from time to time the newest slots are read again, and a gateway that has more
-# cuts now, or more of a slot covered, has late cuts. Reads are bounded: with very many gateways they take
-# turns.
-#
-# Belongs to the SQL worker's thread.
-
-
-EVERY_US: Final = 10 * SECOND_US
-MOST_ROWS: Final = 5_000
-"""Of one read: the last five minutes of 1,000 gateways."""
-_SLOT_US: Final = 60 * SECOND_US  # a usual slot; only to foresee how much a read returns
-
-
-class LateCuts:
-    """Gateways with late cuts, by slot."""
-
-    def __init__(self, store: SqlReads) -> None:
-        self._store = store
-        self._seen: dict[str, dict[int, tuple[int, int]]] = {}
-        self._looked_us = 0
-        self._turn = 0
-
-    def note(self, coverage: Iterable[Row]) -> None:
-        """What was known when slices were judged; rows of one slot together."""
-        for gateway_id, slots in _cuts(coverage).items():
-            self._seen.setdefault(gateway_id, {}).update(slots)
-
-    def look(self, gateways: Sequence[str], span_us: int, now_us: int) -> list[tuple[str, int]]:
-        """(gateway, slot) of what has changed in the last ``span_us``; nothing before the next turn is due.
-
-        Raises:
-            SlaError: the database is away (retryable); the same turn comes again.
-        """
-        if now_us - self._looked_us < EVERY_US or not gateways:
-            return []
-        size = max(1, MOST_ROWS // max(1, span_us // _SLOT_US))
-        first = self._turn if self._turn < len(gateways) else 0
-        some = gateways[first : first + size]
-        rows = self._store.slice_inputs([], some, now_us - span_us, now_us).coverage
-        self._looked_us, self._turn = now_us, first + size
-        changed = []
-        found = _cuts(rows)
-        for gateway_id in some:
-            seen = self._seen.get(gateway_id, {})
-            slots = found.get(gateway_id, {})
-            changed += [(gateway_id, slot) for slot, cuts in slots.items() if seen.get(slot) != cuts]
-            self._seen[gateway_id] = slots  # and the older ones are forgotten
-        return changed
-
-
-def _cuts(coverage: Iterable[Row]) -> dict[str, dict[int, tuple[int, int]]]:
-    """Gateway and slot to cuts that began in it, and how much of it all cuts cover."""
-    found: dict[str, dict[int, tuple[int, int]]] = {}
-    for row in coverage:
-        slots = found.setdefault(row["gateway_id"], {})
-        cuts, covered_us = slots.get(row["slot_us"], (0, 0))
-        slots[row["slot_us"]] = cuts + int(row["cuts"]), covered_us + int(row["covered_us"])
-    return found

@@ -2,9 +2,10 @@
 
 A slice is *due* when every gateway in scope has reported past its end, or ``judge_late_s`` after it. A
 slice that was judged without some gateway, or that had no data, is *open*: it is due again when that
-gateway has reported past its end, because a backlog then has filled the gap. The newest ``RECHECK_SLICES``
-are due again when cuts came that belong to them (``late_cuts``). A slice whose judgement changes gets the
-next revision. Only open and newest slices are remembered; of the open ones at most ``most_open``.
+gateway has reported past its end, because a backlog then has filled the gap. Any of ``OPEN_US`` is due again
+when cuts came late that belong to it (table ``late_cuts``). A slice whose judgement changes gets the next
+revision. Only open and newest slices are remembered, of the open ones at most ``most_open``; another one that
+is due again is *recalled*: what it was judged as is read from SQL first.
 
 State is rebuilt from SQL after a restart, and when the clock has gone back: what was judged, its revision and
 fingerprint, and what is open. Slices that end after now were judged under a clock that was ahead: they are
@@ -79,6 +80,7 @@ class Track:
         self._ahead: dict[int, Judged] = {}
         self.most_open = OPEN_US // self.length_us
         self._late: set[int] = set()
+        self._recalled: dict[int, Judged] = {}
         self._newest: list[int] = []
         self._wake: dict[str, int] | None = {}
 
@@ -122,11 +124,21 @@ class Track:
         began = self.next_us + self.length_us <= now_us
         return began or self.item.version > 1 or self._is_from_the_future(now_us)
 
-    def note_late(self, slot_us: int) -> None:
-        """Cuts of this slot came after it may have been judged."""
+    def note_late(self, slot_us: int) -> int | None:
+        """Cuts of this slot came after it may have been judged; its slice, if that must be recalled."""
         start_us = slot_us // self.length_us * self.length_us
         if start_us in self.judged:
             self._late.add(start_us)
+            return None
+        ended_us = self.item.ended_us
+        is_mine = start_us >= self.item.applied_us and (ended_us is None or start_us < ended_us)
+        return start_us if is_mine and start_us < self.next_us else None
+
+    def recall(self, row: Row) -> None:
+        """Judge a slice again of which this is the newest row; not one of another version."""
+        if row["version"] == self.item.version and row["length_us"] == self.length_us:
+            self._recalled[row["start_us"]] = Judged(row["revision"], fingerprint_of(row))
+            self._late.add(row["start_us"])
 
     @staticmethod
     def gateways(
@@ -191,7 +203,7 @@ class Track:
         self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int
     ) -> Iterator[int]:
         late, self._late = self._late, set()
-        yield from late & self.judged.keys()
+        yield from late & (self.judged.keys() | self._recalled.keys())
         if self._wake is not None and all(progress.get(name, 0) < us for name, us in self._wake.items()):
             return
         self._wake = {}
@@ -230,17 +242,18 @@ class Track:
 
     def postpone(self, start_us: int) -> None:
         """A due slice could not be judged; it is due again."""
-        if start_us in self.judged:
+        if start_us in self.judged or start_us in self._recalled:
             self._late.add(start_us)
 
     def state_of(self, start_us: int) -> str:
         """The state of a slice that was judged and is remembered, else nothing."""
-        judged = self.judged.get(start_us)
+        judged = self.judged.get(start_us) or self._recalled.get(start_us)
         return str(judged.fingerprint[0]) if judged is not None else ""
 
     def settle(self, row: Row, lacking: frozenset[str]) -> bool:
         """Note a judgement; sets the row's revision. False if it says nothing new."""
-        old = self.judged.get(row["start_us"]) or self._ahead.pop(row["start_us"], None)
+        recalled = self._recalled.pop(row["start_us"], None)
+        old = self.judged.get(row["start_us"]) or recalled or self._ahead.pop(row["start_us"], None)
         found = fingerprint_of(row)
         self.next_us = max(self.next_us, row["start_us"] + self.length_us)
         if old is not None and old.fingerprint == found:

@@ -124,6 +124,65 @@ def test_a_cut_of_several_sources_says_whose_rows_are_whose():
     assert "of" not in merged(first).extra
 
 
+def test_a_cut_says_how_long_a_plane_gave_no_answer():
+    one = merged(
+        sample(mark=7, silent_us=9_000_000), sample("nbd-1", mark=8), sample("host", tg=None, ts=None)
+    )
+    assert cut.decode(cut.encode(one)).extra["un"] == {"nbd-0": 9_000_000}
+    assert "un" not in merged(sample(mark=7)).extra
+
+
+def test_a_plane_that_is_no_longer_configured_is_named_no_more(tmp_path):
+    class Spooled:
+        def __init__(self):
+            self.marks = {"nbd-0": 4, "gone": 9}
+
+        def append(self, epoch, seq, raw, marks):
+            self.marks = marks
+            return 0
+
+    class Source:
+        name = "nbd-0"
+
+        def spooled(self):
+            """Nothing to forget."""
+
+    spool = Spooled()
+    collection.CutSpooler(GATEWAY, 9, spool, StreamNames(GATEWAY, None), [Source()]).spool([sample(mark=5)])
+    assert spool.marks == {"nbd-0": 5}
+
+
+class AskedSource:
+    """Answers with a sample that it makes at some time, when it is told to."""
+
+    name, can_be_asked = "nbd-0", True
+
+    def __init__(self):
+        self.awaits_answer, self.sample = False, None
+
+    def ask(self):
+        self.awaits_answer = self.sample is None
+
+    def answer(self, made_ns):
+        self.awaits_answer, self.sample = False, sample(start=0, end=made_ns, mark=1)
+
+
+@pytest.mark.parametrize(("made_s", "heard_s", "silent_s"), [(70, 70, 69), (1, 70, 0), (5, 5, 0), (6, 6, 5)])
+def test_a_plane_is_silent_from_the_question_to_its_answer(made_s, heard_s, silent_s):
+    """A link that is late to hear the answer makes no plane silent."""
+    source = AskedSource()
+    one = collection.CollectionRound([source])
+    one.begin(SECOND)
+    assert one.gather(2 * SECOND) == []
+    one.next_round(2 * SECOND, [])
+    one.begin(3 * SECOND)  # it is not asked again
+    one.next_round(4 * SECOND, [])
+    source.answer(made_s * SECOND)
+    one.begin(heard_s * SECOND)
+    (found,) = one.gather(heard_s * SECOND)
+    assert found.silent_us == silent_s * 1_000_000
+
+
 KEY = StreamKey("vol-1", "c", "b0")
 
 

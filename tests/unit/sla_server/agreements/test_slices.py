@@ -437,6 +437,118 @@ def test_a_trim_that_takes_seconds_is_no_hang_of_reads_and_writes() -> None:
     assert outcome(judge(trimmed)) == ("good", "")
 
 
+@every_indicator
+def test_a_trim_of_an_idle_volume_is_no_hang(keys: str) -> None:
+    idle = slot(0, counts={}, outstanding=1, covered_us=8_000_000, told_us=8_000_000)
+    assert outcome(judge_as(keys, idle)) == ("not_applicable", "few-ios")
+
+
+# -- Agents that do not tell what waits, or was refused
+
+
+@pytest.mark.parametrize("name", ["latency", "mean_latency", "availability"])
+@pytest.mark.parametrize("keys", [
+    {"arrived": 8, "outstanding": 8}, {"arrived": 40, "reads": 3, "outstanding": 8}, {"arrived": 4},
+    {"arrived": 0, "errors": 3},
+], ids=["hangs", "hangs after three", "given up", "refused"])  # fmt: skip
+def test_what_an_agent_does_not_tell_is_no_little_demand(name: str, keys: dict[str, int]) -> None:
+    reads = keys.get("reads", 0)
+    values = {"counts": {(IO_ANY, 12_000): (reads, 0)} if reads else {}, "covered_us": MINUTE_US, **keys}
+    assert outcome(judge_as(INDICATORS[name], slot(**{"reads": 0, **values}))) == ("no_data", "not-told")
+    told = slot(**{"reads": 0, **values, "told_us": MINUTE_US})
+    assert outcome(judge_as(INDICATORS[name], told)) == ("not_applicable", "few-ios")
+
+
+def test_reads_that_hang_beside_writes_of_an_agent_that_does_not_tell_are_no_little_demand() -> None:
+    hangs = slot(0, writes=600, arrived=600, counts={(IO_WRITE, 12_000): (600, 0)}, outstanding=8)
+    assert outcome(judge_as(INDICATORS["latency"], hangs, io="read")) == ("no_data", "not-told")
+    assert outcome(judge_as(INDICATORS["latency"], hangs, io="write")) == ("good", "")
+
+
+@every_indicator
+def test_a_client_s_own_mistakes_are_no_failures_of_an_agent_that_tells(keys: str) -> None:
+    """Nothing waited at the end of any cut."""
+    fast = slot(
+        6000, counts={(IO_ANY, 12_000): (6000, 0)}, errors=600, told_us=1_000_000, read_bytes=60_000_000
+    )
+    assert (outcome(judge_as(keys, fast)), judge_as(keys, fast).inexact) == (("good", ""), False)
+
+
+# -- Failed I/O that is excluded
+
+EXCLUDE = ", errors: exclude"
+
+
+def failing(done: int, failed: int, ok_us: int, failed_us: int, **keys: Any) -> StreamSlot:
+    """Some succeed in one time, some fail in another."""
+    hist = np.zeros(BUCKETS, dtype=np.int64)
+    np.add.at(hist, [bucket_of_ns(us * 1000) for us in (ok_us, failed_us)], [done - failed, failed])
+    total_us = (done - failed) * ok_us + failed * failed_us
+    slow_failed = failed * (failed_us > 12_000)
+    missed = (done - failed) * (ok_us > 12_000) + slow_failed
+    counts = {(IO_ANY, 12_000): (done, missed, 0, 0, failed, slow_failed)}
+    values = {
+        "lat_sum_us": total_us,
+        "hist_read": hist,
+        "failed": failed,
+        "failed_reads": failed,
+        "errors": failed,
+    }
+    return slot(done, counts=counts, read_bytes=(done - failed) * 4096, **{**values, **keys})
+
+
+def test_a_mean_leaves_excluded_ios_out_of_sum_and_number() -> None:
+    """300 succeed in 15 ms, 300 fail at once: their mean is 15 ms, not 7.5."""
+    quick = failing(600, 300, 15_000, 100)
+    found = judge_as(INDICATORS["mean_latency"] + EXCLUDE, quick)
+    assert (found.state, found.n, found.missed, found.inexact) == ("bad", 300, 0, True)
+    assert found.measured == pytest.approx(15_000, rel=0.01)
+    slow = failing(600, 300, 9_000, 5_000_000)
+    found = judge_as(INDICATORS["mean_latency"] + EXCLUDE, slow)
+    assert (found.state, found.n) == ("good", 300), "none of those above the limit succeeded"
+    assert judge_as(INDICATORS["mean_latency"], slow).state == "bad"
+
+
+@given(st.lists(st.tuples(st.integers(1, 40_000), st.booleans()), min_size=1, max_size=40))
+def test_the_mean_of_what_succeeded_is_never_understated(ios: list[tuple[int, bool]]) -> None:
+    hist = np.zeros(BUCKETS, dtype=np.int64)
+    np.add.at(hist, [bucket_of_ns(us * 1000) for us, _ in ios], 1)
+    failed = sum(fails for _, fails in ios)
+    counts = {(IO_ANY, 12_000): (
+        len(ios), sum(us > 12_000 for us, _ in ios), 0, 0, failed, sum(us > 12_000 and f for us, f in ios),
+    )}  # fmt: skip
+    one = slot(len(ios), counts=counts, hist_read=hist, lat_sum_us=sum(us for us, _ in ios), failed=failed,
+               failed_reads=failed, errors=failed)  # fmt: skip
+    found = judge_as(INDICATORS["mean_latency"] + EXCLUDE, one, min_ios=1)
+    kept = [us for us, fails in ios if not fails]
+    assert found.n == len(kept)
+    if kept:
+        assert found.measured is not None
+        assert found.measured >= sum(kept) / len(kept) - 1e-6
+        assert found.inexact or found.measured == pytest.approx(sum(kept) / len(kept))
+
+
+def test_the_size_of_an_io_is_that_of_those_that_succeeded() -> None:
+    """300 of 600 fail: 300 * 4096 bytes were delivered, and half of what was asked for."""
+    half = failing(600, 300, 1_000, 1_000)
+    found = judge_as(INDICATORS["throughput"] + EXCLUDE, half)
+    assert (found.state, found.n, found.measured) == ("good", 300, 300 * 4096 / 60)
+    assert judge_as(INDICATORS["throughput"], half).measured == 300 * 4096 / 60
+    small = Applicability(min_ios_per_slice=10, max_mean_io_kib=3)
+    assert judge(half, clauses=small).reason == "failed"
+    (promise,) = in_force(
+        simple().replace("    budgeting", "    errors: exclude\n    budgeting")
+    ).all_promises
+    found = judge_slice(promise, small, [half], {"gw": MINUTE_US}, length_us=MINUTE_US, excluded=False)
+    assert outcome(found) == ("not_applicable", "io-size")
+
+
+@pytest.mark.parametrize("name", ["iops", "throughput", "availability", "mean_latency"])
+def test_excluded_ios_are_no_demand(name: str) -> None:
+    some = failing(12, 6, 1_000, 1_000)
+    assert outcome(judge_as(INDICATORS[name] + EXCLUDE, some)) == ("not_applicable", "few-ios")
+
+
 # -- Steps of a demand curve
 
 STEPS = (
@@ -469,9 +581,33 @@ def test_an_io_that_crosses_into_a_looser_step_was_missed_before_it() -> None:
 
 
 def test_one_that_completed_in_time_for_the_looser_step_may_hide_no_other() -> None:
-    """Three crossed; 400 completed between the steps, so any of the three may have been in time."""
+    """Three crossed; 400 completed between the steps."""
     found = stepped(6060, (6060, 800, 0, 3), (6060, 400, 3, 3), STRICT)
-    assert (found.n, found.missed, found.inexact) == (6057, 400, True)
+    assert (found.n, found.missed, found.inexact) == (6057, 397, False), (
+        "all three passed the looser one, too"
+    )
+    found = stepped(6060, (6060, 800, 0, 3), (6060, 400, 0, 0), STRICT)
+    assert (found.n, found.missed, found.inexact) == (6057, 400, True), "any of them may have been in time"
+    found = stepped(6060, (6060, 3, 0, 3), (6060, 0, 0, 0), STRICT)
+    assert (found.n, found.missed, found.inexact) == (6057, 0, False), "all were: nothing else was slow"
+
+
+@pytest.mark.parametrize("before_us", [STRICT, LOOSE])
+def test_ios_of_both_borders_do_not_hide_each_other(before_us: int) -> None:
+    """Ten are between the steps at each border of the slice: their difference is nothing."""
+    done = 5990 if before_us == LOOSE else 6060
+    edge = {(IO_ANY, STRICT): (done, 10, 10, 10), (IO_ANY, LOOSE): (done, 0, 0, 0)}
+    found = judge_as(STEPS, slot(done, counts=edge, arrived=done, outstanding=10), before_us=before_us)
+    assert found.inexact
+    assert (found.n, found.missed) == ((6000, 20) if before_us == LOOSE else (6050, 0))
+    none = judge_as(STEPS, slot(done, counts=edge, arrived=done), before_us=before_us)
+    assert (none.n, none.missed) == ((5990, 10) if before_us == LOOSE else (6060, 0)), "none waits at its end"
+
+
+def test_ios_given_up_between_the_steps_are_missed_at_the_stricter_one() -> None:
+    left = {(IO_ANY, STRICT): (6000, 0), (IO_ANY, LOOSE): (6000, 0), (IO_ANY, 0): (0, 0, 7, 700)}
+    found = judge_as(STEPS, slot(6000, counts=left, arrived=6000), before_us=LOOSE)
+    assert (found.n, found.missed, found.inexact) == (6007, 7, True)
 
 
 # -- What never completes

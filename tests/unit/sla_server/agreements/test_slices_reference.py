@@ -1,196 +1,51 @@
 """Judging against a slow and obvious reference: single I/Os on a line of time.
 
-Made-up I/Os become cuts (as docs of ``pmdaemon.wire.cut`` define their entries), cuts go through the same
-window that ingest uses, and what it stores is judged. The reference looks at the I/Os alone and never at a
-cut's counters: when each was first seen beyond the limit, when it completed, and how long nothing did.
+Made-up I/Os become cuts, cuts go through the same window that ingest uses, and what it stores is judged
+(``io_histories``). The reference looks at the I/Os alone and never at a cut's counters: when each was first
+seen beyond the limit, when it completed, and how long nothing did. Refused clients, stopped planes and steps
+of a curve: ``test_slices_oracle``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pmdaemon.wire import cut as cuts
-from pmdaemon.wire import histogram
-from pmdaemon.wire.cut import COLUMNS, HIST_DTYPE, MISSED_DTYPE, Cut
-from sla_server.agreements.document import Applicability
-from sla_server.agreements.slices import HUNG_US, SliceVerdict, verdicts_of
-from sla_server.agreements.verdicts import DueSlices, judge_slices, rule_of
-from sla_server.db import schema
-from sla_server.db.histogram_codec import TOTAL_BUCKETS
-from sla_server.db.ingest.accumulator import IngestWindow
-from sla_server.db.ingest.batch import DecodedBatch, IngestedCut
-from sla_server.services.judging.inputs import SliceRows
-from sla_server.services.judging.track import JudgedStream
+from sla_server.agreements.slices import HUNG_US, SliceVerdict
+from tests.support import io_histories
 from tests.support.agreements import in_force, simple
-from tests.support.judged import inputs_of
+from tests.support.io_histories import (
+    SECOND_US,
+    SLICE_US,
+    Io,
+    joined,
+    longest_stall_us,
+    part_of,
+    stalls,
+    stalls_by_kind,
+    stored,
+)
 
-SECOND_US = 1_000_000
-SLICE_US = 10 * SECOND_US
-T0 = 1_800_000_000_000_000
 LIMIT_US = 12_000
 SLICES = 4
-FOREVER_US = 1 << 50
-GATEWAY = "11111111-2222-3333-4444-555555555555"
-
-
-@dataclass(frozen=True)
-class Io:
-    """One I/O; times from T0, ``end_us`` None: it never completes."""
-
-    arrival_us: int
-    end_us: int | None
-    write: bool = False
-    failed: bool = False
-
-    def is_outstanding(self, at_us: int) -> bool:
-        return self.arrival_us < at_us and (self.end_us is None or self.end_us > at_us)
-
-    @property
-    def is_slow(self) -> bool:
-        return self.end_us is None or self.end_us - self.arrival_us > LIMIT_US
-
-    def is_of(self, io: int) -> bool:
-        return io == cuts.IO_ANY or self.write == (io == cuts.IO_WRITE)
-
-
-def completed(ios: list[Io], from_us: int, to_us: int) -> list[Io]:
-    return [io for io in ios if io.end_us is not None and from_us < io.end_us <= to_us]
-
-
-def stalls(ios: list[Io]) -> list[tuple[int, int]]:
-    """Times (begin, end) without a completion while some I/O was outstanding."""
-    found = []
-    ends = sorted({io.end_us for io in ios if io.end_us is not None})
-    for since_us, until_us in pairwise((0, *ends, FOREVER_US)):
-        # Between two completions: from the first moment on at which something was outstanding.
-        arrivals = [io.arrival_us for io in ios if (io.end_us or FOREVER_US) >= until_us]
-        began_us = [max(since_us, arrival_us) for arrival_us in arrivals if arrival_us < until_us]
-        if began_us:
-            found.append((min(began_us), until_us))
-    return found
-
-
-def longest_stall_us(found: list[tuple[int, int]], from_us: int, to_us: int) -> int:
-    """The longest of them in (from, to], as far as it has got by then; begun before or not."""
-    return max(
-        (
-            min(end_us, to_us) - began_us
-            for began_us, end_us in found
-            if began_us < to_us and end_us > from_us
-        ),
-        default=0,
-    )
-
-
-# -- From I/Os to what is stored
-
-
-def cut_of(ios: list[Io], stalled: dict[int, list[tuple[int, int]]], second: int, by_kind: bool) -> Cut:
-    """The cut of one second, with every entry that wire.cut defines; ``by_kind``: not of an agent of before.
-
-    ``stalled``: ``stalls`` of each kind.
-    """
-    from_us, to_us = second * SECOND_US, (second + 1) * SECOND_US
-    done = completed(ios, from_us, to_us)
-    outstanding = [io for io in ios if io.is_outstanding(to_us)]
-    values = dict.fromkeys(COLUMNS, 0)
-    values |= {
-        "stream_id": 1,
-        "arrived": sum(from_us < io.arrival_us <= to_us for io in ios),
-        "reads": sum(not io.write for io in done),
-        "writes": sum(io.write for io in done),
-        "errors": sum(io.failed for io in done),
-        "lat_sum_us": sum((io.end_us or 0) - io.arrival_us for io in done),
-        "inflight": len(outstanding),
-    }
-    found: list[tuple[int, ...]] = []
-    for kind in (cuts.IO_ANY, cuts.IO_READ, cuts.IO_WRITE):
-        mine = [io for io in done if io.is_of(kind)]
-        waiting = [io for io in outstanding if io.is_of(kind)]
-        if mine:
-            found.append((0, kind, LIMIT_US, len(mine), sum(io.is_slow for io in mine)))
-        overdue = [io for io in waiting if from_us <= io.arrival_us + LIMIT_US < to_us]
-        settled = [io for io in mine if io.arrival_us + LIMIT_US < from_us]
-        failed = [io for io in mine if io.failed]
-        if overdue or settled:
-            found.append((0, cuts.OVERDUE + kind, LIMIT_US, len(overdue), len(settled)))
-        if failed:
-            slow = sum(io.is_slow for io in failed)
-            found.append((0, cuts.FAILED + kind, LIMIT_US, len(failed), slow))
-            found.append((0, cuts.FAILED + kind, 0, len(failed), 0))
-        if waiting and (by_kind or kind == cuts.IO_ANY):
-            stalled_us = longest_stall_us(stalled[kind], from_us, to_us)
-            oldest_us = max(to_us - io.arrival_us for io in waiting)
-            found.append((0, cuts.OUTSTANDING + kind, 0, oldest_us // 1000, stalled_us // 1000))
-    buckets = Counter(
-        (histogram.TOTAL_WRITE if io.write else histogram.TOTAL_READ)
-        + histogram.bucket_of_ns(((io.end_us or 0) - io.arrival_us) * 1000)
-        for io in done
-    )
-    return Cut(
-        gateway_id=GATEWAY,
-        epoch=1,
-        seq=second + 1,
-        start_unix_us=T0 + from_us,
-        duration_us=SECOND_US,
-        throttle_gen=0,
-        threshold_version=1,
-        counters=cuts.rows_array([[values[name] for name in COLUMNS]]),
-        hist=np.array([(0, bucket, n) for bucket, n in sorted(buckets.items())], dtype=HIST_DTYPE),
-        missed=np.array(found, dtype=MISSED_DTYPE),
-    )
-
-
-def stored(ios: list[Io], by_kind: bool) -> SliceRows:
-    """What ingest makes of the cuts of all slices, as the judge reads it."""
-    window = IngestWindow(SLICE_US)
-    stalled = {kind: stalls([io for io in ios if io.is_of(kind)]) for kind in cuts.IO_KINDS.values()}
-    items = [
-        IngestedCut(cut_of(ios, stalled, n, by_kind), 0, T0 + (n + 1) * SECOND_US) for n in range(10 * SLICES)
-    ]
-    assert cuts.are_sound([item.cut for item in items])
-    window.absorb(DecodedBatch(1, 1, cuts=items))
-    rows = []
-    for slot_us, accumulator in sorted(window.slots.items()):
-        numbers, columns = window.slot_columns(slot_us)
-        (hist,) = accumulator.hist_of(numbers)
-        row = {name: int(column[0]) for name, column in columns.items()}
-        half = TOTAL_BUCKETS // 2
-        rows.append({**row, "hist_read": hist[:half], "hist_write": hist[half:]})
-    columns = window.missed_columns()
-    names = ("slot_us", "stream_id", "io", "threshold_us", *schema.LATE_SUMS)
-    lists = zip(*(columns[name].tolist() for name in names), strict=True)
-    missed = [dict(zip(names, values, strict=True)) for values in lists]
-    return SliceRows(inputs_of(rows, missed))
 
 
 def judged(
     ios: list[Io], promise_keys: str = "", io: str = "any", by_kind: bool = True
 ) -> list[SliceVerdict]:
-    """Each slice's verdict."""
+    """Each slice's verdict; ``by_kind``: not of an agent of before."""
     text = simple(value_ms=LIMIT_US / 1000).replace("clients:", f"io: {io}, clients:")
     text = text.replace("    budgeting:", f"    {promise_keys}\n    budgeting:") if promise_keys else text
     (promise,) = in_force(text).all_promises
-    rows, scope = stored(ios, by_kind), (JudgedStream(1, GATEWAY, 0),)
-    start_us = np.arange(T0, T0 + SLICES * SLICE_US, SLICE_US)
-    whole = np.full(SLICES, SLICE_US)
-    due = DueSlices(
-        [rule_of(promise, Applicability(min_ios_per_slice=10))] * SLICES,
-        whole,
-        np.zeros(SLICES, dtype=np.bool_),
-        whole,
-        whole,
-        np.full(SLICES, -1),
-        *rows.pairs([scope] * SLICES, start_us, start_us + SLICE_US),
-    )
-    return verdicts_of(judge_slices(rows.table, due))
+    stalled = stalls_by_kind(ios)
+    spans = [(second * SECOND_US, (second + 1) * SECOND_US) for second in range(10 * SLICES)]
+    made = [
+        joined(seq, span, [part_of(ios, stalled, span, (LIMIT_US,), by_kind=by_kind)])
+        for seq, span in enumerate(spans, 1)
+    ]
+    return io_histories.judged(stored(made), promise, SLICES)[0]
 
 
 # -- The reference
@@ -206,7 +61,7 @@ def reference(ios: list[Io], counts_errors: bool, kind: int = cuts.IO_ANY) -> li
         for io in ios:
             # The end of the cut in which it is first seen beyond the limit, or completes.
             seen_us = None
-            if io.is_slow:
+            if io.is_beyond(LIMIT_US):
                 beyond_us = io.arrival_us + LIMIT_US
                 seen_us = (beyond_us // SECOND_US + 1) * SECOND_US
             done_us = -(-io.end_us // SECOND_US) * SECOND_US if io.end_us is not None else None
@@ -218,7 +73,7 @@ def reference(ios: list[Io], counts_errors: bool, kind: int = cuts.IO_ANY) -> li
                 new_overdue += was_overdue
                 if was_overdue or counts_errors or not io.failed:
                     n += 1
-                    missed += io.is_slow or io.failed
+                    missed += io.is_beyond(LIMIT_US) or io.failed
             if was_overdue and is_done_here:
                 new_overdue -= 1
         missed = max(missed, 0)
@@ -310,7 +165,7 @@ def test_every_io_counts_once_over_all_slices(ios: list[Io]) -> None:
     last_us = SLICES * SLICE_US
     counted = [io for io in ios if (io.end_us or 1 << 60) <= last_us or io.arrival_us + LIMIT_US < last_us]
     assert sum(each.n for each in found) == len(counted)
-    assert sum(each.missed for each in found) == sum(io.is_slow or io.failed for io in counted)
+    assert sum(each.missed for each in found) == sum(io.is_beyond(LIMIT_US) or io.failed for io in counted)
 
 
 def test_the_examples_are_what_they_seem() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from tests.support.samples import (
     T0,
     assert_database_holds,
     cuts_message,
+    gateway,
     gateway_message,
     make_cut,
     record_message,
@@ -73,6 +75,40 @@ def test_a_restart_goes_on_where_both_cursors_stand(database):
     assert_database_holds(second.reader, items)
     assert archived(second) == identity(items)
     second.close()
+
+
+def test_a_restart_knows_which_planes_were_in_the_newest_cuts(database):
+    """Plane a is stopped; the first cuts after the start are without it, too; the last is late."""
+
+    def cut_at(seq, marks, seconds=1):
+        start_us = T0 + (seq if seconds == 1 else 2) * 1_000_000
+        cut = make_cut(seq, start_us=start_us, duration_us=seconds * 1_000_000)
+        return dataclasses.replace(cut, extra={"dp": marks})
+
+    items = [cut_at(n, {"a": 1, "b": n}) for n in range(1, 31)]
+    items.append(cut_at(31, {"a": 2, "b": 30}, seconds=29))
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message(items[:20]))
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message(items[20:]))
+    second.drain(final=True)
+    gaps = second.reader.slice_inputs([], [gateway(1)], 0, 1 << 62).plane_gaps
+    # All of its 29 s twice: they are in the others' cuts, and its own late one proves nothing of them.
+    assert {row["plane"]: row["missing_us"] // 1_000_000 for row in gaps} == {"a": 58, "b": 29}
+    second.close()
+
+
+def test_slots_that_get_cuts_late_are_noted(rig):
+    """Of another data plane, two minutes after the others' of that time."""
+    items = [make_cut(1, start_us=T0 + 120_000_000), make_cut(2, start_us=T0 + 10_000_000)]
+    rig.feed(cuts_message(items, recv_us=T0 + 121_500_000))
+    [row] = rig.reader.late_cuts(0, T0)
+    assert (row["slot_us"], row["gateway_id"]) == (T0, gateway(1))
+    assert rig.reader.late_cuts(row["noted_us"], T0) == rig.reader.late_cuts(0, T0 + 1) == []
+    rig.clock.advance(1)
+    rig.feed(cuts_message([make_cut(3, start_us=T0 + 11_000_000)], recv_us=T0 + 122_500_000))
+    assert [each["slot_us"] for each in rig.reader.late_cuts(row["noted_us"], T0)] == [T0]
 
 
 def test_numbers_left_out_after_a_crash_are_not_taken_for_a_database_that_forgot(database):

@@ -22,7 +22,7 @@ def cut_at(second, reads=0, refused=0, entries=(), rows=True):
         return cut
     counters = np.zeros_like(cut.counters)
     counters[COL["stream_id"]] = cut.counters[COL["stream_id"]]
-    counters[COL["reads"]], counters[COL["errors"]] = reads, refused
+    counters[COL["reads"]], counters[COL["errors"]], counters[COL["others"]] = reads, refused, refused
     found = [(0, cuts.FAILED, 0, refused, 0)] if refused else []
     missed = np.array([*found, *((0, *entry) for entry in entries)], dtype=MISSED_DTYPE)
     return dataclasses.replace(cut, counters=counters, missed=missed, hist=cut.hist[:0])
@@ -60,6 +60,12 @@ def test_the_next_completion_ends_it():
 def test_it_goes_on_in_the_next_slot_while_attempts_do():
     items = [cut_at(n, refused=int(n % 20 == 10)) for n in range(120)]
     assert stalls(*items) == {0: [50, 50, 50], 1: [110, 110, 110]}
+
+
+def test_storage_of_which_a_flush_succeeds_is_there():
+    flushes = dataclasses.replace(cut_at(5, refused=1))
+    flushes.counters[COL["others"]] = 2
+    assert stalls(flushes, *(cut_at(n, rows=False) for n in range(6, 60))) == {0: [0, 0, 0]}
 
 
 def test_failed_io_is_no_refusal():

@@ -588,7 +588,80 @@ def test_a_late_cut_of_a_plane_that_covers_a_judged_slice_revises_it() -> None:
     scene.store.add_slot(at(0), covered_us=30 * SECOND_US)
     assert scene.slices(1.1) == [(0, "no_data", 0)]
     scene.store.coverage[-1]["covered_us"] = MINUTE_US
+    scene.store.add_late(at(0))
     assert scene.slices(1.4) == [(0, "good", 1)]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_late_cuts_of_a_plane_revise_slices_of_hours_ago(is_restarted: bool) -> None:
+    """They fill the time in which it was missing; what a track has forgotten is read first."""
+    scene = Scene()
+    scene.store.planes = {1: "nbd-0"}
+    gap = {"gateway_id": GATEWAY, "plane": "nbd-0", "missing_us": MINUTE_US}
+    for minute in range(200):
+        scene.store.add_slot(at(minute), reads=0)
+        if 10 <= minute < 20:
+            scene.store.plane_gaps.append({"slot_us": at(minute), **gap})
+    states = {minute: state for minute, state, _ in scene.slices(200.1)}
+    assert [minute for minute, state in states.items() if state == "no_data"] == list(range(10, 20))
+    for minute in range(10, 20):
+        scene.store.add_slot(at(minute), missed=600 * (minute < 15))
+    if is_restarted:
+        scene.restart(200.4)
+    found = scene.slices(200.5)
+    assert found == [(minute, "bad" if minute < 15 else "good", 1) for minute in range(10, 20)]
+    assert scene.slices(200.8) == []
+    scene.restart(201)
+    assert [each for each in scene.slices(201) if each[0] < 200] == []
+
+
+def test_a_late_cut_of_a_slice_that_was_not_judged_is_no_news() -> None:
+    scene = Scene(in_force(simple(), applied_us=at(5)))
+    for minute in range(8):
+        scene.store.add_slot(at(minute))
+    scene.store.add_slot(at(2))
+    scene.restart(7.2)
+    assert scene.slices(7.5) == [(5, "good", 0), (6, "good", 0)]
+    assert scene.slices(7.8) == []
+
+
+def test_a_gateway_that_comes_back_after_days_revises_what_was_judged_without_it() -> None:
+    """It leaves the scope of a promise over two gateways after a day, and hands over 30 h of slow I/O."""
+    item = in_force(simple(volumes="vol-1, vol-2", slice_text="15m"), applied_us=START_US)
+    scene, hour = Scene(item), 60
+    scene.store.add_stream(2, volume="vol-2", gateway=OTHER)
+    for minute in range(30 * hour):
+        scene.store.add_slot(at(minute), stream_id=2, gateway=OTHER)
+    scene.store.add_slot(at(0))
+    found: dict[float, tuple[str, int]] = {}
+
+    def go(minutes: float) -> None:
+        for turn in range(4):
+            rows = scene.slices(minutes + turn / 4)
+            found.update({minute: (state, revision) for minute, state, revision in rows})
+
+    go(30 * hour + 1)
+    assert [found[h * hour][0] for h in (1, 23, 26, 29)] == ["no_data", "no_data", "good", "good"]
+    for minute in range(1, 30 * hour):
+        scene.store.add_slot(at(minute), missed=600)
+        if minute > 24 * hour:
+            scene.store.add_late(at(minute))
+    go(30 * hour + 2)
+    assert [found[h * hour] for h in (1, 23, 26, 29)] == [("bad", 1)] * 4
+
+
+def test_a_gap_of_two_days_is_ours_if_the_first_cut_behind_it_says_so() -> None:
+    item = in_force(simple(slice_text="15m"), applied_us=START_US)
+    scene, hour = Scene(item), 60
+    scene.store.add_slot(at(-1))
+    for turn in range(4):
+        scene.run(40 * hour + turn / 4)
+    scene.store.add_slot(at(40 * hour), gap_cuts=90_000)
+    for turn in range(4):
+        scene.run(40 * hour + 2 + turn / 4)
+    rows = scene.store.slices("gold", "latency", 0, 1 << 62)
+    ours = {(row["start_us"] - START_US) // MINUTE_US // hour: row["ours"] for row in rows}
+    assert [ours[h] for h in (0, 1, 14, 20, 39)] == [True] * 5
 
 
 def test_a_gateway_that_is_gone_for_days_is_no_data_to_its_last_slice() -> None:
