@@ -11,11 +11,7 @@ from pathlib import Path
 
 import click
 
-<<<<<<< HEAD
-from gateway_agent import agent, cgroups, status
-=======
-from gateway_agent import agent
->>>>>>> reload
+from gateway_agent import agent, cgroups
 from gateway_agent.config import load_agent, parse_server
 from gateway_agent.errors import GroupUnusable, ReloadFailed
 from gateway_agent.link import state_files
