@@ -28,7 +28,6 @@ from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.decision_log import (
-    DecisionLog,
     LoopBefore,
     loop_figures,
     observed_figures,
@@ -36,12 +35,9 @@ from sla_server.services.control.decision_log import (
 )
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
-from sla_server.services.control.inventory import BackendInventory
-from sla_server.services.control.policy_manager import PolicyManager
-from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
-from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, claims, share, spread
-from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
@@ -59,20 +55,11 @@ NAMED_AGAIN_S: Final = 3600.0
 class Loops:
     """See the module."""
 
-    def __init__(
-        self,
-        settings: ControlSettings,
-        inventory: BackendInventory,
-        scopes: PromiseScopes,
-        policy: PolicyManager,
-        faults: StorageFaults,
-        log: DecisionLog | None = None,
-    ) -> None:
-        self._log = log or DecisionLog()
+    def __init__(self, context: LoopContext) -> None:
         self.controls: dict[str, BackendControl] = {}
-        self._settings = settings
-        self._inventory, self._scopes, self._policy = inventory, scopes, policy
-        self._faults = faults
+        self._settings, self._log = context.settings, context.log
+        self._inventory, self._scopes, self._policy = context.inventory, context.scopes, context.policy
+        self._faults = context.faults
         self._observed: dict[str, set[Key]] = {}
         self._left_out: dict[str, dict[str, int]] = {}
         self._shadows: dict[str, BackendControl] = {}
@@ -80,13 +67,14 @@ class Loops:
         self._turns = ["", ""]  # last one of each group that took a step
         self._tick = 0
         self._rests: dict[str, int] = {}
-        self.forward = FeedForward(settings, inventory, scopes, policy, faults, self._log)
+        self.forward = FeedForward(context)
 
     def modes_changed(self) -> None:
         """A promise that is only observed now is helped no longer; where none is left, nothing is in force.
 
         Caps that were set for it go on for the others that are being helped.
         """
+        self.forward.modes_changed()
         self._observed.clear()
         for backend, control in self.controls.items():
             helped = control.victims or {("", "")}
