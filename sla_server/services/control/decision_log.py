@@ -15,7 +15,7 @@ controller's one thread.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -150,6 +150,7 @@ def loop_figures(
     shares: Mapping[str, float],
     lead: Victim | None,
     scope: PromiseScope | None,
+    helped: Collection[str] = (),
 ) -> dict[str, Any]:
     """What a step of a backend's loop rested on; rates in cost units a second.
 
@@ -160,9 +161,10 @@ def loop_figures(
         shares: what each throttled volume gets after it.
         lead: the promise that asked.
         scope: that promise on this backend.
+        helped: promises that were at risk, as AGREEMENT/OBJECTIVE, beside those that ever asked.
     """
     managed = control.managed or before.managed
-    helped = sorted("/".join(key) for key in control.victims) if control.active else list(before.victims)
+    asked = {"/".join(key) for key in control.victims} if control.active else set(before.victims)
     used = sum(n.cost_per_s for n in neighbours.values())
     listed = sorted(neighbours.values(), key=lambda n: (-n.cost_per_s, n.volume))[:MOST_USERS]
     figures: dict[str, Any] = {
@@ -172,7 +174,7 @@ def loop_figures(
         "backend_cost_per_s": round(used, 1),
         "volumes": len(neighbours),
         "throttled": sorted(managed)[:MOST_USERS],
-        "victims": helped[:MOST_VICTIMS],
+        "victims": sorted(asked.union(helped))[:MOST_VICTIMS],
         "use": [_use(n, used, n.volume in managed, shares.get(n.volume)) for n in listed],
     }
     if lead is not None:
