@@ -180,11 +180,12 @@ def why_none(
     equals = sorted(n.volume for n in others if n.priority >= victim)
     small = sorted(n.volume for n in others if n.priority < victim and n.cost_per_s < least)
     spared = sorted(n.volume for n in others if n.priority < victim and n.cost_per_s >= least)
-    why = []
-    if equals:
-        why.append(f"{', '.join(equals)} of the same or a higher priority: not slowed down for it")
+    names, why = ", ".join(equals), []
     if equals and not small and not spared:
-        return "infeasible", f"no other volumes use the backend than {why[0]}"
+        all_others = f"all others that use the backend ({names})"
+        return "infeasible", f"{all_others} are of the same or a higher priority: none is slowed down for it"
+    if equals:
+        why.append(f"{names}: of the same or a higher priority")
     if small:
         why.append(f"{', '.join(small)}: less than {settings.small_share_ratio:.0%} of the backend's cost")
     if spared:

@@ -207,13 +207,13 @@ def test_why_no_neighbour_is_slowed_down_says_of_each_what_is_so():
     assert why(gold) == ("unattributed", "nobody to slow down: no other volume uses this backend")
     assert why(gold, equal) == (
         "infeasible",
-        "no other volumes use the backend than other of the same or a higher priority: not slowed down "
+        "all others that use the backend (other) are of the same or a higher priority: none is slowed down "
         "for it",
     )
     kind, text = why(gold, equal, small, spared)
     assert kind == "unattributed"
     assert text.removeprefix("nobody to slow down: ").split("; ") == [
-        "other of the same or a higher priority: not slowed down for it",
+        "other: of the same or a higher priority",
         "small: less than 5% of the backend's cost",
         "middle: not slowed down while so much error budget is left (urgency 0.20)",
     ]
