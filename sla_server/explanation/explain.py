@@ -307,7 +307,10 @@ def _lifted(figures: Row) -> str:
 def _own_promise(facts: Row, times: Times) -> list[str]:
     promises = as_rows(facts.get("promises"))
     if not promises:
-        return ["No promise is in force for it; as a neighbour it has its agreement's class and floor."]
+        return [
+            "No promise is in force for it. As a neighbour it has the class and floor of the agreements that "
+            "cover it, without one best-effort and the default floor."
+        ]
     risky = [p for p in promises if p.get("state") in AT_RISK]
     lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
     lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")
@@ -417,7 +420,7 @@ def _worst(episode: Row, promise: Row) -> str:
 
 
 def _helpers(facts: Row, times: Times) -> list[str]:
-    lines, own = [], {f"{facts['name']}/{promise['objective']}" for promise in as_rows(facts.get("promises"))}
+    lines, others = [], _other_victims(facts)
     for throttle in as_rows(facts.get("throttles")):
         decision = _decision_of(throttle, facts)
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
@@ -425,10 +428,22 @@ def _helpers(facts: Row, times: Times) -> list[str]:
         proof = decision if decision is not None and not facts["is_now"] else throttle
         said = evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"])
         victim, since = str(throttle.get("victim") or ""), times.when(throttle["requested_us"])
-        shared = victim and victim not in own
-        other = f" It was set for {victim}; the loop helps this promise by it, too." if shared else ""
+        other = (
+            f" It was set for {victim}; the loop helps this promise by it, too." if victim in others else ""
+        )
         lines.append(f"{words.capped(throttle)}: {asked} at most since {since}.{other} {said}")
     return lines
+
+
+def _other_victims(facts: Row) -> set[str]:
+    """Promises of others that the throttles helping an agreement were set for; none of a volume."""
+    if facts["kind"] != "sla":
+        return set()
+    victims = {str(throttle.get("victim") or "") for throttle in as_rows(facts.get("throttles"))}
+    return victims - {
+        "",
+        *(f"{facts['name']}/{each['objective']}" for each in as_rows(facts.get("promises"))),
+    }
 
 
 def _own_throttles(facts: Row, times: Times) -> list[str]:
@@ -491,6 +506,8 @@ def _decision_lines(facts: Row, times: Times, name: str) -> list[str]:
         return [evidence.decision_line(row, times) for row in rows[:MOST_DECISIONS]]
     if reach is None or _is_too_old(facts):
         return []
+    if others := sorted({victim.partition("/")[0] for victim in _other_victims(facts)}):
+        return [f"None was about {name} itself: 'sla why {others[0]}' says what the loop decided."]
     until = "" if facts["is_now"] else " up to then"
     return [f"None about {name} is stored{until} (they are stored from {times.full(reach)} on)."]
 

@@ -531,6 +531,9 @@ def test_a_throttle_that_was_set_for_another_promise_helps_this_one_too() -> Non
         "batch: 290 cost/s at most since 07:59:18. It was set for crm/latency; the loop helps this promise "
         "by it, too."
     )
+    assert said(found, "Decisions") == (
+        "None was about erp-gold itself: 'sla why crm' says what the loop decided."
+    )
     assert said(explain(throttled(protects=["crm/latency"])), "It protects").endswith(
         "The loop helps crm/latency by it, too."
     )
