@@ -209,18 +209,17 @@ class FeedForward:
         return is_used
 
     def _load(self, backend: str, watched: Watched) -> tuple[float, bool]:
-        """Cost rate of the volumes watched, of a divided one that of its clients without a promise.
+        """Cost rate of the volumes, or clients of divided ones, that the loop slowed down last.
 
         Returns:
             (cost units a second, whether I/Os of any are held back).
         """
         here, use, is_held = self._inventory.backends().get(backend, ()), 0.0, False
-        for volume in dict.fromkeys(map(volume_of, watched.volumes)):
-            for target in self._inventory.targets(volume) if volume in here else ():
-                if target == volume or not self._scopes.is_promised(target):
-                    neighbour = self._inventory.neighbour(target, None, backend)
-                    use += neighbour.cost_per_s
-                    is_held |= neighbour.queueing
+        for target in watched.volumes:
+            if volume_of(target) in here:
+                neighbour = self._inventory.neighbour(target, None, backend)
+                use += neighbour.cost_per_s
+                is_held |= neighbour.queueing
         return use, is_held
 
     # A burst that is expected.
