@@ -16,7 +16,7 @@ from rich.text import Text
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, LiveValuesMissing
 from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
 
 LIMIT_DEFAULT = 20
@@ -403,7 +403,8 @@ def get(
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
     if output == "yaml" and kind not in DOCUMENTS:
         raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
-    zone = formatting.zone_of(tz or formatting.LOCAL)
+    if tz is not None:
+        formatting.zone_of(tz)  # or say so before anything is asked
     path, query = _question(kind, name, objective, episode)
     if listed.needs_name:
         _get_judged(client, kind, path, query, limit, output, tz)
@@ -412,7 +413,18 @@ def get(
         query["limit"] = limit or LIMIT_DEFAULT
     if kind == "slas":
         query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
-    rows = client.get(path, **query)["items"]
+    answer = client.get(path, **query)
+    rows = answer["items"]
+    silence = "" if output == "yaml" else formatting.silence_of(answer.get("server") or {})
+    _show_rows(kind, rows, limit, output, labels, tz)
+    if silence:
+        raise LiveValuesMissing(silence)
+
+
+def _show_rows(
+    kind: str, rows: list[Row], limit: int | None, output: str, labels: str | None, tz: str | None
+) -> None:
+    listed, zone = KINDS[kind], formatting.zone_of(tz or formatting.LOCAL)
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
     if output == "json":
@@ -531,9 +543,18 @@ def _get_judged(
             click.echo(printable_lines(f"{agreement['name']}/{name}" + ("" if rows else ": nothing judged")))
         if rows:
             _show(KINDS[kind], rows, zone)
+        for line in _parts_of(rows, zone) if kind == "periods" else ():
+            click.echo(line)
         if len(found) > 1:
             click.echo()
     click.echo(f"Times are {_zone_words(tz)}.")
+
+
+def _parts_of(rows: Sequence[Row], zone: ZoneInfo | None) -> Iterator[str]:
+    """Of periods in which the slice length was edited: what their ratios rest on."""
+    for row in rows:
+        if len(row.get("slice_lengths_s") or []) > 1:
+            yield f"{formatting.day(row['from_us'], zone)}: {formatting.due_of(row)}."
 
 
 def _slices_of(client: Client, path: str, query: dict[str, Any], limit: int | None) -> list[Row]:

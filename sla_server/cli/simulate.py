@@ -23,8 +23,9 @@ from sla_server.agreements.document import Agreement
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import CONFIG, Column, build, console, pass_client
+from sla_server.cli.formatting import CONFIG, Column, FiniteRange, build, console, pass_client
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import BadSetup, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
@@ -117,12 +118,12 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option("--servers", type=click.IntRange(1, 4096), help="Requests that a device serves at once.")
 @click.option("--device", "device_file", type=EXISTING, help="Device as YAML or TOML, for all backends.")
 @click.option("--duration", metavar="TIME", help="Length, as 90s or 10m [that of the trace, else 120s].")
-@click.option("--stretch", type=click.FloatRange(0.001, 1e6), default=1.0, help="Slow a trace down [1].")
-@click.option("--poll", "poll_s", type=click.FloatRange(0.05, 60), default=1.0, help="Poll interval, s [1].")
-@click.option("--lag", "lag_s", type=click.FloatRange(0, 60), default=0.01, help="Delay each way, s [0.01].")
+@click.option("--stretch", type=FiniteRange(0.001, 1e6), default=1.0, help="Slow a trace down [1].")
+@click.option("--poll", "poll_s", type=FiniteRange(0.05, 60), default=1.0, help="Poll interval, s [1].")
+@click.option("--lag", "lag_s", type=FiniteRange(0, 60), default=0.01, help="Delay each way, s [0.01].")
 @click.option(
     "--budget-left",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=1.0,
     help="Error budget left, 0 to 1 [1]; below 0.25 control is more urgent.",
 )
@@ -184,7 +185,9 @@ def _plan(given: dict[str, Any]) -> Plan:
             "there is no load: give --trace FILE, --load KEY=VALUE,... or loads in simulation.yaml"
         )
     check_placement(feed.stream for feed in feeds)
-    length_s = formatting.duration_s(given["duration"]) if given["duration"] else last_s or GENERATED_S
+    length_s = (
+        formatting.duration_s(given["duration"], "--duration") if given["duration"] else last_s or GENERATED_S
+    )
     if length_s > MOST_SPAN_S:
         raise BadUsage(f"--duration {given['duration']} is longer than 7 days; choose a shorter one")
     expected = sum(round(load.iops * length_s) for load in loads) + sum(len(f.found) for f in traced)
@@ -205,6 +208,7 @@ def _with_options(plan: Plan, given: dict[str, Any]) -> Plan:
         lag_s=given["lag_s"],
         budget_left=given["budget_left"],
         policy=policy,
+        notes=[*plan.notes, *plan.contract.notes],
         start_unix_us=plan.start_unix_us if given["stored"] else MONDAY_US + given["hour"] * HOUR_US,
     )
 
@@ -286,7 +290,7 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     slot_us = resolved.database.rollup_s * 1_000_000
     until_us = _time_us(given["until"]) if given["until"] else time.time_ns() // 1000
     until_us = until_us // slot_us * slot_us
-    from_us = until_us - round(formatting.duration_s(given["stored"]) * 1e6) // slot_us * slot_us
+    from_us = until_us - round(formatting.duration_s(given["stored"], "--stored") * 1e6) // slot_us * slot_us
     if from_us >= until_us:
         raise BadUsage(f"--stored {given['stored']} is shorter than a slot ({resolved.database.rollup_s} s)")
     found = read_slots(resolved.database, resolved.data_dir, from_us, until_us)
@@ -295,7 +299,8 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     else:
         reader = open_reader(resolved.database, resolved.data_dir)
         try:
-            contract = contract_of([_agreement(row) for row in reader.agreements()])
+            plans, _unread = plans_of(reader.documents(), until_us)
+            contract = contract_of([_agreement(row) for row in reader.agreements()], plans)
         finally:
             reader.close()
     device = read_device(given["device_file"]) if given["device_file"] else None
