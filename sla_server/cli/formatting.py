@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 import click
 import structlog
@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
 
 Row = dict[str, Any]
@@ -174,11 +175,10 @@ def zone_of(name: str) -> ZoneInfo | None:
     """
     if name == LOCAL:
         return None
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+    if not is_zone(name):
         fix = f"Use an IANA name such as UTC or Europe/Berlin, or {LOCAL}"
-        raise BadUsage(f"--tz {name[:40]!r} is not a time zone. {fix}") from exc
+        raise BadUsage(f"--tz {name[:40]!r} is not a time zone. {fix}")
+    return ZoneInfo(name)
 
 
 def _wall_clock(at_us: float, zone: ZoneInfo | None) -> datetime:

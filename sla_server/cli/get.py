@@ -520,8 +520,8 @@ def _get_judged(
         names = [""]  # that of the episode
     elif "objective" in query:
         names = [query["objective"]]
-    tz = tz or (spec.get("window") or {}).get("tz") or "UTC"
-    zone = formatting.zone_of(tz)
+    agreed = (spec.get("window") or {}).get("tz") or "UTC"
+    tz, zone = (tz, formatting.zone_of(tz)) if tz else (agreed, ZoneInfo(agreed))
     found: list[tuple[str, list[Row]]] = []
     for name in names:
         asked = {**query, "objective": name} if name else query
