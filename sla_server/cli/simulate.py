@@ -149,6 +149,10 @@ def simulate(client: Client, /, file: Path | None, output: str, config: Path | N
     sla simulate --slas DIR --trace io.csv --servers 4 -o html result.html
     sla simulate --stored 24h          what enforce would have done yesterday
     """  # noqa: D301 - \b is for click: it keeps these lines as they are
+    if not given["stored"]:
+        for name, option in (("until", "--until"), ("every", "--every")):
+            if given[name]:
+                raise BadUsage(f"{option} goes with --stored, which is not given")
     modes = [mode for mode in MODES if not given["modes"] or mode in given["modes"]]
     plan = _stored_plan(client, config, given) if given["stored"] else _plan(given)
     began = time.monotonic()

@@ -275,6 +275,9 @@ def _validated(model: type[Model], tree: Any, where: str) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as exc:
-        raise BadSetup(
-            where, describe(exc).replace("(whole file): ", ""), "See docs/operations/simulate.md"
-        ) from None
+        problem = describe(exc).replace("(whole file): ", "")
+        problem = problem.replace(f"does not have the form {NAME}", _NO_NAME)
+        raise BadSetup(where, problem, "See docs/operations/simulate.md") from None
+
+
+_NO_NAME: Final = "is not a name (letters, digits and . _ : @ -, at most 128)"
