@@ -478,6 +478,8 @@ def mode(client: Client, wanted: str | None, backend: str | None) -> None:
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
         for name, own in sorted((current.get("backends") or {}).items()):
             click.echo(f"{own} on backend {name}")
+        if current.get("stale") and current["mode"]:
+            click.echo("note: last known; the services part is silent (sla-server status)", err=True)
         return
     if wanted == "inherit" and backend is None:
         raise click.UsageError("inherit is for one backend: add --backend NAME, or give observe or enforce")

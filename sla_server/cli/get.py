@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any, Final
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
@@ -431,7 +431,8 @@ def _show_rows(
         print_json(rows)
         return
     if not rows:
-        click.echo(f"No agreement in force has the labels {labels}." if labels else listed.empty)
+        words = f"No agreement in force has the labels {labels}." if labels else listed.empty
+        click.echo(fill(words, formatting.WIDTH, break_on_hyphens=False))
         return
     if output == "yaml":
         from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
@@ -537,6 +538,8 @@ def _get_judged(
     if not any(rows for _, rows in found):
         unjudged = f"{agreement['name']} has no objective: nothing of it is judged."
         click.echo(KINDS[kind].empty if names else printable_lines(unjudged))
+        for line in _long_slices(spec, names) if kind == "slices" else ():
+            click.echo(line)
         return
     for name, rows in found:
         if len(found) > 1:
@@ -548,6 +551,16 @@ def _get_judged(
         if len(found) > 1:
             click.echo()
     click.echo(f"Times are {_zone_words(tz)}.")
+
+
+def _long_slices(spec: Row, names: Sequence[str]) -> Iterator[str]:
+    """Objectives with slices so long that the first one may not have ended."""
+    for one in spec.get("objectives") or []:
+        length = str((one.get("budgeting") or {}).get("slice"))
+        if one.get("name") in names and length.endswith(("h", "d")):
+            yield printable_lines(
+                f"A slice of {one['name']} is {length} long, and is judged when it has ended."
+            )
 
 
 def _parts_of(rows: Sequence[Row], zone: ZoneInfo | None) -> Iterator[str]:

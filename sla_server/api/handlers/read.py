@@ -148,7 +148,8 @@ def backends(context: AppContext, _request: Request) -> Response:
 def slas(context: AppContext, request: Request) -> Response:
     """Agreements in force, with their documents if asked for.
 
-    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
+    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now. Of a
+    page ``count`` says how many there are on all pages, ``before`` how many on those before it.
     """
     wanted, part = _wanted_labels(request), request.args.get("match", "")
     after, limit = (
@@ -157,10 +158,13 @@ def slas(context: AppContext, request: Request) -> Response:
     )
     left_out = ("spec",) if responses.flag(request, "documents") else ("document", "spec")
     found = []
+    count = 0
     for row in context.source.agreements(True):
         labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
-        if has_labels(labels, wanted) and part in row["name"] and row["name"] > after:
-            found.append((row, labels))
+        if has_labels(labels, wanted) and part in row["name"]:
+            count += 1
+            if row["name"] > after:
+                found.append((row, labels))
     page = found[:limit] if limit else found
     live = _LiveObjectives(context)
     rows = []
@@ -171,7 +175,8 @@ def slas(context: AppContext, request: Request) -> Response:
             for one in agreed_objectives(row)
         ]
         rows.append({**plain, "objectives": agreed, "live": live.of(row)})
-    return _live_list(context, rows, page[-1][0]["name"] if len(page) < len(found) else None)
+    following = page[-1][0]["name"] if len(page) < len(found) else None
+    return _live_list(context, rows, following, count=count, before=count - len(found))
 
 
 def _wanted_labels(request: Request) -> dict[str, str | None]:
@@ -353,9 +358,9 @@ def _snapshot(context: AppContext) -> Row:
     return EMPTY if context.live.is_stale() else context.live.newest().snapshot
 
 
-def _live_list(context: AppContext, rows: list[Row], next_cursor: str | None = None) -> Response:
+def _live_list(context: AppContext, rows: list[Row], next_cursor: str | None = None, **more: Any) -> Response:
     """A list whose rows have live values, and whether those are to be had."""
-    return responses.as_list(rows, next_cursor, server=feed_state(context))
+    return responses.as_list(rows, next_cursor, server=feed_state(context), **more)
 
 
 def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:

@@ -36,6 +36,8 @@ def test_agreements_page_by_page_and_by_a_part_of_their_name(
         return [row["name"] for row in answer["items"]], answer["next"]
 
     assert names("") == (["a-1", "a-2", "b-1", "b-2"], None)
+    answer = web.get("/api/v1/slas?limit=1&after=b-1&match=b-").json
+    assert (answer["count"], answer["before"]) == (2, 1)
     assert names("limit=3") == (["a-1", "a-2", "b-1"], "b-1")
     assert names("limit=3&after=b-1") == (["b-2"], None)
     assert names("match=-2&limit=1") == (["a-2"], "a-2")

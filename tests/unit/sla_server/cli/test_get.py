@@ -43,7 +43,9 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})
-    assert sla("get", kind, *name_of(kind)).output.strip() == KINDS[kind].empty
+    said = sla("get", kind, *name_of(kind)).output
+    assert " ".join(said.split()) == KINDS[kind].empty
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
