@@ -51,6 +51,7 @@ GENERATED_S: Final = 120.0
 """Length of a simulation of generated loads alone: two slices of a minute."""
 MOST_IOS: Final = 2_000_000
 """Each mode takes some 20 us an I/O: two minutes for all three."""
+MOST_PROMISES: Final = 20
 MOST_VOLUMES: Final = 12  # rows of the table that a person reads; CSV has all
 HOUR_US: Final = 3_600_000_000
 MONDAY_US: Final = 1_800_000_000_000_000 // (168 * HOUR_US) * 168 * HOUR_US + 96 * HOUR_US
@@ -244,6 +245,17 @@ def _devices(given: dict[str, Any], setup: SetupFile, backends: set[str]) -> dic
     return devices
 
 
+def _promise_rows(result: Result) -> list[dict[str, Any]]:
+    """By name; of very many those with the most bad seconds in some mode."""
+    worst: dict[str, int] = {}
+    for each in result.modes:
+        for p in each.promises:
+            worst[p.name] = max(worst.get(p.name, 0), p.bad_s)
+    shown = sorted(worst, key=lambda name: (-worst[name], name))[:MOST_PROMISES]
+    rows = [{"mode": each.mode, "p": p} for each in result.modes for p in each.promises if p.name in shown]
+    return sorted(rows, key=lambda row: str(row["p"].name))
+
+
 def _volume_rows(result: Result) -> list[dict[str, Any]]:
     """Volumes with caps and with the most I/Os; mode observe does to them what off does."""
     capped = {v.volume for each in result.modes for v in each.volumes if v.caps}
@@ -264,12 +276,11 @@ def _table(result: Result) -> str:
     with printer.capture() as captured:
         for line in headline(result):
             printer.print(line)
-        rows: list[dict[str, Any]] = [
-            {"mode": each.mode, "p": p} for each in result.modes for p in each.promises
-        ]
-        rows.sort(key=lambda row: row["p"].name)
         printer.print()
-        printer.print(build(PROMISE_COLUMNS, rows, 0))
+        printer.print(build(PROMISE_COLUMNS, _promise_rows(result), 0))
+        more = len(result.modes[0].promises) - MOST_PROMISES
+        if more > 0:
+            printer.print(f"{more} further promises, with fewer bad seconds: -o csv has all")
         printer.print()
         printer.print(build(VOLUME_COLUMNS, _volume_rows(result), 0))
         more = len(result.modes[0].volumes) - MOST_VOLUMES

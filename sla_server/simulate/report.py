@@ -18,6 +18,8 @@ from sla_server.simulate.run import Plan
 
 SCHEMA: Final = 1
 NAMES_MAX: Final = 200
+FEW: Final = 20
+"""With more promises than this, those that were always kept have no sentence."""
 PROMISE_FIELDS: Final = (
     "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s", "excluded_s",
     "compliance", "coverage",
@@ -135,9 +137,10 @@ def verdicts(result: Result) -> list[str]:
             lines.append(f"observe would have begun to slow down {volume} for {victim} {_times(times)}")
     if off is not None and enforce is not None:
         for before, after in zip(off.promises, enforce.promises, strict=True):
-            if after.judged_s:
+            is_news = len(off.promises) <= FEW or before.bad_s or after.bad_s
+            if after.judged_s and is_news:
                 lines.append(
-                    f"enforce: {after.name} had {after.bad_s} bad seconds of {after.judged_s}, "
+                    f"enforce: {after.name} had {_seconds(after.bad_s)} of {after.judged_s}, "
                     f"and {before.bad_s} without control"
                 )
         for volume_figures in enforce.volumes:
@@ -152,6 +155,10 @@ def verdicts(result: Result) -> list[str]:
             if each.events.get(kind):
                 lines.append(f"{each.mode}: event {kind}, {_times(each.events[kind])}")
     return lines
+
+
+def _seconds(number: int) -> str:
+    return f"{number} bad second{'' if number == 1 else 's'}"
 
 
 def _begins(plan: Plan) -> str:
