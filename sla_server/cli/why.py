@@ -41,7 +41,7 @@ def moment_us(text: str, now_us: int) -> int:
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
-        return max(0, now_us - round(duration_s(ago[1], "--at") * 1e6))
+        return max(0, now_us - round(duration_s(ago[1]) * 1e6))
     now = datetime.fromtimestamp(now_us / 1e6).astimezone()
     try:
         if _TIME_OF_DAY.fullmatch(text):
