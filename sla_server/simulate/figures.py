@@ -191,7 +191,7 @@ def _of_promise(
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
-    held, excluded_s, excuse = _promised(plan, promise, found)
+    held, excluded_s, excuse = _while_promised(plan, promise, found)
     judged_s, bad_at, above_s = _seconds(promise, held)
     slices = _slices(plan, promise, found)
     eligible = slices.get("good", 0) + slices.get("bad", 0)
@@ -216,7 +216,7 @@ def _of_promise(
     )
 
 
-def _promised(
+def _while_promised(
     plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[Mapping[str, npt.NDArray[Any]], int, str]:
     """The requests of minutes in which something was promised, the seconds of all others, and why."""
