@@ -1,7 +1,8 @@
 """The two directories of a server: data, which one server locks, and runtime, with the mailbox segments.
 
 *Data.* One server holds it, by ``flock`` on ``<data_dir>/lock``, which also has its pid. The descriptor is
-close-on-exec, so no child keeps the lock: it ends with the supervisor, however that ends.
+close-on-exec, so no child keeps the lock: it ends with the supervisor, however that ends. ``identity`` is a
+random name that the directory gets at the first start in it.
 
 *Runtime.* Mailbox segments, port files, the page's login address; no other user may enter it. The default is
 in ``/dev/shm/sla-UID``. Any user can make a directory of that name before us, and its owner can rename what
@@ -9,11 +10,13 @@ we make in it and put something else there; so it has to be ours, too, and close
 
 *Segments.* The supervisor holds the lock of the data directory, so both are its own. At its start each is
 *probed* (``mailbox.inspect``): what is in order is kept, because its untaken messages are wanted, and
-what is damaged, or of another layout, is made again. While parts run, the one that meets damage marks the
-segment; the supervisor sees the mark (``damaged``), ends the parts that use it, and makes it again
-(``renew``). What an orderly stop leaves was taken and processed before, so it is removed (``remove``).
-Segments of other servers of this user whose processes are all gone are swept: nothing else removes what a
-server leaves that was killed and is not started again.
+what is damaged, or of another layout, is made again. Messages are wanted by the data directory for which they
+were posted: if it was deleted, or another one is in its place, the segments that a killed server left are
+made again (``bind``; ``data.id`` in the runtime directory is the identity they are for). While parts run, the
+one that meets damage marks the segment; the supervisor sees the mark (``damaged``), ends the parts that use
+it, and makes it again (``renew``). What an orderly stop leaves was taken and processed before, so it is
+removed (``remove``). Segments of other servers of this user whose processes are all gone are swept: nothing
+else removes what a server leaves that was killed and is not started again.
 
 Thread: the supervisor's one.
 """
@@ -23,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 import time
 from pathlib import Path
@@ -43,13 +47,15 @@ from pmdaemon.mailbox import (
 )
 from pmdaemon.mailbox.errors import MailboxCorrupt, SegmentUnsafe
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.files import close_directory, make_directory
+from pmdaemon.runtime.files import close_directory, make_directory, write_whole
 from sla_server.errors import ServerRunning
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 log = structlog.get_logger("segments")
 MAIN: Final = "main.mbx"
 APP: Final = "app.mbx"
+IDENTITY: Final = "identity"
+DATA_ID: Final = "data.id"
 USERS: Final = {
     MAIN: ("pmdaemon", "services", "dbmanager"),
     APP: ("appserver", "services", "dbmanager"),
@@ -90,6 +96,24 @@ def lock_data_dir(data_dir: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def data_identity(data_dir: Path) -> tuple[str, bool]:
+    """The identity of a locked data directory, and whether nothing was stored in it before.
+
+    "" where none can be read or written, as on a full disk: the next start tries again.
+    """
+    path = data_dir / IDENTITY
+    made = secrets.token_hex(16)
+    try:
+        if path.exists() and (known := path.read_text(errors="replace").strip()):
+            return known, False
+        write_whole(path, f"{made}\n", synced=True)
+    except OSError as exc:
+        log.warning("no-identity", data_dir=str(data_dir), problem=str(exc))
+        return "", False
+    # One of an earlier release has no identity yet, but its queue.
+    return made, not (data_dir / "queue").exists()
 
 
 def running_pid(data_dir: Path) -> int | None:
@@ -142,7 +166,7 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 def remove_runtime_dir(runtime_dir: Path) -> None:
     """Remove figures, notes and ports of an ended server, and the directories that are empty then."""
     metrics = runtime_dir / "metrics"
-    leftovers = [runtime_dir / name for name in ("gateways.json", "api.port", "login.url", "clock")]
+    leftovers = [runtime_dir / name for name in ("gateways.json", "api.port", "login.url", "clock", DATA_ID)]
     for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is not there
@@ -196,6 +220,30 @@ class Segments:
     def path(self, name: str) -> Path:
         """Where the segment lies."""
         return self._runtime_dir / name
+
+    def bind(self, identity: str, *, is_empty: bool) -> bool:
+        """Drop what was posted for another data directory; whether there was any. Before ``prepare``.
+
+        If we die between the removal and the note, the next start finds no segment, and removes nothing.
+
+        Args:
+            identity: of the data directory.
+            is_empty: nothing was stored in it before; then no message can be for it.
+
+        Raises:
+            OSError: a file cannot be removed or written.
+        """
+        if not identity:
+            return False
+        note = self._runtime_dir / DATA_ID
+        bound = note.read_text(errors="replace").strip() if note.exists() else ""
+        is_foreign = bound != identity if bound else is_empty
+        found = is_foreign and any(self.path(name).exists() for name in self._layouts)
+        if is_foreign:
+            self.remove()
+        if bound != identity:
+            write_whole(note, f"{identity}\n")
+        return found
 
     def prepare(self) -> dict[str, str]:
         """Have both in order; what was found damaged, and how.

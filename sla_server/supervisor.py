@@ -41,6 +41,7 @@ from sla_server.directories import (
     MAIN,
     USERS,
     Segments,
+    data_identity,
     lock_data_dir,
     prepare_runtime_dir,
     remove_runtime_dir,
@@ -88,6 +89,9 @@ class Supervisor:
         is_stopped = False
         try:
             prepare_runtime_dir(self.config.runtime_dir)
+            identity, is_empty = data_identity(self.config.data_dir)
+            if self._segments.bind(identity, is_empty=is_empty):
+                log.warning("segments-of-another-data-directory", effect="their messages were dropped")
             for name, problem in self._segments.prepare().items():
                 self._segment_event(name, problem)
             self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)

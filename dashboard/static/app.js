@@ -13,7 +13,7 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", selected: null, totals: new Map(),
-  policy: null, signedIn: false, notice: "", database: ""};
+  policy: null, signedIn: false, notice: "", database: "", old: null};
 
 function draw() {
   const {snapshot} = page;
@@ -55,7 +55,7 @@ function select(key) {
 function onSnapshot(snapshot) {
   const newPolicy = snapshot.policy?.version !== page.snapshot?.policy?.version;
   page.snapshot = snapshot;
-  page.takenMs = Date.now();
+  page.takenMs = snapshot.at_us === page.old?.atUs ? page.old.takenMs : Date.now();
   page.database = snapshot.database || "";
   const helped = new Set(snapshot.throttles.filter((row) => ACTIVE.has(row.state)).map((row) => (row.victim || "").split("/")[0]));
   for (const row of snapshot.slas) addPoint(views.keyOf(row), snapshot.at_us, row, helped.has(row.name));
@@ -122,8 +122,14 @@ async function loadSession() {
   else node.replaceChildren("read only; ", element("code", {}, "sla login"), " lets you make changes");
 }
 
+// A feed begins with the newest snapshot, however old it is: the server says when that came.
+async function loadAge() {
+  const answer = await read("/live");
+  if (answer?.server.stale) page.old = {atUs: answer.at_us, takenMs: Date.now() - (answer.server.age_s ?? 0) * 1000};
+}
+
 async function loadSlow() {
-  await Promise.all([loadTotals(), loadSession(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
+  await Promise.all([loadTotals(), loadSession(), loadAge(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
   draw();
 }
 

@@ -7,6 +7,8 @@ import {whyAddress} from "./why.js";
 
 const $ = (id) => document.getElementById(id);
 const code = (text) => element("code", {}, text);
+const MOST_ROWS = 50; // of a table: those that need a look, or use most; the others are a step away
+let allVolumes = false;
 const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
 
 export const keyOf = (sla) => `${sla.name}/${sla.objective}`;
@@ -33,10 +35,12 @@ export function showSummary(snapshot) {
       : `${f.plural(totals.promises, "promise")}: ${(states.length ? states : quiet).join(", ")}`;
   const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
   const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
-  const part = totals.promises > snapshot.slas.length || totals.volumes > snapshot.volumes.length
-    ? ` Shown are ${f.count(snapshot.slas.length)} of ${f.plural(f.count(totals.promises), "promise")} and ` +
-      `${f.count(snapshot.volumes.length)} of ${f.plural(f.count(totals.volumes), "volume")}, those that need a look or use most.` : "";
-  $("find").hidden = totals.promises <= snapshot.slas.length;
+  const promisesShown = Math.min(snapshot.slas.length, MOST_ROWS);
+  const volumesShown = shownVolumes(snapshot).length;
+  const part = totals.promises > promisesShown || totals.volumes > volumesShown
+    ? ` Shown are ${f.count(promisesShown)} of ${f.plural(f.count(totals.promises), "promise")} and ` +
+      `${f.count(volumesShown)} of ${f.plural(f.count(totals.volumes), "volume")}, those that need a look or use most.` : "";
+  $("find").hidden = totals.promises <= promisesShown;
   setText($("summary"), `${promises}; ${held}.${part}`);
   document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
 }
@@ -83,7 +87,7 @@ export function showSlas(snapshot, selected, onSelect) {
     }},
   ];
   const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4;  // others last, else as they come: by name
-  const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other));
+  const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS);
   fillTable($("slas"), columns, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
@@ -119,7 +123,17 @@ export function showFound(rows) {
   fillTable($("found"), columns, rows, keyOf, () => ["No agreement in force has this in its name."]);
 }
 
+const shownVolumes = (snapshot) => (allVolumes ? snapshot.volumes : snapshot.volumes.slice(0, MOST_ROWS));
+
 export function showVolumes(snapshot, totals, actions) {
+  const more = $("more-volumes");
+  more.hidden = snapshot.volumes.length <= MOST_ROWS;
+  setText(more, allVolumes ? `Show ${MOST_ROWS} only` : `Show all ${f.count(snapshot.volumes.length)}`);
+  more.onclick = () => {
+    allVolumes = !allVolumes;
+    showSummary(snapshot);
+    showVolumes(snapshot, totals, actions);
+  };
   const manual = new Set(snapshot.throttles.filter((row) => row.source === "manual").map((row) => row.volume));
   const columns = [
     {label: "Volume", cls: "wrap head full", fill: (td, row) => {
@@ -152,7 +166,7 @@ export function showVolumes(snapshot, totals, actions) {
       else td.lastChild.hidden = !manual.has(row.volume);
     }},
   ];
-  fillTable($("volumes"), columns, snapshot.volumes, (row) => row.volume, () =>
+  fillTable($("volumes"), columns, shownVolumes(snapshot), (row) => row.volume, () =>
     ["No volume seen yet. Start a gateway agent beside the storage: ", code("gateway-agent run --config FILE")]);
 }
 

@@ -127,12 +127,46 @@ def describe(error: ValidationError) -> str:
         elif item["type"] == "missing":
             parts.append(f"{key}: is required")
         else:
-            message = item["msg"].removeprefix("Value error, ").removeprefix("(whole file): ")
+            message = plain_problem(item).removeprefix("(whole file): ")
             # A whole table as "value" would bury the message; the message names what is wrong in it.
             is_table = isinstance(item["input"], dict | list | BaseModel)
             shown = "" if is_table else masked(f" (value: {item['input']!r})")
             parts.append(f"{key}: {message}{shown}")
     return "; ".join(parts)
+
+
+_LIMITS: Final = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_KINDS: Final = {"float": "a number", "int": "a whole number", "bool": "true or false", "string": "text"}
+
+
+def plain_problem(item: Any) -> str:
+    """What is wrong with a value, for people who know numbers and text but not the models.
+
+    Args:
+        item: one of ``ValidationError.errors()``.
+    """
+    kind, context, value = str(item["type"]), item.get("ctx", {}), item["input"]
+    if value != value or str(value).strip().lower() == "nan":
+        return "is not a number"
+    for key, word in _LIMITS.items():
+        if key in context:
+            return f"should be {word} {_limit_text(context[key])}"
+    if kind == "string_too_short":
+        return "is empty" if context["min_length"] == 1 else f"is shorter than {context['min_length']}"
+    if kind == "string_too_long":
+        return f"has {len(value)} characters, at most {context['max_length']} are possible"
+    if kind == "string_pattern_mismatch":
+        return f"does not have the form {context['pattern']}"
+    what = _KINDS.get(kind.partition("_")[0])
+    if what is not None and kind.partition("_")[2] in ("type", "parsing", "from_float", "parsing_size"):
+        return f"should be {what}"
+    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+
+
+def _limit_text(limit: Any) -> str:
+    if not isinstance(limit, int | float):
+        return str(limit)
+    return f"{limit:,.0f}" if limit == int(limit) else f"{limit:g}"
 
 
 def _toml_value(value: Any) -> str:

@@ -1,7 +1,8 @@
 """How programs end by themselves: one line for people, and why for those who ask later.
 
 ``outermost`` is around everything a program does: whatever comes out of it becomes one line and an exit
-status. The traceback of a fault of ours goes to a file that the line names.
+status. The traceback of a fault of ours goes to a file that the line names (``of_a_fault`` says which are
+kept).
 
 RUNTIME_DIR/NAME.failed says why a part of the server ended, from its end until its next start. While a part
 cannot start, ``sla-server status`` finds the reason nowhere else. A note that cannot be written or read is no
@@ -11,7 +12,9 @@ trouble of its own: the log has it, too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import stat
 import sys
 import tempfile
 import traceback
@@ -24,7 +27,7 @@ from pmdaemon.runtime.files import write_whole
 
 EX_SOFTWARE: Final = 70  # of sysexits
 EX_IOERR: Final = 74
-MOST_FAULTS: Final = 10  # files a program: one that is started again and again must not fill the disk
+MOST_FAULTS: Final = 10  # files a program: one that fails again and again must not fill the disk
 
 
 @contextlib.contextmanager
@@ -63,18 +66,43 @@ def in_words(error: BaseException) -> tuple[str, int]:
 
 
 def of_a_fault(program: str, error: BaseException) -> str:
-    """One line about a mistake in the program; its traceback is written to a file of its own."""
+    """One line about a mistake in the program; its traceback is in a file that the line names.
+
+    A fault that comes again at the same place has its file already. Of the others the newest ``MOST_FAULTS``
+    are kept, so that a new fault always has one.
+    """
     text = f"{type(error).__name__}: {error}".splitlines()[0]
-    prefix = f"{program.replace(' ', '-')}-fault-"
     try:
-        if known := sorted(Path(tempfile.gettempdir()).glob(f"{prefix}*"))[MOST_FAULTS - 1 :]:
-            return f"{text}. This is a fault of the program; please report it with those like {known[0]}"
-        fd, path = tempfile.mkstemp(prefix=prefix, suffix=".txt")
-        with os.fdopen(fd, "w", errors="backslashreplace") as file:
-            file.writelines(traceback.format_exception(error))
+        path = _fault_file(f"{program.replace(' ', '-')}-fault-", error)
     except OSError as exc:
         return f"{text}. This is a fault of the program; its traceback cannot be written ({exc.strerror})"
     return f"{text}. This is a fault of the program; please report it with {path}"
+
+
+def _fault_file(prefix: str, error: BaseException) -> Path:
+    """Write the traceback, unless there is one of the same place; other users' files are left alone."""
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    place = hashlib.blake2b("\n".join([type(error).__name__, *places]).encode(), digest_size=4).hexdigest()
+    known = [path for _, path in sorted(_own_files(prefix))]
+    for path in known:
+        if path.name.startswith(f"{prefix}{place}-"):
+            os.utime(path)
+            return path
+    for path in known[: max(0, len(known) - MOST_FAULTS + 1)]:
+        path.unlink(missing_ok=True)
+    fd, name = tempfile.mkstemp(prefix=f"{prefix}{place}-", suffix=".txt")
+    with os.fdopen(fd, "w", errors="backslashreplace") as file:
+        file.writelines(traceback.format_exception(error))
+    return Path(name)
+
+
+def _own_files(prefix: str) -> Iterator[tuple[int, Path]]:
+    """(time of the last change, file)."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes old ones, too
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                yield status.st_mtime_ns, path
 
 
 def _on_stderr(program: str) -> Callable[[str], object]:

@@ -13,7 +13,16 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sla_server.agreements.fields import CalendarDate, ClockTime, Document, Metadata, Strict, TimeZone, refuse
+from sla_server.agreements.fields import (
+    CalendarDate,
+    ClockTime,
+    Document,
+    Metadata,
+    Strict,
+    TimeZone,
+    clock_text,
+    refuse,
+)
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -33,7 +42,8 @@ class WeeklyHours(Strict):
     def _ordered(self) -> WeeklyHours:
         if self.opens >= self.closes:
             raise refuse(
-                "'from' is not before 'to'", 'For hours over midnight, give two entries, one to "24:00"'
+                f"'from', {clock_text(self.opens)}, is not before 'to', {clock_text(self.closes)}",
+                'For hours over midnight, give two entries, one to "24:00"',
             )
         return self
 

@@ -1,28 +1,44 @@
 """Compliance of one objective: its judged slices, error budget, burn rate, and the alerts that are active.
 
-``SliceHistory`` keeps the judged slices, so that sums over any window are a few additions; ``Budget`` and the
-burn-rate functions are arithmetic over such sums; ``standing`` puts them together for the live snapshot.
+An agreement may be edited within a period, and its slices may then have another length, another target or
+another policy for missing data. What was judged stays judged: a period is the sum of its parts, each under
+the ``Terms`` of the version that judged it, *by time*. A slice of five minutes weighs five times one of a
+minute.
+
+``JudgedTime`` keeps the judged slices, so that sums over any window are a few additions; ``PeriodSums`` are
+such sums, from it or from rows of SQL; ``Budget`` and the burn-rate functions are arithmetic over them;
+``standing`` puts them together for the live snapshot, ``past_period`` for any other period.
 Pure: functions of the objective, its slices and the time (SLA-MODEL.md 2).
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from sla_server.agreements import periods
-from sla_server.agreements.document import NoDataPolicy, Objective, Window
-from sla_server.agreements.periods import CalendarWindow, RollingWindow
+from sla_server.agreements.calendars import CalendarInForce
+from sla_server.agreements.document import AgreementSpec, NoDataPolicy, Objective, Window
+from sla_server.agreements.fields import parse_duration_s
+from sla_server.agreements.periods import CalendarWindow, RollingWindow, Span
 from sla_server.agreements.promise import InForce
-from sla_server.agreements.slices import State
+from sla_server.agreements.slice_history import (
+    BAD,
+    DECIDED,
+    EXCLUDED,
+    GOOD,
+    NO_DATA,
+    NO_DATA_OURS,
+    Counts,
+    SliceHistory,
+)
+
+SECOND_US: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +46,8 @@ class ObjectiveStatus:
     """Figures of one objective over the period that ``now_us`` lies in.
 
     Attributes:
+        counts: slices of the period, whatever their length
+        compliance, coverage: shares of time, None while nothing was judged that counts
         burn_1h: over the last hour, 0 with fewer than 3 bad slices in it
         alerts: names of the burn-rate pairs that are active, and ``consecutive`` for 10 bad slices in a row
         shown: of an objective that control does not look at: its entry of ``slas``, from its newest slice
@@ -65,48 +83,31 @@ class ObjectiveStatus:
 
 
 def standing(
-    item: InForce, objective: Objective, history: SliceHistory, judged_to_us: int, now_us: int
+    item: InForce, objective: Objective, slices: JudgedTime, judged_to_us: int, now_us: int
 ) -> ObjectiveStatus:
     """Compute the figures.
 
     Args:
         item: the agreement's version in force.
         objective: one of its judged objectives.
-        history: its judged slices.
+        slices: its judged slices, those of earlier versions among them.
         judged_to_us: end of the newest judged slice; alerts look back from here.
         now_us: wall clock.
     """
-    spec = item.agreement.spec
-    start_us, end_us = periods.period_bounds(spec.window, now_us)
-    counts = history.counts(start_us, end_us)
-    good, bad = eligible(counts, objective.no_data)
-    slice_us = history.length_us
-    target = objective.budgeting.target
-    if isinstance(spec.window, CalendarWindow):
-        ahead_us = periods.service_us(
-            spec.service_hours,
-            max(judged_to_us, start_us, item.applied_us),
-            end_us,
-            spec.time_zone,
-            item.calendar,
-        )
-        possible = good + bad + ahead_us / slice_us
-    else:
-        in_service_us = periods.service_us(
-            spec.service_hours, start_us, end_us, spec.time_zone, item.calendar
-        )
-        measured_out = counts.not_applicable + counts.no_data + counts.good + counts.bad - good - bad
-        possible = in_service_us / slice_us - measured_out
-    burn_1h, in_a_row, active = _burning(objective, history, end_us - start_us, judged_to_us)
+    spec, terms = item.agreement.spec, terms_of(objective)
+    bounds = periods.period_bounds(spec.window, now_us)
+    sums = slices.sums(*bounds)
+    judged_us = max(judged_to_us, bounds[0], item.applied_us)
+    burn_1h, in_a_row, active = _burning(terms, slices, bounds[1] - bounds[0], judged_to_us)
     return ObjectiveStatus(
         name=item.name,
         objective=objective.name,
-        period_start_us=start_us,
-        period_end_us=end_us,
-        counts=counts,
-        compliance=compliance_ratio(good, bad),
-        coverage=coverage_ratio(counts),
-        budget=error_budget(target, possible, bad, objective.budgeting.slice_s),
+        period_start_us=bounds[0],
+        period_end_us=bounds[1],
+        counts=sums.counts,
+        compliance=sums.compliance,
+        coverage=sums.coverage,
+        budget=period_budget(sums, spec, terms, bounds, judged_us, item.calendar),
         burn_1h=burn_1h,
         consecutive_bad=in_a_row,
         alerts=active,
@@ -120,67 +121,58 @@ class PastPeriod:
     Attributes:
         is_over: whether the period has ended; what is said of one that goes on is so far
         budget_remaining: share of the error budget that was left, negative if overspent; None before the end
-        inexact: slices that were judged good or bad on an upper bound
+            of a calendar period
     """
 
     from_us: int
     to_us: int
     is_over: bool
-    counts: Counts
-    compliance: float | None
-    coverage: float | None
+    sums: PeriodSums
     budget_remaining: float | None
-    inexact: int
 
     def as_dict(self) -> dict[str, Any]:
         """As the API answers."""
+        sums = self.sums
         return {
             "from_us": self.from_us,
             "to_us": self.to_us,
             "is_over": self.is_over,
-            "compliance": self.compliance,
-            "coverage": self.coverage,
+            "compliance": sums.compliance,
+            "coverage": sums.coverage,
             "budget_remaining": self.budget_remaining,
-            "slices": self.counts.states(),
-            "no_data_ours": self.counts.no_data_ours,
-            "inexact": self.inexact,
+            "slices": sums.counts.states(),
+            "no_data_ours": sums.counts.no_data_ours,
+            "inexact": sums.inexact,
+            **sums.by_time(),
         }
 
 
-Tally = Mapping[tuple[str, bool, bool], int]
-"""(state, ours, inexact) to the number of slices."""
-
-
-def past_period(objective: Objective, bounds: tuple[int, int], tally: Tally, now_us: int) -> PastPeriod:
-    """Compute the figures of a period from the numbers of its slices.
+def past_period(
+    spec: AgreementSpec,
+    terms: Terms,
+    bounds: Span,
+    sums: PeriodSums,
+    now_us: int,
+    calendar: Sequence[CalendarInForce] = (),
+) -> PastPeriod:
+    """Compute the figures of a period.
 
     Args:
-        objective: as agreed now; its policy for slices without data counts for all of them.
+        spec: as agreed now: its window, and its service hours for time that no slice was judged of.
+        terms: as agreed now.
         bounds: [start, end) of the period, us UTC.
-        tally: newest revisions of the slices that start in it.
+        sums: newest revisions of the slices that start in it.
         now_us: wall clock.
+        calendar: versions of the calendar that its service hours name.
     """
-    found: Counter[str] = Counter()
-    for (state, ours, _), count in tally.items():
-        found[state] += count
-        found["no_data_ours"] += count if ours and state == "no_data" else 0
-    counts = Counts(**{name: found[name] for name in Counts.__slots__})
-    good, bad = eligible(counts, objective.no_data)
-    is_over = bounds[1] <= now_us
-    budget = error_budget(objective.budgeting.target, good + bad, bad, objective.budgeting.slice_s)
-    return PastPeriod(
-        from_us=bounds[0],
-        to_us=bounds[1],
-        is_over=is_over,
-        counts=counts,
-        compliance=compliance_ratio(good, bad),
-        coverage=coverage_ratio(counts),
-        budget_remaining=budget.remaining_ratio if is_over else None,
-        inexact=sum(count for (state, _, inexact), count in tally.items() if inexact and state in _DECIDED),
-    )
+    is_rolling = isinstance(spec.window, RollingWindow)
+    is_over = bounds[1] < now_us if is_rolling else bounds[1] <= now_us
+    budget = period_budget(sums, spec, terms, bounds, bounds[1], calendar)
+    remaining = budget.remaining_ratio if is_over or is_rolling else None
+    return PastPeriod(*bounds, is_over=is_over, sums=sums, budget_remaining=remaining)
 
 
-def periods_back(window: Window, now_us: int, most: int) -> list[tuple[int, int]]:
+def periods_back(window: Window, now_us: int, most: int) -> list[Span]:
     """Bounds of the period that now lies in and of those before it, newest first."""
     found = [periods.period_bounds(window, now_us)]
     while len(found) < most:
@@ -191,42 +183,261 @@ def periods_back(window: Window, now_us: int, most: int) -> list[tuple[int, int]
 
 
 def _burning(
-    objective: Objective, history: SliceHistory, period_us: int, judged_to_us: int
+    terms: Terms, slices: JudgedTime, period_us: int, judged_to_us: int
 ) -> tuple[float, int, frozenset[str]]:
     """Burn rate over the last hour, bad slices in a row, and active alerts."""
-    slice_us, target = history.length_us, objective.budgeting.target
-    alerts = burn_alerts(period_us, slice_us, target)
-    back_us = max(HOUR_US, LOOK_BACK_SLICES * slice_us, *(alert.long_us for alert in alerts))
-    if history.is_clean_since(judged_to_us - back_us):
+    alerts = burn_alerts(period_us, terms.length_us, terms.target)
+    back_us = max(HOUR_US, LOOK_BACK_SLICES * terms.length_us, *(alert.long_us for alert in alerts))
+    if slices.is_clean_since(judged_to_us - back_us):
         return 0.0, 0, frozenset()  # nearly all, nearly always
-    good, bad = eligible(history.counts(judged_to_us - HOUR_US, judged_to_us), objective.no_data)
-    burn_1h = burn_rate(good, bad, target) if bad >= MIN_BAD_SLICES else 0.0
-    in_a_row = consecutive_bad(history, judged_to_us, objective.no_data)
-    active = {
-        alert.name
-        for alert in alerts
-        if alert_is_active(alert, history, judged_to_us, target, objective.no_data)
-    }
+    hour = slices.sums(judged_to_us - HOUR_US, judged_to_us)
+    burn_1h = hour.burn_rate(terms.target) if hour.bad >= MIN_BAD_SLICES else 0.0
+    in_a_row = consecutive_bad(slices, judged_to_us, LOOK_BACK_SLICES * terms.length_us)
+    active = {alert.name for alert in alerts if alert_is_active(alert, slices, judged_to_us, terms.target)}
     if in_a_row >= CONSECUTIVE_BAD:
         active.add("consecutive")
     return burn_1h, in_a_row, frozenset(active)
 
 
-# -- Compliance, error budget and burn rate
+# -- The terms of a version, and sums of slices by time
 #
-# Terms: *eligible* = good + bad, where a no_data slice is taken as good, bad or neither by the objective's
-# policy.
+# *eligible* = good + bad, where a no_data slice is taken as good, bad or neither by the policy of the version
+# that judged it.
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the slices of one version of an objective count."""
+
+    length_us: int
+    target: float
+    no_data: NoDataPolicy
+
+
+@lru_cache(maxsize=4096)
+def _terms(length_us: int, target: float, no_data: NoDataPolicy) -> Terms:
+    """One object for all objectives alike: a fleet has tens of thousands."""
+    return Terms(length_us, target, no_data)
+
+
+def terms_of(objective: Objective) -> Terms:
+    """Those of an objective as it was agreed."""
+    budgeting = objective.budgeting
+    return _terms(budgeting.slice_s * SECOND_US, budgeting.target, objective.no_data)
+
+
+def terms_by_version(rows: Iterable[Mapping[str, Any]], objective: str) -> dict[int, Terms]:
+    """Version to terms of one objective, from rows of ``agreements`` with ``spec`` decoded.
+
+    Versions without the objective are left out, and those that another release stored in a form of its own.
+    """
+    found: dict[int, Terms] = {}
+    for row in rows:
+        for one in agreed_objectives(row):
+            if one.get("name") != objective:
+                continue
+            try:
+                budgeting, no_data = one["budgeting"], one["no_data"]
+                length_us = parse_duration_s(budgeting["slice"]) * SECOND_US
+                if no_data in get_args(NoDataPolicy):
+                    found[row["version"]] = _terms(length_us, float(budgeting["target"]), no_data)
+            except (KeyError, TypeError, ValueError):
+                continue
+    return found
+
+
+def agreed_objectives(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objectives of a row of ``agreements``, as its document has them."""
+    objectives = ((row.get("spec") or {}).get("spec") or {}).get("objectives")
+    return [one for one in objectives or [] if isinstance(one, dict)]
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodSums:
+    """Judged slices of a span, all its parts together.
+
+    Attributes:
+        counts: slices by state, whatever their length
+        good, bad: eligible slices, no_data counted as each version says
+        good_us, bad_us: their time
+        measured_us: time that was measured: good, bad and not applicable
+        judged_us: the same and that without data; excluded slices are left out
+        allowed_us: time that was allowed to be bad so far: of each part (1 - target) of what was eligible
+        lengths_s: of the slices, shortest first
+        inexact: slices that were judged good or bad on an upper bound
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    good: int = 0
+    bad: int = 0
+    good_us: int = 0
+    bad_us: int = 0
+    measured_us: int = 0
+    judged_us: int = 0
+    allowed_us: float = 0.0
+    lengths_s: tuple[int, ...] = ()
+    inexact: int = 0
+
+    @property
+    def compliance(self) -> float | None:
+        """Share of eligible time that was good; None while nothing is eligible."""
+        return self.good_us / (self.good_us + self.bad_us) if self.good_us + self.bad_us else None
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of judged time, excluded slices apart, that was measured."""
+        return self.measured_us / self.judged_us if self.judged_us else None
+
+    def burn_rate(self, target_ratio: float) -> float:
+        """How many times faster than allowed the budget is spent; 0 while nothing is eligible."""
+        if not self.bad_us:
+            return 0.0
+        return self.bad_us / (self.good_us + self.bad_us) / (1.0 - target_ratio)
+
+    def by_time(self) -> dict[str, Any]:
+        """What the ratios rest on, as the API answers: seconds, and the lengths of the slices."""
+        due_us = self.good_us + self.bad_us
+        return {
+            "bad_s": self.bad_us // SECOND_US,
+            "due_s": due_us // SECOND_US,
+            "slice_lengths_s": list(self.lengths_s),
+        }
+
+
+def add_up(parts: Iterable[tuple[Terms, Counts]], inexact: int = 0) -> PeriodSums:
+    """The sums of a span from its parts; two of the same terms are two parts."""
+    good = bad = good_us = bad_us = measured_us = judged_us = 0
+    allowed_us, lengths = 0.0, set[int]()
+    states = [0] * len(_STATES)
+    for terms, counts in parts:
+        length_us = terms.length_us
+        more_good, more_bad = eligible(counts, terms.no_data)
+        measured = counts.good + counts.bad + counts.not_applicable
+        good, bad = good + more_good, bad + more_bad
+        good_us, bad_us = good_us + more_good * length_us, bad_us + more_bad * length_us
+        measured_us += measured * length_us
+        judged_us += (measured + counts.no_data) * length_us
+        allowed_us += (1.0 - terms.target) * (more_good + more_bad) * length_us
+        if measured + counts.no_data + counts.excluded:
+            lengths.add(length_us // SECOND_US)
+        states = [count + getattr(counts, name) for count, name in zip(states, _STATES, strict=True)]
+    counts = Counts(**dict(zip(_STATES, states, strict=True)))
+    return PeriodSums(
+        counts,
+        good,
+        bad,
+        good_us,
+        bad_us,
+        measured_us,
+        judged_us,
+        allowed_us,
+        tuple(sorted(lengths)),
+        inexact,
+    )
+
+
+_STATES: Final = ("good", "bad", "no_data", "no_data_ours", "not_applicable", "excluded")
+
+
+def sums_of_rows(
+    rows: Iterable[Mapping[str, Any]], versions: Mapping[int, Terms], otherwise: Terms
+) -> PeriodSums:
+    """The sums of a span from rows of ``SqlReader.slice_sums``.
+
+    Args:
+        rows: version, state, ours, inexact, length_us and n.
+        versions: terms by version (``terms_by_version``).
+        otherwise: of a version whose terms are not known; slices have the length of their row.
+    """
+    parts: dict[Terms, dict[str, int]] = {}
+    inexact = 0
+    for row in rows:
+        terms = terms_for(row, versions, otherwise)
+        states = parts.setdefault(terms, dict.fromkeys(_STATES, 0))
+        states[row["state"]] += row["n"]
+        states["no_data_ours"] += row["n"] if row["state"] == "no_data" and row["ours"] else 0
+        inexact += row["n"] if row["inexact"] and row["state"] in DECIDED else 0
+    return add_up(((terms, Counts(**states)) for terms, states in parts.items()), inexact)
+
+
+def terms_for(row: Mapping[str, Any], versions: Mapping[int, Terms], otherwise: Terms) -> Terms:
+    """By which terms a stored slice counts: those of its version, else others of its length."""
+    terms = versions.get(row["version"], otherwise)
+    return terms if terms.length_us == row["length_us"] else replace(terms, length_us=row["length_us"])
+
+
+class JudgedTime:
+    """The judged slices of one objective over all its versions: a history for each terms.
+
+    Belongs to one thread.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Terms, SliceHistory]] = []
+
+    def put(self, terms: Terms, start_us: int, code: int) -> bool:
+        """Set a slice; False if it is off the grid, or before the first one of these terms."""
+        history = next((history for known, history in self._parts if known == terms), None)
+        if history is None:
+            history = SliceHistory(terms.length_us, start_us)
+            self._parts.append((terms, history))
+        return history.put(start_us, code)
+
+    def sums(self, from_us: int, to_us: int) -> PeriodSums:
+        """Of the slices that start in [from_us, to_us)."""
+        return add_up((terms, history.counts(from_us, to_us)) for terms, history in self._parts)
+
+    def is_clean_since(self, from_us: int) -> bool:
+        """Whether no slice that starts then or later was ever put as bad or without data."""
+        return all(history.is_clean_since(from_us) for _, history in self._parts)
+
+    def forget_before(self, start_us: int) -> None:
+        """Drop what starts before; some of it may stay."""
+        self._parts = [part for part in self._parts if part[1].end_us > start_us]
+        for _, history in self._parts:
+            history.forget_before(start_us)
+
+    def marks(self, from_us: int, to_us: int) -> npt.NDArray[np.int8]:
+        """1 good, -1 bad, 0 neither, of the judged slices that start in [from_us, to_us), oldest first."""
+        starts, marks = [], []
+        for terms, history in self._parts:
+            codes = history.codes(from_us, to_us)
+            starts.append(history.starts(from_us, to_us))
+            marks.append(_MARKS[terms.no_data][codes])
+        if not starts:
+            return np.zeros(0, np.int8)
+        order = np.argsort(np.concatenate(starts), kind="stable")
+        found: npt.NDArray[np.int8] = np.concatenate(marks)[order]
+        return found
+
+
+def _marks_of(policy: NoDataPolicy) -> npt.NDArray[np.int8]:
+    marks = np.zeros(EXCLUDED + 1, np.int8)
+    marks[GOOD], marks[BAD] = 1, -1
+    if policy == "good":
+        marks[[NO_DATA, NO_DATA_OURS]] = 1
+    elif policy == "bad":
+        marks[[NO_DATA, NO_DATA_OURS]] = -1
+    elif policy == "bad_if_ours":
+        marks[NO_DATA_OURS] = -1
+    return marks
+
+
+_MARKS: Final = {policy: _marks_of(policy) for policy in get_args(NoDataPolicy)}
+
+
+# -- Error budget, burn rate and alerts
 #
-# - compliance = good / eligible, between 0 and 1, or None while nothing is eligible.
+# - compliance = good / eligible, between 0 and 1, or None while nothing is eligible; all by time.
 # - coverage = (good + bad + not_applicable) / (all judged - excluded), by the states themselves.
-# - budget: (1 - target) * the slices that may become eligible in the whole period. For a calendar period
-#   these are the eligible ones so far and those still to come within service hours; for a rolling window all
-#   of the window but those judged otherwise (time before the agreement existed counts as kept).
+# - budget: of each part (1 - its target) of what was eligible, and (1 - the target agreed now) of the rest.
+#   The rest of a calendar period is its service hours still to come; of a rolling window, its service hours
+#   of which no slice was judged (time before the agreement existed counts as kept).
 # - burn rate over w = (bad_w / eligible_w) / (1 - target): 1 spends exactly the budget by the period's end.
 # - an alert needs both its windows above its factor, and 3 bad slices in the long one. A factor is the share
 #   of the budget spent over the long window, divided by that window's share of the period (2 % in 1 h of 30 d
 #   = 14.4); windows shrink and grow with the period, and a factor is capped at 0.9 / (1 - target), since a
-#   burn rate cannot exceed 1 / (1 - target).
+#   burn rate cannot exceed 1 / (1 - target). Target and slice length are those agreed now.
 
 
 HOUR_US: Final = 3_600_000_000
@@ -248,43 +459,55 @@ def eligible(counts: Counts, policy: NoDataPolicy) -> tuple[int, int]:
     return counts.good, counts.bad
 
 
-def compliance_ratio(good: int, bad: int) -> float | None:
-    """Share of eligible slices that were good."""
-    return good / (good + bad) if good + bad else None
-
-
-def coverage_ratio(counts: Counts) -> float | None:
-    """Share of judged slices, excluded ones apart, that were measured."""
-    measured = counts.good + counts.bad + counts.not_applicable
-    judged = measured + counts.no_data
-    return measured / judged if judged else None
-
-
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What may still go wrong in the period.
 
     Attributes:
-        total_slices: bad slices that the whole period allows (not rounded)
+        total_minutes: bad time that the whole period allows
         remaining_ratio: 1 untouched, 0 spent, negative overspent; None if the period allows nothing at all
         minutes_left: bad time left, never negative
     """
 
-    total_slices: float
+    total_minutes: float
     remaining_ratio: float | None
     minutes_left: float
 
 
-def error_budget(target_ratio: float, possible_slices: float, bad: int, slice_s: int) -> Budget:
-    """Budget of a period in which ``possible_slices`` may become eligible (those that are included)."""
-    total = (1.0 - target_ratio) * max(possible_slices, 0.0)
-    remaining = 1.0 - bad / total if total > 0 else None
-    return Budget(total, remaining, max(total - bad, 0.0) * slice_s / 60.0)
+def error_budget(allowed_us: float, bad_us: float) -> Budget:
+    """Budget of a period that allows so much bad time, of which so much was spent."""
+    total = max(allowed_us, 0.0)
+    remaining = 1.0 - bad_us / total if total > 0 else None
+    return Budget(total / MINUTE_US, remaining, max(total - bad_us, 0.0) / MINUTE_US)
 
 
-def burn_rate(good: int, bad: int, target_ratio: float) -> float:
-    """How many times faster than allowed the budget is spent; 0 while nothing is eligible."""
-    return bad / (good + bad) / (1.0 - target_ratio) if bad else 0.0
+MINUTE_US: Final = 60 * SECOND_US
+
+
+def period_budget(
+    sums: PeriodSums,
+    spec: AgreementSpec,
+    terms: Terms,
+    bounds: Span,
+    judged_us: int,
+    calendar: Sequence[CalendarInForce] = (),
+) -> Budget:
+    """The budget of a period: of its parts, and of the rest by the terms agreed now.
+
+    Args:
+        sums: of the slices judged in it.
+        spec: as agreed now: window, service hours.
+        terms: as agreed now.
+        bounds: [start, end) of the period, us UTC.
+        judged_us: until when it is judged; what comes after it in a calendar period is still to come.
+        calendar: versions of the calendar that the service hours name.
+    """
+    hours, zone = spec.service_hours, spec.time_zone
+    if isinstance(spec.window, CalendarWindow):
+        rest_us = periods.service_us(hours, judged_us, bounds[1], zone, calendar)
+    else:
+        rest_us = periods.service_us(hours, *bounds, zone, calendar) - sums.judged_us
+    return error_budget(sums.allowed_us + (1.0 - terms.target) * max(rest_us, 0), sums.bad_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,205 +543,19 @@ def burn_alerts(period_us: int, slice_us: int, target_ratio: float) -> tuple[Bur
     return tuple(alerts)
 
 
-def alert_is_active(
-    alert: BurnAlert, history: SliceHistory, now_us: int, target_ratio: float, policy: NoDataPolicy
-) -> bool:
+def alert_is_active(alert: BurnAlert, slices: JudgedTime, now_us: int, target_ratio: float) -> bool:
     """Whether both windows that end at ``now_us`` (end of the newest slice) burn faster than the factor."""
-    good, bad = eligible(history.counts(now_us - alert.long_us, now_us), policy)
-    if bad < MIN_BAD_SLICES or burn_rate(good, bad, target_ratio) < alert.factor:
+    sums = slices.sums(now_us - alert.long_us, now_us)
+    if sums.bad < MIN_BAD_SLICES or sums.burn_rate(target_ratio) < alert.factor:
         return False
-    good, bad = eligible(history.counts(now_us - alert.short_us, now_us), policy)
-    return burn_rate(good, bad, target_ratio) >= alert.factor
+    return slices.sums(now_us - alert.short_us, now_us).burn_rate(target_ratio) >= alert.factor
 
 
-def consecutive_bad(history: SliceHistory, now_us: int, policy: NoDataPolicy) -> int:
-    """Bad slices since the last good one, at most LOOK_BACK_SLICES back; others are stepped over."""
-    good = {GOOD} | ({NO_DATA, NO_DATA_OURS} if policy == "good" else set())
-    bad = {BAD}
-    if policy == "bad":
-        bad |= {NO_DATA, NO_DATA_OURS}
-    elif policy == "bad_if_ours":
-        bad.add(NO_DATA_OURS)
+def consecutive_bad(slices: JudgedTime, now_us: int, back_us: int) -> int:
+    """Bad slices since the last good one, at most ``back_us`` back; others are stepped over."""
     found = 0
-    for code in reversed(history.codes(now_us - LOOK_BACK_SLICES * history.length_us, now_us).tolist()):
-        if code in good:
+    for mark in slices.marks(now_us - back_us, now_us)[::-1].tolist():
+        if mark > 0:
             break
-        found += code in bad
+        found -= mark
     return found
-
-
-# -- The judged slices of one objective
-#
-# One code for each slice; index = (start - origin) / length; 0 = never judged. The newest 1,024 to 2,047 are
-# kept as they are, a byte each. Older ones are *sealed*, 1,024 in a chunk: how many there are of each code,
-# then the codes, compressed. A chunk of one code, which most are, is the same object in all histories, so a
-# year of good minutes is 6 KB and not half a megabyte; of minutes that change at random a chunk is some 400
-# bytes. A window is summed from the chunks' counts, only its ends are unpacked; a late revision unpacks one
-# chunk and seals it again.
-#
-# Slices of an agreement whose slice length was edited keep their own start; a history has one length, and
-# ``put`` refuses starts that are not on its grid (the caller drops judgements of another length).
-
-
-UNJUDGED: Final = 0
-GOOD: Final = 1
-BAD: Final = 2
-NO_DATA: Final = 3
-NO_DATA_OURS: Final = 4
-NOT_APPLICABLE: Final = 5
-EXCLUDED: Final = 6
-_CODES: Final[dict[str, int]] = {
-    "good": GOOD,
-    "bad": BAD,
-    "no_data": NO_DATA,
-    "not_applicable": NOT_APPLICABLE,
-    "excluded": EXCLUDED,
-}
-_DECIDED: Final = frozenset(("good", "bad"))
-_DOUBTFUL: Final = frozenset((BAD, NO_DATA, NO_DATA_OURS))
-_CHUNK: Final = 1024  # 17 hours of minutes
-_HEAD: Final = struct.Struct("<7H")  # how many slices of each code
-
-
-def code_of(state: State | str, ours: bool) -> int:
-    """The byte of a judged slice.
-
-    Raises:
-        KeyError: no such state.
-    """
-    code = _CODES[state]
-    return NO_DATA_OURS if code == NO_DATA and ours else code
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Slices by state within a range. ``no_data`` includes ``no_data_ours``."""
-
-    good: int = 0
-    bad: int = 0
-    no_data: int = 0
-    no_data_ours: int = 0
-    not_applicable: int = 0
-    excluded: int = 0
-    unjudged: int = 0
-
-    def states(self) -> dict[str, int]:
-        """As in the live snapshot."""
-        return {
-            "good": self.good,
-            "bad": self.bad,
-            "no_data": self.no_data,
-            "not_applicable": self.not_applicable,
-            "excluded": self.excluded,
-        }
-
-
-def _seal(codes: bytes | bytearray) -> bytes:
-    counts = np.bincount(np.frombuffer(codes, np.uint8), minlength=EXCLUDED + 1)
-    sealed = _HEAD.pack(*counts.tolist()) + zlib.compress(codes, 1)
-    return _COMMON.setdefault(sealed, sealed) if counts.max() == _CHUNK else sealed
-
-
-def _unseal(sealed: bytes) -> bytes:
-    return zlib.decompress(sealed[_HEAD.size :])
-
-
-_COMMON: Final[dict[bytes, bytes]] = {}  # chunks of one code, at most seven
-
-
-class SliceHistory:
-    """Codes on a grid of slices. Belongs to one thread."""
-
-    def __init__(self, length_us: int, origin_us: int) -> None:
-        self.length_us = length_us
-        self._origin = origin_us // length_us
-        self._sealed: list[bytes] = []
-        self._open = bytearray()
-        self._doubtful = -1  # newest slice on the grid that was ever put as bad or without data
-
-    def put(self, start_us: int, code: int) -> bool:
-        """Set the slice that starts here; False if it is before the origin or off the grid."""
-        index, rest = divmod(start_us, self.length_us)
-        index -= self._origin
-        if rest or index < 0:
-            return False
-        if code in _DOUBTFUL:
-            self._doubtful = max(self._doubtful, start_us // self.length_us)
-        chunk, at = divmod(index, _CHUNK)
-        if chunk < len(self._sealed):
-            codes = bytearray(_unseal(self._sealed[chunk]))
-            codes[at] = code
-            self._sealed[chunk] = _seal(codes)
-            return True
-        at = index - len(self._sealed) * _CHUNK
-        self._open.extend(bytes(max(0, at + 1 - len(self._open))))
-        self._open[at] = code
-        while len(self._open) >= 2 * _CHUNK:
-            self._sealed.append(_seal(bytes(self._open[:_CHUNK])))
-            del self._open[:_CHUNK]
-        return True
-
-    def is_clean_since(self, from_us: int) -> bool:
-        """Whether no slice that starts then or later was ever put as bad or without data."""
-        return self._doubtful * self.length_us < from_us
-
-    def get(self, start_us: int) -> int:
-        """Code of the slice that starts here, UNJUDGED if there is none."""
-        part = self.codes(start_us, start_us + self.length_us)
-        return int(part[0]) if part.size else UNJUDGED
-
-    def forget_before(self, start_us: int) -> None:
-        """Drop what starts before, whole chunks only."""
-        drop = max(0, min((start_us // self.length_us - self._origin) // _CHUNK, len(self._sealed)))
-        del self._sealed[:drop]
-        self._origin += drop * _CHUNK
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of the codes, those shared with other histories left out."""
-        own = sum(len(sealed) for sealed in self._sealed if sealed not in _COMMON)
-        return own + len(self._open) + 8 * len(self._sealed)
-
-    def codes(self, from_us: int, to_us: int) -> npt.NDArray[np.uint8]:
-        """Codes of the slices that start in [from_us, to_us), oldest first.
-
-        Shorter than the range before the origin and beyond the newest slice stored.
-        """
-        return np.frombuffer(self._between(*self._range(from_us, to_us)), np.uint8)
-
-    def _range(self, from_us: int, to_us: int) -> tuple[int, int]:
-        """First index, and the one behind the last."""
-        low = max(-(-from_us // self.length_us) - self._origin, 0)
-        high = max(-(-to_us // self.length_us) - self._origin, low)
-        end = len(self._sealed) * _CHUNK + len(self._open)
-        return min(low, end), min(high, end)
-
-    def _between(self, low: int, high: int) -> bytes:
-        border = len(self._sealed) * _CHUNK
-        if low >= border:
-            return bytes(self._open[low - border : high - border])
-        first, last = low // _CHUNK, min(-(-high // _CHUNK), len(self._sealed))
-        old = b"".join(map(_unseal, self._sealed[first:last]))
-        return old[low - first * _CHUNK : high - first * _CHUNK] + self._open[: max(high - border, 0)]
-
-    def counts(self, from_us: int, to_us: int) -> Counts:
-        """Slices by state that start in [from_us, to_us)."""
-        total = max(-(-to_us // self.length_us) + (from_us // -self.length_us), 0)
-        low, high = self._range(from_us, to_us)
-        first, last = -(-low // _CHUNK), min(high // _CHUNK, len(self._sealed))
-        if first < last:
-            ends = self._between(low, first * _CHUNK) + self._between(last * _CHUNK, high)
-            whole = [_HEAD.unpack_from(sealed) for sealed in self._sealed[first:last]]
-            found = [sum(column) + ends.count(code) for code, column in enumerate(zip(*whole, strict=True))]
-        else:
-            part = self._between(low, high)
-            found = [part.count(code) for code in range(EXCLUDED + 1)]
-        return Counts(
-            good=found[GOOD],
-            bad=found[BAD],
-            no_data=found[NO_DATA] + found[NO_DATA_OURS],
-            no_data_ours=found[NO_DATA_OURS],
-            not_applicable=found[NOT_APPLICABLE],
-            excluded=found[EXCLUDED],
-            unjudged=total - sum(found[GOOD:]),
-        )

@@ -2,7 +2,9 @@
 
 An objective whose compliance ended below several penalties is credited the largest of theirs. The credits of
 an agreement's objectives add up, and ``credit_cap`` is the most that a period costs. An objective of which
-nothing was eligible is credited nothing. Pure.
+nothing was eligible is credited nothing. Penalties and cap are those of the version at the period's end; what
+was judged by an earlier version counts as that version said (``compliance``), also of an objective that the
+last version no longer has. Pure.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sla_server.agreements.compliance import Counts, compliance_ratio, coverage_ratio, eligible
+from sla_server.agreements.compliance import PeriodSums
 from sla_server.agreements.document import Agreement, Penalty
-from sla_server.agreements.periods import RollingWindow
+from sla_server.agreements.periods import RollingWindow, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +23,27 @@ class ObjectiveCredit:
     """One objective in one period.
 
     Attributes:
-        compliance: good / (good + bad), no_data counted as the objective says; None: nothing was eligible
-        coverage: share of the judged slices that were measured
+        target: as the version says that had it last
+        good, bad: slices, no_data counted as each version says
+        bad_s, due_s: their time, seconds: ``due`` is good and bad together
+        slice_lengths_s: of the slices of the period; several after an edit within it
+        compliance: good / due, by time; None: nothing was eligible
+        coverage: share of the judged time that was measured
         credit: 0..1, of its penalties alone
+        is_agreed: whether the version at the period's end has it
     """
 
     objective: str
     target: float
     good: int
     bad: int
+    bad_s: int
+    due_s: int
+    slice_lengths_s: list[int]
     compliance: float | None
     coverage: float | None
     credit: float
+    is_agreed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +83,44 @@ def penalty_for(penalties: Iterable[Penalty], compliance: float | None) -> float
 
 
 def period_credit(
-    agreement: Agreement, version: int, counts: Mapping[str, Counts], bounds: tuple[int, int], now_us: int
+    agreement: Agreement,
+    version: int,
+    sums: Mapping[str, PeriodSums],
+    bounds: Span,
+    now_us: int,
+    former: Mapping[str, float] | None = None,
 ) -> PeriodCredit:
     """What one period costs.
 
     Args:
         agreement: the version that holds at the period's end.
         version: its number.
-        counts: judged slices of the period by objective.
+        sums: judged slices of the period by objective.
         bounds: [start, end) of the period, us UTC.
         now_us: wall clock.
+        former: target of each objective that only earlier versions have; left out if nothing of it counts.
     """
     spec = agreement.spec
+    agreed = {objective.name: objective.budgeting.target for objective in agreement.judged}
     found = []
-    for objective in agreement.judged:
-        of_objective = counts.get(objective.name, Counts())
-        good, bad = eligible(of_objective, objective.no_data)
-        compliance = compliance_ratio(good, bad)
+    for name, target in {**(former or {}), **agreed}.items():
+        of_objective = sums.get(name, PeriodSums())
+        if name not in agreed and not of_objective.good + of_objective.bad:
+            continue
         found.append(
             ObjectiveCredit(
-                objective=objective.name,
-                target=objective.budgeting.target,
-                good=good,
-                bad=bad,
-                compliance=compliance,
-                coverage=coverage_ratio(of_objective),
-                credit=penalty_for(spec.penalties, compliance),
+                objective=name,
+                target=target,
+                good=of_objective.good,
+                bad=of_objective.bad,
+                **of_objective.by_time(),
+                compliance=of_objective.compliance,
+                coverage=of_objective.coverage,
+                credit=penalty_for(spec.penalties, of_objective.compliance),
+                is_agreed=name in agreed,
             )
         )
+    found.sort(key=lambda item: not item.is_agreed)
     uncapped = round(sum(item.credit for item in found), 9)  # 0.1 + 0.2 is not 0.3 in floating point
     return PeriodCredit(
         start_us=bounds[0],

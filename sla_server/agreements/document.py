@@ -10,9 +10,19 @@ import json
 import math
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from sla_server.agreements.fields import Document, Duration, Name, Pattern, Strict, refuse
+from sla_server.agreements.fields import (
+    Document,
+    Duration,
+    Name,
+    Pattern,
+    Strict,
+    format_duration,
+    is_new,
+    refuse,
+    shown,
+)
 from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
 
 DEFAULT_FLOOR_IOPS = 50.0  # also that of a volume without any agreement (DESIGN.md 4, "Names")
@@ -52,9 +62,14 @@ class Cap(Strict):
     @model_validator(mode="after")
     def _burst(self) -> Cap:
         if (self.burst_iops is None) != (self.burst_s is None):
-            raise refuse("burst_iops and burst_s belong together", "Give both or neither")
+            given, missing = ("burst_iops", "burst_s") if self.burst_s is None else ("burst_s", "burst_iops")
+            raise refuse(f"{given} is given without {missing}", "Give both or neither", key=given)
         if self.burst_iops is not None and self.burst_iops < self.max_iops:
-            raise refuse("burst_iops is below max_iops")
+            raise refuse(
+                f"{self.burst_iops:g} is below max_iops, {self.max_iops:g}",
+                "Raise burst_iops, or lower max_iops",
+                key="burst_iops",
+            )
         return self
 
 
@@ -65,6 +80,7 @@ class Penalty(Strict):
     credit: float = Field(gt=0, le=1)
 
 
+Control = Literal["observe", "enforce"]
 Window = Annotated[CalendarWindow | RollingWindow, Field(discriminator="type")]
 
 
@@ -87,29 +103,57 @@ class AgreementSpec(Strict):
     maintenance: Maintenance = Field(default_factory=Maintenance)
     penalties: list[Penalty] = Field(default_factory=list, max_length=10)
     credit_cap: float = Field(default=1.0, gt=0, le=1)
-    control: Literal["observe", "enforce"] | None = None
-    """Whether neighbours are slowed down for it; absent: as its backend, else the whole server."""
     """The most that is credited for one period, all objectives together."""
+    control: Control | None = None
+    """Whether neighbours are slowed down for it; absent: as its backend, else the whole server."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> AgreementSpec:
+    def _consistent(self, info: ValidationInfo) -> AgreementSpec:
         names = [objective.name for objective in self.objectives]
         for name in names:
             if names.count(name) > 1:
                 raise refuse(
                     f"two objectives are called {name!r}", "Give each objective of an agreement its own name"
                 )
-        if self.cap is not None and self.cap.max_iops < self.guarantee.floor_iops:
-            raise refuse("cap.max_iops is below guarantee.floor_iops", "Raise the cap or lower the floor")
+        floor_iops = self.guarantee.floor_iops
+        if self.cap is not None and self.cap.max_iops < floor_iops:
+            said = (
+                "" if "floor_iops" in self.guarantee.model_fields_set else ", which holds where none is given"
+            )
+            raise refuse(
+                f"{self.cap.max_iops:g} is below guarantee.floor_iops, {floor_iops:g}{said}",
+                "Raise the cap or lower the floor",
+                key="cap.max_iops",
+            )
         for index, (mild, severe) in enumerate(
             zip(self.penalties, self.penalties[1:], strict=False), start=1
         ):
-            if severe.below >= mild.below or severe.credit <= mild.credit:
-                raise refuse(
-                    f"penalties[{index}] is out of order",
-                    "List them with 'below' falling and 'credit' rising",
-                )
+            for name, value, limit, is_wrong in (
+                ("below", severe.below, mild.below, severe.below >= mild.below),
+                ("credit", severe.credit, mild.credit, severe.credit <= mild.credit),
+            ):
+                if is_wrong:
+                    word = "below" if name == "below" else "above"
+                    raise refuse(
+                        f"{value:g} is not {word} {limit:g}, the {name} of the penalty before it",
+                        "List them with 'below' falling and 'credit' rising",
+                        key=f"penalties[{index}].{name}",
+                    )
+        if is_new(info):
+            self._check_window()
         return self
+
+    def _check_window(self) -> None:
+        """Refuse a rolling window that is shorter than a slice; those stored by earlier releases stay."""
+        for objective in self.objectives:
+            length = objective.budgeting.slice_s
+            if isinstance(self.window, RollingWindow) and self.window.duration < length:
+                duration = format_duration(self.window.duration)
+                raise refuse(
+                    f"{duration} is shorter than a slice of {objective.name}, {format_duration(length)}",
+                    "Use a longer window, for example 30d, or a shorter slice",
+                    key="window.duration",
+                )
 
     @property
     def time_zone(self) -> str:
@@ -177,7 +221,7 @@ class DemandStep(Strict):
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
         if value is not None and math.isnan(value):
-            raise refuse("is not a number")
+            raise refuse(f"{shown(value)} is not a number", "Write a rate, or leave it out: any rate")
         return None if value == math.inf else value
 
     @property
@@ -189,6 +233,10 @@ class DemandStep(Strict):
     def limit_iops(self) -> float:
         """``up_to_iops`` with infinity spelled out."""
         return math.inf if self.up_to_iops is None else self.up_to_iops
+
+
+def _rate_text(step: DemandStep) -> str:
+    return "any rate (no up_to_iops)" if step.up_to_iops is None else f"{step.up_to_iops:g}"
 
 
 class Applicability(Strict):
@@ -213,7 +261,10 @@ class Budgeting(Strict):
     @classmethod
     def _divides_a_day(cls, value: int) -> int:
         if DAY_S % value:
-            raise refuse("the slice does not divide a day", "Use 1m, 5m, 10m, 15m, 1h, ...")
+            raise refuse(
+                f"{format_duration(value)} does not divide a day, which a slice must",
+                "Use 1m, 5m, 10m, 15m, 1h, ... at most 1d",
+            )
         return value
 
 
@@ -236,13 +287,15 @@ class _Curve(_Base):
         ):
             if high.limit_iops <= low.limit_iops:
                 raise refuse(
-                    f"demand_curve[{index}].up_to_iops does not rise",
+                    f"{_rate_text(high)} is not above {_rate_text(low)}, that of the step before it",
                     "List the steps from the lowest rate to the highest",
+                    key=f"demand_curve[{index}].up_to_iops",
                 )
             if high.value_ms < low.value_ms:
                 raise refuse(
-                    f"demand_curve[{index}].value_ms falls",
+                    f"{high.value_ms:g} is below {low.value_ms:g}, that of the step before it",
                     "More demand cannot be promised a shorter latency",
+                    key=f"demand_curve[{index}].value_ms",
                 )
         return self
 

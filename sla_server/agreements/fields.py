@@ -12,18 +12,27 @@ import re
 from collections.abc import Set
 from datetime import date, datetime, time
 from typing import Annotated, Any, Final, Literal, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from pmdaemon.wire.names import is_name
+from sla_server.agreements.zones import is_readable, is_zone
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 FIRST_YEAR: Final = 2000  # rules are followed from their start, occurrence by occurrence
 LAST_YEAR: Final = 2199
 MAX_SHOWN: Final = 80  # characters of a wrong value that a problem repeats
 _DURATION = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_DATE_FORM = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(\Z|[T ][0-9:]{5,8}\Z)")
 _PATTERN = re.compile(r"[A-Za-z0-9*?\[][A-Za-z0-9._:@*?\[\]!-]{0,127}")
 
 
@@ -44,6 +53,15 @@ def refuse(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
         key: the key below the validator's own to which it belongs, for a model's validator.
     """
     return PydanticCustomError("agreement", "{problem}", {"problem": problem, "fix": fix, "key": key})
+
+
+NEW: Final = {"is_new": True}
+"""Context of validation for a document that is to be applied."""
+
+
+def is_new(info: ValidationInfo) -> bool:
+    """Whether the document is to be applied; one that was stored by an earlier release is read as it is."""
+    return bool(info.context and info.context.get("is_new"))
 
 
 def shown(value: Any) -> str:
@@ -111,16 +129,16 @@ def _pattern(value: Any) -> str:
     return value
 
 
-def _time_zone(value: Any) -> str:
-    try:
-        if not isinstance(value, str):
-            raise ValueError(value)
-        ZoneInfo(value)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise refuse(
-            f"{shown(value)} is not a time zone", "Use an IANA name such as UTC or Europe/Berlin"
-        ) from exc
+def _time_zone(value: Any, info: ValidationInfo) -> str:
+    known = is_zone if is_new(info) else is_readable
+    if not isinstance(value, str) or not known(value):
+        raise refuse(f"{shown(value)} is not a time zone", "Use an IANA name such as UTC or Europe/Berlin")
     return value
+
+
+def clock_text(at: time) -> str:
+    """A time of day as it is written in a document."""
+    return "24:00" if at == time.max else at.isoformat("minutes")
 
 
 def _clock_time(value: Any) -> time:
@@ -139,12 +157,18 @@ def _clock_time(value: Any) -> time:
     return read
 
 
+def _no_time(value: str, what: str, example: str) -> PydanticCustomError:
+    if _DATE_FORM.match(value):
+        return refuse(f"{shown(value)} does not exist: no such day, hour or minute", f"Write it as {example}")
+    return refuse(f"{shown(value)} is not {what}", f"Write it as {example}")
+
+
 def _local_time(value: Any) -> datetime:
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError as exc:
-            raise refuse(f"{shown(value)} is not a date and time", "Write it as 2026-02-01T22:00") from exc
+            raise _no_time(value, "a date and time", "2026-02-01T22:00") from exc
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
@@ -164,7 +188,7 @@ def _calendar_date(value: Any) -> date:
         try:
             value = date.fromisoformat(value)
         except ValueError as exc:
-            raise refuse(f"{shown(value)} is not a date", "Write it as 2026-12-25") from exc
+            raise _no_time(value, "a date", "2026-12-25") from exc
     if not isinstance(value, date) or isinstance(value, datetime):
         raise refuse(f"{shown(value)} is not a date", "Write it as 2026-12-25")
     if not FIRST_YEAR <= value.year <= LAST_YEAR:
@@ -193,9 +217,7 @@ TimeZone = Annotated[str, BeforeValidator(_time_zone), _schema(examples=["UTC", 
 ClockTime = Annotated[
     time,
     BeforeValidator(_clock_time),
-    PlainSerializer(
-        lambda t: "24:00" if t == time.max else t.isoformat("minutes"), return_type=str, when_used="json"
-    ),
+    PlainSerializer(clock_text, return_type=str, when_used="json"),
     _schema("^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"),
 ]
 """Time of day, ``"08:00"``; ``"24:00"`` is the end of the day."""

@@ -20,11 +20,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, DocumentEndEvent, DocumentStartEvent
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import METRICS, Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem, double_named
-from sla_server.agreements.fields import Document, format_duration, shown
+from sla_server.agreements.fields import NEW, Document, format_duration, shown
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.maintenance import MaintenanceDocument
 
@@ -140,10 +141,30 @@ def _split(text: str) -> Iterator[tuple[str, int]]:
         yield text[first:last], text.count("\n", 0, first)
 
 
-def syntax_problem(error: Exception, offset: int = 0) -> DocumentProblem:
-    """What one of ``NOT_YAML`` says, at its line; ``offset``: lines before the text that was read."""
+def syntax_problem(error: Exception, offset: int = 0, text: str = "") -> DocumentProblem:
+    """What one of ``NOT_YAML`` says, at its line.
+
+    Args:
+        error: of the reader, or of a converter of values that it calls.
+        offset: lines before the text that was read.
+        text: that text; a converter does not say where the value is.
+    """
     if isinstance(error, RecursionError):
         return DocumentProblem(0, "", "the YAML is nested too deeply")
+    odd = None if isinstance(error, MarkedYAMLError) else _odd_value(text)
+    if odd is not None:
+        line, value, is_date = odd
+        if is_date:
+            return DocumentProblem(
+                line + offset,
+                "",
+                f"{shown(value)} does not exist: no such day, hour or minute",
+                "Write one that does",
+            )
+        problem = f"{shown(value)} does not fit the tag or the form that it is written in"
+        if "digits" in str(error):
+            problem = "a number has thousands of digits"
+        return DocumentProblem(line + offset, "", problem, "Correct it, or write it in quotes")
     mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
     line = mark.line + 1 + offset if mark is not None else 0
     if isinstance(error, DuplicateKeyError):
@@ -153,6 +174,33 @@ def syntax_problem(error: Exception, offset: int = 0) -> DocumentProblem:
     if isinstance(error, MarkedYAMLError) and "alias" in str(error.context):
         fix = 'Put a pattern in quotes: "*". Without them * names an anchor'
     return DocumentProblem(line, "", f"this is not YAML: {_reason(error)}", fix)
+
+
+def _odd_value(text: str) -> tuple[int, str, bool] | None:
+    """Line and text of the first value that no converter takes, and whether it has the form of a date."""
+    try:
+        waiting = [YAML(typ="rt", pure=True).compose(text)]
+    except NOT_YAML:
+        return None
+    seen = set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            waiting += [part for pair in reversed(node.value) for part in reversed(pair)]
+        elif isinstance(node, SequenceNode):
+            waiting += reversed(node.value)
+        elif isinstance(node, ScalarNode) and node.tag != _TEXT_TAG:
+            try:
+                YAML(typ="rt", pure=True).load(f"!<{node.tag}> {json.dumps(node.value)}")
+            except NOT_YAML:
+                return node.start_mark.line + 1, str(node.value), str(node.tag).endswith(":timestamp")
+    return None
+
+
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
 
 
 def _reason(error: Exception) -> str:
@@ -170,7 +218,7 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     try:
         tree = YAML(typ="rt", pure=True).load(text)
     except NOT_YAML as exc:
-        raise AgreementsRefused([syntax_problem(exc, offset)]) from exc
+        raise AgreementsRefused([syntax_problem(exc, offset, text)]) from exc
     if tree is None:
         return None
     if not isinstance(tree, dict):
@@ -190,7 +238,7 @@ def _one(text: str, offset: int, rollup_s: int) -> Loaded | None:
     kind = plain.get("kind")
     model = KINDS.get(kind, Agreement) if isinstance(kind, str) else Agreement
     try:
-        document = model.model_validate(plain)
+        document = model.model_validate(plain, context=NEW)
     except ValidationError as exc:
         raise AgreementsRefused(_describe(exc, tree, offset, _name_in(plain), model)) from exc
     problems = _slices_fit(document, tree, offset, rollup_s) if isinstance(document, Agreement) else []
@@ -243,10 +291,18 @@ def _describe(
     for item in error.errors(include_url=False):
         path = _without_tags(item["loc"])
         if key := item.get("ctx", {}).get("key"):
-            path = (*path, key)  # a validator of the whole model found it in one of its keys
+            path = (*path, *_parts_of(key))  # a validator of the whole model found it in one of its keys
         problem, fix = explain(item, path, model)
         problems.append(DocumentProblem(_line_of(tree, path, offset), _dotted(path), problem, fix, name))
     return sorted(problems, key=lambda entry: entry.line)
+
+
+def _parts_of(key: str) -> list[int | str]:
+    """``demand_curve[1].value_ms`` as a path."""
+    return [int(part) if part.isdecimal() else part for part in _KEY_PARTS.findall(key)]
+
+
+_KEY_PARTS: Final = re.compile(r"[^.\[\]]+")
 
 
 def _without_tags(location: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from sla_server.agreements.document import Agreement, LatencyObjective
+from sla_server.agreements.document import Agreement, Control, LatencyObjective
 from sla_server.agreements.fields import UNITS_S, format_duration
 from sla_server.agreements.periods import CalendarWindow, RollingWindow
 
@@ -30,6 +30,8 @@ _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([mhdwMQY])")
 _NOT_EXPORTED: Final = (
     "parties", "priority", "guarantee", "cap", "service_hours", "maintenance", "penalties", "credit_cap",
 )  # fmt: skip
+CONTROL: Final = "storage-sla/control"
+"""Annotation of the metadata; OpenSLO has no word for who is slowed down for a promise."""
 _NOT_IMPORTED: Final = ("description", "service", "alertPolicies")
 Json = dict[str, Any]
 
@@ -47,6 +49,8 @@ def to_openslo(agreement: Agreement) -> Converted:
     spec = agreement.spec_json()["spec"]
     said = agreement.spec.model_dump(exclude_defaults=True)
     unmapped = [f"{agreement.name}: {name}" for name in _NOT_EXPORTED if name in said]
+    if agreement.spec.control is not None:
+        unmapped.append(f"{agreement.name}: control, but for annotation {CONTROL}, which sla import reads")
     documents = []
     for objective in agreement.spec.objectives:
         where = f"{agreement.name}/{objective.name}"
@@ -68,6 +72,8 @@ def _slo(agreement: Agreement, objective: LatencyObjective, scope: Json) -> Json
     metadata: Json = {"name": f"{agreement.name}-{objective.name}"}
     if agreement.metadata.labels:
         metadata["labels"] = dict(agreement.metadata.labels)
+    if agreement.spec.control is not None:
+        metadata["annotations"] = {CONTROL: agreement.spec.control}
     return {
         "apiVersion": API_VERSION,
         "kind": "SLO",
@@ -179,6 +185,7 @@ class _Reading:
                 "priority": "silver",
                 "objectives": list(self._objectives(indicator, source)),
                 "window": self._window(),
+                **self._control(),
             },
         }
 
@@ -200,6 +207,17 @@ class _Reading:
             of = f" of type {kind}" if kind else ""
             self._note(f"the metric source{of}; gateways measure latency themselves")
         return None
+
+    def _control(self) -> Json:
+        """Of the annotations, the one that an export of ours has."""
+        given = _at(self._slo, "metadata", "annotations")
+        found: Json = {}
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if key == CONTROL and value in get_args(Control):
+                found = {"control": value}
+            else:
+                self._note(f"annotation {key}")
+        return found
 
     def _labels(self) -> dict[str, str]:
         labels: dict[str, str] = {}

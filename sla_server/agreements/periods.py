@@ -25,7 +25,17 @@ from sla_server.agreements.calendars import (
     Opening,
     version_at,
 )
-from sla_server.agreements.fields import ClockTime, Duration, LocalTime, Name, Strict, TimeZone, refuse
+from sla_server.agreements.fields import (
+    ClockTime,
+    Duration,
+    LocalTime,
+    Name,
+    Strict,
+    TimeZone,
+    clock_text,
+    format_duration,
+    refuse,
+)
 from sla_server.agreements.recurrence import check_rule, rule_of
 
 if TYPE_CHECKING:  # both import this module for the models of time
@@ -290,7 +300,8 @@ class RollingWindow(Strict):
     @model_validator(mode="after")
     def _bounded(self) -> RollingWindow:
         if self.duration > MAX_WINDOW_S:
-            raise refuse("a rolling window is at most 400 days", "Use 28d or 30d")
+            problem = f"{format_duration(self.duration)} is longer than 400d, the longest rolling window"
+            raise refuse(problem, "Use 28d or 30d", key="duration")
         return self
 
 
@@ -320,7 +331,7 @@ class ServiceHours(Strict):
             )
         if self.from_time >= self.to_time:
             raise refuse(
-                "'from' is not before 'to'",
+                f"'from', {clock_text(self.from_time)}, is not before 'to', {clock_text(self.to_time)}",
                 'For hours over midnight, give two agreements, or use to: "24:00"',
             )
         return self
@@ -374,7 +385,7 @@ class PlannedWindow(Strict):
         if self.length > timedelta(seconds=MAX_WINDOW_S):
             raise refuse(
                 f"maintenance of {self.length.days} days is longer than 400 days",
-                "Announce a shorter window, or delete the SLA",
+                "Announce a shorter window",
                 key="end" if self.duration is None else "duration",
             )
         if self.rrule is not None:

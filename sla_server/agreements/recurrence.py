@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dateutil.rrule import rrulestr
 
-from sla_server.agreements.fields import refuse, shown
+from sla_server.agreements.fields import format_duration, refuse, shown
 
 LAST_YEAR: Final = 9999
 SEARCHED_YEARS: Final = 200  # any date on any weekday comes within 40 years
@@ -63,14 +63,37 @@ def check_rule(rrule: str, start: datetime, length: timedelta) -> None:
     except _UNREADABLE as exc:
         raise refuse(*_what_is_wrong(rrule), key="rrule") from exc
     if first is None:
-        raise refuse(f"{shown(rrule)} never happens", "Check UNTIL and COUNT against start", key="rrule")
+        raise refuse(*_why_never(rrule, start), key="rrule")
     if second is not None and second - first < max(SHORTEST_REPEAT, length):
-        apart, least = second - first, max(SHORTEST_REPEAT, length)
-        raise refuse(
-            f"occurrences follow after {apart}; the least is {least}, one hour or the length of the window",
-            "Use a longer interval",
-            key="rrule",
-        )
+        apart, least = (format_duration(round(d.total_seconds())) for d in (second - first, SHORTEST_REPEAT))
+        what = f"the least is {least}"
+        if length > SHORTEST_REPEAT:
+            what = f"one lasts {format_duration(round(length.total_seconds()))}"
+        problem = f"{shown(rrule)} repeats after {apart}, and {what}"
+        raise refuse(problem, "Use a longer interval, or shorter work", key="rrule")
+
+
+def _why_never(rrule: str, start: datetime) -> tuple[str, str]:
+    """Problem and fix of a rule without an occurrence."""
+    for part in rrule.split(";"):
+        key, _, value = part.partition("=")
+        if key.strip().upper() == "UNTIL" and (until := _until(value)) is not None:
+            problem = f"{shown(rrule)} never happens before its UNTIL, {until:%Y-%m-%dT%H:%M}"
+            if until < start:
+                problem = f"UNTIL, {until:%Y-%m-%dT%H:%M}, is before the start, {start:%Y-%m-%dT%H:%M}"
+            return problem, "Give a later UNTIL, or leave it out"
+        if key.strip().upper() == "COUNT" and value.strip() == "0":
+            return "COUNT is 0, the least is 1", "Give how often it happens, or leave it out"
+    return f"{shown(rrule)} never happens: no day fits all of its parts", "Remove one of them"
+
+
+def _until(value: str) -> datetime | None:
+    for form in ("%Y%m%dT%H%M%S", "%Y%m%d"):
+        try:
+            return datetime.strptime(value.strip(), form)
+        except ValueError:
+            continue
+    return None
 
 
 def _happens(rrule: str, start: datetime) -> bool:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.config import plain_problem
 from pmdaemon.runtime.excerpt import excerpt
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api.errors import ApiError, BadInput, TooLarge
@@ -202,7 +203,7 @@ def parse_body(model: type[Model], members: Mapping[str, Any]) -> Model:
     if first["type"] == "missing":
         problem = "is required"
     else:
-        problem = first["msg"].removeprefix("Value error, ")
+        problem = plain_problem(first)
         if not isinstance(first["input"], Mapping):
             problem += f" (value: {excerpt(first['input'])})"
     raise BadInput(name, problem, "GET /api/v1/openapi.json shows what the body holds")

@@ -26,7 +26,7 @@ from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import OUTPUT, Column, build, console, duration_s, print_json
+from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, duration_s, print_json
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S
 COLUMNS: Final = (
@@ -53,7 +53,7 @@ def _authority(config: configuration.ResolvedConfig) -> Authority:
 
 
 @ca.command()
-@click.option("--days", type=click.FloatRange(1, 36500), default=CA_DAYS, help="Life of the authority.")
+@click.option("--days", type=FiniteRange(1, 36500), default=CA_DAYS, help="Life of the authority.")
 def init(days: float) -> None:
     """Make the authority: once a server, before TLS is enabled."""
     config = _config()
@@ -71,7 +71,7 @@ def init(days: float) -> None:
 def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
     """Make a one-time token for the gateway NAME; prints what to run on its host."""
     _check_name(name)
-    lifetime_s = duration_s(lifetime)
+    lifetime_s = duration_s(lifetime, "--for")
     if lifetime_s > TOKEN_LIMIT_S:
         raise BadUsage(
             f"--for {lifetime}: a token is good for 30 days at most; another can be made at any time"

@@ -9,7 +9,6 @@ document behind them.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import time
@@ -30,6 +29,7 @@ from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import (
     OUTPUT,
     Column,
+    FiniteRange,
     Row,
     build,
     console,
@@ -279,6 +279,12 @@ def throttle() -> None:
     """Set and release throttles by hand."""
 
 
+MOST_RATE: Final = 1e12
+LEAST_MBPS: Final = 0.004096
+MOST_THROTTLED_S: Final = 366 * 86_400.0
+"""Limits of the API (``sla_server.requests.ThrottleSet``); a test compares them."""
+
+
 def _named(volume: str, client: str | None) -> str:
     """What is throttled, as in the answers to ``throttle``."""
     return volume if client is None else f"client {client} of {volume}"
@@ -287,10 +293,16 @@ def _named(volume: str, client: str | None) -> str:
 @throttle.command("set")
 @click.argument("volume")
 @click.option("--client", "of_client", help="Only this client of VOLUME.")
-@click.option("--iops", type=click.FloatRange(0, min_open=True), help="I/Os a second.")
-@click.option("--mbps", type=click.FloatRange(0, min_open=True), help="MB (10^6 bytes) a second.")
+@click.option("--iops", type=FiniteRange(1, MOST_RATE, max_open=True), help="I/Os a second.")
 @click.option(
-    "--cost", type=click.FloatRange(0, min_open=True), help="Cost a second: 1 an I/O, 1 per 64 KiB."
+    "--mbps",
+    type=FiniteRange(LEAST_MBPS, MOST_RATE / 1e3, max_open=True),
+    help="MB (10^6 bytes) a second.",
+)
+@click.option(
+    "--cost",
+    type=FiniteRange(1, MOST_RATE, max_open=True),
+    help="Cost a second: 1 an I/O, 1 per 64 KiB.",
 )
 @click.option("--for", "lasting", help="How long: 90s, 10m, 2h. Default: until released.")
 @click.option("--reason", required=True, help="Why; others will read it.")
@@ -317,12 +329,11 @@ def throttle_set(
     given = {name: value for name, value in rates.items() if value is not None}
     if len(given) != 1:
         raise BadUsage("give exactly one of --iops, --mbps and --cost")
-    if not all(map(math.isfinite, given.values())):
-        raise BadUsage("the rate is not a number; to let a volume have all it wants: sla throttle release")
+
     body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
     if of_client is not None:
         body["client"] = of_client
-    body["duration_s"] = duration_s(lasting) if lasting else None
+    body["duration_s"] = duration_s(lasting, "--for", MOST_THROTTLED_S) if lasting else None
     if force:
         body["force"] = True
     answer = client.change("POST", "/throttles", json=body)
@@ -467,6 +478,8 @@ def mode(client: Client, wanted: str | None, backend: str | None) -> None:
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
         for name, own in sorted((current.get("backends") or {}).items()):
             click.echo(f"{own} on backend {name}")
+        if current.get("stale") and current["mode"]:
+            click.echo("note: last known; the services part is silent (sla-server status)", err=True)
         return
     if wanted == "inherit" and backend is None:
         raise click.UsageError("inherit is for one backend: add --backend NAME, or give observe or enforce")

@@ -26,7 +26,7 @@ from sla_server.agreements.schema import document_schema
 from sla_server.cli import formatting
 from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage, RequestRefused
+from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
 from sla_server.cli.get import now_of, promise
 
@@ -263,16 +263,23 @@ def describe_sla(client: Client, name: str, version: int | None, periods: int, o
     newest = client.get(path) if version else row
     is_newest = newest["version"] == row["version"]
     credits = client.get(f"{path}/credits", periods=periods) if is_newest else None
+    is_live = is_newest and row.get("ended_us") is None
+    silence = formatting.silence_of(row.get("server") or {}) if is_live else ""
     if output == "json":
         print_json({**row, "credits": credits})
+        if silence:
+            raise LiveValuesMissing(silence)
         return
     lines = [*_about(row, newest["version"])]
     if credits is not None:
+        lines += ["now: not known, the services part is silent"] if silence else []
         lines += [line for one in row.get("live") or [] for line in _live_lines(one)]
         lines += [line for period in credits["items"] for line in _period_lines(period, credits)]
     for line in lines:
         click.echo(printable_lines(f"# {line}".rstrip()))
     click.echo(str(row["document"]).rstrip())
+    if silence:
+        raise LiveValuesMissing(silence)
 
 
 def _about(row: Row, newest: int) -> Iterator[str]:
@@ -292,12 +299,11 @@ def _period_lines(period: Row, credits: Row) -> Iterator[str]:
     so_far = ", so far" if period["so_far"] else ""
     yield f"period {start} to {end} ({credits['tz']}){so_far}{_credit(period, credits)}"
     for one in period["objectives"]:
-        slices = one["good"] + one["bad"]
         kept = formatting.percent(one["compliance"], 2)
-        yield (
-            f"  {one['objective']}: kept {kept} of {formatting.percent(one['target'], 2)} promised, "
-            f"{formatting.count(one['bad'])} of {formatting.count(slices)} slices bad"
-        )
+        until = "" if one.get("is_agreed", True) else ", no longer agreed"
+        promised = formatting.percent(one["target"], 2)
+        line = f"{one['objective']}{until}: kept {kept} of {promised} promised, {formatting.due_of(one)}"
+        yield from wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
 
 
 def _credit(period: Row, credits: Row) -> str:

@@ -7,6 +7,7 @@ SlaError (pmdaemon.errors)
     ├── NoToken          77  a change needs the token, and there is none, or it is wrong
     ├── RequestRefused    1  the server refused; carries its problem document
     ├── Pending          75  the server took the change but has not answered yet
+    ├── LiveValuesMissing 75 what is stored was shown; what is so now is not known
     ├── JobFailed         1  the policy job ended with an error
     └── BadUsage          2  the command line itself
 """
@@ -78,6 +79,18 @@ class Pending(CliError):
         super().__init__(
             "the server has taken the change, but its services part has not answered yet; the change will be "
             f"carried out when it does.\n  See how it went: GET {operation}, and 'sla-server status'"
+        )
+
+
+class LiveValuesMissing(CliError):
+    """What is stored was shown, but the services part is silent: what is so now is not known."""
+
+    exit_status = 75  # EX_TEMPFAIL
+    retryable = True
+
+    def __init__(self, silence: str) -> None:
+        super().__init__(
+            f"{silence}\n  Live values (states, rates, compliance) are not known: a dash says so"
         )
 
 

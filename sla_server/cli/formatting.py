@@ -9,6 +9,7 @@ wide.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 import click
 import structlog
@@ -28,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
 
 Row = dict[str, Any]
@@ -141,6 +143,21 @@ def span(seconds: float) -> str:
     return f"{round(seconds_rounded / 86_400)}d"
 
 
+def due_of(row: dict[str, Any]) -> str:
+    """What a compliance rests on: bad slices of those that count; of several lengths, their time."""
+    lengths = row.get("slice_lengths_s") or []
+    if len(lengths) < 2:
+        return f"{count(row['bad'])} of {count(row['good'] + row['bad'])} slices bad"
+    sizes = " and ".join(_exact(length) for length in lengths)
+    return f"bad {span(row['bad_s'])} of {span(row['due_s'])} due, by time, in slices of {sizes}"
+
+
+def _exact(seconds: int) -> str:
+    """A whole number of one unit, as people write it in a document."""
+    unit = next((name for name in ("d", "h", "m") if seconds % UNITS_S[name] == 0), "s")
+    return f"{seconds / UNITS_S[unit]:.0f}{unit}"
+
+
 def ago(at_us: Any, now_us: int) -> str:
     """How long since a time."""
     return DASH if not at_us else span((now_us - at_us) / 1e6)
@@ -158,11 +175,10 @@ def zone_of(name: str) -> ZoneInfo | None:
     """
     if name == LOCAL:
         return None
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+    if not is_zone(name):
         fix = f"Use an IANA name such as UTC or Europe/Berlin, or {LOCAL}"
-        raise BadUsage(f"--tz {name[:40]!r} is not a time zone. {fix}") from exc
+        raise BadUsage(f"--tz {name[:40]!r} is not a time zone. {fix}")
+    return ZoneInfo(name)
 
 
 def _wall_clock(at_us: float, zone: ZoneInfo | None) -> datetime:
@@ -205,6 +221,18 @@ def sentence(text: Any) -> str:
     """An error's text as a sentence; "" for none."""
     words = str(text or "").strip().rstrip(".")
     return f"{words[0].upper()}{words[1:]}." if words else ""
+
+
+def silence_of(server: dict[str, Any]) -> str:
+    """Why there are no live values, from the ``server`` of an answer; "" while there are."""
+    if not server.get("stale"):
+        return ""
+    if database := sentence(server.get("database")):
+        return f"{database} The services part waits for it; agreements come back with it."
+    if server.get("age_s") is None:
+        return "The services part has not sent a live view yet; 'sla-server status' says more."
+    silent = span(server["age_s"])
+    return f"No live data for {silent}: the services part is silent (sla-server status)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +295,49 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def duration_s(text: str) -> float:
+def duration_s(text: str, option: str = "", most_s: float = DURATION_MAX_S) -> float:
     """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
 
+    Args:
+        text: as it was written.
+        option: of the command line, for the message.
+        most_s: the longest that is possible.
+
     Raises:
-        BadUsage: anything else, or nothing at all.
+        BadUsage: anything else, nothing at all, or too long.
     """
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
-    if not 0 < seconds <= DURATION_MAX_S:
-        raise BadUsage(f"{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    of = f"{option} " if option else ""
+    if not seconds > 0:
+        raise BadUsage(f"{of}{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
+    if seconds > most_s:
+        raise BadUsage(f"{of}{text[:40]!r} is too long; give at most {most_s / 86_400:g}d")
     return seconds
+
+
+class FiniteRange(click.FloatRange):
+    """A number between two limits; nan and infinity are none, and the message says what is possible."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See ``click.ParamType``."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        above = self.min is None or (number > self.min if self.min_open else number >= self.min)
+        below = self.max is None or (number < self.max if self.max_open else number <= self.max)
+        if not (math.isfinite(number) and above and below):
+            self.fail(f"{str(value)[:40]!r} is not a number {self._limits()}", param, ctx)
+        return number
+
+    def _limits(self) -> str:
+        low = "" if self.min is None else f"{'above' if self.min_open else 'from'} {_plain_number(self.min)}"
+        high = "" if self.max is None else f"{'below' if self.max_open else 'to'} {_plain_number(self.max)}"
+        return (
+            " and ".join(filter(None, (low, high))) if self.max_open else " ".join(filter(None, (low, high)))
+        )
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"

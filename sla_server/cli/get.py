@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any, Final
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
@@ -16,7 +16,7 @@ from rich.text import Text
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, LiveValuesMissing
 from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
 
 LIMIT_DEFAULT = 20
@@ -403,7 +403,8 @@ def get(
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
     if output == "yaml" and kind not in DOCUMENTS:
         raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
-    zone = formatting.zone_of(tz or formatting.LOCAL)
+    if tz is not None:
+        formatting.zone_of(tz)  # or say so before anything is asked
     path, query = _question(kind, name, objective, episode)
     if listed.needs_name:
         _get_judged(client, kind, path, query, limit, output, tz)
@@ -412,14 +413,26 @@ def get(
         query["limit"] = limit or LIMIT_DEFAULT
     if kind == "slas":
         query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
-    rows = client.get(path, **query)["items"]
+    answer = client.get(path, **query)
+    rows = answer["items"]
+    silence = "" if output == "yaml" else formatting.silence_of(answer.get("server") or {})
+    _show_rows(kind, rows, limit, output, labels, tz)
+    if silence:
+        raise LiveValuesMissing(silence)
+
+
+def _show_rows(
+    kind: str, rows: list[Row], limit: int | None, output: str, labels: str | None, tz: str | None
+) -> None:
+    listed, zone = KINDS[kind], formatting.zone_of(tz or formatting.LOCAL)
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
     if output == "json":
         print_json(rows)
         return
     if not rows:
-        click.echo(f"No agreement in force has the labels {labels}." if labels else listed.empty)
+        words = f"No agreement in force has the labels {labels}." if labels else listed.empty
+        click.echo(fill(words, formatting.WIDTH, break_on_hyphens=False))
         return
     if output == "yaml":
         from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
@@ -508,8 +521,8 @@ def _get_judged(
         names = [""]  # that of the episode
     elif "objective" in query:
         names = [query["objective"]]
-    tz = tz or (spec.get("window") or {}).get("tz") or "UTC"
-    zone = formatting.zone_of(tz)
+    agreed = (spec.get("window") or {}).get("tz") or "UTC"
+    tz, zone = (tz, formatting.zone_of(tz)) if tz else (agreed, ZoneInfo(agreed))
     found: list[tuple[str, list[Row]]] = []
     for name in names:
         asked = {**query, "objective": name} if name else query
@@ -525,15 +538,36 @@ def _get_judged(
     if not any(rows for _, rows in found):
         unjudged = f"{agreement['name']} has no objective: nothing of it is judged."
         click.echo(KINDS[kind].empty if names else printable_lines(unjudged))
+        for line in _long_slices(spec, names) if kind == "slices" else ():
+            click.echo(line)
         return
     for name, rows in found:
         if len(found) > 1:
             click.echo(printable_lines(f"{agreement['name']}/{name}" + ("" if rows else ": nothing judged")))
         if rows:
             _show(KINDS[kind], rows, zone)
+        for line in _parts_of(rows, zone) if kind == "periods" else ():
+            click.echo(line)
         if len(found) > 1:
             click.echo()
     click.echo(f"Times are {_zone_words(tz)}.")
+
+
+def _long_slices(spec: Row, names: Sequence[str]) -> Iterator[str]:
+    """Objectives with slices so long that the first one may not have ended."""
+    for one in spec.get("objectives") or []:
+        length = str((one.get("budgeting") or {}).get("slice"))
+        if one.get("name") in names and length.endswith(("h", "d")):
+            yield printable_lines(
+                f"A slice of {one['name']} is {length} long, and is judged when it has ended."
+            )
+
+
+def _parts_of(rows: Sequence[Row], zone: ZoneInfo | None) -> Iterator[str]:
+    """Of periods in which the slice length was edited: what their ratios rest on."""
+    for row in rows:
+        if len(row.get("slice_lengths_s") or []) > 1:
+            yield f"{formatting.day(row['from_us'], zone)}: {formatting.due_of(row)}."
 
 
 def _slices_of(client: Client, path: str, query: dict[str, Any], limit: int | None) -> list[Row]:

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
@@ -18,8 +18,34 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
+
+MOST_S: Final = 400 * 86_400.0
+"""The longest that a document may announce (``agreements.periods.MAX_WINDOW_S``); a test compares them."""
+_OPTIONS: Final = {
+    "metadata.name": "--name",
+    "spec.reason": "--reason",
+    "spec.duration": "--for",
+    "spec.scope.labels": "--labels",
+    "spec.scope.volumes": "--volume",
+    "spec.scope.agreements": "AGREEMENTS",
+}
+"""Field of the document -> what of the command line it was made from."""
+
+
+def _in_words_of_the_command(refused: RequestRefused) -> RequestRefused | BadUsage:
+    """The refusal of a document that its author never saw: options instead of lines and fields."""
+    errors = refused.problem.get("errors") or []
+    lines = []
+    for item in errors:
+        field = str(item.get("field") or "")
+        option = next((name for key, name in _OPTIONS.items() if field.startswith(key)), None)
+        if option is None:
+            return refused
+        fix = f" ({item['fix']})" if item.get("fix") else ""
+        lines.append(f"{option}: {item.get('problem')}{fix}")
+    return BadUsage(printable_lines("\n  ".join(lines))) if lines else refused
 
 
 @click.group()
@@ -57,7 +83,7 @@ def start(
 ) -> None:
     """Begin maintenance of AGREEMENTS (names or patterns), or of those that --labels or --volume name."""
     now_s = int(time.time())
-    lasts_s = max(1, round(duration_s(lasting)))
+    lasts_s = max(1, round(duration_s(lasting, "--for", MOST_S)))
     document = {
         "apiVersion": "storage-sla/v1",
         "kind": "Maintenance",
@@ -65,14 +91,16 @@ def start(
         "spec": {
             "scope": _scope(agreements, labels, volumes),
             "start": datetime.fromtimestamp(now_s, UTC).replace(tzinfo=None).isoformat(),
-            "duration": f"{lasts_s}s" if lasts_s < 1_000_000 else f"{lasts_s // 3600}h",
+            "duration": f"{lasts_s}s" if lasts_s < 1_000_000 else f"{-(-lasts_s // 3600)}h",
             "tz": "UTC",
             "reason": reason,
         },
     }
-    answer = client.change(
-        "POST", "/slas", content=_yaml(document), headers={"Content-Type": "application/yaml"}
-    )
+    headers = {"Content-Type": "application/yaml"}
+    try:
+        answer = client.change("POST", "/slas", content=_yaml(document), headers=headers)
+    except RequestRefused as exc:
+        raise _in_words_of_the_command(exc) from exc
     if output == "json":
         print_json(answer)
         return

@@ -23,8 +23,9 @@ from sla_server.agreements.document import Agreement
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import CONFIG, Column, build, console, pass_client
+from sla_server.cli.formatting import CONFIG, Column, FiniteRange, build, console, pass_client
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import BadSetup, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
@@ -50,6 +51,7 @@ GENERATED_S: Final = 120.0
 """Length of a simulation of generated loads alone: two slices of a minute."""
 MOST_IOS: Final = 2_000_000
 """Each mode takes some 20 us an I/O: two minutes for all three."""
+MOST_PROMISES: Final = 20
 MOST_VOLUMES: Final = 12  # rows of the table that a person reads; CSV has all
 HOUR_US: Final = 3_600_000_000
 MONDAY_US: Final = 1_800_000_000_000_000 // (168 * HOUR_US) * 168 * HOUR_US + 96 * HOUR_US
@@ -117,12 +119,12 @@ def _bad(p: PromiseFigures) -> str | Text:
 @click.option("--servers", type=click.IntRange(1, 4096), help="Requests that a device serves at once.")
 @click.option("--device", "device_file", type=EXISTING, help="Device as YAML or TOML, for all backends.")
 @click.option("--duration", metavar="TIME", help="Length, as 90s or 10m [that of the trace, else 120s].")
-@click.option("--stretch", type=click.FloatRange(0.001, 1e6), default=1.0, help="Slow a trace down [1].")
-@click.option("--poll", "poll_s", type=click.FloatRange(0.05, 60), default=1.0, help="Poll interval, s [1].")
-@click.option("--lag", "lag_s", type=click.FloatRange(0, 60), default=0.01, help="Delay each way, s [0.01].")
+@click.option("--stretch", type=FiniteRange(0.001, 1e6), default=1.0, help="Slow a trace down [1].")
+@click.option("--poll", "poll_s", type=FiniteRange(0.05, 60), default=1.0, help="Poll interval, s [1].")
+@click.option("--lag", "lag_s", type=FiniteRange(0, 60), default=0.01, help="Delay each way, s [0.01].")
 @click.option(
     "--budget-left",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=1.0,
     help="Error budget left, 0 to 1 [1]; below 0.25 control is more urgent.",
 )
@@ -148,6 +150,10 @@ def simulate(client: Client, /, file: Path | None, output: str, config: Path | N
     sla simulate --slas DIR --trace io.csv --servers 4 -o html result.html
     sla simulate --stored 24h          what enforce would have done yesterday
     """  # noqa: D301 - \b is for click: it keeps these lines as they are
+    if not given["stored"]:
+        for name, option in (("until", "--until"), ("every", "--every")):
+            if given[name]:
+                raise BadUsage(f"{option} goes with --stored, which is not given")
     modes = [mode for mode in MODES if not given["modes"] or mode in given["modes"]]
     plan = _stored_plan(client, config, given) if given["stored"] else _plan(given)
     began = time.monotonic()
@@ -184,7 +190,9 @@ def _plan(given: dict[str, Any]) -> Plan:
             "there is no load: give --trace FILE, --load KEY=VALUE,... or loads in simulation.yaml"
         )
     check_placement(feed.stream for feed in feeds)
-    length_s = formatting.duration_s(given["duration"]) if given["duration"] else last_s or GENERATED_S
+    length_s = (
+        formatting.duration_s(given["duration"], "--duration") if given["duration"] else last_s or GENERATED_S
+    )
     if length_s > MOST_SPAN_S:
         raise BadUsage(f"--duration {given['duration']} is longer than 7 days; choose a shorter one")
     expected = sum(round(load.iops * length_s) for load in loads) + sum(len(f.found) for f in traced)
@@ -205,6 +213,7 @@ def _with_options(plan: Plan, given: dict[str, Any]) -> Plan:
         lag_s=given["lag_s"],
         budget_left=given["budget_left"],
         policy=policy,
+        notes=[*plan.notes, *plan.contract.notes],
         start_unix_us=plan.start_unix_us if given["stored"] else MONDAY_US + given["hour"] * HOUR_US,
     )
 
@@ -236,6 +245,17 @@ def _devices(given: dict[str, Any], setup: SetupFile, backends: set[str]) -> dic
     return devices
 
 
+def _promise_rows(result: Result) -> list[dict[str, Any]]:
+    """By name; of very many those with the most bad seconds in some mode."""
+    worst: dict[str, int] = {}
+    for each in result.modes:
+        for p in each.promises:
+            worst[p.name] = max(worst.get(p.name, 0), p.bad_s)
+    shown = sorted(worst, key=lambda name: (-worst[name], name))[:MOST_PROMISES]
+    rows = [{"mode": each.mode, "p": p} for each in result.modes for p in each.promises if p.name in shown]
+    return sorted(rows, key=lambda row: str(row["p"].name))
+
+
 def _volume_rows(result: Result) -> list[dict[str, Any]]:
     """Volumes with caps and with the most I/Os; mode observe does to them what off does."""
     capped = {v.volume for each in result.modes for v in each.volumes if v.caps}
@@ -256,12 +276,11 @@ def _table(result: Result) -> str:
     with printer.capture() as captured:
         for line in headline(result):
             printer.print(line)
-        rows: list[dict[str, Any]] = [
-            {"mode": each.mode, "p": p} for each in result.modes for p in each.promises
-        ]
-        rows.sort(key=lambda row: row["p"].name)
         printer.print()
-        printer.print(build(PROMISE_COLUMNS, rows, 0))
+        printer.print(build(PROMISE_COLUMNS, _promise_rows(result), 0))
+        more = len(result.modes[0].promises) - MOST_PROMISES
+        if more > 0:
+            printer.print(f"{more} further promises, with fewer bad seconds: -o csv has all")
         printer.print()
         printer.print(build(VOLUME_COLUMNS, _volume_rows(result), 0))
         more = len(result.modes[0].volumes) - MOST_VOLUMES
@@ -286,7 +305,7 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     slot_us = resolved.database.rollup_s * 1_000_000
     until_us = _time_us(given["until"]) if given["until"] else time.time_ns() // 1000
     until_us = until_us // slot_us * slot_us
-    from_us = until_us - round(formatting.duration_s(given["stored"]) * 1e6) // slot_us * slot_us
+    from_us = until_us - round(formatting.duration_s(given["stored"], "--stored") * 1e6) // slot_us * slot_us
     if from_us >= until_us:
         raise BadUsage(f"--stored {given['stored']} is shorter than a slot ({resolved.database.rollup_s} s)")
     found = read_slots(resolved.database, resolved.data_dir, from_us, until_us)
@@ -295,7 +314,8 @@ def _stored_plan(client: Client, config: Path | None, given: dict[str, Any]) -> 
     else:
         reader = open_reader(resolved.database, resolved.data_dir)
         try:
-            contract = contract_of([_agreement(row) for row in reader.agreements()])
+            plans, _unread = plans_of(reader.documents(), until_us)
+            contract = contract_of([_agreement(row) for row in reader.agreements()], plans)
         finally:
             reader.close()
     device = read_device(given["device_file"]) if given["device_file"] else None

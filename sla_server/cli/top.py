@@ -27,7 +27,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError
-from sla_server.cli.formatting import Column, Row, build, console, pass_client
+from sla_server.cli.formatting import Column, FiniteRange, Row, build, console, pass_client
 from sla_server.cli.get import now_of, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
@@ -127,7 +127,7 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print one picture and end.")
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option("--interval", type=FiniteRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
 @pass_client
 def top(client: Client, once: bool, interval: float) -> None:
     """Watch agreements, volumes and throttles live; q ends it."""
@@ -161,12 +161,7 @@ def trouble_of(snapshot: Row) -> str:
             if not (database and row["what"] == "database")
         ]
         return "\n".join(troubles)
-    if database:
-        return f"{database} The services part waits for it; agreements come back with it."
-    if server.get("age_s") is None:
-        return "The services part has not sent a live view yet; 'sla-server status' says more."
-    silent = formatting.span(server["age_s"])
-    return f"No live data for {silent}: the services part does not answer (sla-server status)."
+    return formatting.silence_of(server)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ from sla_server.db.migrate import current_revision, newest_revision
 HEAD: Final = "backup.json"
 FORMAT: Final = 2
 _FORMATS: Final = (1, FORMAT)
-_NOT_STATE: Final = frozenset(("lock", "dbmanager.lock", "storage.lock", "server.log"))
+_NOT_STATE: Final = frozenset(("lock", "identity", "dbmanager.lock", "storage.lock", "server.log"))
 _STATE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _COPY_BYTES: Final = 1 << 20
 _RECORDS: Final = 256  # decoded at a time

@@ -18,7 +18,8 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.messages.api import Snapshot
-from sla_server.agreements.compliance import Counts, ObjectiveStatus
+from sla_server.agreements.compliance import ObjectiveStatus
+from sla_server.agreements.slice_history import Counts
 from sla_server.services.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 

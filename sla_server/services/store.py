@@ -36,6 +36,10 @@ class SqlReads:
         """Every version of every agreement, by name and version; read as it is consumed."""
         return self._reader.all_agreements()
 
+    def agreement_versions(self, name: str) -> list[Row]:
+        """Every version of one agreement, without its document."""
+        return self._reader.agreement_versions(name)
+
     def documents(self) -> list[Row]:
         """Every version of maintenance and calendars."""
         return self._reader.documents()

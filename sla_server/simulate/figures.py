@@ -3,7 +3,8 @@
 A second of a promise is *bad* when more of the requests that arrived in it exceeded the threshold of its
 demand curve than the percentile allows; *above* when their rate is beyond the curve. A request that was not
 answered by the end counts with its age. Slices are judged by the server's own rule (``agreements.slices``);
-only those that lie wholly within a span are. *Kept* is a volume's throughput against mode off.
+only those that lie wholly within a span are. Seconds and slices in which nothing is promised (outside service
+hours, in maintenance) are *excluded*, neither good nor bad. *Kept* is a volume's throughput against mode off.
 
 A *turn* is a change of direction of a volume's cap, summed over its gateways: being capped is a way down,
 being released a way up; changes below 1 % are none.
@@ -37,6 +38,7 @@ Floats = npt.NDArray[np.float64]
 POINTS_MAX: Final = 480  # of a chart
 SAME_RATIO: Final = 0.01
 MINUTE_S: Final = 60.0
+MINUTE_US: Final = 60_000_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class PromiseFigures:
     Attributes:
         thresholds_ms: of the steps of its curve.
         judged_s, bad_s, above_s: seconds with requests inside the curve, bad ones of them, and beyond it.
+        excluded_s: seconds with requests in which nothing was promised.
+        excuse: why, of the first of them.
         slices: state to number.
         compliance, coverage: 0..1, None without slices.
         series: (second, percentile in ms or None).
@@ -61,6 +65,8 @@ class PromiseFigures:
     judged_s: int
     bad_s: int
     above_s: int
+    excluded_s: int
+    excuse: str
     slices: Mapping[str, int]
     compliance: float | None
     coverage: float | None
@@ -185,7 +191,8 @@ def _of_promise(
     if promise.io != "any":
         chosen = found["is_write"] == (promise.io == "write")
         found = {name: values[chosen] for name, values in found.items()}
-    judged_s, bad_at, above_s = _seconds(promise, found)
+    held, excluded_s, excuse = _while_promised(plan, promise, found)
+    judged_s, bad_at, above_s = _seconds(promise, held)
     slices = _slices(plan, promise, found)
     eligible = slices.get("good", 0) + slices.get("bad", 0)
     every = sum(slices.values()) - slices.get("excluded", 0)
@@ -199,12 +206,30 @@ def _of_promise(
         judged_s,
         len(bad_at),
         above_s,
+        excluded_s,
+        excuse,
         slices,
         slices.get("good", 0) / eligible if eligible else None,
         (eligible + slices.get("not_applicable", 0)) / every if every else None,
         _latency_series(plan, found, promise.percentile),
         bad_at,
     )
+
+
+def _while_promised(
+    plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]]
+) -> tuple[Mapping[str, npt.NDArray[Any]], int, str]:
+    """The requests of minutes in which something was promised, the seconds of all others, and why."""
+    if promise.sla not in plan.contract.excusable or not len(found["at"]):
+        return found, 0, ""
+    at_us = plan.start_unix_us + np.floor(found["at"]).astype(np.int64) * 1_000_000
+    minutes, index = np.unique(at_us // MINUTE_US, return_inverse=True)
+    bounds = ((minute * MINUTE_US, (minute + 1) * MINUTE_US) for minute in minutes.tolist())
+    excuses = [plan.contract.excused(promise.sla, *each) for each in bounds]
+    excluded = np.array([excuse is not None for excuse in excuses])[index]
+    seconds = len(np.unique(at_us[excluded]))
+    held = {name: values[~excluded] for name, values in found.items()}
+    return held, seconds, next((excuse for excuse in excuses if excuse is not None), "")
 
 
 def _seconds(promise: Promise, found: Mapping[str, npt.NDArray[Any]]) -> tuple[int, list[int], int]:
@@ -232,7 +257,9 @@ def _slices(plan: Plan, promise: Promise, found: Mapping[str, npt.NDArray[Any]])
         while start + promise.slice_s <= last + 1e-9:
             low, high = np.searchsorted(found["at"], (start, start + promise.slice_s))
             part = {name: values[low:high] for name, values in found.items()}
-            state = _verdict(promise, clauses, part)
+            from_us = plan.start_unix_us + round(start * 1e6)
+            excuse = plan.contract.excused(promise.sla, from_us, from_us + promise.slice_s * 1_000_000)
+            state = "excluded" if excuse is not None else _verdict(promise, clauses, part)
             states[state] = states.get(state, 0) + 1
             start += promise.slice_s
     return states

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, VolumeFigures
@@ -17,8 +18,10 @@ from sla_server.simulate.run import Plan
 
 SCHEMA: Final = 1
 NAMES_MAX: Final = 200
+FEW: Final = 20
+"""With more promises than this, those that were always kept have no sentence."""
 PROMISE_FIELDS: Final = (
-    "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s",
+    "ios", "latency_ms", "thresholds_ms", "percentile", "judged_s", "bad_s", "above_s", "excluded_s",
     "compliance", "coverage",
 )  # fmt: skip
 VOLUME_FIELDS: Final = (
@@ -123,14 +126,21 @@ def verdicts(result: Result) -> list[str]:
     for promise in result.modes[0].promises:
         if not promise.ios:
             lines.append(f"{promise.name}: no I/O in its scope; volumes are {_short(names)}")
+        if promise.excluded_s:
+            lines.append(
+                f"{promise.name}: nothing is promised in {promise.excluded_s} of its "
+                f"{promise.excluded_s + promise.judged_s + promise.above_s} seconds with I/O "
+                f"({promise.excuse}); the simulation begins {_begins(result.plan)}"
+            )
     if observe is not None:
         for (volume, victim), times in observe.would.items():
             lines.append(f"observe would have begun to slow down {volume} for {victim} {_times(times)}")
     if off is not None and enforce is not None:
         for before, after in zip(off.promises, enforce.promises, strict=True):
-            if after.ios:
+            is_news = len(off.promises) <= FEW or before.bad_s or after.bad_s
+            if after.judged_s and is_news:
                 lines.append(
-                    f"enforce: {after.name} had {after.bad_s} bad seconds of {after.judged_s}, "
+                    f"enforce: {after.name} had {_seconds(after.bad_s)} of {after.judged_s}, "
                     f"and {before.bad_s} without control"
                 )
         for volume_figures in enforce.volumes:
@@ -145,6 +155,15 @@ def verdicts(result: Result) -> list[str]:
             if each.events.get(kind):
                 lines.append(f"{each.mode}: event {kind}, {_times(each.events[kind])}")
     return lines
+
+
+def _seconds(number: int) -> str:
+    return f"{number} bad second{'' if number == 1 else 's'}"
+
+
+def _begins(plan: Plan) -> str:
+    at_s = plan.start_unix_us / 1e6 + (plan.spans[0][0] if plan.spans else 0)
+    return f"{datetime.fromtimestamp(at_s, UTC):%A %H:%M} UTC"
 
 
 def _short(text: str) -> str:

@@ -28,6 +28,7 @@ from sla_server.simulate.loads import Application, Arrival, IoLog, Load, arrival
 from sla_server.simulate.setup import HOURS_A_WEEK, Contract, Stream
 
 MODES: Final = ("off", "observe", "enforce")
+MINUTE_US: Final = 60_000_000
 HOUR_US: Final = 3_600_000_000
 THURSDAY_HOURS: Final = 72  # 1970-01-01 was a Thursday; weeks begin on Monday
 
@@ -175,6 +176,8 @@ def _run_span(
     devices = {name: QueueingDevice(world, plan.devices[name], plan.seed + n) for n, name in _numbered(plan)}
     controller = made_controller(plan, mode)
     sim = Simulation(controller, plan.seed, lag_s=plan.lag_s, world=world, storage=dict(devices))
+    if plan.contract.excusable:
+        _follow_promises(plan, sim)
     if mode == "off":
         sim.kill()
     elif plan.policy:
@@ -228,6 +231,13 @@ def _applications(plan: Plan, sim: Simulation, result: ModeRun) -> list[Applicat
         )
         for feed in plan.feeds
     ]
+
+
+def _follow_promises(plan: Plan, sim: Simulation) -> None:
+    """What is excused, now and every minute: the controller protects no promise that does not hold."""
+    sim.controller.set_excluded(plan.contract.excused_at(sim.world.unix_us))
+    left_s = (MINUTE_US - sim.world.unix_us % MINUTE_US) / 1e6
+    sim.world.at(sim.world.now + left_s, lambda: _follow_promises(plan, sim))
 
 
 def _follow_policy(plan: Plan, sim: Simulation) -> None:

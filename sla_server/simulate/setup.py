@@ -1,8 +1,10 @@
 """What to simulate: agreements, devices, loads and a policy, read and checked before anything runs.
 
-A directory (``--slas``) holds agreements as ``sla apply`` takes them (``*.yaml``, ``*.yml``; documents of
-other kinds are skipped, since only what control does is simulated), and at most one ``simulation.yaml`` with
-``devices`` (by backend), ``loads`` and ``streams`` (where a trace's volumes are). A policy (``--policy``) is
+A directory (``--slas``) holds agreements, calendars and maintenance as ``sla apply`` takes them (``*.yaml``,
+``*.yml``), and at most one ``simulation.yaml`` with ``devices`` (by backend), ``loads`` and ``streams``
+(where a trace's volumes are). Nothing is promised outside service hours and in maintenance, as on the server.
+Only latency at a percentile is simulated; objectives of other indicators are named as left out.
+A policy (``--policy``) is
 JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET /api/v1/policies/VERSION/caps``
 answers, or the bare list.
 
@@ -22,11 +24,15 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
 from pmdaemon.runtime.config import StrictModel, describe
+from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.document import Agreement, Applicability
 from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.fields import Document
 from sla_server.agreements.load import NOT_YAML, load_documents, syntax_problem
+from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes, promises
 from sla_server.services.control.simulation import BACKEND, CLIENT
+from sla_server.services.plans import Plans
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.errors import BadSetup
 from sla_server.simulate.loads import NAME, Load
@@ -70,6 +76,27 @@ class Contract:
     classes: Sequence[VolumeClass] = ()
     clauses: Mapping[tuple[str, str], Applicability] = field(default_factory=dict)
     """(agreement, objective) to its applicability."""
+    excusable: Mapping[str, InForce] = field(default_factory=dict)
+    """Agreements with service hours or announced work, by name: at times nothing is promised."""
+    left_out: Sequence[str] = ()
+    """Objectives that are not simulated, with their indicator."""
+
+    def excused(self, sla: str, from_us: int, to_us: int) -> str | None:
+        """Why nothing is promised by an agreement in a slice, us UTC; None: the promise holds."""
+        item = self.excusable.get(sla)
+        return None if item is None else item.excluded(from_us, to_us)
+
+    def excused_at(self, at_us: int) -> dict[str, str]:
+        """Agreements of which nothing is promised at this instant, and why."""
+        found = ((name, item.excluded(at_us)) for name, item in self.excusable.items())
+        return {name: reason for name, reason in found if reason is not None}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the reader of the result must know."""
+        if not self.left_out:
+            return []
+        return [f"Not simulated: {', '.join(self.left_out)}. Only latency at a percentile is."]
 
 
 @dataclass(frozen=True)
@@ -82,11 +109,22 @@ class Stream:
     backend: str = BACKEND
 
 
-def contract_of(agreements: Sequence[Agreement]) -> Contract:
-    """Documents, compiled."""
-    in_force = [InForce(agreement, 1, 0) for agreement in agreements]
+def contract_of(agreements: Sequence[Agreement], plans: Plans | None = None) -> Contract:
+    """Documents, compiled; ``plans``: maintenance and calendars beside them."""
+    in_force = (plans or Plans()).attach_all(tuple(InForce(agreement, 1, 0) for agreement in agreements))
     clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
-    return Contract(promises(in_force), classes(in_force), clauses)
+    excusable = {item.name: item for item in in_force if _is_excusable(item)}
+    left_out = [f"{p.sla}/{p.objective} ({p.metric})" for p in _others(in_force)]
+    return Contract(promises(in_force), classes(in_force), clauses, excusable, left_out)
+
+
+def _is_excusable(item: InForce) -> bool:
+    spec = item.agreement.spec
+    return bool(spec.service_hours is not None or spec.maintenance.windows or item.work)
+
+
+def _others(items: Iterable[InForce]) -> list[Promise]:
+    return [promise for item in items for promise in item.all_promises if promise.metric != "latency"]
 
 
 def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
@@ -99,6 +137,7 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
     if not directory.is_dir():
         raise BadSetup(str(directory), "is not a directory", "--slas names a directory with agreements")
     setup, found = SetupFile(), dict[str, tuple[str, Agreement]]()
+    plans = Plans()
     for path in sorted(p for p in directory.iterdir() if p.suffix in (".yaml", ".yml")):
         if path.name == SETUP_FILE:
             setup = _validated(SetupFile, _tree(path), str(path))
@@ -109,6 +148,7 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
             raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
         except AgreementsRefused as exc:
             raise BadSetup(str(path), "\n  ".join(["refused", *map(str, exc.problems)])) from exc
+        plans = _with_documents(plans, [item.document for item in loaded])
         for agreement in (item.document for item in loaded if isinstance(item.document, Agreement)):
             if agreement.name in found:
                 other = found[agreement.name][0]
@@ -116,7 +156,33 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
             found[agreement.name] = path.name, agreement
     if not found:
         raise BadSetup(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
-    return contract_of([agreement for _, agreement in found.values()]), setup
+    agreements = [agreement for _, agreement in found.values()]
+    _check(directory, agreements, plans)
+    return contract_of(agreements, plans), setup
+
+
+def _with_documents(plans: Plans, documents: Iterable[Document]) -> Plans:
+    works, calendars = plans.works, plans.calendars
+    for document in documents:
+        if isinstance(document, MaintenanceDocument):
+            works = (*works, AnnouncedWork(document, 1, 0))
+        elif isinstance(document, CalendarDocument):
+            calendars = (*calendars, CalendarInForce(document, 1, 0))
+    return Plans(works, calendars)
+
+
+def _check(directory: Path, agreements: Sequence[Agreement], plans: Plans) -> None:
+    """See that calendars are there, and that something can be simulated."""
+    for agreement in agreements:
+        hours = agreement.spec.service_hours
+        if hours is not None and hours.is_named and hours.calendar not in plans.calendar_names():
+            problem = f"agreement {agreement.name} names the calendar {hours.calendar}, which is not in it"
+            raise BadSetup(str(directory), problem, "Put the Calendar document beside the agreements")
+    others = _others(InForce(agreement, 1, 0) for agreement in agreements)
+    if others and len(others) == sum(len(agreement.judged) for agreement in agreements):
+        names = ", ".join(f"{promise.sla}/{promise.objective} ({promise.metric})" for promise in others)
+        problem = f"holds no latency at a percentile, which alone is simulated, but {names}"
+        raise BadSetup(str(directory), problem, "Add such an objective")
 
 
 def read_device(path: Path) -> DeviceModel:
@@ -209,6 +275,9 @@ def _validated(model: type[Model], tree: Any, where: str) -> Model:
     try:
         return model.model_validate(tree)
     except ValidationError as exc:
-        raise BadSetup(
-            where, describe(exc).replace("(whole file): ", ""), "See docs/operations/simulate.md"
-        ) from None
+        problem = describe(exc).replace("(whole file): ", "")
+        problem = problem.replace(f"does not have the form {NAME}", _NO_NAME)
+        raise BadSetup(where, problem, "See docs/operations/simulate.md") from None
+
+
+_NO_NAME: Final = "is not a name (letters, digits and . _ : @ -, at most 128)"

@@ -414,16 +414,39 @@ def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Pag
         assert "280 idle, 20 kept" in text(driver, "#summary")
         assert "Shown are 20 of 300 promises" in text(driver, "#summary")
         driver.find_element(By.CSS_SELECTOR, "#find input").send_keys("s2", Keys.ENTER)
-        wait_for(driver, "[data-found='s299/latency']", visible=True)
-        assert "idle" in text(driver, "[data-found='s299/latency']")
-        assert "99.00 %" in text(driver, "[data-found='s299/latency']")
-        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys(Keys.BACKSPACE, Keys.ENTER)
-        wait_for(driver, "#find-next", visible=True)
-        assert not driver.find_elements(By.CSS_SELECTOR, "[data-found='s299/latency']")
+        wait_for(driver, "[data-found='s249/latency']", visible=True)
+        assert "idle" in text(driver, "[data-found='s249/latency']")
+        assert "99.00 %" in text(driver, "[data-found='s249/latency']")
+        assert text(driver, "#find-count") == "1 to 50 of 100 agreements with “s2” in the name"
+        assert not driver.find_element(By.ID, "find-back").is_displayed()
         driver.find_element(By.ID, "find-next").click()
-        wait_for(driver, "[data-found='s199/latency']", visible=True)
+        wait_for(driver, "[data-found='s299/latency']", visible=True)
+        assert text(driver, "#find-count") == "51 to 100 of 100 agreements with “s2” in the name"
+        assert not driver.find_element(By.ID, "find-next").is_displayed()
+        driver.find_element(By.ID, "find-back").click()
+        wait_for(driver, "[data-found='s200/latency']", visible=True)
+        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys(Keys.BACKSPACE, Keys.ENTER)
+        wait_for(driver, "[data-found='s000/latency']", visible=True)
         driver.find_element(By.ID, "find-close").click()
         assert not driver.find_element(By.ID, "found").is_displayed()
+
+
+def test_long_tables_show_what_needs_a_look_and_the_rest_on_demand(site: Site, page: Page) -> None:
+    row, volume = api.snapshot()["slas"][0], api.snapshot()["volumes"][0]
+    slas = [{**row, "name": f"s{number:03}", "state": "ok"} for number in range(120)]
+    slas[119]["state"] = "violating"
+    volumes = [{**volume, "volume": f"v{number:03}"} for number in range(60)]
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=slas, volumes=volumes)
+    with page(WIDE_PX, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "#slas tbody tr:first-child[data-sla='s119/latency']")
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#slas tbody tr")) == 50
+        assert "Shown are 50 of 120 promises and 50 of 60 volumes" in text(driver, "#summary")
+        assert driver.find_element(By.ID, "find").is_displayed()
+        assert len(driver.find_elements(By.CSS_SELECTOR, "#volumes tbody tr")) == 50
+        driver.find_element(By.ID, "more-volumes").click()
+        wait_for(driver, "[data-volume='v059']", visible=True)
+        assert text(driver, "#more-volumes") == "Show 50 only"
 
 
 def test_names_are_text_never_markup(site: Site, page: Page) -> None:

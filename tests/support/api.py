@@ -226,6 +226,14 @@ def gold() -> dict[str, Any]:
     return {"name": "erp-gold", "version": 2, "priority": "gold", "spec": spec, "ended_us": None}
 
 
+def slice_sum(
+    state: str, n: int, *, minutes: int = 1, version: int = 2, ours: bool = False, inexact: bool = False
+) -> dict[str, Any]:
+    """A row of ``SqlReader.slice_sums``."""
+    row = {"version": version, "state": state, "ours": ours, "inexact": inexact}
+    return {**row, "length_us": minutes * 60_000_000, "n": n}
+
+
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
@@ -341,12 +349,10 @@ class FakeSource:
         return rows
 
     def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        """Of the second version; those that are bad rest on an upper bound."""
         self._row("slice_sums", name, objective, from_us, to_us)
         counts = {("good", False): 985, ("bad", False): 14, ("no_data", True): 1, ("excluded", False): 60}
-        return [
-            {"state": state, "ours": ours, "length_us": 60_000_000, "n": n}
-            for (state, ours), n in counts.items()
-        ]
+        return [slice_sum(state, n, ours=ours, inexact=state == "bad") for (state, ours), n in counts.items()]
 
     def slices(
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None
@@ -362,17 +368,6 @@ class FakeSource:
     def slice_counts(self, name: str, objective: str, from_us: int, to_us: int) -> dict[str, int]:
         self._row("slice_counts", name)
         return {"good": 1}
-
-    def slice_tally(
-        self, name: str, objective: str, from_us: int, to_us: int
-    ) -> dict[tuple[str, bool, bool], int]:
-        self._row("slice_tally", name, objective, from_us, to_us)
-        return {
-            ("good", False, False): 900,
-            ("bad", False, True): 50,
-            ("no_data", True, False): 40,
-            ("no_data", False, False): 10,
-        }
 
     def episodes(
         self,

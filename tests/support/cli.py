@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dashboard
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.context import AppContext
 from sla_server.api.mailbox_thread import MailboxThread
@@ -30,6 +31,7 @@ class Terminal:
     mailbox: api.AnsweringMailbox
     source: api.FakeSource
     transport: httpx.BaseTransport
+    clock: FakeClock
     config: Path | None = None
 
     def __call__(self, *arguments: str, text: str | None = None) -> Result:
@@ -46,9 +48,10 @@ def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     for name in ("SLA_SERVER", "SLA_CONFIG", "SLA__DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
-    mailbox, source = api.AnsweringMailbox(answer=lambda _header: (True, 200, {})), api.FakeSource()
-    context = api.make_context(mailbox, source=source)
+    clock, source = FakeClock(), api.FakeSource()
+    mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
+    context = api.make_context(mailbox, clock, source)
     mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
     context.live.put(api.snapshot())
-    yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)))
+    yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)), clock)
     mailbox.close()

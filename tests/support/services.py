@@ -86,6 +86,10 @@ class FakeStore:
     def agreements(self) -> list[Row]:
         return self._table("agreements", "agreements")
 
+    def agreement_versions(self, name: str) -> list[Row]:
+        rows = [row for row in self._table("agreements", "agreement_versions") if row["name"] == name]
+        return sorted(rows, key=lambda row: int(row["version"]))
+
     def documents(self) -> list[Row]:
         return self._table("documents", "documents")
 

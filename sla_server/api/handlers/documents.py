@@ -12,14 +12,21 @@ from flask import Request, Response
 from pydantic import ValidationError
 
 from sla_server.agreements.admission import KnownCapacity, VolumeUse, admit
-from sla_server.agreements.compliance import Counts, periods_back
+from sla_server.agreements.compliance import (
+    PeriodSums,
+    agreed_objectives,
+    periods_back,
+    sums_of_rows,
+    terms_by_version,
+    terms_of,
+)
 from sla_server.agreements.credits import PeriodCredit, period_credit
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.periods import CalendarWindow
+from sla_server.agreements.periods import CalendarWindow, Span
 from sla_server.agreements.schema import document_schema
 from sla_server.api import responses
 from sla_server.api.context import AppContext
@@ -57,7 +64,7 @@ def sla_credits(context: AppContext, request: Request, name: str) -> Response:
         held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
         if not held:
             break
-        found.append(_credit(context, held[-1], bounds, now_us))
+        found.append(_credit(context, held, bounds, now_us))
     while len(found) > 1 and not found[-1].has_slices:
         found.pop()
     return responses.as_list(
@@ -68,14 +75,21 @@ def sla_credits(context: AppContext, request: Request, name: str) -> Response:
     )
 
 
-def _credit(context: AppContext, row: Row, bounds: tuple[int, int], now_us: int) -> PeriodCredit:
-    agreement = _read(row)
-    counts = {}
-    for objective in agreement.judged:
-        length_us = objective.budgeting.slice_s * 1_000_000
-        sums = context.source.slice_sums(row["name"], objective.name, *bounds)
-        counts[objective.name] = _counts(one for one in sums if one["length_us"] == length_us)
-    return period_credit(agreement, row["version"], counts, bounds, now_us)
+def _credit(context: AppContext, versions: list[Row], bounds: Span, now_us: int) -> PeriodCredit:
+    """Of one period; ``versions``: all up to its end, oldest first."""
+    agreement, newest = _read(versions[-1]), versions[-1]
+    held = [row for row in versions if row["ended_us"] is None or row["ended_us"] > bounds[0]]
+    names = dict.fromkeys(str(one.get("name")) for row in held for one in agreed_objectives(row))
+    agreed = {objective.name: terms_of(objective) for objective in agreement.judged}
+    sums: dict[str, PeriodSums] = {}
+    former: dict[str, float] = {}
+    for name in (*names, *(name for name in agreed if name not in names)):
+        terms = terms_by_version(versions, name)
+        last = agreed.get(name) or next(reversed(terms.values()), None)
+        if last is not None:
+            sums[name] = sums_of_rows(context.source.slice_sums(newest["name"], name, *bounds), terms, last)
+            former[name] = last.target
+    return period_credit(agreement, newest["version"], sums, bounds, now_us, former)
 
 
 def _read(row: Row) -> Agreement:
@@ -84,15 +98,6 @@ def _read(row: Row) -> Agreement:
     except ValidationError as exc:
         problem = f"version {row['version']} of {row['name']} was stored by another release"
         raise BadInput("name", f"{problem} and cannot be read", "Apply its document again") from exc
-
-
-def _counts(sums: Iterable[Row]) -> Counts:
-    found = {"good": 0, "bad": 0, "no_data": 0, "no_data_ours": 0, "not_applicable": 0, "excluded": 0}
-    for row in sums:
-        found[row["state"]] += row["n"]
-        if row["state"] == "no_data" and row["ours"]:
-            found["no_data_ours"] += row["n"]
-    return Counts(**found)
 
 
 def _versions(context: AppContext, name: str) -> list[Row]:

@@ -34,11 +34,24 @@ def live(context: AppContext, request: Request) -> Response:
     since_us = responses.number(request, "since", -1, least=-1)
     if newest.number and newest.snapshot["at_us"] == since_us:
         return Response(status=204)
+    unreadable = _read_problem(context) if context.live.is_stale() else ""
+    return responses.as_json({**newest.snapshot, "server": feed_state(context, unreadable)})
+
+
+def feed_state(context: AppContext, unreadable: str = "") -> dict[str, Any]:
+    """What every answer with live values says of them.
+
+    ``age_s`` of the newest snapshot, null before the first; ``stale``: it is old, so what is so now is not
+    known; ``database``: why it cannot be used, "" if it can.
+
+    Args:
+        context: of the application.
+        unreadable: why the database cannot be read; while services are silent (they wait for it at their
+            start) no other process reports that.
+    """
     stale = context.live.is_stale()
-    # While services are silent (they wait for the database at their start) no other process reports this.
-    database = _read_problem(context) or _write_problem(context) if stale else newest.snapshot["database"]
-    server = {"age_s": context.live.age_s(), "stale": stale, "database": database}
-    return responses.as_json({**newest.snapshot, "server": server})
+    reported = _write_problem(context) if stale else context.live.newest().snapshot["database"]
+    return {"age_s": context.live.age_s(), "stale": stale, "database": unreadable or reported}
 
 
 def trend(context: AppContext, _request: Request) -> Response:

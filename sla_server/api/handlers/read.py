@@ -17,21 +17,35 @@ from urllib.parse import quote
 from flask import Request, Response
 from pydantic import ValidationError
 
-from sla_server.agreements.compliance import past_period, periods_back
+from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
+from sla_server.agreements.compliance import (
+    Terms,
+    agreed_objectives,
+    past_period,
+    periods_back,
+    sums_of_rows,
+    terms_by_version,
+)
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.fields import parse_duration_s
+from sla_server.agreements.periods import ServiceHours
 from sla_server.agreements.promise import MEGABYTE
 from sla_server.agreements.selectors import has_labels, parse_labels
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.live import feed_state
+from sla_server.api.live_view import EMPTY
 from sla_server.api.metrics import FRESH_S
 from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
 
 HOUR_US: Final = 3_600_000_000
-SPAN_MAX_US: Final = 31 * 24 * HOUR_US
+DAY_US: Final = 24 * HOUR_US
+SPAN_MAX_US: Final = 31 * DAY_US
 PERIODS_DEFAULT: Final = 12
+SLICES_DEFAULT: Final = 21
+"""The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
 Row = dict[str, Any]
@@ -40,7 +54,7 @@ _CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 
 def gateways(context: AppContext, _request: Request) -> Response:
     """Rows of SQL with the live counts of exports and streams."""
-    return responses.as_list(_with_live(context, context.source.gateways(), "gateways", "gateway_id"))
+    return _live_list(context, _with_live(context, context.source.gateways(), "gateways", "gateway_id"))
 
 
 def gateway_list(context: AppContext, _request: Request) -> Response:
@@ -91,7 +105,7 @@ def _reported_gateways(folder: Path | None) -> list[Row] | None:
 
 def volumes(context: AppContext, _request: Request) -> Response:
     """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
-    return responses.as_list(_volumes(context))
+    return _live_list(context, _volumes(context))
 
 
 def _volumes(context: AppContext) -> list[Row]:
@@ -100,7 +114,7 @@ def _volumes(context: AppContext) -> list[Row]:
     stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
     fresh = [
         {"volume": row.get("volume"), "backend": row.get("backend"), **stored_nothing, "live": row}
-        for row in context.live.newest().snapshot["volumes"]
+        for row in _snapshot(context)["volumes"]
         if row.get("volume") not in known
     ]
     return _with_live(context, rows, "volumes", "volume") + fresh
@@ -110,7 +124,7 @@ def volume(context: AppContext, _request: Request, volume: str) -> Response:
     """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
     row = _find(_volumes(context), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
-    return responses.as_json({**row, "by_stream": streams})
+    return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:
@@ -128,13 +142,14 @@ def totals(context: AppContext, _request: Request) -> Response:
 
 def backends(context: AppContext, _request: Request) -> Response:
     """Capacity with the live cost rates."""
-    return responses.as_list(_with_live(context, context.source.backends(), "backends", "backend"))
+    return _live_list(context, _with_live(context, context.source.backends(), "backends", "backend"))
 
 
 def slas(context: AppContext, request: Request) -> Response:
     """Agreements in force, with their documents if asked for.
 
-    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now.
+    ``objectives`` is what was agreed ({name, metric}, may be empty), ``live`` those that are judged now. Of a
+    page ``count`` says how many there are on all pages, ``before`` how many on those before it.
     """
     wanted, part = _wanted_labels(request), request.args.get("match", "")
     after, limit = (
@@ -143,10 +158,13 @@ def slas(context: AppContext, request: Request) -> Response:
     )
     left_out = ("spec",) if responses.flag(request, "documents") else ("document", "spec")
     found = []
+    count = 0
     for row in context.source.agreements(True):
         labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
-        if has_labels(labels, wanted) and part in row["name"] and row["name"] > after:
-            found.append((row, labels))
+        if has_labels(labels, wanted) and part in row["name"]:
+            count += 1
+            if row["name"] > after:
+                found.append((row, labels))
     page = found[:limit] if limit else found
     live = _LiveObjectives(context)
     rows = []
@@ -154,10 +172,11 @@ def slas(context: AppContext, request: Request) -> Response:
         plain = {key: value for key, value in row.items() if key not in left_out} | {"labels": labels}
         agreed = [
             {"name": one.get("name"), "metric": (one.get("indicator") or {}).get("metric")}
-            for one in _agreed_objectives(row)
+            for one in agreed_objectives(row)
         ]
         rows.append({**plain, "objectives": agreed, "live": live.of(row)})
-    return responses.as_list(rows, page[-1][0]["name"] if len(page) < len(found) else None)
+    following = page[-1][0]["name"] if len(page) < len(found) else None
+    return _live_list(context, rows, following, count=count, before=count - len(found))
 
 
 def _wanted_labels(request: Request) -> dict[str, str | None]:
@@ -172,7 +191,8 @@ def sla(context: AppContext, request: Request, name: str) -> Response:
     """One agreement with its document, the newest version unless one is named."""
     version = responses.number(request, "version", 0, least=1, most=(1 << 31) - 1)
     row = _agreement(context, name, version)
-    return responses.as_json({**row, "live": _LiveObjectives(context).of(row)})
+    live = _LiveObjectives(context).of(row)
+    return responses.as_json({**row, "live": live, "server": feed_state(context)})
 
 
 def slices(context: AppContext, request: Request, name: str) -> Response:
@@ -181,8 +201,9 @@ def slices(context: AppContext, request: Request, name: str) -> Response:
     if episode_id := request.args.get("episode"):
         objective, from_us, to_us = _episode_span(context, request, name, episode_id)
     else:
-        objective = request.args.get("objective") or _first_objective(_agreement(context, name))
-        from_us, to_us = _span(context, request, 24 * HOUR_US)
+        objective, terms = _asked_objective(context, request, _agreement(context, name))
+        length_us = max((each.length_us for each in terms.values()), default=0)
+        from_us, to_us = _span(context, request, min(max(DAY_US, SLICES_DEFAULT * length_us), SPAN_MAX_US))
     rows = context.source.slices(name, objective, from_us, to_us, limit + 1)
     return responses.as_list(
         rows[:limit],
@@ -210,34 +231,66 @@ def _episode_span(context: AppContext, request: Request, name: str, episode_id: 
     return objective, from_us, max(to_us, from_us + 1)
 
 
+def _asked_objective(context: AppContext, request: Request, row: Row) -> tuple[str, dict[int, Terms]]:
+    """The objective that is asked for, the first unless one is named, and its terms by version.
+
+    Raises:
+        NotFound: no version of the agreement has it; says which it has.
+    """
+    agreed = [str(one.get("name")) for one in agreed_objectives(row)]
+    wanted = request.args.get("objective") or (agreed[0] if agreed else "latency")
+    terms = terms_by_version([*context.source.agreement_versions(row["name"]), row], wanted)
+    if agreed and wanted not in agreed and not terms:
+        raise NotFound(
+            f"agreement {row['name']!r} has no objective {wanted[:128]!r}", f"It has {', '.join(agreed)}"
+        )
+    return wanted, terms
+
+
 def periods(context: AppContext, request: Request, name: str) -> Response:
-    """Compliance by period, from the stored slices; policies and window are those agreed now."""
+    """Compliance by period, from the stored slices: each counts as the version said that judged it."""
     most = responses.number(request, "limit", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
     row = _agreement(context, name)
-    wanted = request.args.get("objective") or _first_objective(row)
+    wanted, terms = _asked_objective(context, request, row)
     try:
-        agreement = Agreement.from_spec(row["spec"])
+        spec = Agreement.from_spec(row["spec"]).spec
     except ValidationError as exc:
         problem = f"agreement {name!r} was stored by another release and cannot be read"
         raise NotFound(problem, "Apply it again: sla apply -f FILE") from exc
-    objective = next((one for one in agreement.judged if one.name == wanted), None)
-    if objective is None:
-        raise NotFound(f"agreement {name!r} has no objective {wanted!r}", f"GET /api/v1/slas/{name} has it")
+    if not terms:
+        raise NotFound(f"agreement {name!r} has no objective", "Nothing of it is judged")
+    last = terms[max(terms)]
     now_us = context.clock.unix_us()
     first = context.source.agreement(name, 1) or row
-    items = [
-        past_period(objective, bounds, context.source.slice_tally(name, wanted, *bounds), now_us).as_dict()
-        for bounds in periods_back(agreement.spec.window, now_us, most)
-        if bounds[1] > first["applied_us"]
-    ]
+    calendar = _calendar(context, spec.service_hours)
+    items = []
+    for bounds in periods_back(spec.window, now_us, most):
+        if bounds[1] > first["applied_us"]:
+            sums = sums_of_rows(context.source.slice_sums(name, wanted, *bounds), terms, last)
+            items.append(past_period(spec, last, bounds, sums, now_us, calendar).as_dict())
     return responses.as_list(items, objective=wanted)
+
+
+def _calendar(context: AppContext, hours: ServiceHours | None) -> list[CalendarInForce]:
+    """Versions of the calendar that service hours name; those of another release are left out."""
+    found = []
+    for row in context.source.documents("Calendar") if hours is not None and hours.is_named else ():
+        if hours is not None and row["name"] == hours.calendar:
+            try:
+                document = CalendarDocument.from_json(row["spec"])
+            except ValidationError:
+                continue
+            found.append(CalendarInForce(document, row["version"], row["applied_us"], row["ended_us"]))
+    return found
 
 
 def episodes(context: AppContext, request: Request) -> Response:
     """A page of episodes, each with the address of its slices."""
     limit = responses.limit(request)
     if name := request.args.get("name"):
-        _agreement(context, name)  # or say that there never was one
+        row = _agreement(context, name)  # or say that there never was one
+        if request.args.get("objective"):
+            _asked_objective(context, request, row)
     rows = context.source.episodes(
         responses.flag(request, "open"),
         limit,
@@ -256,7 +309,7 @@ def throttles(context: AppContext, request: Request) -> Response:
     """Throttles as recorded, with the live view of those in force."""
     in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
     rows = context.source.throttles(in_force, limit)
-    return responses.as_list(_with_live(context, rows, "throttles", "throttle_id"))
+    return _live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
 
 
 def events(context: AppContext, request: Request) -> Response:
@@ -300,9 +353,19 @@ def _page(read: Callable[[int, str | None], list[Row]], request: Request) -> Res
     return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
 
 
+def _snapshot(context: AppContext) -> Row:
+    """The newest live view; an empty one when it is old: what was so then is not shown as what is so now."""
+    return EMPTY if context.live.is_stale() else context.live.newest().snapshot
+
+
+def _live_list(context: AppContext, rows: list[Row], next_cursor: str | None = None, **more: Any) -> Response:
+    """A list whose rows have live values, and whether those are to be had."""
+    return responses.as_list(rows, next_cursor, server=feed_state(context), **more)
+
+
 def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:
     """Each row with ``live``: the entry of the snapshot with the same key, or null."""
-    now = {entry.get(key): entry for entry in context.live.newest().snapshot[table]}
+    now = {entry.get(key): entry for entry in _snapshot(context)[table]}
     return [{**row, "live": now.get(row[key])} for row in rows]
 
 
@@ -310,16 +373,16 @@ class _LiveObjectives:
     """Live entries of agreements; of promises beyond ``services.live_rows`` those that say only the state."""
 
     def __init__(self, context: AppContext) -> None:
-        self._others = context.live.others()
+        self._others = {} if context.live.is_stale() else context.live.others()
         self._rows: dict[str, list[Row]] = {}
-        for entry in context.live.newest().snapshot["slas"]:
+        for entry in _snapshot(context)["slas"]:
             self._rows.setdefault(str(entry.get("name")), []).append(entry)
 
     def of(self, agreement: Row) -> list[Row]:
         """The entries of one agreement; ``brief`` are those without what is measured now."""
         rows = self._rows.get(agreement["name"], [])
         known = {entry.get("objective") for entry in rows}
-        agreed = (one for one in _agreed_objectives(agreement) if one.get("name") not in known)
+        agreed = (one for one in agreed_objectives(agreement) if one.get("name") not in known)
         brief = ((one, self._others.get((agreement["name"], one.get("name", "")))) for one in agreed)
         return rows + [{**other, **_promised(one), "brief": True} for one, other in brief if other]
 
@@ -345,17 +408,6 @@ def _agreement(context: AppContext, name: str, version: int = 0) -> Row:
     if row is None:
         raise NotFound(f"no agreement {name!r}", "'sla get slas' lists those in force")
     return row
-
-
-def _agreed_objectives(agreement: Row) -> list[Row]:
-    """The objectives of an agreement's row, as its document has them."""
-    objectives: list[Row] = ((agreement.get("spec") or {}).get("spec") or {}).get("objectives") or []
-    return objectives
-
-
-def _first_objective(agreement: Row) -> str:
-    objectives = _agreed_objectives(agreement) or [{}]
-    return str(objectives[0].get("name", "latency"))
 
 
 def _find(rows: list[Row], key: str, value: str) -> Row:

@@ -247,15 +247,12 @@ class SqlReader:
         return {row["state"]: row["n"] for row in self._rows(statement)}
 
     def slice_sums(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
-        """state, ours, length_us and n of the slices (newest revisions) that start in [from_us, to_us)."""
-        return self._rows(slices.counted(("state", "ours", "length_us"), name, objective, from_us, to_us))
+        """How many slices (newest revisions) start in [from_us, to_us).
 
-    def slice_tally(
-        self, name: str, objective: str, from_us: int, to_us: int
-    ) -> dict[tuple[str, bool, bool], int]:
-        """(state, ours, inexact) to the number of slices (newest revisions) that start in the range."""
-        statement = slices.counted(("state", "ours", "inexact"), name, objective, from_us, to_us)
-        return {(row["state"], row["ours"], row["inexact"]): row["n"] for row in self._rows(statement)}
+        Rows of version, state, ours, inexact, length_us and n.
+        """
+        columns = ("version", "state", "ours", "inexact", "length_us")
+        return self._rows(slices.counted(columns, name, objective, from_us, to_us))
 
     def episodes(
         self,

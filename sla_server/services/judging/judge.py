@@ -35,7 +35,7 @@ import numpy as np
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import STEP_US
-from sla_server.agreements.compliance import ObjectiveStatus
+from sla_server.agreements.compliance import ObjectiveStatus, Terms, terms_by_version
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
 from sla_server.agreements.slot_table import Ints
@@ -162,14 +162,17 @@ class Judge:
             SlaError: the database is away (retryable); call it again.
         """
         old, tracks = {**self._tracks, **self._unread}, dict[Name, Track]()
+        before: dict[Key, Track] = {}
         for item in items:
             for objective in item.agreement.judged:
                 name = (item.name, objective.name, item.version)
                 track = old.get(name)
                 if track is None:
-                    track = Track(item, objective)
+                    earlier = before.get((item.name, objective.name))
+                    track = Track(item, objective, _reach_of(earlier, item))
                     self._unread[name] = track
                 track.item = item  # the same version may have ended meanwhile
+                before[track.key] = track
                 tracks[name] = track
         for track in tracks.values():
             track.most_open = min(track.most_open, max(15, MOST_OPEN // len(tracks)))
@@ -195,14 +198,21 @@ class Judge:
             if stored := track.may_have_slices(now_us):
                 reads += 1
                 track.restore(self._judged_rows(track, now_us - JUDGE_BACK_US), now_us)
-            if track.item.ended_us is None and not self._books.is_open(track):
+            if track.item.ended_us is None and not self._books.take_over(track, now_us):
                 from_us = self._books.first_us(track, now_us)
-                self._books.open(track, self._judged_rows(track, from_us) if stored else None, now_us)
+                rows = self._judged_rows(track, from_us) if stored else None
+                self._books.open(track, rows, self._terms(track, rows or ()), now_us)
             del self._unread[name]
             self._queue.add(name)
 
     def _judged_rows(self, track: Track, from_us: int) -> list[Row]:
         return self._store.slices(*track.key, from_us, NEVER_US)
+
+    def _terms(self, track: Track, rows: Iterable[Row]) -> dict[int, Terms]:
+        """Terms of the earlier versions that judged some of these slices."""
+        if all(row["version"] == track.item.version for row in rows):
+            return {}
+        return terms_by_version(self._store.agreement_versions(track.item.name), track.objective.name)
 
     def run(self, now_us: int) -> Judgement:
         """One pass.
@@ -464,6 +474,16 @@ class _Part:
         thin = [name for name, covered_us in self._sources[index] if _is_thin(covered_us, due)]
         found = (self.inputs.lost_by_us(name, due.start_us, due.end_us) for name in thin)
         return next(filter(None, found), "")
+
+
+def _reach_of(earlier: Track | None, item: InForce) -> int:
+    """Until when slices of the version before this one reach; 0 without one that ended before it."""
+    ended_us = earlier.item.ended_us if earlier is not None else None
+    if (
+        earlier is None or ended_us is None or ended_us > item.applied_us
+    ):  # applied under a clock that was off
+        return 0
+    return earlier.reaches_us
 
 
 def _believed(progress: dict[str, int], now_us: int) -> dict[str, int]:

@@ -4,6 +4,9 @@ Status is computed again for objectives whose slices were judged in a pass, and 
 turns, since they change with the time alone. Which alerts were active before is computed from the slices in
 SQL (``open``), so a restart neither repeats an alert nor swallows one.
 
+A book has the slices of all versions, each under its own terms: an edit of the slice length or of the target
+erases nothing that was judged before it.
+
 State: a book and a standing an objective. Belongs to the SQL worker's thread; no I/O.
 """
 
@@ -15,7 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sla_server.agreements import periods
-from sla_server.agreements.compliance import ObjectiveStatus, SliceHistory, code_of, standing
+from sla_server.agreements.compliance import (
+    JudgedTime,
+    ObjectiveStatus,
+    Terms,
+    standing,
+    terms_for,
+    terms_of,
+)
+from sla_server.agreements.slice_history import code_of
 from sla_server.services.judging.track import DAY_US, Track
 from sla_server.services.rows import Row, Rows, event_row, identity
 
@@ -30,12 +41,27 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Book:
-    """What is known of one objective over all versions."""
+    """What is known of one objective over all versions.
 
-    history: SliceHistory
+    Attributes:
+        version: in force when it was opened, or when it was seen to reach back far enough for it
+        from_us: since when it has every slice
+    """
+
+    slices: JudgedTime
+    version: int
+    from_us: int
     judged_to_us: int
     alerts: frozenset[str] = frozenset()
     newest: Row | None = None
+
+    def put(self, terms: Terms, row: Row) -> None:
+        """Enter a row of table ``slices``."""
+        start_us = int(row["start_us"])
+        self.slices.put(terms, start_us, code_of(row["state"], row["ours"]))
+        self.judged_to_us = max(self.judged_to_us, start_us + terms.length_us)
+        if self.newest is None or start_us >= self.newest["start_us"]:
+            self.newest = row
 
 
 class ObjectiveHistory:
@@ -54,9 +80,17 @@ class ObjectiveHistory:
         self.standings = {key: found for key, found in self.standings.items() if key in self._tracks}
 
     def is_open(self, track: Track) -> bool:
-        """Whether there is a book of slices of this length."""
+        """Whether there is a book for this version."""
         book = self._books.get(track.key)
-        return book is not None and book.history.length_us == track.length_us
+        return book is not None and book.version == track.item.version
+
+    def take_over(self, track: Track, now_us: int) -> bool:
+        """Go on with the book of an earlier version; False if there is none that reaches back far enough."""
+        book = self._books.get(track.key)
+        if book is None or book.from_us > self.first_us(track, now_us):
+            return False
+        book.version = track.item.version
+        return True
 
     @staticmethod
     def first_us(track: Track, now_us: int) -> int:
@@ -64,32 +98,34 @@ class ObjectiveHistory:
         start_us, end_us = periods.period_bounds(track.item.agreement.spec.window, now_us)
         return max(_oldest_us(start_us, end_us), now_us - PERIOD_BACK_US)
 
-    def open(self, track: Track, rows: Sequence[Row] | None, now_us: int) -> None:
-        """Begin a book with the slices judged since ``first_us``, None if there can be none."""
+    def open(
+        self, track: Track, rows: Sequence[Row] | None, versions: Mapping[int, Terms], now_us: int
+    ) -> None:
+        """Begin a book.
+
+        Args:
+            track: of the version in force.
+            rows: slices of all versions since ``first_us``, oldest first; None if there can be none.
+            versions: terms of the earlier versions.
+            now_us: wall clock.
+        """
+        version, from_us = track.item.version, self.first_us(track, now_us)
         if rows is None:
-            self._books[track.key] = _Book(SliceHistory(track.length_us, track.next_us), track.next_us)
+            self._books[track.key] = _Book(JudgedTime(), version, 0, track.next_us)
             return
-        length_us = track.length_us
-        rows = [r for r in rows if r["length_us"] == length_us and r["start_us"] + length_us <= now_us]
-        # A history is as long as what was judged, not as the period: most agreements are younger.
-        oldest_us = min((row["start_us"] for row in rows), default=track.next_us)
-        history = SliceHistory(track.length_us, min(oldest_us, track.next_us))
-        book = _Book(history, self.first_us(track, now_us))
+        book = _Book(JudgedTime(), version, from_us, from_us)
+        known = {**versions, version: terms_of(track.objective)}
         for row in rows:
-            book.history.put(row["start_us"], code_of(row["state"], row["ours"]))
-            book.judged_to_us = max(book.judged_to_us, row["start_us"] + track.length_us)
-        book.newest = max(rows, key=lambda row: int(row["start_us"]), default=None)
+            if row["start_us"] + row["length_us"] <= now_us:
+                book.put(terms_for(row, known, known[version]), row)
         book.alerts = _standing(track, book, now_us).alerts
         self._books[track.key] = book
 
     def enter(self, track: Track, row: Row) -> None:
-        """A slice was judged; its row of table ``slices``."""
-        book, start_us = self._books.get(track.key), int(row["start_us"])
-        if book is not None and book.history.length_us == track.length_us:
-            book.history.put(start_us, code_of(row["state"], row["ours"]))
-            book.judged_to_us = max(book.judged_to_us, start_us + track.length_us)
-            if book.newest is None or start_us >= book.newest["start_us"]:
-                book.newest = row
+        """A slice was judged; its row of table ``slices``. The track may be that of an earlier version."""
+        book = self._books.get(track.key)
+        if book is not None:
+            book.put(terms_of(track.objective), row)
 
     def stand(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
@@ -97,13 +133,15 @@ class ObjectiveHistory:
         for key in self._some(judged):
             track, book = self._tracks[key], self._books[key]
             if not self.is_open(track):
-                continue  # a new version with slices of another length, which are not read yet
+                continue  # a new version, whose longer period is not read yet
             found = self.standings[key] = _standing(track, book, now_us)
             changed.add(key)
             if found.alerts != book.alerts:
                 rows += _alert_events(found, book.alerts, book.judged_to_us)
                 book.alerts = found.alerts
-            book.history.forget_before(_oldest_us(found.period_start_us, found.period_end_us))
+            oldest_us = _oldest_us(found.period_start_us, found.period_end_us)
+            book.slices.forget_before(oldest_us)
+            book.from_us = max(book.from_us, oldest_us)
         return changed, rows
 
     def _some(self, judged: Collection[Key]) -> list[Key]:
@@ -121,7 +159,7 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
 
 
 def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
-    found = standing(track.item, track.objective, book.history, book.judged_to_us, now_us)
+    found = standing(track.item, track.objective, book.slices, book.judged_to_us, now_us)
     return found if track.promise.metric == "latency" else replace(found, shown=_shown(track, book.newest))
 
 

@@ -68,14 +68,17 @@ def fingerprint_of(row: Row) -> Fingerprint:
 class Track:
     """See the module."""
 
-    def __init__(self, item: InForce, objective: Objective) -> None:
+    def __init__(self, item: InForce, objective: Objective, not_before_us: int = 0) -> None:
+        """``not_before_us``: until then slices of the version before reach; no time is judged twice."""
         self.item = item
         self.objective = objective
         self.promise: Promise = next(p for p in item.all_promises if p.objective == objective.name)
         self.rule: Rule = rule_of(self.promise, objective.applicability)
         self.has_steps = len(self.promise.curve) > 1
         self.length_us = objective.budgeting.slice_s * SECOND_US
-        self.next_us = -(-item.applied_us // self.length_us) * self.length_us
+        self._not_before_us = not_before_us
+        self._first_us = -(-max(item.applied_us, not_before_us) // self.length_us) * self.length_us
+        self.next_us = self._first_us
         self.judged: dict[int, Judged] = {}
         self._ahead: dict[int, Judged] = {}
         self.most_open = OPEN_US // self.length_us
@@ -86,9 +89,17 @@ class Track:
 
     def unread(self) -> Track:
         """The same objective as at a start."""
-        track = Track(self.item, self.objective)
+        track = Track(self.item, self.objective, self._not_before_us)
         track.most_open = self.most_open
         return track
+
+    @property
+    def reaches_us(self) -> int:
+        """Until when slices of an ended version, and of those before it, reach: the last runs to its end."""
+        if self.item.ended_us is None:
+            return 0
+        last_us = (self.item.ended_us - 1) // self.length_us * self.length_us
+        return last_us + self.length_us if last_us >= self._first_us else self._not_before_us
 
     @property
     def key(self) -> tuple[str, str]:

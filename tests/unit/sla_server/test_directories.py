@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from sla_server.directories import (
     MAIN,
     Segments,
     close_home,
+    data_identity,
     lock_data_dir,
     prepare_runtime_dir,
     running_pid,
@@ -145,6 +147,69 @@ def test_a_segment_in_order_is_kept_with_its_messages(made: Segments) -> None:
     assert made.prepare() == {}
     with attach(made.path(APP), "appserver") as box:
         assert [message.payload for message in box.take()] == [b"wanted"]
+
+
+def posted(made: Segments) -> list[bytes]:
+    with attach(made.path(APP), "appserver") as box:
+        return [message.payload for message in box.take()]
+
+
+def killed_with_mail(data_dir: Path, runtime_dir: Path) -> Segments:
+    """A server that died with a message on its way to the data directory."""
+    made = Segments(runtime_dir, 2)
+    identity, is_empty = data_identity(data_dir)
+    made.bind(identity, is_empty=is_empty)
+    (data_dir / "queue").mkdir()
+    made.prepare()
+    with attach(made.path(APP), "dbmanager") as box:
+        box.post("appserver", b"an agreement")
+    made.close()
+    return made
+
+
+def test_messages_reach_the_data_directory_that_they_were_posted_for(tmp_path: Path) -> None:
+    data, runtime = tmp_path / "data", tmp_path / "run"
+    for path in (data, runtime):
+        path.mkdir(mode=0o700)
+    made = killed_with_mail(data, runtime)
+    identity, is_empty = data_identity(data)
+    assert (is_empty, made.bind(identity, is_empty=is_empty)) == (False, False)
+    made.prepare()
+    assert posted(made) == [b"an agreement"]
+    made.close()
+
+
+def test_a_data_directory_that_is_new_gets_no_message_of_the_one_before(tmp_path: Path) -> None:
+    data, runtime = tmp_path / "data", tmp_path / "run"
+    for path in (data, runtime):
+        path.mkdir(mode=0o700)
+    made = killed_with_mail(data, runtime)
+    shutil.rmtree(data)
+    data.mkdir(mode=0o700)
+    identity, is_empty = data_identity(data)
+    assert made.bind(identity, is_empty=is_empty)
+    made.prepare()
+    assert posted(made) == []
+    made.close()
+
+
+@pytest.mark.parametrize("was_used", [True, False])
+def test_segments_of_an_earlier_release_are_kept_for_data_that_were_there(
+    tmp_path: Path, was_used: bool
+) -> None:
+    data, runtime = tmp_path / "data", tmp_path / "run"
+    for path in (data, runtime):
+        path.mkdir(mode=0o700)
+    made = killed_with_mail(data, runtime)
+    (data / "identity").unlink()
+    (runtime / "data.id").unlink()
+    if not was_used:
+        (data / "queue").rmdir()
+    identity, is_empty = data_identity(data)
+    assert made.bind(identity, is_empty=is_empty) == (not was_used)
+    made.prepare()
+    assert posted(made) == ([b"an agreement"] if was_used else [])
+    made.close()
 
 
 @pytest.mark.parametrize("name", [MAIN, APP])

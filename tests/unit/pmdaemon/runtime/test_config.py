@@ -43,7 +43,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[part]\nlisen = 1\n", "part.lisen: no such key"),
-        ("[part]\ninterval_s = 0\n", "part.interval_s: Input should be greater than 0 (value: 0)"),
+        ("[part]\ninterval_s = 0\n", "part.interval_s: should be above 0 (value: 0)"),
         ("name = \n", "is not TOML"),
         ("a = " + "[" * 50_000, "is nested too deeply. Remove brackets"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -53,14 +54,31 @@ def test_a_mistake_of_ours_is_one_line_and_its_traceback_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for _ in range(MOST_FAULTS + 3):
+    for _ in range(3):
         status, text = ended(ZeroDivisionError("by nothing"), capsys)
         assert status == 70
         assert text.count("\n") == 1
         assert "ZeroDivisionError: by nothing. This is a fault of the program; please report it with" in text
-    files = list(tmp_path.iterdir())
-    assert len(files) == MOST_FAULTS
-    assert "Traceback" in files[0].read_text()
+    (file,) = tmp_path.iterdir()  # the same place, the same file
+    assert text.endswith(f"{file}\n")
+    assert "Traceback" in file.read_text()
+
+
+def test_a_new_fault_has_a_file_however_many_there_were(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "a-program-fault-of-before.txt").write_text("by an earlier release")
+    os.utime(tmp_path / "a-program-fault-of-before.txt", ns=(0, 0))
+    for number in range(MOST_FAULTS + 3):
+        kind = type(f"Fault{number}", (Exception,), {})
+        _, text = ended(kind("x"), capsys)
+        named = Path(text.strip().rpartition(" ")[2])
+        assert f"Fault{number}" in named.read_text()
+        os.utime(named, ns=(number, number))  # clocks of file systems are coarse
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == MOST_FAULTS
+    assert "a-program-fault-of-before.txt" not in left
 
 
 def test_an_interrupt_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,134 +1,122 @@
-"""Compliance, budget and burn rate; the history they are counted from."""
+"""Compliance, budget and burn rate: all by time, each part of a period by the terms that judged it."""
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sla_server.agreements import compliance
-from sla_server.agreements.compliance import SliceHistory, standing
+from sla_server.agreements.compliance import JudgedTime, Terms, standing, terms_of
 from sla_server.agreements.document import NoDataPolicy
-from tests.support.agreements import in_force, simple
+from sla_server.agreements.slice_history import (
+    BAD,
+    EXCLUDED,
+    GOOD,
+    NO_DATA,
+    NO_DATA_OURS,
+    NOT_APPLICABLE,
+    SliceHistory,
+)
+from tests.support.agreements import agreement, in_force, simple
 
 MINUTE_US = 60_000_000
 DAY_US = 1440 * MINUTE_US
 START_US = 1_798_761_600_000_000  # 2027-01-01 00:00 UTC
 POLICIES: tuple[NoDataPolicy, ...] = ("good", "bad", "exclude", "bad_if_ours")
-CODES = st.lists(st.integers(0, compliance.EXCLUDED), max_size=300)
+CODES = st.lists(st.integers(0, EXCLUDED), max_size=300)
+MINUTES = Terms(MINUTE_US, 0.995, "bad_if_ours")
 
 
-def book(codes: list[int], origin_us: int = START_US) -> SliceHistory:
-    made = SliceHistory(MINUTE_US, origin_us)
+def judged(codes: list[int], terms: Terms = MINUTES, start_us: int = START_US) -> JudgedTime:
+    made = JudgedTime()
+    return more(made, codes, terms, start_us)
+
+
+def more(made: JudgedTime, codes: list[int], terms: Terms, start_us: int) -> JudgedTime:
     for index, code in enumerate(codes):
-        made.put(origin_us + index * MINUTE_US, code)
+        made.put(terms, start_us + index * terms.length_us, code)
     return made
-
-
-@given(CODES, st.integers(-5, 310), st.integers(0, 310))
-def test_counts_agree_with_counting_by_hand(codes: list[int], low: int, length: int) -> None:
-    found = book(codes).counts(START_US + low * MINUTE_US, START_US + (low + length) * MINUTE_US)
-    part = codes[max(low, 0) : max(low + length, 0)]
-    assert found.good == part.count(compliance.GOOD)
-    assert found.bad == part.count(compliance.BAD)
-    assert found.no_data_ours == part.count(compliance.NO_DATA_OURS)
-    assert found.no_data == part.count(compliance.NO_DATA) + found.no_data_ours
-    states = found.states()
-    assert sum(states.values()) + found.unjudged == length
-
-
-def test_ranges_take_the_slices_that_start_in_them() -> None:
-    made = book([compliance.GOOD, compliance.BAD, compliance.GOOD])
-    assert made.counts(START_US + 1, START_US + MINUTE_US).bad == 0
-    assert made.counts(START_US + 1, START_US + MINUTE_US + 1).bad == 1
-    assert made.get(START_US + MINUTE_US) == compliance.BAD
-    assert made.get(START_US - MINUTE_US) == compliance.UNJUDGED
-
-
-def test_a_slice_off_the_grid_or_before_the_origin_is_refused() -> None:
-    made = book([])
-    assert not made.put(START_US + 1, compliance.BAD)
-    assert not made.put(START_US - MINUTE_US, compliance.BAD)
-
-
-def test_memory_is_given_back_by_the_chunk_and_nothing_else_changes() -> None:
-    made = book([compliance.GOOD] * 5000)
-    made.forget_before(START_US + 3000 * MINUTE_US)
-    assert made.counts(START_US, START_US + 5000 * MINUTE_US).good == 5000 - 2048
-    assert made.counts(START_US + 3000 * MINUTE_US, START_US + 5000 * MINUTE_US).good == 2000
-    assert not made.put(START_US, compliance.BAD)
-    assert made.put(START_US + 5000 * MINUTE_US, compliance.BAD)
-    assert made.counts(START_US, START_US + 6000 * MINUTE_US).bad == 1
-    made.forget_before(START_US - DAY_US)
-    made.forget_before(START_US + 100 * DAY_US)
-    assert made.counts(START_US, START_US + 6000 * MINUTE_US).bad == 1  # the newest stay
-
-
-PUTS = st.lists(st.tuples(st.integers(0, 9000), st.integers(0, compliance.EXCLUDED)), max_size=40)
-
-
-@given(PUTS, st.integers(0, 7), st.lists(st.tuples(st.integers(-10, 9100), st.integers(0, 9100)), max_size=8))
-def test_sealed_chunks_hold_what_a_plain_list_holds(
-    puts: list[tuple[int, int]], fill: int, ranges: list[tuple[int, int]]
-) -> None:
-    made, plain = book([]), dict[int, int]()
-    several = [(index, 1 + index // 700 % 6) for index in range(fill * 1000)]
-    for index, code in (*several, *puts):
-        assert made.put(START_US + index * MINUTE_US, code)
-        plain[index] = code
-    end = max(plain, default=-1) + 1
-    for low, length in (*ranges, (0, end), (1024, 2048), (1023, 1), (1024, 0)):
-        from_us, to_us = START_US + low * MINUTE_US, START_US + (low + length) * MINUTE_US
-        expected = [plain.get(index, 0) for index in range(max(low, 0), min(max(low + length, 0), end))]
-        assert made.codes(from_us, to_us).tolist() == expected
-        found = made.counts(from_us, to_us)
-        assert found.good == expected.count(compliance.GOOD)
-        assert found.bad == expected.count(compliance.BAD)
-        assert found.no_data == expected.count(compliance.NO_DATA) + expected.count(compliance.NO_DATA_OURS)
-        assert sum(found.states().values()) + found.unjudged == max(length, 0)
-
-
-def test_a_month_of_minutes_is_small_and_a_restless_one_is_bounded() -> None:
-    quiet = book([compliance.GOOD] * 44_640)
-    assert quiet.size_bytes < 2_500  # the newest chunk or two, and eight bytes for each of the others
-    rng = random.Random(1)
-    restless = book([rng.randrange(1, 7) for _ in range(44_640)])
-    assert restless.size_bytes < 25_000
-    assert restless.counts(START_US, START_US + 31 * DAY_US).unjudged == 0
 
 
 @given(CODES, st.sampled_from(POLICIES))
 def test_ratios_stay_between_zero_and_one(codes: list[int], policy: NoDataPolicy) -> None:
-    counts = book(codes).counts(START_US, START_US + DAY_US)
-    good, bad = compliance.eligible(counts, policy)
-    for ratio in (compliance.compliance_ratio(good, bad), compliance.coverage_ratio(counts)):
+    sums = judged(codes, replace(MINUTES, no_data=policy)).sums(START_US, START_US + DAY_US)
+    for ratio in (sums.compliance, sums.coverage):
         assert ratio is None or 0 <= ratio <= 1
-    assert (compliance.compliance_ratio(good, bad) is None) == (good + bad == 0)
+    assert (sums.compliance is None) == (sums.good + sums.bad == 0)
 
 
 def test_no_data_counts_as_the_policy_says() -> None:
-    counts = book([compliance.GOOD, compliance.BAD, compliance.NO_DATA, compliance.NO_DATA_OURS]).counts(
-        START_US, START_US + DAY_US
-    )
-    found = {policy: compliance.eligible(counts, policy) for policy in POLICIES}
+    made = judged([GOOD, BAD, NO_DATA, NO_DATA_OURS]).sums(START_US, START_US + DAY_US)
+    found = {policy: compliance.eligible(made.counts, policy) for policy in POLICIES}
     assert found == {"good": (3, 1), "bad": (1, 3), "exclude": (1, 1), "bad_if_ours": (1, 2)}
-    assert compliance.coverage_ratio(counts) == 0.5
+    assert made.coverage == 0.5
+
+
+def test_a_period_is_the_sum_of_its_parts_by_time() -> None:
+    fives = Terms(5 * MINUTE_US, 0.9, "bad")
+    made = judged([GOOD, BAD, NO_DATA, NOT_APPLICABLE], fives)
+    more(made, [GOOD] * 10 + [NO_DATA], MINUTES, START_US + 20 * MINUTE_US)
+    sums = made.sums(START_US, START_US + DAY_US)
+    assert (sums.good, sums.bad) == (11, 2)
+    assert (sums.good_us, sums.bad_us) == (15 * MINUTE_US, 10 * MINUTE_US), "each policy for its own part"
+    assert sums.compliance == 0.6
+    assert sums.coverage == pytest.approx(25 / 31)
+    assert sums.allowed_us == pytest.approx((0.1 * 15 + 0.005 * 10) * MINUTE_US)
+    assert (sums.counts.no_data, sums.lengths_s) == (2, (60, 300))
+    assert sums.by_time() == {"bad_s": 600, "due_s": 1500, "slice_lengths_s": [60, 300]}
+    assert made.sums(START_US + 5 * MINUTE_US, START_US + 10 * MINUTE_US).bad == 1
+
+
+def test_what_is_forgotten_may_be_a_whole_part() -> None:
+    made = judged([BAD] * 10, Terms(5 * MINUTE_US, 0.9, "bad"))
+    more(made, [GOOD], MINUTES, START_US + 50 * MINUTE_US)
+    made.forget_before(START_US + 50 * MINUTE_US)
+    assert made.sums(START_US, START_US + DAY_US).lengths_s == (60,)
+
+
+def test_sums_of_rows_use_the_terms_of_the_version_and_the_length_of_the_slice() -> None:
+    versions = {1: Terms(5 * MINUTE_US, 0.9, "bad"), 2: MINUTES}
+    row = {"ours": False, "inexact": True, "n": 2}
+    rows = [
+        {**row, "version": 1, "state": "no_data", "length_us": 5 * MINUTE_US},
+        {**row, "version": 2, "state": "no_data", "length_us": MINUTE_US},
+        {**row, "version": 7, "state": "good", "length_us": 10 * MINUTE_US},  # of a release that is not read
+    ]
+    sums = compliance.sums_of_rows(rows, versions, MINUTES)
+    assert (sums.bad_us, sums.good_us) == (10 * MINUTE_US, 20 * MINUTE_US)
+    assert (sums.lengths_s, sums.inexact) == ((60, 300, 600), 2)
+
+
+def test_terms_of_stored_versions_are_those_of_their_documents() -> None:
+    made = agreement(simple(slice_text="5m", target=0.9))
+    rows = [
+        {"version": 1, "spec": made.spec_json()},
+        {
+            "version": 2,
+            "spec": {"spec": {"objectives": [{"name": "latency", "budgeting": "of another kind"}]}},
+        },
+        {"version": 3, "spec": None},
+    ]
+    assert compliance.terms_by_version(rows, "latency") == {1: terms_of(made.judged[0])}
+    assert compliance.terms_by_version(rows, "none") == {}
 
 
 def test_the_budget_of_a_month() -> None:
-    found = compliance.error_budget(0.995, 43_200, 54, 60)
-    assert found.total_slices == pytest.approx(216)
+    found = compliance.error_budget(0.005 * 43_200 * MINUTE_US, 54 * MINUTE_US)
+    assert found.total_minutes == pytest.approx(216)
     assert found.remaining_ratio == pytest.approx(0.75)
     assert found.minutes_left == pytest.approx(162)
 
 
-@given(st.floats(0.5, 0.9999), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_minutes_left_are_never_negative(target: float, possible: int, bad: int) -> None:
-    found = compliance.error_budget(target, possible, bad, 60)
+@given(st.floats(0, 1e18), st.integers(0, 10**16))
+def test_minutes_left_are_never_negative(allowed_us: float, bad_us: int) -> None:
+    found = compliance.error_budget(allowed_us, bad_us)
     assert found.minutes_left >= 0
-    assert (found.remaining_ratio is None) == (found.total_slices <= 0)
+    assert (found.remaining_ratio is None) == (allowed_us <= 0)
     if found.remaining_ratio is not None:
         assert found.remaining_ratio <= 1
 
@@ -149,44 +137,54 @@ def test_every_alert_can_fire(target: float, days: int, slice_s: int) -> None:
 
 
 def active(codes: list[int], target: float = 0.995, days: int = 30) -> set[str]:
-    made = book(codes)
+    made = judged(codes)
     now_us = START_US + len(codes) * MINUTE_US
     return {
         alert.name
         for alert in compliance.burn_alerts(days * DAY_US, MINUTE_US, target)
-        if compliance.alert_is_active(alert, made, now_us, target, "bad_if_ours")
+        if compliance.alert_is_active(alert, made, now_us, target)
     }
 
 
 def test_two_bad_slices_alert_nobody_and_a_burst_does() -> None:
-    quiet = [compliance.GOOD] * 60
-    assert active([*quiet[:58], compliance.BAD, compliance.BAD]) == set()
-    assert "fast" in active([*quiet[:50], *[compliance.BAD] * 10])
+    quiet = [GOOD] * 60
+    assert active([*quiet[:58], BAD, BAD]) == set()
+    assert "fast" in active([*quiet[:50], *[BAD] * 10])
 
 
 def test_an_alert_ends_when_the_short_window_is_clean() -> None:
-    assert "fast" not in active([compliance.GOOD] * 45 + [compliance.BAD] * 10 + [compliance.GOOD] * 5)
+    assert "fast" not in active([GOOD] * 45 + [BAD] * 10 + [GOOD] * 5)
+
+
+def in_a_row(codes: list[int], policy: NoDataPolicy) -> int:
+    made = judged(codes, replace(MINUTES, no_data=policy))
+    return compliance.consecutive_bad(made, START_US + len(codes) * MINUTE_US, DAY_US)
 
 
 def test_bad_slices_in_a_row_step_over_what_does_not_apply() -> None:
-    row = [compliance.GOOD, *[compliance.BAD, compliance.NOT_APPLICABLE, compliance.NO_DATA] * 4]
-    now_us = START_US + len(row) * MINUTE_US
-    assert compliance.consecutive_bad(book(row), now_us, "bad_if_ours") == 4
-    assert compliance.consecutive_bad(book(row), now_us, "bad") == 8
-    assert compliance.consecutive_bad(book(row), now_us, "good") == 0
-    assert compliance.consecutive_bad(book([*row, compliance.GOOD]), now_us + MINUTE_US, "bad_if_ours") == 0
+    row = [GOOD, *[BAD, NOT_APPLICABLE, NO_DATA] * 4]
+    assert in_a_row(row, "bad_if_ours") == 4
+    assert in_a_row(row, "bad") == 8
+    assert in_a_row(row, "good") == 0
+    assert in_a_row([*row, GOOD], "bad_if_ours") == 0
+
+
+def test_bad_slices_in_a_row_go_on_over_an_edit() -> None:
+    made = judged([GOOD, BAD, BAD])
+    more(made, [BAD] * 2, replace(MINUTES, target=0.9), START_US + 3 * MINUTE_US)
+    assert compliance.consecutive_bad(made, START_US + 5 * MINUTE_US, DAY_US) == 4
 
 
 def test_a_calendar_budget_counts_what_is_still_to_come() -> None:
     item = in_force(simple(target=0.9, extra="  window: {type: calendar, period: day}\n"))
     (objective,) = item.agreement.judged
-    made = book([compliance.GOOD] * 700 + [compliance.BAD] * 20)
+    made = judged([GOOD] * 700 + [BAD] * 20, terms_of(objective))
     now_us = START_US + 720 * MINUTE_US
     found = standing(item, objective, made, now_us, now_us)
     assert (found.period_start_us, found.period_end_us) == (START_US, START_US + DAY_US)
     assert found.compliance == pytest.approx(700 / 720)
     assert found.coverage == 1.0
-    assert found.budget.total_slices == pytest.approx(144)
+    assert found.budget.total_minutes == pytest.approx(144)
     assert found.snapshot()["budget_remaining"] == pytest.approx(1 - 20 / 144)
     assert found.alerts >= {"consecutive"}
     assert found.burn_1h == pytest.approx(20 / 60 / 0.1)
@@ -198,18 +196,18 @@ def test_a_calendar_budget_starts_with_the_agreement() -> None:
         simple(target=0.9, extra="  window: {type: calendar, period: day}\n"), applied_us=applied_us
     )
     (objective,) = item.agreement.judged
-    found = standing(item, objective, book([]), START_US, applied_us)
-    assert found.budget.total_slices == pytest.approx(72)
+    found = standing(item, objective, JudgedTime(), START_US, applied_us)
+    assert found.budget.total_minutes == pytest.approx(72)
     assert (found.compliance, found.coverage, found.burn_1h) == (None, None, 0.0)
 
 
 def test_a_rolling_budget_is_that_of_the_whole_window() -> None:
     item = in_force(simple(target=0.9, extra="  window: {type: rolling, duration: 1d}\n"))
     (objective,) = item.agreement.judged
-    made = book([compliance.BAD, compliance.BAD, compliance.NOT_APPLICABLE])
+    made = judged([BAD, BAD, NOT_APPLICABLE], terms_of(objective))
     now_us = START_US + 3 * MINUTE_US
     found = standing(item, objective, made, now_us, now_us)
-    assert found.budget.total_slices == pytest.approx((1440 - 1) * 0.1)
+    assert found.budget.total_minutes == pytest.approx((1440 - 1) * 0.1)
     assert found.burn_1h == 0.0
     assert found.compliance == 0.0
 
@@ -221,8 +219,8 @@ def test_the_short_way_without_bad_slices_says_the_same_as_the_long_one(
 ) -> None:
     item = in_force(simple(extra="  window: {type: calendar, period: month}\n"))
     objective = item.agreement.judged[0].model_copy(update={"no_data": policy})
-    trouble = [compliance.BAD, compliance.NO_DATA, compliance.NO_DATA_OURS] * 5
-    made = book([compliance.GOOD] * 10 + trouble + [compliance.NOT_APPLICABLE] * since)
+    trouble = [BAD, NO_DATA, NO_DATA_OURS] * 5
+    made = judged([GOOD] * 10 + trouble + [NOT_APPLICABLE] * since, terms_of(objective))
     now_us = START_US + (25 + since) * MINUTE_US
     short = standing(item, objective, made, now_us, now_us)
     assert made.is_clean_since(now_us - since * MINUTE_US)

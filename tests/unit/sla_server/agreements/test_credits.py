@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from sla_server.agreements.compliance import Counts, periods_back
+from sla_server.agreements.compliance import add_up, periods_back, terms_of
 from sla_server.agreements.credits import penalty_for, period_credit
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow, RollingWindow
+from sla_server.agreements.slice_history import Counts
 from tests.support.agreements import FULL, agreement
 
 NOW = round(datetime(2026, 3, 15, tzinfo=UTC).timestamp() * 1e6)
@@ -20,7 +21,9 @@ SECOND = FULL.replace("  window:", FULL[FULL.index("  - name: latency") : FULL.i
 
 
 def credit(document: Agreement, **counts: Counts) -> tuple[float, float]:
-    found = period_credit(document, 1, counts, (NOW, NOW + 1), NOW)
+    terms = terms_of(document.judged[0])
+    sums = {name: add_up([(terms, count)]) for name, count in counts.items()}
+    found = period_credit(document, 1, sums, (NOW, NOW + 1), NOW)
     return found.credit, found.uncapped
 
 
@@ -54,9 +57,11 @@ def test_credits_of_objectives_add_up_to_the_cap() -> None:
 
 
 def test_a_period_shows_what_it_rests_on() -> None:
-    counts = {"latency": Counts(good=90, bad=10, excluded=50, not_applicable=5)}
-    found = period_credit(agreement(FULL), 3, counts, (NOW - 9, NOW - 1), NOW)
+    terms = terms_of(agreement(FULL).judged[0])
+    sums = {"latency": add_up([(terms, Counts(good=90, bad=10, excluded=50, not_applicable=5))])}
+    found = period_credit(agreement(FULL), 3, sums, (NOW - 9, NOW - 1), NOW)
     (latency,) = found.objectives
+    assert (latency.bad_s, latency.due_s, latency.slice_lengths_s) == (600, 6000, [60])
     assert (found.version, found.so_far, found.has_slices) == (3, False, True)
     assert (latency.compliance, latency.coverage, latency.target, latency.bad) == (0.9, 1.0, 0.995, 10)
     assert found.as_dict()["objectives"][0]["objective"] == "latency"

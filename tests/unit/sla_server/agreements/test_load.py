@@ -13,7 +13,8 @@ from sla_server.agreements import recurrence
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
-from tests.support.agreements import FULL, agreement, simple
+from sla_server.agreements.zones import is_readable
+from tests.support.agreements import FULL, agreement, maintenance_text, simple
 
 
 def problems_of(text: str, rollup_s: int = 60) -> list[DocumentProblem]:
@@ -45,8 +46,8 @@ CASES = [
     ("percentile: 95", "percentile: 99.999", "spec.objectives[0].indicator.percentile", 12),
     ("percentile: 95", 'percentile: "95"', "spec.objectives[0].indicator.percentile", 12),
     ("metric: latency", "metric: latncy", "spec.objectives[0].indicator.metric", 12),
-    ("up_to_iops: 6000", "up_to_iops: 3000", "spec.objectives[0]", 11),
-    ("value_ms: 8", "value_ms: 4", "spec.objectives[0]", 11),
+    ("up_to_iops: 6000", "up_to_iops: 3000", "spec.objectives[0].demand_curve[1].up_to_iops", 15),
+    ("value_ms: 8", "value_ms: 4", "spec.objectives[0].demand_curve[1].value_ms", 15),
     ("value_ms: 8", "value_ms: 0", "spec.objectives[0].demand_curve[1].value_ms", 15),
     ("slice: 1m", "slice: 7m", "spec.objectives[0].budgeting.slice", 17),
     ("slice: 1m", "slice: 90", "spec.objectives[0].budgeting.slice", 17),
@@ -63,11 +64,11 @@ CASES = [
     ("Europe/Berlin", "../../etc/passwd", "spec.window.tz", 19),
     ("period: month", "period: fortnight", "spec.window.period", 19),
     ("type: calendar", "type: calender", "spec.window", 19),
-    ("credit: 0.25", "credit: 0.05", "spec", 4),
-    ("below: 0.99,", "below: 0.999,", "spec", 4),
+    ("credit: 0.25", "credit: 0.05", "spec.penalties[1].credit", 22),
+    ("below: 0.99,", "below: 0.999,", "spec.penalties[1].below", 22),
     ("credit_cap: 0.50", "credit_cap: 0", "spec.credit_cap", 23),
-    ("max_iops: 20000", "max_iops: 400", "spec", 4),
-    ("burst_s: 60", "", "spec.cap", 9),
+    ("max_iops: 20000", "max_iops: 400", "spec.cap.max_iops", 9),
+    ("burst_s: 60", "", "spec.cap.burst_iops", 9),
     ("floor_iops: 500", "floor_iops: 0", "spec.guarantee.floor_iops", 8),
     ("calendar: business", "calendar: lunar base", "spec.service_hours.calendar", 20),
     ("calendar: business", "calendar: lunar, tz: UTC", "spec.service_hours", 20),
@@ -351,8 +352,8 @@ def test_an_anchor_within_itself_is_refused_in_words() -> None:
             "UNTIL cannot be '20300101T000000Z'",
             "Give a local time without Z",
         ),
-        ("FREQ=DAILY;COUNT=0", "'FREQ=DAILY;COUNT=0' never happens", "Check UNTIL and COUNT"),
-        ("FREQ=HOURLY", "occurrences follow after 1:00:00; the least is 2:00:00", "Use a longer interval"),
+        ("FREQ=DAILY;COUNT=0", "COUNT is 0, the least is 1", "Give how often"),
+        ("FREQ=HOURLY", "'FREQ=HOURLY' repeats after 1h, and one lasts 2h", "Use a longer interval"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_words_at_its_own_key(rule: str, problem: str, fix: str) -> None:
@@ -393,7 +394,7 @@ PYTHON_WORDS = re.compile(
         ("provider: storage-team", 'provider: ""', "is empty"),
         ("apiVersion: storage-sla/v1", "apiVersion: storage-sla/v2", "'storage-sla/v2' is not possible here"),
         ("volumes: [vol-17]", "volumes: [*]", "this is not YAML"),
-        ("floor_iops: 500", "floor_iops: !!bool x", "a value does not fit the tag"),
+        ("floor_iops: 500", "floor_iops: !!bool x", "'x' does not fit the tag"),
         ("floor_iops: 500", "floor_iops: " + "9" * 5000, "a number has thousands of digits"),
     ],
 )
@@ -416,3 +417,72 @@ def test_messages_have_no_words_of_python(old: str, new: str, problem: str) -> N
 def test_times_of_maintenance_are_refused_at_their_key(times: str, field: str, problem: str) -> None:
     (found,) = problems_of(simple(extra=MAINTENANCE.format("").replace("duration: 2h", times)))
     assert (found.field, found.problem) == (f"spec.maintenance.windows[0].{field}", problem)
+
+
+VALUE_AND_LIMIT = [
+    # (in FULL, instead of it, field, line, value, limit)
+    ("max_iops: 20000", "max_iops: 400", "spec.cap.max_iops", 9, "400", "500"),
+    ("burst_iops: 30000", "burst_iops: 10000", "spec.cap.burst_iops", 9, "10000", "20000"),
+    ("up_to_iops: 6000", "up_to_iops: 2000", "spec.objectives[0].demand_curve[1].up_to_iops", 15, "2000",
+     "3000"),
+    ("value_ms: 8", "value_ms: 4", "spec.objectives[0].demand_curve[1].value_ms", 15, "4", "5"),
+    ("below: 0.99,", "below: 0.999,", "spec.penalties[1].below", 22, "0.999", "0.995"),
+    ("credit: 0.25", "credit: 0.05", "spec.penalties[1].credit", 22, "0.05", "0.1"),
+    ("slice: 1m", "slice: 7m", "spec.objectives[0].budgeting.slice", 17, "7m", "1d"),
+    ("percentile: 95", "percentile: 100", "spec.objectives[0].indicator.percentile", 12, "100", "99.99"),
+    ("calendar: business", 'calendar: business, from: "18:00", to: "08:00"', "spec.service_hours", 20,
+     "18:00", "08:00"),
+    ("window: {type: calendar, period: month, tz: Europe/Berlin}", "window: {type: rolling, duration: 500d}",
+     "spec.window.duration", 19, "500d", "400d"),
+    ("window: {type: calendar, period: month, tz: Europe/Berlin}", "window: {type: rolling, duration: 1s}",
+     "spec.window.duration", 19, "1s", "1m"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "field", "line", "value", "limit"), VALUE_AND_LIMIT)
+def test_a_mistake_is_said_with_field_value_and_limit(
+    old: str, new: str, field: str, line: int, value: str, limit: str
+) -> None:
+    (found,) = problems_of(FULL.replace(old, new, 1))
+    assert (found.field, found.line) == (field, line)
+    words = re.findall(r"[\w:.]*\w", f"{found.problem} {found.fix}")
+    assert value in words
+    assert limit in words
+    assert found.fix or "should be" in found.problem
+
+
+@pytest.mark.parametrize("zone", ["right/Europe/Berlin", "posix/UTC", "localtime", "posixrules", "Factory"])
+def test_a_zone_that_is_not_of_iana_is_refused_and_read_where_it_is_stored(zone: str) -> None:
+    text = FULL.replace("Europe/Berlin", zone)
+    (found,) = problems_of(text)
+    assert found.problem == f"{zone!r} is not a time zone"
+    assert "IANA" in found.fix
+    if is_readable(zone):  # not every machine has them
+        stored = json.dumps(agreement(FULL).spec_json()).replace("Europe/Berlin", zone)
+        assert Agreement.from_spec(json.loads(stored)).spec.time_zone == zone
+
+
+def test_a_window_shorter_than_its_slice_that_is_stored_is_read() -> None:
+    stored = agreement(FULL).spec_json()
+    stored["spec"]["window"] = {"type": "rolling", "duration": "1s"}
+    assert Agreement.from_spec(stored).spec.window.type == "rolling"
+
+
+@pytest.mark.parametrize(
+    ("when", "value"),
+    [
+        ("start: 2026-02-30T02:00:00, duration: 1h", "2026-02-30T02:00:00"),
+        ("start: 2026-02-01T02:00, end: 2026-13-01", "2026-13-01"),
+        ('start: "2026-02-30T02:00", duration: 1h', "2026-02-30T02:00"),
+    ],
+)
+def test_a_date_that_does_not_exist_is_named_at_its_line(when: str, value: str) -> None:
+    (found,) = problems_of("# a comment\n" + maintenance_text(when=when))
+    assert found.problem == f"{value!r} does not exist: no such day, hour or minute"
+    assert (found.line, bool(found.fix)) == (5, True)
+
+
+def test_an_until_before_the_start_is_said_with_both() -> None:
+    rule = "FREQ=DAILY;UNTIL=20200101T000000"
+    (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))
+    assert found.problem == "UNTIL, 2020-01-01T00:00, is before the start, 2026-03-01T02:00"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sla_server.agreements.document import Agreement
+from sla_server.agreements import openslo
+from sla_server.agreements.document import Agreement, AgreementSpec
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.openslo import from_openslo, to_openslo
@@ -136,3 +137,22 @@ def test_odd_names_and_values_do_no_harm() -> None:
     assert document["metadata"] == {"name": "imported", "labels": {"k": "1", "e": ""}}
     assert [each["name"] for each in document["spec"]["objectives"]] == ["a-b", "a-b-2"]
     assert "only its first value, 1" in unmapped
+
+
+def test_control_is_kept_as_an_annotation_and_said() -> None:
+    found = to_openslo(agreement(simple(extra="  control: observe\n")))
+    (exported,) = found.documents
+    assert exported["metadata"]["annotations"] == {"storage-sla/control": "observe"}
+    assert "gold: control, but for annotation storage-sla/control, which sla import reads" in found.unmapped
+    document, unmapped = imported(exported)
+    assert (document["spec"]["control"], "annotation" in unmapped) == ("observe", False)
+    exported["metadata"]["annotations"] = {"storage-sla/control": "off", "team": "a"}
+    document, unmapped = imported(exported)
+    assert "control" not in document["spec"]
+    assert "annotation storage-sla/control" in unmapped
+    assert "annotation team" in unmapped
+
+
+def test_every_key_of_an_agreement_is_exported_or_listed() -> None:
+    mapped = {"scope", "objectives", "window", "control"}
+    assert mapped | set(openslo._NOT_EXPORTED) == set(AgreementSpec.model_fields)

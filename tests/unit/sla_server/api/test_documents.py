@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from flask.testing import FlaskClient
 
+from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.context import AppContext
 from tests.support import api
-from tests.support.agreements import simple
+from tests.support.agreements import FULL, agreement, simple
 
 HOUR_US = 3_600_000_000
 
@@ -33,6 +36,8 @@ def test_agreements_page_by_page_and_by_a_part_of_their_name(
         return [row["name"] for row in answer["items"]], answer["next"]
 
     assert names("") == (["a-1", "a-2", "b-1", "b-2"], None)
+    answer = web.get("/api/v1/slas?limit=1&after=b-1&match=b-").json
+    assert (answer["count"], answer["before"]) == (2, 1)
     assert names("limit=3") == (["a-1", "a-2", "b-1"], "b-1")
     assert names("limit=3&after=b-1") == (["b-2"], None)
     assert names("match=-2&limit=1") == (["a-2"], "a-2")
@@ -79,20 +84,115 @@ def test_credits_go_back_as_far_as_the_agreement(web: FlaskClient, source: api.F
     assert web.get("/api/v1/slas/erp-gold/credits?periods=15").status_code == 400
 
 
-def test_slices_of_another_length_are_not_added_up(
+def versions_of(*slices_and_targets: tuple[str, float]) -> list[dict[str, Any]]:
+    """Rows of ``agreements``: of erp-gold, an hour each, the last in force."""
+    rows = []
+    for number, (length, target) in enumerate(slices_and_targets, start=1):
+        text = FULL.replace("slice: 1m, target: 0.995", f"slice: {length}, target: {target}")
+        left = len(slices_and_targets) - number
+        row = {"name": "erp-gold", "version": number, "spec": agreement(text).spec_json(), "document": text}
+        row |= {"applied_us": api.NOW_US - (left + 1) * HOUR_US, "priority": "gold", "applied_by": "ann"}
+        rows.append({**row, "ended_us": api.NOW_US - left * HOUR_US if left else None})
+    return rows
+
+
+def test_an_edit_of_the_slice_length_erases_nothing(
     web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [
-        {"state": "good", "ours": False, "length_us": 60_000_000, "n": 10},
-        {"state": "bad", "ours": False, "length_us": 300_000_000, "n": 10},
+    versions = versions_of(("5m", 0.9), ("1m", 0.995))
+    sums = [
+        api.slice_sum("good", 9, minutes=5, version=1),
+        api.slice_sum("bad", 1, minutes=5, version=1),
+        api.slice_sum("good", 50, minutes=1, version=2),
     ]
-    monkeypatch.setattr(source, "slice_sums", lambda *_: rows)
-    found = web.get("/api/v1/slas/erp-gold/credits?periods=1").json["items"][0]["objectives"][0]
-    assert (found["good"], found["bad"], found["credit"]) == (10, 0, 0)
+    monkeypatch.setattr(source, "slice_sums", lambda *_: sums)
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: versions)
+    monkeypatch.setattr(source, "agreement", lambda *_: versions[-1])
+    credit = web.get("/api/v1/slas/erp-gold/credits?periods=1").json["items"][0]
+    (one,) = credit["objectives"]
+    assert (one["compliance"], one["credit"]) == (0.95, 0.25), "5 bad minutes of 100, not 1 slice of 60"
+    assert (one["bad_s"], one["due_s"], one["slice_lengths_s"]) == (300, 6000, [60, 300])
+    period = web.get("/api/v1/slas/erp-gold/periods?limit=1").json["items"][0]
+    assert (period["compliance"], period["bad_s"], period["due_s"]) == (0.95, 300, 6000)
+    assert period["slices"]["bad"] == 1
+
+
+def test_what_an_objective_owed_until_it_was_removed_is_credited(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = versions_of(("1m", 0.995), ("1m", 0.995))
+    (objective,) = versions[1]["spec"]["spec"]["objectives"]
+    versions[1]["spec"]["spec"]["objectives"] = [{**objective, "name": "renamed"}]
+    sums = {
+        "latency": [api.slice_sum("bad", 1, version=1), api.slice_sum("good", 9, version=1)],
+        "renamed": [api.slice_sum("good", 10, version=2)],
+    }
+    monkeypatch.setattr(source, "slice_sums", lambda _name, objective, *_: sums[objective])
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: versions)
+    monkeypatch.setattr(source, "agreement", lambda *_: versions[-1])
+    credit = web.get("/api/v1/slas/erp-gold/credits?periods=1").json["items"][0]
+    assert [(one["objective"], one["is_agreed"], one["credit"]) for one in credit["objectives"]] == [
+        ("renamed", True, 0.0),
+        ("latency", False, 0.5),
+    ]
+    assert web.get("/api/v1/slas/erp-gold/periods?objective=latency").status_code == 200
+    assert web.get("/api/v1/slas/erp-gold/slices?objective=latency").status_code == 200
+
+
+def test_periods_without_slices_have_no_credit(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "slice_sums", lambda *_: [])
-    assert len(web.get("/api/v1/slas/erp-gold/credits").json["items"]) == 1, (
-        "periods without slices are left out"
-    )
+    assert len(web.get("/api/v1/slas/erp-gold/credits").json["items"]) == 1
+
+
+def test_a_rolling_window_has_the_budget_that_the_live_view_has(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = versions_of(("1m", 0.9))
+    row["spec"]["spec"]["window"] = {"type": "rolling", "duration": "1d"}
+    row["spec"]["spec"]["service_hours"] = None
+    sums = [api.slice_sum("bad", 2, version=1), api.slice_sum("not_applicable", 1, version=1)]
+    monkeypatch.setattr(source, "slice_sums", lambda *_: sums)
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: [row])
+    monkeypatch.setattr(source, "agreement", lambda *_: row)
+    (period,) = web.get("/api/v1/slas/erp-gold/periods?limit=1").json["items"]
+    assert period["budget_remaining"] == pytest.approx(1 - 2 / ((1440 - 1) * 0.1))
+    assert not period["is_over"], "a rolling window goes on"
+
+
+@pytest.mark.parametrize("what", ["slices", "periods"])
+def test_an_objective_that_no_version_has_is_refused(web: FlaskClient, what: str) -> None:
+    answer = web.get(f"/api/v1/slas/erp-gold/{what}?objective=nope")
+    assert (answer.status_code, answer.json["fix"]) == (404, "It has latency")
+    assert "no objective 'nope'" in answer.json["detail"]
+
+
+def test_a_slice_of_a_day_is_within_the_span_that_is_listed(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = versions_of(("1d", 0.9))
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: [row])
+    monkeypatch.setattr(source, "agreement", lambda *_: row)
+    answer = web.get("/api/v1/slas/erp-gold/slices").json
+    assert answer["to_us"] - answer["from_us"] == 21 * 24 * HOUR_US
+
+
+@pytest.mark.parametrize("path", ["slas", "volumes", "gateways", "backends", "throttles", "slas/erp-gold"])
+def test_what_services_said_long_ago_is_not_shown_as_what_is_so_now(
+    web: FlaskClient, context: AppContext, clock: FakeClock, path: str
+) -> None:
+    others = [["erp-gold", "second", "ok", 0.99, 1.0, 0.25]]
+    context.live.put({**api.snapshot(), "others": others})
+    fresh = web.get(f"/api/v1/{path}").json
+    assert not fresh["server"]["stale"]
+    clock.advance(12)
+    old = web.get(f"/api/v1/{path}").json
+    assert (old["server"]["stale"], old["server"]["age_s"]) == (True, 12)
+    rows = old.get("items", [old])
+    assert rows
+    assert not any(row["live"] for row in rows)
+    assert any(row["live"] for row in fresh.get("items", [fresh]))
 
 
 def test_a_version_of_another_release_is_reported(

@@ -40,10 +40,12 @@ def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.Monk
     if kind == "periods":
         monkeypatch.setattr("sla_server.api.handlers.read.periods_back", lambda *_: [])
     names = {"slas": "agreements", "maintenance": "documents", "calendars": "documents"}
-    name = names.get(kind, "slice_tally" if kind == "periods" else kind)
+    name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})
-    assert sla("get", kind, *name_of(kind)).output.strip() == KINDS[kind].empty
+    said = sla("get", kind, *name_of(kind)).output
+    assert " ".join(said.split()) == KINDS[kind].empty
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_volumes_show_exact_counts_and_live_values(sla: Terminal) -> None:
@@ -159,7 +161,7 @@ def test_a_time_of_long_ago_has_its_year() -> None:
 
 def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
     row = sla("get", "periods", "erp-gold").output.splitlines()[2].split()
-    assert row[2:] == ["90.90%", "95.0%", "-", "900", "50", "50", "50"]
+    assert row[2:] == ["98.50%", "99.9%", "-", "985", "14", "1", "14"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def status(
         counts=Counts(good=100 - bad, bad=bad),
         compliance=1 - bad / 100,
         coverage=1.0,
-        budget=error_budget(0.9, 100, bad, 60),
+        budget=error_budget(10 * 60_000_000, bad * 60_000_000),
         burn_1h=0.0,
         consecutive_bad=0,
         alerts=frozenset(),

@@ -117,8 +117,8 @@ def test_documents_of_other_kinds_are_skipped(tmp_path: Path):
         ("loads: [", "line 1: this is not YAML"),
         ("a: !!bool x", "a value does not fit the tag"),
         ("a: " + "9" * 5000, "a number has thousands of digits"),
-        ("loads: [{volume: v, iops: 1, until_s: 1.0e+18}]", "less than or equal to 604800 (value: 1e+18)"),
-        ("loads: [{volume: v, iops: 1, shape: bursty, off_s: 1.0e-12}]", "greater than or equal to 0.001"),
+        ("loads: [{volume: v, iops: 1, until_s: 1.0e+18}]", "at most 604,800 (value: 1e+18)"),
+        ("loads: [{volume: v, iops: 1, shape: bursty, off_s: 1.0e-12}]", "at least 0.001"),
     ],
 )
 def test_a_wrong_setup_is_refused_and_never_runs_for_ever(tmp_path: Path, text: str, problem: str):

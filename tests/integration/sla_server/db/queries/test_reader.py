@@ -403,12 +403,17 @@ def test_slices_are_counted_by_what_is_known_of_them(rig):
         rig,
         slice_row(0, 0, state="good"),
         slice_row(1, 0, state="no_data"),
-        slice_row(1, 1, state="no_data", ours=True, reason="cuts-lost"),
+        slice_row(1, 1, state="no_data", ours=True, reason="cuts-lost", version=2),
         slice_row(2, 0, state="bad", inexact=True, measured=1.5),
         slice_row(9, 0, state="bad"),
     )
-    tally = rig.reader.slice_tally("gold", "latency", T0, T0 + 9 * MINUTE_US)
-    assert tally == {("good", False, False): 1, ("no_data", True, False): 1, ("bad", False, True): 1}
+    sums = rig.reader.slice_sums("gold", "latency", T0, T0 + 9 * MINUTE_US)
+    found = {(row["version"], row["state"], row["ours"], row["inexact"]): row["n"] for row in sums}
+    assert found == {
+        (0, "good", False, False): 1,
+        (2, "no_data", True, False): 1,
+        (0, "bad", False, True): 1,
+    }
     newest = rig.reader.slices("gold", "latency", T0, T0 + 9 * MINUTE_US)
     assert [(row["reason"], row["measured"]) for row in newest] == [
         ("", None),

@@ -1,0 +1,91 @@
+"""What ``sla simulate`` promises nothing for, what it leaves out, and what it takes for no number."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sla_server.cli.main import cli
+from tests.support.agreements import calendar_text
+from tests.unit.sla_server.simulate.test_setup import AGREEMENT
+
+QUICK = ("--duration", "12s", "--load", "volume=gold,iops=60,gateway=A")
+GREEDY = ("--load", "volume=big,depth=16,from_s=2,gateway=B")
+
+
+@pytest.fixture
+def slas(tmp_path: Path) -> Path:
+    folder = tmp_path / "slas"
+    folder.mkdir()
+    (folder / "gold.yaml").write_text(AGREEMENT.replace("30s", "5s"))
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+
+
+OPEN_ON_SUNDAY = '  service_hours: {calendar: business, days: [sun], from: "00:00", to: "24:00"}\n'
+
+
+def test_nothing_is_promised_outside_service_hours(slas, tmp_path):
+    (slas / "gold.yaml").write_text(AGREEMENT.replace("30s", "5s") + OPEN_ON_SUNDAY)
+    closed = run("--slas", slas, *QUICK, *GREEDY)
+    rows = re.findall(
+        r"^gold/latency +\w+ +p95 12.0ms +\S+ +(\d+) +(\d+) +(\S+)", closed.stdout, re.MULTILINE
+    )
+    assert rows == [("0", "0", "-")] * 3
+    text = "gold/latency: nothing is promised in 12 of its 12 seconds with I/O (outside service hours);"
+    assert text in " ".join(closed.stdout.split())
+    assert "the simulation begins Monday 00:00 UTC" in " ".join(closed.stdout.split())
+    assert not re.search(r"enforce: big kept", closed.stdout), "no neighbour is slowed down for it"
+    sunday = run("--slas", slas, *QUICK, *GREEDY, "--hour", 6 * 24, "-o", "json")
+    off = json.loads(sunday.stdout)["modes"][0]["agreements"][0]
+    assert (off["judged_s"], off["excluded_s"]) == (12, 0)
+
+
+def test_a_calendar_beside_the_agreements_is_used_and_one_that_is_missing_is_named(slas):
+    (slas / "gold.yaml").write_text(AGREEMENT + "  service_hours: {calendar: bank}\n")
+    missing = run("--slas", slas, *QUICK)
+    assert missing.exit_code == 65
+    assert "agreement gold names the calendar bank, which is not in it" in missing.stderr
+    (slas / "bank.yml").write_text(calendar_text("bank"))
+    assert "outside service hours" in " ".join(run("--slas", slas, *QUICK).stdout.split())
+
+
+MEAN = AGREEMENT.replace("{metric: latency, percentile: 95}", "{metric: mean_latency}")
+
+
+def test_objectives_of_other_indicators_are_named_as_left_out(slas):
+    (slas / "mean.yaml").write_text(MEAN.replace("name: gold}", "name: reports}"))
+    done = run("--slas", slas, *QUICK, "--mode", "off")
+    note = "Not simulated: reports/latency (mean_latency). Only latency at a percentile is."
+    assert note in " ".join(done.stdout.split())
+    (slas / "gold.yaml").unlink()
+    alone = run("--slas", slas, *QUICK)
+    assert alone.exit_code == 65
+    assert "holds no latency at a percentile, which alone is simulated, but reports/latency" in alone.stderr
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "x"])
+@pytest.mark.parametrize("option", ["--poll", "--lag", "--budget-left", "--stretch"])
+def test_what_is_no_number_is_refused(slas, option, value):
+    done = run("--slas", slas, *QUICK, option, value)
+    assert done.exit_code == 2
+    assert f"{value!r} is not a number from " in done.stderr
+    assert option in done.stderr
+
+
+def test_of_very_many_promises_those_with_bad_seconds_are_shown(slas):
+    text = (slas / "gold.yaml").read_text()
+    for number in range(30):
+        (slas / f"a{number:02}.yaml").write_text(text.replace("name: gold}", f"name: a{number:02}}}"))
+    (slas / "gold.yaml").write_text(text.replace("value_ms: 12", "value_ms: 1"))
+    done = run("--slas", slas, "--duration", "5s", "--load", "volume=gold,iops=60", "--mode", "off")
+    rows = re.findall(r"^(\w+)/latency +off", done.stdout, re.MULTILINE)
+    assert (len(rows), rows[-1]) == (20, "gold")
+    assert "11 further promises, with fewer bad seconds: -o csv has all" in done.stdout
