@@ -197,6 +197,11 @@ class Usage:
         self._usage, self._place = usage_table, place
 
     @property
+    def place(self) -> int:
+        """Its column in the table."""
+        return self._place
+
+    @property
     def cost_per_s(self) -> float:
         """Smoothed cost rate."""
         return self._usage.values.item(0, self._place)
