@@ -33,7 +33,7 @@ from pmdaemon.wire.histogram import (
     bucket_of_ns,
     coarse_bucket_of_ns,
 )
-from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet
 from sla_server.services.control.controller import Controller
@@ -490,7 +490,7 @@ class Simulation:
     def announce(self, gateway: SimGateway) -> None:
         """What the pair posts when a session begins, or when the controller is new."""
         exports = [{"volume": volume, "backend": gateway.backends[volume]} for volume in gateway.volumes]
-        features = (CLIENT_CAPS,) if gateway.caps_clients else ()
+        features = (CLIENT_CAPS, LARGE_CAPS) if gateway.caps_clients else ()
         self.controller.set_features(gateway.gateway_id, features)
         self.controller.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
         self.controller.add_streams(gateway.gateway_id, gateway.streams())
