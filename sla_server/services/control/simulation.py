@@ -248,7 +248,7 @@ class SimGateway:
 
     def _wake_after(self, volume: str, wait_ns: int) -> None:
         at = self.world.now + -(-wait_ns // EPOLL_NS) * EPOLL_NS / 1e9
-        if at < self._wake[volume]:
+        if at < self._wake[volume] - EPOLL_NS / 1e9:  # what is less is the rounding
             self._wake[volume] = at
             self.world.at(at, lambda: self._woken(volume))
 
