@@ -6,6 +6,7 @@ behind another, polls of 1 s; 15 s observed, then 90 s enforced, or greedy under
 rate against the same while only observed. These are figures of a model, the same on every machine. What is
 timed is CPU: ``control_fleet`` says of what. ``lone_cut_cpu_us`` (no goal) is a cut of 16 streams with 4
 promises and a tick for it alone, as with a single gateway; batches are what makes many cuts cheap.
+Square bursts with caps ahead of them and without are another world: ``control_bursts``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import control_bursts, harness
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
@@ -152,18 +153,26 @@ def measure() -> harness.Sample:
             f"{name:<14} {found['bad_ratio']:>7.1%} {found['worst_bad_ratio']:>7.1%}"
             f" {found['kept_20s']:>10.0%} {found['kept_90s']:>10.0%} {found['changes']:>8.1f}"
         )
+    burst_values, bursts = control_bursts.measure()
     defaults = loops["defaults"]
     values: dict[str, float] = {
         "bad_ratio": defaults["bad_ratio"],
         "worst_bad_ratio": defaults["worst_bad_ratio"],
         "kept_20s": defaults["kept_20s"],
         "kept_90s": defaults["kept_90s"],
+        **burst_values,
         "lone_cut_cpu_us": lone_cut_cpu_us(),
         **fleet(),
     }
     for name, value in values.items():
         print(f"{name:<20} {value:>12.4g}")
-    raw: dict[str, Any] = {"loops": loops, "fixed": fixed, "seeds": len(SEEDS), "values": values}
+    raw: dict[str, Any] = {
+        "loops": loops,
+        "fixed": fixed,
+        "bursts": bursts,
+        "seeds": len(SEEDS),
+        "values": values,
+    }
     return harness.Sample(values, raw=raw)
 
 

@@ -121,7 +121,8 @@ SNAPSHOT = """\
 - `feed_forward`: `{watched, recurring, off: int}`: backends watched for bursts that recur, with a clear
   pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
-  `bad_alone` (bad windows of them), `switched_off`; metrics have them as `sla_feed_forward_*`
+  `bad_alone` (bad windows of them), `switched_off`, `discarded` (times that evidence was discarded); metrics
+  have them as `sla_feed_forward_*`
 - `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
   `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
   application server keeps them for `GET /slas` and sends them to no page

@@ -19,11 +19,22 @@ function parse(hash) {
   return what === "why" && name ? {kind, name, objective} : null;
 }
 
+// The time in the field, in milliseconds; null: now. What cannot be asked is refused here, in the page's own words.
+function moment(at) {
+  if (!at) return null;
+  const ms = new Date(at).getTime();
+  const said = (time) => new Date(time).toLocaleString();
+  if (Number.isNaN(ms)) throw new Error(`At: ${at} is no time. Choose another one`);
+  if (ms > Date.now()) throw new Error(`At: ${said(ms)} lies ahead of now, ${said(Date.now())}. Choose a time that has passed`);
+  if (ms < 0) throw new Error(`At: ${said(ms)} lies before 1970-01-01, where times begin. Choose a later one`);
+  return ms;
+}
+
 function question({kind, name, objective}) {
   const query = new URLSearchParams({kind, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC"});
   if (objective) query.set("objective", objective);
-  const at = $("why-at").value;
-  if (at) query.set("at_us", String(new Date(at).getTime() * 1000));
+  const ms = moment($("why-at").value);
+  if (ms !== null) query.set("at_us", String(ms * 1000));
   return `/why/${encodeURIComponent(name)}?${query}`;
 }
 

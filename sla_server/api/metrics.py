@@ -80,6 +80,7 @@ class FeedForwardCollector(Collector):
         "bad_ahead": "Bad windows in bursts with caps set before them.",
         "bad_alone": "Bad windows in bursts left alone.",
         "switched_off": "Times that evidence switched it off for a backend.",
+        "discarded": "Times that evidence was discarded: other storage, promises or mode, or a fault.",
     }
 
     def __init__(self, live: LiveView) -> None:

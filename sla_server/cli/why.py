@@ -41,7 +41,10 @@ def moment_us(text: str, now_us: int) -> int:
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
-        return max(0, now_us - round(duration_s(ago[1]) * 1e6))
+        try:
+            return max(0, now_us - round(duration_s(ago[1]) * 1e6))
+        except BadUsage as exc:
+            raise BadUsage(f"--at: {exc}") from exc
     now = datetime.fromtimestamp(now_us / 1e6).astimezone()
     try:
         if _TIME_OF_DAY.fullmatch(text):
@@ -56,9 +59,10 @@ def moment_us(text: str, now_us: int) -> int:
             "  Write 14:03, '2026-11-22 14:03', 2026-11-22T14:03:00+01:00, or 10m (ago)"
         ) from exc
     if at_us > now_us:
-        raise BadUsage(f"--at: {text[:40]!r} lies ahead of now. Give a time in the past")
+        shown = now.isoformat(" ", "seconds")
+        raise BadUsage(f"--at: {text[:40]!r} lies ahead of now, {shown}. Give a time that has passed")
     if at_us < 0:
-        raise BadUsage(f"--at: {text[:40]!r} lies before 1970. Give a later time")
+        raise BadUsage(f"--at: {text[:40]!r} lies before 1970-01-01, where times begin. Give a later one")
     return at_us
 
 

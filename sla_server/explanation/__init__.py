@@ -7,5 +7,6 @@ and page show the same words. A library: no I/O, no clock, no SQL; imports no pr
 from __future__ import annotations
 
 from sla_server.explanation.explain import Explanation, Section, explain
+from sla_server.explanation.words import Times
 
-__all__ = ["Explanation", "Section", "explain"]
+__all__ = ["Explanation", "Section", "Times", "explain"]

@@ -5,7 +5,7 @@ Facts (all of them rows as stored or as in the live snapshot; anything may be mi
     kind                "volume" or "sla"
     name, at_us, now_us what is asked about, for when, and when that was; ``is_now`` if no time was given
     live_is_stale       of now: the live snapshot is old, so that states and rates of now are not known
-    mode                "observe", "enforce", or None: not known for that time
+    mode                of the server: "observe", "enforce", or None: not known for that time
     decisions_from_us   decisions are stored from here on; None: none was ever stored
     throttles           in force then: on the volume; for an agreement those that protect it
     decisions           about the same, newest first, none later than ``at_us``
@@ -13,8 +13,14 @@ Facts (all of them rows as stored or as in the live snapshot; anything may be mi
     cut                 the newest of its steps that took something away: why there is a throttle at all
     finding             newest finding (unattributed, infeasible, ...) of the loop, or None
     later, later_more   decisions after ``at_us``, oldest first, and how many more there are
-    volume only:        backend, promises (its own), protected (that of the throttle), measured
-    agreement only:     version, in_force, promises, own_throttles (on its own volumes), volumes
+    volume only:        backend, promises (its own), protected (that of the throttle), measured,
+                        mode_here (of its backend), mode_for (of the promise that is or would be protected),
+                        own_modes ({name, mode} of agreements with one), protects (others that the loop helps)
+    agreement only:     version, in_force, promises, own_throttles (on its own volumes), volumes,
+                        modes (of the agreement on each of its backends)
+
+What holds, the mode of an agreement, of a backend or of the server, is {mode, of, name}; facts of a server of
+before have only ``mode``.
 
 A promise: {sla, objective, priority, metric, percentile, curve, state, live, slice, episode, last_episode};
 of ``live``, ``slice`` and ``episode`` each may be None.
@@ -101,8 +107,9 @@ def _volume(facts: Row, times: Times) -> Explanation:
         client = (observed.get("figures") or {}).get("client")
         what = words.capped(observed) if client else "it"
         limit = words.rates((observed.get("figures") or {}).get("after"))
+        whose = words.mode_of(_mode_for(facts))
         headline = (
-            f"{name} {be} not throttled{moment}: the mode {be} observe. Mode enforce would have throttled "
+            f"{name} {be} not throttled{moment}: {whose} {be} observe. Mode enforce would have throttled "
             f"{what} to {limit} to keep {observed.get('victim')}."
         )
     elif not is_now and _is_too_old(facts):
@@ -126,9 +133,21 @@ def _volume(facts: Row, times: Times) -> Explanation:
     return Explanation(status, headline, tuple(sections))
 
 
+def _mode_here(facts: Row) -> Row:
+    """What holds on the volume's backend."""
+    found: Row = facts.get("mode_here") or {"mode": facts.get("mode"), "of": "server", "name": ""}
+    return found
+
+
+def _mode_for(facts: Row) -> Row:
+    """What holds for the promise that is, or would be, protected by throttling the volume."""
+    found: Row = facts.get("mode_for") or _mode_here(facts)
+    return found
+
+
 def _observed(facts: Row, newest: Row | None) -> Row | None:
     """What observe would have done to the volume, if that is the newest thing decided about it."""
-    if newest is None or newest.get("kind") != "observed" or facts.get("mode") not in (None, "observe"):
+    if newest is None or newest.get("kind") != "observed" or _mode_for(facts)["mode"] == "enforce":
         return None
     protected = (facts.get("protected") or {}).get("state")
     calm = protected not in (None, *AT_RISK)
@@ -204,8 +223,8 @@ def _purpose(throttle: Row, times: Times) -> str:
 
 def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[str]:
     lines = []
-    if not throttles and facts.get("mode") == "observe":
-        lines.append("In mode observe the loop and the policies only log; what is set by hand acts.")
+    if not throttles:
+        lines += _mode_lines(facts)
     for throttle in throttles:
         decision = _decision_of(throttle, facts)
         figures: Row = (decision or {}).get("figures") or {}
@@ -234,6 +253,21 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
     if any(_is_alike(row, other) for row, other in itertools.combinations(throttles, 2)):
         lines.append("Of several throttles the lowest rate holds.")
     return lines
+
+
+def _mode_lines(facts: Row) -> list[str]:
+    """What is only logged, of a volume that is not throttled; [] where everything acts."""
+    here, rows = _mode_here(facts), as_rows(facts.get("own_modes"))
+    enforced, observed = (
+        words.listed([row["name"] for row in rows if row["mode"] == mode]) for mode in ("enforce", "observe")
+    )
+    if here["mode"] == "observe":
+        whose = "In mode observe"
+        if here["of"] != "server":
+            whose = words.sentence(f"{words.mode_of(here)} is observe").removesuffix(".") + ":"
+        lines = [f"{whose} the loop and the policies only log; what is set by hand acts."]
+        return [*lines, f"The loop acts for those with mode enforce: {enforced}."] if enforced else lines
+    return [f"For agreements with mode observe the loop only logs: {observed}."] if observed else []
 
 
 def _changes_of(throttle: Row, facts: Row, times: Times) -> str:
@@ -273,7 +307,10 @@ def _lifted(figures: Row) -> str:
 def _own_promise(facts: Row, times: Times) -> list[str]:
     promises = as_rows(facts.get("promises"))
     if not promises:
-        return ["No promise is in force for it; as a neighbour it has its agreement's class and floor."]
+        return [
+            "No promise is in force for it. As a neighbour it has the class and floor of the agreements that "
+            "cover it, without one best-effort and the default floor."
+        ]
     risky = [p for p in promises if p.get("state") in AT_RISK]
     lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
     lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")
@@ -338,8 +375,13 @@ def _help(facts: Row, worst: Row, status: str) -> str:
         return f" {words.listed(throttled)} {are} throttled for it."
     if status not in ("violated", "at-risk"):
         return ""
-    if facts.get("mode") == "observe":
-        return f" Nothing {be} throttled for it: the mode {be} observe."
+    server = {"mode": facts.get("mode"), "of": "server", "name": ""}
+    modes = as_rows(facts.get("modes")) or [server]
+    observing = list(dict.fromkeys(words.mode_of(row) for row in modes if row["mode"] == "observe"))
+    if observing:
+        but = ":" if all(row["mode"] == "observe" for row in modes) else ", and"
+        are = be if len(observing) == 1 else "are" if facts["is_now"] else "were"
+        return f" Nothing {be} throttled for it{but} {words.listed(observing)} {are} observe."
     finding: Row | None = facts.get("finding")
     found_out = finding is not None and facts["at_us"] - finding["at_us"] <= RECENT_US
     return f" Nothing {be} throttled for it{': see below' if found_out else ''}."
@@ -378,17 +420,30 @@ def _worst(episode: Row, promise: Row) -> str:
 
 
 def _helpers(facts: Row, times: Times) -> list[str]:
-    lines = []
+    lines, others = [], _other_victims(facts)
     for throttle in as_rows(facts.get("throttles")):
         decision = _decision_of(throttle, facts)
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         figures: Row = (decision or {}).get("figures") or {}
         proof = decision if decision is not None and not facts["is_now"] else throttle
         said = evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"])
-        lines.append(
-            f"{words.capped(throttle)}: {asked} at most since {times.when(throttle['requested_us'])}. {said}"
+        victim, since = str(throttle.get("victim") or ""), times.when(throttle["requested_us"])
+        other = (
+            f" It was set for {victim}; the loop helps this promise by it, too." if victim in others else ""
         )
+        lines.append(f"{words.capped(throttle)}: {asked} at most since {since}.{other} {said}")
     return lines
+
+
+def _other_victims(facts: Row) -> set[str]:
+    """Promises of others that the throttles helping an agreement were set for; none of a volume."""
+    if facts["kind"] != "sla":
+        return set()
+    victims = {str(throttle.get("victim") or "") for throttle in as_rows(facts.get("throttles"))}
+    return victims - {
+        "",
+        *(f"{facts['name']}/{each['objective']}" for each in as_rows(facts.get("promises"))),
+    }
 
 
 def _own_throttles(facts: Row, times: Times) -> list[str]:
@@ -415,7 +470,7 @@ def _loop_sections(facts: Row, throttles: Sequence[Row], times: Times) -> list[S
         finding = None
     if facts["kind"] == "volume" and not any(row.get("source") == "control" for row in throttles):
         finding = None
-        if facts.get("mode") == "enforce" or not as_rows(facts.get("decisions")):
+        if _mode_for(facts)["mode"] == "enforce" or not as_rows(facts.get("decisions")):
             loop = None
     newest = max(
         (row for row in (loop, finding) if row is not None), key=lambda row: row["at_us"], default=None
@@ -426,6 +481,8 @@ def _loop_sections(facts: Row, throttles: Sequence[Row], times: Times) -> list[S
     windows = [evidence.windows_line(row.get("figures") or {}, row["at_us"], times) for row in told]
     protected: Row | None = facts.get("protected")
     kept = [evidence.promise_line(protected)] if protected else []
+    if others := [str(name) for name in facts.get("protects") or ()]:
+        kept.append(f"The loop helps {words.listed(others)} by it, too.")
     return [
         Section("It protects", tuple(kept)),
         Section("Windows", tuple(_filled(*windows))),
@@ -449,6 +506,8 @@ def _decision_lines(facts: Row, times: Times, name: str) -> list[str]:
         return [evidence.decision_line(row, times) for row in rows[:MOST_DECISIONS]]
     if reach is None or _is_too_old(facts):
         return []
+    if others := sorted({victim.partition("/")[0] for victim in _other_victims(facts)}):
+        return [f"None was about {name} itself: 'sla why {others[0]}' says what the loop decided."]
     until = "" if facts["is_now"] else " up to then"
     return [f"None about {name} is stored{until} (they are stored from {times.full(reach)} on)."]
 

@@ -24,6 +24,7 @@ REASONS: Final = {
     "demand-fits": "it was allowed more than it wanted",
     "victim-idle": "the protected volume had no I/O",
     "victim-out-of-curve": "the protected volume asked for more than its promise covers",
+    "victim-not-applicable": "the I/Os of the protected volume were none that its promise is about",
     "victim-excluded": "the protected promise was in maintenance or outside its service hours",
     "victim-gone": "the promise had no statistics, or was no longer in force",
     "storage-fault": "the storage itself hung or failed, which slowing down others does not help",
@@ -31,12 +32,15 @@ REASONS: Final = {
     "mode-observe": "the mode was switched to observe",
     "manual-release": "released by hand",
     "expired": "its time had passed",
-    "withdrawn": "no longer asked for",
+    "withdrawn": "nothing asked for it any more",
     "ahead-no-help": "caps ahead of bursts did not leave fewer bad windows",
     "ahead-no-burst": "the bursts that were expected did not come",
 }
 """Every ``Reason`` of the controller."""
 
+WITHDRAWN: Final = "withdrawn"
+ENDED: Final = frozenset(("release", "cap-released"))
+"""Decisions that end a cap: their text says what ended it."""
 AHEAD: Final = frozenset(("recurring-burst", "policy-ahead"))
 """Reasons of caps that are set before a promise is at risk."""
 
@@ -150,8 +154,20 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def reason_of(row: Row) -> str:
-    """A reason in words; the enum itself if a newer release wrote it."""
-    return REASONS.get(str(row.get("reason")), str(row.get("reason") or ""))
+    """A reason in words; the enum itself if a newer release wrote it.
+
+    Of what was withdrawn only the row knows why: its volume moved, or no gateway takes its caps any more.
+    """
+    reason = str(row.get("reason") or "")
+    if reason == WITHDRAWN and row.get("kind") in ENDED and row.get("text"):
+        return str(row["text"]).rstrip(".")
+    return REASONS.get(reason, reason)
+
+
+def mode_of(row: Row) -> str:
+    """Whose mode it is: of the server, of a backend or of an agreement."""
+    whose = {"backend": f" of backend {row.get('name')}", "agreement": f" of agreement {row.get('name')}"}
+    return f"the mode{whose.get(str(row.get('of')), '')}"
 
 
 def sentence(text: str) -> str:

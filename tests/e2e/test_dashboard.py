@@ -324,12 +324,17 @@ def test_the_detail_of_then_and_of_an_unknown_name_by_address(site: Site, page: 
         driver.get(f"{site.url}#why/volume/batch")
         until(driver, lambda: "batch is throttled" in text(driver, "#why-headline"), "another address")
         script = (
-            "const at = document.getElementById('why-at'); at.value = '2025-01-01T12:00:00'; "
+            "const at = document.getElementById('why-at'); at.value = arguments[0]; "
             "at.dispatchEvent(new Event('change'))"
         )
-        driver.execute_script(script)
+        driver.execute_script(script, "2025-01-01T12:00:00")
         until(driver, lambda: "was throttled at 2025-01-01" in text(driver, "#why-headline"), "then")
         assert "Decisions are stored from 20" in text(driver, "#why-sections")
+        for moment, words in (("2099-01-01T12:00", "lies ahead of now"), ("1969-01-01T12:00", "before 1970")):
+            driver.execute_script(script, moment)
+            until(driver, lambda words=words: words in text(driver, "#why-headline"), "refused")
+            assert text(driver, "#why-headline").startswith("At: 1/1/")
+            assert "at_us" not in text(driver, "#why-headline")
         driver.find_element(By.ID, "why-now").click()
         until(driver, lambda: "batch is throttled" in text(driver, "#why-headline"), "now again")
 

@@ -494,12 +494,25 @@ class FakeSource:
     def decision_count(self, **asked: Any) -> int:
         return len(self.decisions(**asked))
 
+    def backends_of(self, volumes: Collection[str]) -> set[str]:
+        self._row("backends_of", tuple(volumes))
+        return {"disk-0"} if volumes else set()
+
+    def backend_modes_at(self, at_us: int) -> dict[str, str]:
+        self._row("backend_modes_at", at_us)
+        return {}
+
     def throttles_at(
-        self, at_us: int, volumes: Collection[str] = (), victims: Collection[str] = (), limit: int = 100
+        self,
+        at_us: int,
+        volumes: Collection[str] = (),
+        victims: Collection[str] = (),
+        backends: Collection[str] = (),
+        limit: int = 100,
     ) -> list[dict[str, Any]]:
-        self._row("throttles_at", at_us, tuple(volumes), tuple(victims))
+        self._row("throttles_at", at_us, tuple(volumes), tuple(victims), tuple(backends))
         row = _moved(throttle(), self.shift_us)
-        about = row["volume"] in volumes or row["victim"] in victims
+        about = row["volume"] in volumes or row["victim"] in victims or row["backend"] in backends
         return [row] if about and row["requested_us"] <= at_us else []
 
     def agreements_at(self, at_us: int, name: str | None = None) -> Iterator[dict[str, Any]]:

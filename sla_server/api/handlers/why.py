@@ -7,7 +7,8 @@ alone. What is not known is left out of the facts, and the text says so (``sla_s
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -19,14 +20,21 @@ from sla_server.agreements.slices import REASONS
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
-from sla_server.explanation import explain
+from sla_server.explanation import Times, explain
 
 Row = dict[str, Any]
 NEAR: Final = 5
 NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
 DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown
+OWN_MOST: Final = 5  # agreements with a mode of their own that are looked at
 COVERED_MOST: Final = 500  # volumes of one agreement that are looked at
+YEAR_9999_US: Final = 253_370_764_800_000_000  # no calendar goes on much longer
 STEPS: Final = ("start", "pre-position", "decrease", "increase", "release")
+BEGINS: Final = ("start", "pre-position")
+ENDS: Final = ("release", "unattributed")
+STEPS_BACK: Final = (
+    30  # of a loop; each lists whom it helps, so that the newest is enough but for rows of before
+)
 CUTS: Final = ("start", "pre-position", "decrease")
 FINDINGS: Final = ("unattributed", "infeasible", "control-oscillation")
 LIMITS: Final = ("promised_iops", "promised_mbps", "outage")  # of an objective, by its metric
@@ -34,13 +42,16 @@ LIMITS: Final = ("promised_iops", "promised_mbps", "outage")  # of an objective,
 
 def why(context: AppContext, request: Request, name: str) -> Response:
     """Why a volume is throttled or an agreement at risk, now or at ``at_us``."""
-    now_us = context.clock.unix_us()
+    now_us, zone = context.clock.unix_us(), _zone(request.args.get("tz", "UTC"))
     at_us = responses.number(request, "at_us", now_us)
     if at_us > now_us:
+        times = Times(now_us, zone)
+        wanted = times.full(at_us) if at_us < YEAR_9999_US else "the year 9999"
         raise BadInput(
-            "at_us", f"{at_us} lies ahead of the server's clock ({now_us})", "Give a time in the past"
+            "time asked for (at_us)",
+            f"{wanted} lies ahead of the server's clock, which says {times.full(now_us)}",
+            "Give a time that has passed, or none for now",
         )
-    zone = _zone(request.args.get("tz", "UTC"))
     facts: Row = {
         "name": name,
         "at_us": at_us,
@@ -51,12 +62,13 @@ def why(context: AppContext, request: Request, name: str) -> Response:
     facts["live_is_stale"] = facts["is_now"] and context.live.is_stale()
     is_live = facts["is_now"] and not facts["live_is_stale"]
     live: Row = context.live.newest().snapshot if is_live else {}
-    facts["mode"] = live.get("mode") or _mode(context, at_us)
+    modes = Modes.at(context, at_us, live)
+    facts["mode"] = modes.server
     kind = _kind_of(context, name, request.args.get("kind"), live)
     if kind == "volume":
-        facts |= _about_volume(context, name, facts, live)
+        facts |= _about_volume(context, name, facts, live, modes)
     else:
-        facts |= _about_agreement(context, name, request.args.get("objective"), facts, live)
+        facts |= _about_agreement(context, name, request.args.get("objective"), facts, live, modes)
     facts["kind"] = kind
     head = {"kind": kind, "name": name, "at_us": at_us, "is_now": facts["is_now"]}
     return responses.as_json({**head, **explain(facts, zone).as_dict(), "facts": facts})
@@ -104,32 +116,55 @@ def _near(name: str, names: Sequence[str]) -> list[str]:
     return [by_lower[each] for each in found]
 
 
-def _mode(context: AppContext, at_us: int) -> str | None:
-    """The mode at that time: by the last switch, else by the newest decision; None if neither is stored."""
-    mode = context.source.mode_at(at_us)
-    if mode is None:
-        newest = context.source.decisions(until_us=at_us, limit=1)
-        mode = newest[0]["mode"] if newest else None
-    return mode or None
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Modes at a time: of the server, None if it is not stored, and of the backends with one of their own."""
+
+    server: str | None
+    backends: Mapping[str, str]
+
+    @classmethod
+    def at(cls, context: AppContext, at_us: int, live: Row) -> Modes:
+        """Of now from the live snapshot, else as they were switched last."""
+        if live.get("mode"):
+            return cls(live["mode"], live.get("backend_modes") or {})
+        source = context.source
+        mode = source.mode_at(at_us)
+        if mode is None:  # never switched: decisions of that time say what was configured
+            newest = source.decisions(until_us=at_us, limit=1)
+            mode = newest[0]["mode"] if newest else None
+        return cls(mode or None, source.backend_modes_at(at_us))
+
+    def of(self, backend: str | None, agreement: Row | None = None) -> Row:
+        """What holds for an agreement on a backend: {mode, of: agreement | backend | server, name}."""
+        own = _spec(agreement).get("control") if agreement is not None else None
+        if own:
+            return {"mode": own, "of": "agreement", "name": agreement["name"] if agreement else ""}
+        if backend is not None and backend in self.backends:
+            return {"mode": self.backends[backend], "of": "backend", "name": backend}
+        return {"mode": self.server, "of": "server", "name": ""}
 
 
 # -- A volume.
 
 
-def _about_volume(context: AppContext, name: str, facts: Row, live: Row) -> Row:
+def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: Modes) -> Row:
     source, at_us = context.source, facts["at_us"]
     throttles = sorted(source.throttles_at(at_us, volumes=[name]), key=_tightness)
     decisions = source.decisions(volume=name, until_us=at_us, limit=DECISIONS)
     backend = source.backend_of(name) or next(
         (row.get("backend") for row in live.get("volumes", ()) if row.get("volume") == name), None
     )
+    agreements = list(source.agreements_at(at_us))
     found: Row = {
         "backend": backend,
+        "mode_here": modes.of(backend),
+        "own_modes": [] if throttles else _own_modes(context, agreements, backend, live),
         "throttles": throttles,
         "decisions": decisions,
         "promises": [
             promise
-            for agreement in source.agreements_at(at_us)
+            for agreement in agreements
             if _covers(agreement, name)
             for promise in _promises(context, agreement, facts, live)
         ],
@@ -147,8 +182,41 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row) -> Row:
     found["loop"] = _first(source.decisions(kinds=STEPS, **span))
     found["cut"] = _first(source.decisions(kinds=CUTS, **span))
     found["finding"] = _first(source.decisions(kinds=FINDINGS, **span))
-    found["protected"] = _promise_named(context, str(helped.get("victim") or ""), facts, live)
+    victim = str(helped.get("victim") or "")
+    agreement = next((row for row in agreements if row["name"] == victim.partition("/")[0]), None)
+    found["mode_for"] = modes.of(backend, agreement)
+    found["protected"] = _promise_named(context, agreement, victim.partition("/")[2], facts, live)
+    if helped.get("source") == "control":
+        found["protects"] = sorted(_helped_on(context, backend, at_us) - {victim})
     return found
+
+
+def _own_modes(context: AppContext, agreements: Sequence[Row], backend: str | None, live: Row) -> list[Row]:
+    """Some of the agreements on a backend that have a mode of their own: {name, mode}."""
+    own = [(row, mode) for row in agreements if (mode := _spec(row).get("control"))][:OWN_MOST]
+    return [
+        {"name": row["name"], "mode": mode}
+        for row, mode in own
+        if backend in _backends_of(context, _volumes_of(context, row)[:COVERED_MOST], live)
+    ]
+
+
+def _helped_on(context: AppContext, backend: str, at_us: int) -> set[str]:
+    """Promises, as AGREEMENT/OBJECTIVE, that the loop of a backend was helping at that time.
+
+    Its throttles have the name of one of them, and help all. Each step lists them; a row of before has those
+    before it and, as its victim, the one that asked.
+    """
+    kinds, helped = (*STEPS, *ENDS), set[str]()
+    for row in context.source.decisions(kinds=kinds, backend=backend, until_us=at_us, limit=STEPS_BACK):
+        if row["mode"] == "observe":
+            continue
+        if row["kind"] in ENDS:
+            break
+        helped |= {row["victim"], *((row.get("figures") or {}).get("victims") or ())}
+        if row["kind"] in BEGINS:
+            break
+    return helped - {""}
 
 
 def _tightness(throttle: Row) -> float:
@@ -173,7 +241,9 @@ def _measured(context: AppContext, name: str, facts: Row, live: Row) -> Row | No
 # -- An agreement.
 
 
-def _about_agreement(context: AppContext, name: str, objective: str | None, facts: Row, live: Row) -> Row:
+def _about_agreement(
+    context: AppContext, name: str, objective: str | None, facts: Row, live: Row, modes: Modes
+) -> Row:
     source, at_us = context.source, facts["at_us"]
     agreement = next(source.agreements_at(at_us, name), None)
     described = agreement or source.agreement(name) or {"name": name, "spec": {}}
@@ -187,11 +257,13 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
         if objective in (None, promise["objective"])
     ]
     victims = [f"{name}/{promise['objective']}" for promise in promises]
-    throttles = source.throttles_at(at_us, victims=victims) if victims else []
     volumes = _volumes_of(context, described)[:COVERED_MOST]
+    backends = _backends_of(context, volumes, live)
+    throttles = _throttles_for(context, victims, backends, at_us, modes, described) if victims else []
     found: Row = {
         "version": described.get("version"),
         "in_force": agreement is not None,
+        "modes": [{"backend": each, **modes.of(each, described)} for each in backends or [""]],
         "promises": promises,
         "throttles": throttles,
         "own_throttles": [
@@ -207,23 +279,51 @@ def _about_agreement(context: AppContext, name: str, objective: str | None, fact
         return found
     about = {"victims": victims, "until_us": at_us, "limit": 1}
     if throttles or any(promise.get("state") in ("at-risk", "violating", "bad") for promise in promises):
-        found["loop"] = _first(source.decisions(kinds=STEPS, **about))
-        if not throttles and (found["loop"] or {}).get("mode") != "observe":
-            found["loop"] = None  # of an earlier time of trouble
+        loop = _first(source.decisions(kinds=STEPS, **about))
+        since_us = min((row["requested_us"] for row in throttles), default=at_us)
+        if loop is not None and (loop["mode"] == "observe" or loop["at_us"] >= since_us - 1):
+            found["loop"] = loop  # else of an earlier time of trouble
         found["cut"] = _first(source.decisions(kinds=CUTS, **about))
     found["finding"] = _first(source.decisions(kinds=FINDINGS, **about))
     return found
 
 
+def _backends_of(context: AppContext, volumes: Sequence[str], live: Row) -> list[str]:
+    """Backends that these volumes are on, as stored and as the live snapshot has them."""
+    wanted = set(volumes)
+    known = {str(row["backend"]) for row in live.get("volumes", ()) if row.get("volume") in wanted}
+    return sorted((known | context.source.backends_of(volumes)) - {""})
+
+
+def _throttles_for(
+    context: AppContext,
+    victims: Sequence[str],
+    backends: Sequence[str],
+    at_us: int,
+    modes: Modes,
+    agreement: Row,
+) -> list[Row]:
+    """Throttles that help these promises: set for one of them, or by a loop that helps them, too."""
+    source = context.source
+    found = source.throttles_at(at_us, victims=victims)
+    enforced = [name for name in backends if modes.of(name, agreement)["mode"] != "observe"]
+    shared = source.throttles_at(at_us, backends=enforced) if enforced else []
+    known = {row["throttle_id"] for row in found}
+    shared = [row for row in shared if row["throttle_id"] not in known]
+    helping = {
+        backend: not _helped_on(context, backend, at_us).isdisjoint(victims)
+        for backend in {row["backend"] for row in shared}
+    }
+    return [*found, *(row for row in shared if helping[row["backend"]])]
+
+
 # -- Both.
 
 
-def _promise_named(context: AppContext, name: str, facts: Row, live: Row) -> Row | None:
-    """The promise "agreement/objective" as it was in force then; None if there was none."""
-    agreement_name, _, objective = name.partition("/")
-    agreement = (
-        next(context.source.agreements_at(facts["at_us"], agreement_name), None) if agreement_name else None
-    )
+def _promise_named(
+    context: AppContext, agreement: Row | None, objective: str, facts: Row, live: Row
+) -> Row | None:
+    """A promise of an agreement as it was in force then; None if there was none."""
     if agreement is None:
         return None
     return next(
@@ -285,26 +385,32 @@ def _later(context: AppContext, facts: Row, **about: Any) -> Row:
 
 
 def _objectives(agreement: Row) -> list[Row]:
-    objectives: list[Row] = ((agreement.get("spec") or {}).get("spec") or {}).get("objectives") or []
+    objectives: list[Row] = _spec(agreement).get("objectives") or []
     return objectives
+
+
+def _spec(agreement: Row) -> Row:
+    """The ``spec`` of an agreement's document; {} if it has none."""
+    found: Row = (agreement.get("spec") or {}).get("spec") or {}
+    return found
 
 
 def _covers(agreement: Row, volume: str) -> bool:
     """Whether the agreement's scope has the volume, whatever its clients."""
-    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    scope = _spec(agreement).get("scope") or {}
     patterns: Iterable[str] = scope.get("volumes") or ()
     return any(volume == pattern or fnmatchcase(volume, pattern) for pattern in patterns)
 
 
 def _covers_client(agreement: Row, client: str | None) -> bool:
     """Whether a throttle of this client (none: of the whole volume) holds clients of the agreement."""
-    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    scope = _spec(agreement).get("scope") or {}
     return not client or matches(client, scope.get("clients") or ("*",))
 
 
 def _volumes_of(context: AppContext, agreement: Row) -> list[str]:
     """Volumes in an agreement's scope: those named, and those that its patterns match."""
-    scope = ((agreement.get("spec") or {}).get("spec") or {}).get("scope") or {}
+    scope = _spec(agreement).get("scope") or {}
     named = [str(each) for each in scope.get("volumes") or ()]
     if not any(character in each for each in named for character in "*?["):
         return named

@@ -49,10 +49,16 @@ def decisions(wanted: list[ColumnElement[bool]], newest_first: bool, limit: int)
     return select(table).where(*wanted).order_by(*directed).limit(limit)
 
 
-def throttles_at(volumes: Collection[str], victims: Collection[str], at_us: int, limit: int) -> Select[Any]:
-    """Throttles that were in force, of these volumes or for these victims; observed ones never were."""
+def throttles_at(
+    volumes: Collection[str], victims: Collection[str], backends: Collection[str], at_us: int, limit: int
+) -> Select[Any]:
+    """Throttles that were in force; observed ones never were.
+
+    Of these volumes, for these victims, or of the loops of these backends.
+    """
     table = schema.throttles
-    about = or_(table.c.volume.in_(sorted(volumes)), table.c.victim.in_(sorted(victims)))
+    by_loop = and_(table.c.source == "control", table.c.backend.in_(sorted(backends)))
+    about = or_(table.c.volume.in_(sorted(volumes)), table.c.victim.in_(sorted(victims)), by_loop)
     lasting = or_(table.c.released_us.is_(None), table.c.released_us > at_us)
     statement = select(table).where(
         about, table.c.requested_us <= at_us, lasting, table.c.state != "observed"
@@ -101,11 +107,17 @@ def episodes_until(name: str, objective: str, at_us: int, limit: int) -> Select[
     return select(table).where(*wanted).order_by(table.c.opened_us.desc()).limit(limit)
 
 
-def mode_rows(at_us: int) -> Select[Any]:
-    """The newest change of mode by then, from the audit log."""
+def mode_rows(at_us: int, action: str = "mode") -> Select[Any]:
+    """The newest change of mode by then, from the audit log; ``backend-mode``: of the backends' own modes."""
     table = schema.audit
-    wanted = table.c.action == "mode", table.c.at_us <= at_us
+    wanted = table.c.action == action, table.c.at_us <= at_us
     return select(table.c.after, table.c.at_us).where(*wanted).order_by(table.c.at_us.desc()).limit(1)
+
+
+def backends_of(volumes: Collection[str]) -> Select[Any]:
+    """Backends that these volumes were seen on last."""
+    table = schema.volumes
+    return select(table.c.backend).where(table.c.volume.in_(sorted(volumes))).distinct()
 
 
 def kinds_of(name: str) -> Any:

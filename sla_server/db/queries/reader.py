@@ -393,11 +393,23 @@ class SqlReader:
         row = self._one(select(table.c.backend).where(table.c.volume == volume))
         return None if row is None else row["backend"]
 
+    def backends_of(self, volumes: Collection[str]) -> set[str]:
+        """Backends of these volumes, as far as they were ever seen."""
+        return {row["backend"] for row in self._rows(explanations.backends_of(volumes))} if volumes else set()
+
     def throttles_at(
-        self, at_us: int, volumes: Collection[str] = (), victims: Collection[str] = (), limit: int = 100
+        self,
+        at_us: int,
+        volumes: Collection[str] = (),
+        victims: Collection[str] = (),
+        backends: Collection[str] = (),
+        limit: int = 100,
     ) -> list[Row]:
-        """Throttles in force at that time, of these volumes or for these victims, newest first."""
-        return self._rows(explanations.throttles_at(volumes, victims, at_us, limit))
+        """Throttles in force at that time, newest first.
+
+        Of these volumes, for these victims, or of the loops of these backends.
+        """
+        return self._rows(explanations.throttles_at(volumes, victims, backends, at_us, limit))
 
     def agreements_at(self, at_us: int, name: str | None = None, page: int = 2048) -> Iterator[Row]:
         """Agreements in force at that time, one or all, by name, ``spec`` decoded; read page by page."""
@@ -421,6 +433,11 @@ class SqlReader:
         """The mode that was switched to last by then; None if no switch is stored."""
         rows = decode_json(self._rows(explanations.mode_rows(at_us)), ("after",))
         return (rows[0]["after"] or {}).get("mode") if rows else None
+
+    def backend_modes_at(self, at_us: int) -> dict[str, str]:
+        """Backends that had a mode of their own then, and which."""
+        rows = decode_json(self._rows(explanations.mode_rows(at_us, "backend-mode")), ("after",))
+        return dict((rows[0]["after"] or {}).get("backends") or {}) if rows else {}
 
     def kinds_of(self, name: str) -> set[str]:
         """What has this name: "volume", "sla", both or neither."""

@@ -47,6 +47,19 @@ from sla_server.services.control.victims import ASKS_NOTHING, Key, Need, Victim,
 PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
 
+_OVER: Final = (
+    (Need.OUT_OF_CURVE, Reason.VICTIM_OUT_OF_CURVE, "{names}: the demand is above the curve"),
+    (Need.EXCLUDED, Reason.VICTIM_EXCLUDED, "{names}: in maintenance or outside service hours"),
+    (
+        Need.NOT_APPLICABLE,
+        Reason.VICTIM_NOT_APPLICABLE,
+        "{names}: the I/Os are none that the promise is about",
+    ),
+    (Need.IDLE, Reason.VICTIM_IDLE, "{names}: no I/O for {idle_s}"),
+)
+"""Why a promise asks for nothing, the reason of most weight first."""
+_GONE: Final = "{names}: no statistics, or no longer in force"
+
 
 class Phase(StrEnum):
     """What the loop is doing, as shown to people."""
@@ -360,17 +373,14 @@ class BackendControl:
         return None
 
     def _why_over(self, waiting: Sequence[Victim]) -> tuple[Reason, str]:
-        needs = {v.need for v in waiting}
-        names = named([v.name for v in waiting] or map("/".join, self.victims))
-        if Need.OUT_OF_CURVE in needs:
-            return Reason.VICTIM_OUT_OF_CURVE, f"the demand of {names} is above its curve"
-        if Need.EXCLUDED in needs:
-            return Reason.VICTIM_EXCLUDED, f"{names}: in maintenance or outside service hours"
-        if Need.NOT_APPLICABLE in needs:
-            return Reason.VICTIM_OUT_OF_CURVE, f"the I/Os of {names} are not such as its promise is about"
-        if Need.IDLE in needs:
-            return Reason.VICTIM_IDLE, f"{names} had no I/O for {self.settings.idle_release_s:g} s"
-        return Reason.VICTIM_GONE, f"{names} has no statistics or is no longer in force"
+        """The reason of most weight, and of each victim what it is."""
+        found = [(reason, text, [v.name for v in waiting if v.need is need]) for need, reason, text in _OVER]
+        known = {v.key for v in waiting if v.need is not Need.GONE}
+        found.append((Reason.VICTIM_GONE, _GONE, ["/".join(key) for key in self.victims - known]))
+        found = [each for each in found if each[2]]
+        idle_s = f"{self.settings.idle_release_s:g} s"
+        text = "; ".join(text.format(names=named(names), idle_s=idle_s) for _, text, names in found)
+        return (found[0][0], text) if found else (Reason.VICTIM_GONE, "no promise is helped any more")
 
     def _give_up(self, reason: Reason, text: str) -> LoopStep:
         self.reset()

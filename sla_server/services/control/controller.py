@@ -34,6 +34,7 @@ from sla_server.services.control.decisions import Decision, Reason
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
+from sla_server.services.control.loop_context import LoopContext
 from sla_server.services.control.loops import Loops
 from sla_server.services.control.manual import ManualEffect, effect
 from sla_server.services.control.policy_manager import PolicyManager
@@ -74,7 +75,8 @@ class Controller:
         self.log.mode_of = self.policy.mode_of
         self._usage = UsageTable(settings.silent_s)
         self.faults = StorageFaults(settings, self._usage)
-        self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
+        context = LoopContext(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
+        self.loops = Loops(context)
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
         )
@@ -88,7 +90,7 @@ class Controller:
         """The agreements in force, complete; promises that did not change keep their state."""
         self._intake.flush()
         self.inventory.set_classes(classes)
-        self.scopes.set_promises(promises, self.tables.values())
+        self.loops.forward.promises_changed(self.scopes.set_promises(promises, self.tables.values()))
         old, self.live = self.live, {}
         for promise in promises:
             kept = old.get(promise.key)

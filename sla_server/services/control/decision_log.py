@@ -15,7 +15,7 @@ controller's one thread.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,8 @@ BURST_ROWS: Final = 1_000
 """Caps of a whole backend set at once: a policy, or a mode that was switched."""
 MOST_USERS: Final = 12
 """Volumes listed in a row, those with the most use first; the largest five cause what there is to explain."""
+MOST_VICTIMS: Final = 100
+"""Promises listed in a row that the step helps; those at risk on one backend at once are a few."""
 MOST_TEXT: Final = 600
 """Characters of a row's text: a step's names all volumes of a large backend, and all their caps have it."""
 _NAMESPACE: Final = uuid.UUID("b7c5d7a4-3f0d-5b1e-8a52-0c7c2f6a9d31")
@@ -148,6 +150,7 @@ def loop_figures(
     shares: Mapping[str, float],
     lead: Victim | None,
     scope: PromiseScope | None,
+    helped: Collection[str] = (),
 ) -> dict[str, Any]:
     """What a step of a backend's loop rested on; rates in cost units a second.
 
@@ -158,8 +161,10 @@ def loop_figures(
         shares: what each throttled volume gets after it.
         lead: the promise that asked.
         scope: that promise on this backend.
+        helped: promises that were at risk, as AGREEMENT/OBJECTIVE, beside those that ever asked.
     """
     managed = control.managed or before.managed
+    asked = {"/".join(key) for key in control.victims} if control.active else set(before.victims)
     used = cost_of(neighbours)
     listed = sorted(neighbours.values(), key=lambda n: (-n.cost_per_s, n.volume))[:MOST_USERS]
     figures: dict[str, Any] = {
@@ -169,7 +174,7 @@ def loop_figures(
         "backend_cost_per_s": round(used, 1),
         "volumes": count_of(neighbours),
         "throttled": sorted(managed)[:MOST_USERS],
-        "victims": list(before.victims),
+        "victims": sorted(asked.union(helped))[:MOST_VICTIMS],
         "use": [_use(n, used, n.volume in managed, shares.get(n.volume)) for n in listed],
     }
     if lead is not None:
@@ -208,7 +213,8 @@ def _promise(lead: Victim, scope: PromiseScope | None) -> dict[str, Any]:
     }
     if scope is not None:
         figures["percentile"] = scope.promise.percentile
-        end = scope.promise.curve[-1].up_to_iops
+        curve = scope.promise.curve  # of a promised rate there is none
+        end = curve[-1].up_to_iops if curve else float("inf")
         figures["curve_end_iops"] = end if end < float("inf") else None
     return figures
 

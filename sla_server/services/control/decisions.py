@@ -33,6 +33,7 @@ class Reason(StrEnum):
     DEMAND_FITS = "demand-fits"
     VICTIM_IDLE = "victim-idle"
     VICTIM_OUT_OF_CURVE = "victim-out-of-curve"
+    VICTIM_NOT_APPLICABLE = "victim-not-applicable"
     VICTIM_EXCLUDED = "victim-excluded"
     VICTIM_GONE = "victim-gone"
     UNATTRIBUTED = "unattributed"

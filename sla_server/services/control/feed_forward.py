@@ -9,13 +9,16 @@ or the policy has lower caps from the coming hour on, C can be in force when the
     the burst           --> bad windows of all promises of the backend are counted (``feed_forward_trial``)
 
 So this decides one thing only: whether the loop begins before a burst or in it. What it sets is what the
-loop found last, on volumes that the loop slowed down; they lie below the victims' priority, and none has a
-promise of its own. It is a layer like any cap of the loop: the policy's caps, agreed caps and floors hold
-beside it, so it can only narrow. A cap is no reservation, and the loop releases one that is not felt for
-30 s: a burst that does not come costs nothing.
+loop found last, on volumes (or clients of them) that the loop slowed down; they lie below the victims'
+priority, and none has a promise of its own. It is a layer like any cap of the loop: the policy's caps, agreed
+caps and floors hold beside it, so it can only narrow. A cap is no reservation, it is set only where it takes
+nothing of what is done now, and the loop releases one that is not felt for 30 s: a burst that does not come
+costs nothing. I/Os that C holds back show that a burst may have come; they prove none.
 
 It is off by evidence, for a time that doubles: if bursts with C ahead have not clearly fewer bad windows
-than those left alone (``AHEAD_NO_HELP``), or bursts expected did not come (``AHEAD_NO_BURST``).
+than those left alone (``AHEAD_NO_HELP``), or bursts expected did not come (``AHEAD_NO_BURST``). Evidence is
+about one storage, one set of promises and one mode: it is discarded when any of them changes, and when the
+storage hangs or fails; a burst in which caps did not hold, or no victim had I/O, is none.
 
 State: one ``Watched`` for each backend in which the loop acted since the process began, 64 at most; a restart
 forgets them, and they are learned again. Pure: no clock, no I/O. Changed only by the controller's one thread.
@@ -24,146 +27,35 @@ forgets them, and they are learned again. Pure: no clock, no I/O. Changed only b
 from __future__ import annotations
 
 import statistics
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from sla_server.services.control.backend_loop import BackendControl, LoopStep
-from sla_server.services.control.decision_log import DecisionLog, LoopBefore
+from sla_server.services.control.decision_log import LoopBefore
 from sla_server.services.control.decisions import DecisionKind, Reason
-from sla_server.services.control.feed_forward_pattern import (
-    SPANS,
-    TOLERANCE_BINS,
-    Recurrence,
-    next_onset,
-    recurrence,
-)
-from sla_server.services.control.feed_forward_trial import Trial
-from sla_server.services.control.inventory import BackendInventory
-from sla_server.services.control.policy_manager import PolicyManager
-from sla_server.services.control.scopes import Key, PromiseScopes
-from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.feed_forward_pattern import TOLERANCE_BINS, next_onset, recurrence
+from sla_server.services.control.feed_forward_watch import Expected, Watched
+from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.pieces import Ints
+from sla_server.services.control.scopes import Key
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow
-from sla_server.services.control.storage_faults import StorageFaults
+from sla_server.services.control.targets import volume_of
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.victims import Need, Victim
 
 MOST_WATCHED: Final = 64
 """Backends watched; the one whose loop acted longest ago gives way. Each costs some 0.1 ms a second."""
-MOST_ONSETS: Final = 64
-"""Kept of a backend: three periods of a pattern with many bursts in each."""
-MOST_PROMISES: Final = 64
-"""Of a backend, whose bad windows are counted."""
 LOUD_RATIO: Final = 0.7
 """Of the use at which the loop first acted: from here on a volume's use is a burst."""
+HELD_RATIO: Final = 0.5
+"""Of C in use, while I/Os are held back: more than C is wanted, and C may just have been raised."""
+FELT_RATIO: Final = 0.9
+"""C is not set ahead where its volumes use more of it now: it would take from what is no burst."""
 WATCHED_BINS: Final = 6
 """Of a burst in which bad windows are counted: the loop has had its say within a minute."""
-
-
-@dataclass(slots=True)
-class Expected:
-    """A burst that is expected.
-
-    Attributes:
-        reason: why it is: RECURRING_BURST or POLICY_AHEAD.
-        at_s: when, in seconds of the monotonic clock.
-        is_ahead: C was set before it; else it is left alone.
-        until_s: end of what is watched, once it ``came``.
-        bad: bad windows so far.
-        seen: by promise, which change of its windows was counted last.
-    """
-
-    reason: Reason
-    at_s: float
-    is_ahead: bool
-    came: bool = False
-    until_s: float = 0.0
-    bad: int = 0
-    seen: dict[Key, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Watched:
-    """One backend: what its loop did last, and the load of its volumes since.
-
-    Attributes:
-        allowed: the last C under which the promises were kept, or to which it was lowered.
-        start, ceiling: C0, and where C met risk.
-        least: where the loop was the last time that it only reacted, or the largest first cut, if lower: what
-            is set ahead is not below it, or bursts that are bad whatever is set would lower C each time.
-        r_free: r of the lead when the loop last reacted, before its first cut.
-        is_ahead: C was set ahead when the loop began last; else it reacted.
-        volumes, victims: slowed down, and for whom.
-        bins: share of each bin in which the load was high, oldest first; ``bin``: number of the open one.
-        loud, samples: of the open bin.
-        onsets_s: when the load became high.
-        next_s: when the next burst of the pattern is expected.
-    """
-
-    allowed: float = 0.0
-    start: float = 0.0
-    ceiling: float = 0.0
-    least: float = 0.0
-    r_free: float = 0.0
-    is_ahead: bool = False
-    volumes: tuple[str, ...] = ()
-    victims: tuple[Key, ...] = ()
-    learned_ns: int = 0
-    bins: deque[float] = field(default_factory=lambda: deque(maxlen=SPANS[-1]))
-    bin: int = -1
-    loud: int = 0
-    samples: int = 0
-    loud_s: float = float("-inf")
-    is_loud: bool = False
-    onsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_ONSETS))
-    pattern: Recurrence | None = None
-    next_s: float | None = None
-    expected: Expected | None = None
-    trials: dict[Reason, Trial] = field(default_factory=dict)
-
-    def learn(self, control: BackendControl, step: LoopStep, before: LoopBefore, now_ns: int) -> None:
-        """The loop has moved C."""
-        # What it raises C from is known to be kept, not yet what it raises C to.
-        known = before.allowed if step.reason is Reason.RECOVERY else control.allowed
-        park_ratio, ceiling = control.settings.park_ratio, control.ceiling
-        self.is_ahead = self.is_ahead and before.active
-        if not self.is_ahead:
-            # A loop that reacts begins without a ceiling. What was met before fades, as by its own probes.
-            if not before.active and self.ceiling:
-                self.ceiling += control.start / control.settings.increase_divisor
-            ceiling = min(ceiling, self.ceiling or ceiling)
-            self.least = min(known, park_ratio * ceiling, control.settings.decrease_min * control.start)
-            known = max(known, self.allowed)
-            if not before.active:
-                self.r_free = control.r_before
-        self.allowed = max(min(known, park_ratio * ceiling), self.least)
-        self.ceiling = ceiling
-        self.start, self.learned_ns = control.start, now_ns
-        self.volumes, self.victims = tuple(sorted(control.managed)), tuple(sorted(control.victims))
-
-    def sample(self, is_loud: bool, bin_s: float, now_s: float) -> bool:
-        """Enter the load of now; whether a bin was completed by it."""
-        number = int(now_s // bin_s)
-        is_complete = self.bin >= 0 and number > self.bin
-        if is_complete:
-            self.bins.append(self.loud / self.samples)
-            # A process that was stopped for a while has seen nothing: low, and at their place.
-            self.bins.extend([0.0] * min(number - self.bin - 1, SPANS[-1]))
-            self.loud = self.samples = 0
-        self.bin, self.samples, self.is_loud = number, self.samples + 1, is_loud
-        if is_loud:
-            self.loud += 1
-            if now_s - self.loud_s > bin_s:
-                self.onsets_s.append(now_s)
-            self.loud_s = now_s
-        return is_complete
-
-    def trial(self, reason: Reason) -> Trial:
-        """Of expectations of this kind."""
-        return self.trials.setdefault(reason, Trial())
 
 
 @dataclass(slots=True)
@@ -176,6 +68,7 @@ class Counters:
         ahead, left_alone: bursts with C set before, and without.
         bad_ahead, bad_alone: bad windows in those that came.
         switched_off: by evidence.
+        discarded: times that evidence was discarded, as it was about something else.
     """
 
     looks: int = 0
@@ -188,6 +81,7 @@ class Counters:
     bad_ahead: int = 0
     bad_alone: int = 0
     switched_off: int = 0
+    discarded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,20 +102,12 @@ class PrePosition:
 class FeedForward:
     """See the module."""
 
-    def __init__(
-        self,
-        settings: ControlSettings,
-        inventory: BackendInventory,
-        scopes: PromiseScopes,
-        policy: PolicyManager,
-        faults: StorageFaults,
-        log: DecisionLog,
-    ) -> None:
+    def __init__(self, context: LoopContext) -> None:
         self.backends: dict[str, Watched] = {}
         self.counters = Counters()
-        self._settings, self._own = settings, settings.feed_forward
-        self._inventory, self._scopes, self._policy = inventory, scopes, policy
-        self._faults, self._log = faults, log
+        self._settings, self._own = context.settings, context.settings.feed_forward
+        self._inventory, self._scopes, self._policy = context.inventory, context.scopes, context.policy
+        self._faults, self._log = context.faults, context.log
         self._coming: dict[str, float | None] = {}
         self._coming_us = 0
         self._next_ns = self._now_ns = 0
@@ -238,9 +124,27 @@ class FeedForward:
         if step.reason is Reason.UNATTRIBUTED:  # slowing these volumes down does not help
             self.backends.pop(control.backend, None)
         elif control.active:
-            if control.backend not in self.backends and len(self.backends) >= MOST_WATCHED:
-                del self.backends[min(self.backends, key=lambda name: self.backends[name].learned_ns)]
-            self.backends.setdefault(control.backend, Watched()).learn(control, step, before, now_ns)
+            watched = self.backends.get(control.backend)
+            if watched is None:
+                if len(self.backends) >= MOST_WATCHED:
+                    del self.backends[min(self.backends, key=lambda name: self.backends[name].learned_ns)]
+                watched = self.backends[control.backend] = Watched(modes=self._modes_on(control.backend))
+            watched.learn(control, step, before, now_ns)
+
+    def modes_changed(self) -> None:
+        """A mode of the server, of a backend or of an agreement is another one: so is what bursts come to."""
+        for backend, watched in self.backends.items():
+            modes = self._modes_on(backend)
+            if modes != watched.modes:
+                watched.modes = modes
+                self._discard(watched)
+
+    def promises_changed(self, backends: Collection[str]) -> None:
+        """On these backends other promises are in force: other windows are bad."""
+        for backend in backends:
+            if (watched := self.backends.get(backend)) is not None:
+                watched.modes = self._modes_on(backend)
+                self._discard(watched)
 
     def look(self, controls: Mapping[str, BackendControl], now_ns: int, unix_us: int) -> list[PrePosition]:
         """Once a poll: follow the load of each backend watched; what must be put in force now."""
@@ -249,11 +153,13 @@ class FeedForward:
         self._now_ns, self._next_ns = now_ns, now_ns + round(self._settings.poll_interval_s * 1e9)
         found = []
         for backend, watched in self.backends.items():
-            self._sample(backend, watched, now_ns / 1e9)
+            control = controls[backend]
+            is_used = self._sample(control, watched, now_ns / 1e9)
+            self._follow_fault(backend, watched)
             if watched.expected is not None:
-                self._watch(backend, watched, watched.expected, unix_us)
+                self._watch(control, watched, watched.expected, is_used, unix_us)
             elif not watched.is_loud:
-                ready = self._expect(controls[backend], watched, unix_us)
+                ready = self._expect(control, watched, unix_us)
                 if ready is not None:
                     found.append(ready)
         return found
@@ -267,16 +173,32 @@ class FeedForward:
         recurring = sum(watched.pattern is not None for watched in self.backends.values())
         return {"watched": len(self.backends), "recurring": recurring, "off": off, **asdict(self.counters)}
 
+    # What evidence is about.
+
+    def _modes_on(self, backend: str) -> dict[str, str]:
+        """Mode of each agreement with a promise on a backend; "" for what has no agreement."""
+        names = {scope.promise.sla for scope in self._scopes.on_backend(backend)}
+        return {name: self._policy.mode_of(backend, name) for name in ("", *names)}
+
+    def _discard(self, watched: Watched) -> None:
+        self.counters.discarded += watched.discard()
+
+    def _follow_fault(self, backend: str, watched: Watched) -> None:
+        """What was learned before the storage hung or failed may be about another storage."""
+        at_fault = self._faults.since_ns(backend) is not None
+        if at_fault and not watched.at_fault:
+            self._discard(watched)
+            watched.forget_capacity()
+        watched.at_fault = at_fault
+
     # The load.
 
-    def _sample(self, backend: str, watched: Watched, now_s: float) -> None:
-        here, use = self._inventory.backends().get(backend, ()), 0.0
-        for volume in watched.volumes:
-            if volume in here:
-                neighbour = self._inventory.neighbour(volume, None)
-                # I/Os are held only where a cap hides what is wanted.
-                use += watched.start if neighbour.queueing else neighbour.cost_per_s
-        if watched.sample(use >= LOUD_RATIO * watched.start, self._own.bin_s, now_s):
+    def _sample(self, control: BackendControl, watched: Watched, now_s: float) -> bool:
+        """Follow the load; whether its volumes do the I/O of a burst, whatever C holds back."""
+        use, is_held = self._load(control.backend, watched)
+        is_used = use >= LOUD_RATIO * watched.start
+        is_loud = is_used or (control.active and is_held and use >= HELD_RATIO * control.allowed)
+        if watched.sample(is_loud, self._own.bin_s, now_s):
             watched.pattern = recurrence(watched.bins)
             self.counters.looks += 1
             self.counters.clear += watched.pattern is not None
@@ -284,6 +206,22 @@ class FeedForward:
             if watched.pattern is not None:
                 period_s = watched.pattern.period_bins * self._own.bin_s
                 watched.next_s = next_onset(tuple(watched.onsets_s), period_s, self._tolerance_s, now_s)
+        return is_used
+
+    def _load(self, backend: str, watched: Watched) -> tuple[float, bool]:
+        """Cost rate of the volumes watched, of a divided one that of its clients without a promise.
+
+        Returns:
+            (cost units a second, whether I/Os of any are held back).
+        """
+        here, use, is_held = self._inventory.backends().get(backend, ()), 0.0, False
+        for volume in dict.fromkeys(map(volume_of, watched.volumes)):
+            for target in self._inventory.targets(volume) if volume in here else ():
+                if target == volume or not self._scopes.is_promised(target):
+                    neighbour = self._inventory.neighbour(target, None, backend)
+                    use += neighbour.cost_per_s
+                    is_held |= neighbour.queueing
+        return use, is_held
 
     # A burst that is expected.
 
@@ -296,10 +234,10 @@ class FeedForward:
         ready = self._ready(control, watched, reason, at_s)
         if ready is None:
             return None
-        is_ahead = watched.trial(reason).is_ahead(self._own)
-        watched.expected, watched.is_ahead = Expected(reason, at_s, is_ahead), is_ahead
-        self._count_bad(control.backend, watched.expected)
-        watched.expected.bad = 0  # what was bad before is not this burst's
+        is_ahead = watched.trial(reason).is_ahead(self._own, self._now_ns / 1e9)
+        rows = self._rows_on(control.backend)
+        seen, _ = self._scopes.table.newest_over(rows)  # what is bad already is not this burst's
+        watched.expected, watched.is_ahead = Expected(reason, at_s, is_ahead, rows, seen), is_ahead
         self.counters.expected += 1
         self.counters.ahead += is_ahead
         self.counters.left_alone += not is_ahead
@@ -325,7 +263,7 @@ class FeedForward:
     def _is_tighter(self, watched: Watched) -> bool:
         """Whether the policy allows a volume less from the coming hour on than it does now."""
         layer = self._policy.layers["policy"]
-        for volume in watched.volumes:
+        for volume in dict.fromkeys(map(volume_of, watched.volumes)):
             coming = self._coming.get(volume)
             now = layer[volume].rates.cost_per_s if volume in layer else None
             if coming is not None and (now is None or coming < now):
@@ -339,7 +277,7 @@ class FeedForward:
         backend = control.backend
         if control.active or self._now_ns < control.quiet_until_ns:
             return None
-        if self._faults.since_ns(backend) is not None:
+        if watched.at_fault or not watched.allowed:
             return None
         victims = [
             victim
@@ -354,11 +292,13 @@ class FeedForward:
         managed = self._managed(backend, watched, lead)
         wanted = watched.allowed
         if reason is Reason.POLICY_AHEAD:
-            managed = {v: n for v, n in managed.items() if self._coming.get(v) is not None}
-            wanted = min(wanted, sum(self._coming[v] or 0.0 for v in managed))
+            managed = {t: n for t, n in managed.items() if self._coming.get(volume_of(t)) is not None}
+            wanted = min(wanted, sum(self._coming[v] or 0.0 for v in {volume_of(t) for t in managed}))
         allowed = max(wanted, sum(floor_for(lead.priority, n) for n in managed.values()))
         if not managed or allowed >= watched.start:
             return None
+        if sum(n.cost_per_s for n in managed.values()) > FELT_RATIO * allowed:
+            return None  # what is done before the burst is not the burst
         text = self._text(watched, reason, at_s, lead, managed, allowed)
         loop = LoopMemory(watched.start, watched.ceiling)
         keys = frozenset(victim.key for victim in victims)
@@ -367,13 +307,15 @@ class FeedForward:
     def _managed(self, backend: str, watched: Watched, lead: Victim) -> dict[str, Neighbour]:
         """Those that the loop slowed down and may slow down again, without a promise of their own."""
         here, found = self._inventory.backends().get(backend, ()), {}
-        for volume in watched.volumes:
-            if volume not in here or volume in lead.volumes or not self._inventory.can_throttle(volume):
+        for target in watched.volumes:
+            if volume_of(target) not in here or target in lead.volumes:
                 continue
-            neighbour = self._inventory.neighbour(volume, None)
+            if not self._inventory.can_be_managed(target):
+                continue
+            neighbour = self._inventory.neighbour(target, None, backend)
             lower = neighbour.priority < lead.priority and may_slow(lead.priority, lead.urgency, neighbour)
-            if lower and not self._scopes.is_promised(volume):
-                found[volume] = neighbour
+            if lower and not self._scopes.is_promised(target):
+                found[target] = neighbour
         return found
 
     def _text(
@@ -399,10 +341,14 @@ class FeedForward:
 
     # What came of it.
 
-    def _watch(self, backend: str, watched: Watched, expected: Expected, unix_us: int) -> None:
+    def _watch(
+        self, control: BackendControl, watched: Watched, expected: Expected, is_used: bool, unix_us: int
+    ) -> None:
         """Follow a burst that is expected or has begun; at its end, judge."""
         now_s, own = self._now_ns / 1e9, self._own
-        self._count_bad(backend, expected)
+        self._count_bad(expected)
+        expected.is_void |= bool(control.away)  # the caps of a gateway that is lost lapse
+        expected.is_proven |= is_used
         if not expected.came:
             if watched.is_loud:
                 length_s = WATCHED_BINS * own.bin_s
@@ -412,43 +358,66 @@ class FeedForward:
                 return
             if now_s <= expected.at_s + self._tolerance_s:
                 return
-        elif now_s < expected.until_s:
-            return
+        else:
+            self._follow_victims(watched, expected)
+            if now_s < expected.until_s:
+                return
         watched.expected = None
         self.counters.came += expected.came
         self.counters.missed += not expected.came
         if expected.came:
             self.counters.bad_ahead += expected.bad * expected.is_ahead
             self.counters.bad_alone += expected.bad * (not expected.is_ahead)
+        self._judge(control.backend, watched, expected, unix_us)
+
+    def _judge(self, backend: str, watched: Watched, expected: Expected, unix_us: int) -> None:
+        """Enter a burst as evidence, if it is any, and see what follows."""
+        if expected.is_void or (expected.came and not expected.is_asked):
+            return
         trial = watched.trial(expected.reason)
-        trial.enter(expected.came, expected.is_ahead, expected.bad)
-        reason = trial.why_off(own)
+        if not expected.came:
+            trial.miss()
+        elif trial.enter(expected.burst(self._now_ns / 1e9)):
+            self.counters.discarded += 1
+        reason = trial.why_off(self._own)
         if reason is not None:
+            if trial.nothing_to_save:
+                watched.forget_capacity()
             self._switch_off(backend, watched, expected.reason, reason, unix_us)
 
-    def _count_bad(self, backend: str, expected: Expected) -> None:
+    def _rows_on(self, backend: str) -> Ints:
+        """Rows, over all backends, of the promises with streams on this one; shape (n,)."""
+        keys = (scope.promise.key for scope in self._scopes.on_backend(backend))
+        found = (self._scopes.over_all(key) for key in keys)
+        return np.array([scope.row.row for scope in found if scope is not None], dtype=np.int64)
+
+    def _count_bad(self, expected: Expected) -> None:
         """Windows in which a promise of the backend was broken, whoever was slowed down; each once."""
-        table, keys, rows = self._scopes.table, list[Key](), list[int]()
-        for scope in self._scopes.on_backend(backend)[:MOST_PROMISES]:
-            over_all = self._scopes.over_all(scope.promise.key)
-            if over_all is not None:
-                keys.append(scope.promise.key)
-                rows.append(over_all.row.row)
-        if not rows:
+        if not len(expected.rows):
             return
-        changes, is_bad = table.newest_over(np.array(rows))
-        for key, change, bad in zip(keys, changes.tolist(), is_bad.tolist(), strict=True):
-            if expected.seen.get(key) != change:
-                expected.seen[key] = change
-                expected.bad += bad
+        changes, is_bad = self._scopes.table.newest_over(expected.rows)
+        expected.bad += int(np.count_nonzero(is_bad & (changes != expected.seen)))
+        expected.seen = changes
+
+    def _follow_victims(self, watched: Watched, expected: Expected) -> None:
+        """How those for whom C is set fare in the burst."""
+        for key in watched.victims:
+            scope = self._scopes.over_all(key)
+            if scope is None or scope.row.is_excluded:
+                continue
+            signal = scope.row.signal()
+            if signal.windows and signal.threshold_us is not None and signal.applies:
+                expected.is_asked, expected.r = True, max(expected.r, signal.r)
 
     def _switch_off(self, backend: str, watched: Watched, kind: Reason, why: Reason, unix_us: int) -> None:
         trial = watched.trial(kind)
-        ahead, alone, missed = list(trial.ahead), list(trial.alone), trial.missed
+        (ahead, alone), missed, nothing_to_save = trial.bad(), trial.missed, trial.nothing_to_save
         off_s = trial.switch_off(self._own, self._now_ns)
         self.counters.switched_off += 1
         if why is Reason.AHEAD_NO_BURST:
-            came = f"{missed} bursts expected in a row did not come"
+            came = f"{missed} bursts that were expected did not come"
+        elif nothing_to_save:
+            came = f"the last {len(alone)} bursts without caps ahead of them broke no promise"
         else:
             came = f"bad windows a burst: {_mean(ahead)} with caps ahead of it, {_mean(alone)} without"
         victims = ["/".join(key) for key in watched.victims]

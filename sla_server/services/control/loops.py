@@ -20,7 +20,7 @@ controller's one thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,7 +28,6 @@ from pmdaemon.wire.rates import Rates
 from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.client_turnover import Turnover, carry_over, priority_of, turn_over
 from sla_server.services.control.decision_log import (
-    DecisionLog,
     LoopBefore,
     loop_figures,
     observed_figures,
@@ -36,12 +35,9 @@ from sla_server.services.control.decision_log import (
 )
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
-from sla_server.services.control.inventory import BackendInventory
-from sla_server.services.control.policy_manager import PolicyManager
-from sla_server.services.control.scopes import Key, PromiseScope, PromiseScopes
-from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
-from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.targets import client_of, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
@@ -59,35 +55,30 @@ NAMED_AGAIN_S: Final = 3600.0
 class Loops:
     """See the module."""
 
-    def __init__(
-        self,
-        settings: ControlSettings,
-        inventory: BackendInventory,
-        scopes: PromiseScopes,
-        policy: PolicyManager,
-        faults: StorageFaults,
-        log: DecisionLog | None = None,
-    ) -> None:
-        self._log = log or DecisionLog()
+    def __init__(self, context: LoopContext) -> None:
         self.controls: dict[str, BackendControl] = {}
-        self._settings = settings
-        self._inventory, self._scopes, self._policy = inventory, scopes, policy
-        self._faults = faults
+        self._settings, self._log = context.settings, context.log
+        self._inventory, self._scopes, self._policy = context.inventory, context.scopes, context.policy
+        self._faults = context.faults
         self._observed: dict[str, set[Key]] = {}
+        self._helped: dict[str, set[Key]] = {}  # at risk while the loop acted, whichever of them led
         self._left_out: dict[str, dict[str, int]] = {}
         self._shadows: dict[str, BackendControl] = {}
         self._stepped: set[str] = set()
         self._turns = ["", ""]  # last one of each group that took a step
         self._tick = 0
         self._rests: dict[str, int] = {}
-        self.forward = FeedForward(settings, inventory, scopes, policy, faults, self._log)
+        self.forward = FeedForward(context)
 
     def modes_changed(self) -> None:
         """A promise that is only observed now is helped no longer; where none is left, nothing is in force.
 
         Caps that were set for it go on for the others that are being helped.
         """
+        self.forward.modes_changed()
         self._observed.clear()
+        for backend, keys in self._helped.items():
+            keys -= {key for key in keys if self._policy.mode_of(backend, key[0]) == "observe"}
         for backend, control in self.controls.items():
             helped = control.victims or {("", "")}
             kept = {key for key in helped if self._policy.mode_of(backend, key[0]) == "enforce"}
@@ -283,7 +274,8 @@ class Loops:
                 self._shadows[backend].helpless_since_ns = None
         resting = now_ns < control.quiet_until_ns
         if control.active or resting or any(v.need is Need.AT_RISK for v in victims):
-            decisions += self._enforce(control, victims, neighbours, now_ns, unix_us)
+            keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "enforce"}
+            decisions += self._enforce(control, victims, keys, neighbours, now_ns, unix_us)
         else:
             control.helpless_since_ns = None
         return decisions
@@ -292,12 +284,16 @@ class Loops:
         self,
         control: BackendControl,
         victims: Sequence[Victim],
+        at_risk: set[Key],
         neighbours: Mapping[str, Neighbour],
         now_ns: int,
         unix_us: int,
     ) -> list[Decision]:
         """One step of the loop, and what follows from it."""
         backend = control.backend
+        if not control.active:
+            self._helped.pop(backend, None)  # of a loop that has ended
+        self._helped.setdefault(backend, set()).update(at_risk)
         self._give_up_waiting(control, now_ns)
         self._welcome(control)
         turned = turn_over(control, victims, neighbours, now_ns)
@@ -421,14 +417,17 @@ class Loops:
         step: LoopStep,
         neighbours: Mapping[str, Neighbour],
         unix_us: int,
+        helped: Collection[Key] | None = None,
     ) -> None:
-        """Keep what the step rested on, if it did anything."""
+        """Keep what the step rested on, if it did anything; ``helped``: for whom a shadow would act."""
         if not (step.changed or step.notice):
             return
         lead, backend = step.lead or before.lead, control.backend
         scope = self._scopes.on(backend, lead.key) if lead is not None and step.lead is lead else None
         shares = self._shares(control, neighbours) if control.active else {}
-        figures = partial(loop_figures, before, control, neighbours, shares, step.lead, scope)
+        helped = self._helped.get(backend, ()) if helped is None else helped
+        names = {"/".join(key) for key in helped}
+        figures = partial(loop_figures, before, control, neighbours, shares, step.lead, scope, names)
         victim = lead.name if lead is not None else next(iter(before.victims), "")
         changes = [(step_kind(before, control, step), step.text)] if step.changed else []
         if step.notice and not (step.changed and step.notice == DecisionKind.UNATTRIBUTED):
@@ -513,7 +512,7 @@ class Loops:
         control = self._shadows.setdefault(backend, BackendControl(self._settings, backend))
         before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
-        self._record(before, control, step, neighbours, unix_us)
+        self._record(before, control, step, neighbours, unix_us, at_risk)
         decisions: list[Decision] = _notices(backend, step)
         if step.changed or step.notice:  # else the view has not settled yet
             decisions += self._name_left_out(backend, neighbours, now_ns)

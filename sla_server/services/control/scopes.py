@@ -27,6 +27,7 @@ from sla_server.agreements.promise import Promise
 from sla_server.services.control.pieces import Floats, Ints
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow, SignalTable
+from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.usage import GatewayTable
 
 Key = tuple[str, str]
@@ -131,17 +132,27 @@ class PromiseScopes:
 
     # What is promised, and where.
 
-    def set_promises(self, promises: Iterable[Promise], tables: Iterable[GatewayTable]) -> None:
-        """Another set of promises; a promise that did not change keeps its windows."""
+    def set_promises(self, promises: Iterable[Promise], tables: Iterable[GatewayTable]) -> set[str]:
+        """Another set of promises; a promise that did not change keeps its windows.
+
+        Returns:
+            Backends on which a promise is new, another one or gone.
+        """
         old, self._promises = self._promises, {promise.key: promise for promise in promises}
         gone = [key for key, promise in old.items() if self._promises.get(key) != promise]
+        changed = [key for key, promise in self._promises.items() if old.get(key) != promise]
+        backends = self._backends_of(gone)
         self._drop(gone)
         self._named, self._patterned = {}, []
-        self._index(p for key, p in self._promises.items() if old.get(key) != p)
+        self._index(self._promises[key] for key in changed)
         for table in tables:
             self._match(table, range(len(table.streams)))
         self._named, self._patterned = {}, []
         self._index(self._promises.values())
+        return backends | self._backends_of(changed)
+
+    def _backends_of(self, keys: Iterable[Key]) -> set[str]:
+        return {backend for key in keys for backend in self._by_key.get(key, ())} - {""}
 
     def _index(self, promises: Iterable[Promise]) -> None:
         for promise in promises:
@@ -294,10 +305,17 @@ class PromiseScopes:
         """A promise over all backends, or None while it has no streams."""
         return self._by_key.get(key, {}).get("")
 
-    def is_promised(self, volume: str) -> bool:
-        """Whether something is promised of a volume that a cap could break: availability it does not."""
-        found = (*self._named.get(volume, ()), *self._patterned)
-        return any(promise.metric != "availability" and promise.has_volume(volume) for promise in found)
+    def is_promised(self, target: str) -> bool:
+        """Whether something is promised of a volume, or of one client of it, that a cap could break.
+
+        Availability it does not.
+        """
+        volume, client = volume_of(target), client_of(target)
+        return any(
+            promise.metric != "availability"
+            and (promise.covers(volume, client) if client else promise.has_volume(volume))
+            for promise in (*self._named.get(volume, ()), *self._patterned)
+        )
 
     def plan(self, table: GatewayTable, stream_ids: npt.NDArray[np.int64]) -> RowPlan:
         """The plan of a gateway for cuts that name these streams in this order."""

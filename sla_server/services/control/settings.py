@@ -28,8 +28,10 @@ class FeedForwardSettings(StrictModel):
     """Bursts with an allowance set before, and two left alone, make a verdict."""
     help_ratio: float = Field(default=0.75, gt=0, lt=1)
     """It helps if it leaves at most this share of the bad windows: less could be chance."""
+    evidence_max_s: float = Field(default=604_800.0, gt=0)
+    """A burst of longer ago is no evidence: a week, so that one of every night is still compared."""
     most_missed: int = Field(default=2, ge=1)
-    """Bursts expected in a row that did not come switch it off."""
+    """So many expected bursts that do not come, before one is proven again, switch it off."""
     backoff_s: float = Field(default=1800.0, ge=0)
     """How long it stays off the first time; each time after that twice as long."""
     backoff_max_s: float = Field(default=28_800.0, ge=0)

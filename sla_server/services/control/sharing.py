@@ -233,21 +233,24 @@ def why_none(
 ) -> tuple[str, str]:
     """Why a victim with these volumes finds no neighbour to slow down: (event kind, text)."""
     others = [n for v, n in neighbours.items() if v not in victim_volumes and n.cost_per_s > 0]
+    least = settings.small_share_ratio * cost_of(neighbours)
     equals = sorted(n.volume for n in others if n.priority >= victim)
-    spared = sorted(n.volume for n in others if n.priority < victim)
-    if equals and not spared:
-        names = named(equals)
-        return (
-            "infeasible",
-            f"{names} of the same or higher priority share the backend and keep their promises",
-        )
-    why = "no other volume uses this backend"
+    cost: dict[tuple[str, Priority], float] = {}
+    for n in others:
+        cost[part_of(n)] = cost.get(part_of(n), 0.0) + n.cost_per_s
+    small = [n.volume for n in others if n.priority < victim and cost[part_of(n)] < least]
+    spared = [n.volume for n in others if n.priority < victim and cost[part_of(n)] >= least]
+    names, why = named(equals), []
+    if equals and not small and not spared:
+        all_others = f"all others that use the backend ({names})"
+        return "infeasible", f"{all_others} are of the same or a higher priority: none is slowed down for it"
+    if equals:
+        why.append(f"{names}: of the same or a higher priority")
+    if small:
+        why.append(f"{named(small)}: less than {settings.small_share_ratio:.0%} of the backend's cost")
     if spared:
-        why = (
-            f"{named(spared)} of lower priority use less than {settings.small_share_ratio:.0%} of the "
-            f"backend's cost, or may not be slowed down while the error budget lasts (urgency {g:.2f})"
-        )
-    return "unattributed", f"nobody to slow down: {why}"
+        why.append(f"{named(spared)}: not slowed down while so much error budget is left (urgency {g:.2f})")
+    return "unattributed", f"nobody to slow down: {'; '.join(why) or 'no other volume uses this backend'}"
 
 
 def gives_way(victim: Priority, neighbour: Neighbour) -> bool:

@@ -9,8 +9,10 @@ from flask.testing import FlaskClient
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.context import AppContext
+from sla_server.services.control.decisions import RecordDecision
 from tests.support import api
 from tests.support.api import NOW_US, snapshot
+from tests.support.worlds import A, Feeder, controller, promise, rows_of, volume_class
 
 
 def asked(source: api.FakeSource, name: str) -> list[tuple[Any, ...]]:
@@ -153,3 +155,83 @@ def test_a_promise_that_the_snapshot_has_no_room_for_says_its_state(
     context.live.put(full)
     (promise,) = web.get("/api/v1/why/erp-gold").json["facts"]["promises"]
     assert promise["state"] == "at-risk"
+
+
+def test_the_mode_is_that_of_the_agreement_else_of_the_backend(
+    web: FlaskClient, source: api.FakeSource, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def facts(name: str, at: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = web.get(f"/api/v1/why/{name}{at}").json["facts"]
+        return found
+
+    context.live.put({**snapshot(), "backend_modes": {"disk-0": "observe"}})
+    on_disk = {"mode": "observe", "of": "backend", "name": "disk-0"}
+    assert facts("erp-db")["mode_here"] == on_disk
+    assert facts("erp-gold")["modes"] == [{"backend": "disk-0", **on_disk}]
+    assert facts("batch")["mode_for"] == on_disk
+    row = api.gold()
+    row["spec"]["spec"]["control"] = "enforce"
+    monkeypatch.setattr(api, "gold", lambda: row)
+    own = {"mode": "enforce", "of": "agreement", "name": "erp-gold"}
+    assert facts("erp-gold")["modes"] == [{"backend": "disk-0", **own}]
+    assert facts("batch")["mode_for"] == own
+    assert facts("erp-db")["own_modes"] == [{"name": "erp-gold", "mode": "enforce"}]
+    monkeypatch.setattr(source, "backend_modes_at", lambda _at_us: {"disk-0": "observe"})
+    at_us = NOW_US - 41_500_000
+    assert facts("erp-db", f"?at_us={at_us}")["mode_here"] == on_disk
+
+
+def test_a_throttle_set_for_another_promise_of_the_same_loop_is_for_this_one_too(
+    web: FlaskClient, source: api.FakeSource, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context.live.put(snapshot())
+    cap, step = api.decisions()
+    mine = {**step, "figures": {**step["figures"], "victims": ["crm/latency", "erp-gold/latency"]}}
+    rows = [{**cap, "victim": "crm/latency"}, {**mine, "victim": "crm/latency"}]
+    monkeypatch.setattr(api, "decisions", lambda: rows)
+    row = api.throttle(victim="crm/latency")
+    monkeypatch.setattr(api, "throttle", lambda: row)
+    answer = web.get("/api/v1/why/erp-gold").json
+    assert answer["headline"] == "erp-gold/latency is kept. batch is throttled for it."
+    assert web.get("/api/v1/why/batch").json["facts"]["protects"] == ["erp-gold/latency"]
+    released = {**step, "kind": "release", "at_us": NOW_US - 41_000_000, "victim": "crm/latency"}
+    monkeypatch.setattr(api, "decisions", lambda: [released, *rows])
+    assert web.get("/api/v1/why/erp-gold").json["facts"]["throttles"] == [], "of a loop that has ended"
+    monkeypatch.setattr(api, "decisions", lambda: [{**mine, "figures": {}, "victim": "crm/latency"}])
+    assert web.get("/api/v1/why/erp-gold").json["headline"] == "erp-gold/latency is kept."
+
+
+def test_of_two_promises_at_risk_at_once_the_loops_throttle_is_for_both(
+    web: FlaskClient, source: api.FakeSource, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a controller decides is what is asked: the promise that does not lead is helped all the same."""
+    names = ("aaa", "erp-gold")
+    made = Feeder(
+        controller([promise(n) for n in names], [volume_class(n) for n in names]), (A, (*names, "batch"))
+    )
+    late = {"aaa": (60, 40.0), "erp-gold": (60, 30.0), "batch": (400, 30.0)}
+    decided: list[Any] = []
+    for _ in range(4):
+        decided += made.step((A, late, made.controller.policy.gateways[A].gen))
+    moved = NOW_US - made.unix_us
+    rows = [{**d.row, "at_us": d.row["at_us"] + moved} for d in decided if isinstance(d, RecordDecision)]
+    (caps,) = [{**row, "requested_us": row["requested_us"] + moved} for row in rows_of(decided)[-1:]]
+    assert caps["victim"] == "aaa/latency"
+    monkeypatch.setattr(api, "decisions", lambda: rows[::-1])
+    monkeypatch.setattr(api, "throttle", lambda: caps)
+    monkeypatch.setattr(source, "backends_of", lambda _volumes: {"disk"})
+    context.live.put(snapshot())
+    answer = web.get("/api/v1/why/erp-gold").json
+    assert answer["headline"] == "erp-gold/latency is kept. batch is throttled for it."
+    (helping,) = [each["lines"] for each in answer["sections"] if each["title"] == "For it"]
+    assert "It was set for aaa/latency; the loop helps this promise by it, too." in helping[0]
+
+
+def test_a_time_that_lies_ahead_is_refused_in_the_askers_words(web: FlaskClient) -> None:
+    answer = web.get(f"/api/v1/why/batch?at_us={NOW_US + 60_000_000}&tz=Europe/Berlin").json
+    assert answer["detail"] == (
+        "time asked for (at_us): 2027-01-15 09:01:00 CET lies ahead of the server's clock, which says "
+        "2027-01-15 09:00:00 CET"
+    )
+    assert answer["fix"] == "Give a time that has passed, or none for now"
+    assert "the year 9999 lies ahead" in web.get(f"/api/v1/why/batch?at_us={1 << 62}").json["detail"]

@@ -481,3 +481,67 @@ def test_a_gateway_that_was_never_sent_the_cap_is_named_as_such() -> None:
     assert "old, older were never sent it." in said(
         explain(agreement(throttles=[throttle()], decisions=[two])), "For it"
     )
+
+
+def mode(mode: str, of: str = "server", name: str = "") -> dict[str, str]:
+    return {"mode": mode, "of": of, "name": name}
+
+
+def test_the_mode_that_holds_is_named_with_whose_it_is() -> None:
+    """Of an agreement, else of a backend, else of the server: only the last was looked at."""
+    risky = {**PROMISE, "state": "at-risk"}
+    row = {**CAP, "kind": "observed", "mode": "observe"}
+    own = explain(volume(decisions=[row], protected=risky, mode_here=mode("enforce"),
+                         mode_for=mode("observe", "agreement", "erp-gold")))  # fmt: skip
+    assert own.status == "observed"
+    assert "batch is not throttled: the mode of agreement erp-gold is observe. Mode enforce" in own.headline
+    there = explain(volume(mode="observe", mode_here=mode("enforce", "backend", "disk-0")))
+    assert said(there, "Why") == "", "the loop acts here, whatever the server does elsewhere"
+    here = explain(volume(mode_here=mode("observe", "backend", "disk-0"),
+                          own_modes=[{"name": "erp-gold", "mode": "enforce"}]))  # fmt: skip
+    assert said(here, "Why") == (
+        "The mode of backend disk-0 is observe: the loop and the policies only log; what is set by hand "
+        "acts. The loop acts for those with mode enforce: erp-gold."
+    )
+    some = explain(volume(own_modes=[{"name": "erp-gold", "mode": "observe"}]))
+    assert said(some, "Why") == "For agreements with mode observe the loop only logs: erp-gold."
+
+
+@pytest.mark.parametrize(
+    ("modes", "text"),
+    [
+        ([mode("enforce")], ""),
+        ([mode("observe")], ": the mode is observe"),
+        ([mode("observe", "agreement", "erp-gold")] * 2, ": the mode of agreement erp-gold is observe"),
+        ([mode("observe", "backend", "a"), mode("enforce")], ", and the mode of backend a is observe"),
+        ([mode("observe", "backend", "a"), mode("observe", "backend", "b")],
+         ": the mode of backend a, the mode of backend b are observe"),
+    ],
+)  # fmt: skip
+def test_nothing_is_throttled_for_a_promise_because_of_its_mode(modes: list[Any], text: str) -> None:
+    for server in ("observe", "enforce"):
+        found = explain(agreement(mode=server, modes=modes, promises=[{**PROMISE, "state": "at-risk"}]))
+        assert found.headline == f"erp-gold/latency is at risk. Nothing is throttled for it{text}."
+
+
+def test_a_throttle_that_was_set_for_another_promise_helps_this_one_too() -> None:
+    found = explain(agreement(throttles=[throttle(victim="crm/latency")]))
+    assert found.headline == "erp-gold/latency is kept. batch is throttled for it."
+    assert said(found, "For it").startswith(
+        "batch: 290 cost/s at most since 07:59:18. It was set for crm/latency; the loop helps this promise "
+        "by it, too."
+    )
+    assert said(found, "Decisions") == (
+        "None was about erp-gold itself: 'sla why crm' says what the loop decided."
+    )
+    assert said(explain(throttled(protects=["crm/latency"])), "It protects").endswith(
+        "The loop helps crm/latency by it, too."
+    )
+
+
+def test_what_was_withdrawn_says_why() -> None:
+    text = "greedy is no longer on backend disk-0"
+    row = {**CAP, "kind": "cap-released", "reason": "withdrawn", "text": text, "figures": {}}
+    assert f"released batch from its cap ({text})." in said(explain(volume(decisions=[row])), "Decisions")
+    step = {**STEP, "kind": "release", "reason": "withdrawn", "text": text}
+    assert f"because {text}." in said(explain(agreement(decisions=[step])), "Decisions")

@@ -135,3 +135,25 @@ def test_names_mode_backend_and_reach(rig):
     with begin(rig.engine) as connection:
         connection.execute(text("DELETE FROM meta WHERE key = 'decisions_from_us'"))
     assert reader.decisions_from_us() is None
+
+
+def test_throttles_of_a_backends_loop_and_modes_of_backends(rig):
+    common = {"victim": "gold/latency", "state": "seen", "requested_us": T0, "backend": "b"}
+    modes = [{"backends": {"b": "observe"}}, {"backends": {}}]
+    rig.feed(gateway_message())
+    record(
+        rig,
+        ("throttles", {**common, "throttle_id": "loop", "volume": "v", "source": "control"}),
+        ("throttles", {**common, "throttle_id": "hand", "volume": "w", "source": "manual"}),
+        *(
+            ("audit", {"audit_id": str(n), "at_us": T0 + n * S, "action": "backend-mode", "after": after})
+            for n, after in enumerate(modes, 1)
+        ),
+    )
+    reader = rig.reader
+    assert [row["throttle_id"] for row in reader.throttles_at(T0 + S, backends=["b", "c"])] == ["loop"]
+    assert reader.throttles_at(T0 + S, backends=["c"]) == []
+    assert [reader.backend_modes_at(T0 + n * S) for n in range(3)] == [{}, {"b": "observe"}, {}]
+    volumes = {row["volume"]: row["backend"] for row in reader.volumes()}
+    assert reader.backends_of([*volumes, "none"]) == set(volumes.values())
+    assert reader.backends_of([]) == set()

@@ -231,6 +231,8 @@ def test_a_cap_that_nobody_feels_does_not_rise(control):
     [
         (Need.IDLE, Reason.VICTIM_IDLE),
         (Need.OUT_OF_CURVE, Reason.VICTIM_OUT_OF_CURVE),
+        (Need.NOT_APPLICABLE, Reason.VICTIM_NOT_APPLICABLE),
+        (Need.EXCLUDED, Reason.VICTIM_EXCLUDED),
         (Need.GONE, Reason.VICTIM_GONE),
     ],
 )
@@ -239,6 +241,18 @@ def test_release_when_the_victim_needs_nothing(control, need, reason):
     step = control.step([victim(need)], world(neighbour(cost=200.0)), 101 * S)
     assert (step.changed, step.reason) == (True, reason)
     assert not control.active
+
+
+def test_a_release_says_of_each_victim_what_it_is(control):
+    start(control)
+    control.victims |= {("idle", "latency"), ("ended", "latency"), ("silent", "latency")}
+    rest = [victim(Need.IDLE, name="idle"), victim(Need.GONE, name="silent")]
+    step = control.step([victim(Need.OUT_OF_CURVE), *rest], world(neighbour(cost=200.0)), 101 * S)
+    assert step.reason is Reason.VICTIM_OUT_OF_CURVE
+    assert step.text == (
+        "gold/latency: the demand is above the curve; idle/latency: no I/O for 5 s; "
+        "ended/latency, silent/latency: no statistics, or no longer in force"
+    )
 
 
 def test_release_when_the_agreement_is_gone(control):

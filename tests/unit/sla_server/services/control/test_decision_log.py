@@ -9,9 +9,14 @@ import pytest
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Priority
 from sla_server.services.control import decision_log
-from sla_server.services.control.decision_log import DecisionLog
+from sla_server.services.control.backend_loop import BackendControl
+from sla_server.services.control.decision_log import DecisionLog, LoopBefore, loop_figures
 from sla_server.services.control.decisions import DecisionKind, RecordDecision
-from tests.support.worlds import A, Feeder, caps_of, controller, promise, volume_class
+from sla_server.services.control.scopes import PromiseScope
+from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.signal import SignalTable
+from sla_server.services.control.victims import Need, Victim
+from tests.support.worlds import KEY, A, Feeder, caps_of, controller, promise, volume_class
 
 CALM = {"gold": (60, 2.0), "greedy": (400, 2.0)}
 HARMED = {"gold": (60, 30.0), "greedy": (400, 30.0)}
@@ -103,6 +108,36 @@ def test_a_finding_is_kept_with_the_promise_that_asked() -> None:
     assert [(row["kind"], row["victim"]) for row in rows] == [("infeasible", "gold/latency")]
     assert "other" in rows[0]["text"]
     assert rows[0]["figures"]["promise"]["u"] > 1
+
+
+def test_a_step_lists_all_promises_that_it_helps() -> None:
+    golds = ("gold", "gold2")
+    made = Feeder(
+        controller([promise(g) for g in golds], [volume_class(g) for g in golds]), (A, (*golds, "greedy"))
+    )
+    late = {"gold": (60, 30.0), "gold2": (60, 30.0), "greedy": (400, 30.0)}
+    rows: list[dict[str, Any]] = []
+    for ios in (late, late, late, late, late, {**late, "gold": (60, 2.0)}, CALM):
+        rows += noted(made.step((A, ios, made.controller.policy.gateways[A].gen)))
+    steps = [row for row in rows if row["kind"] in ("start", "decrease")]
+    assert {row["victim"] for row in steps} == {"gold/latency"}, "one of them leads"
+    assert [row["figures"]["victims"] for row in steps] == [["gold/latency", "gold2/latency"]] * len(steps)
+    made.controller.set_agreement_modes({"gold2": "observe"})
+    rows = []
+    for _ in range(40):
+        rows += noted(made.step((A, late, made.controller.policy.gateways[A].gen)))
+    later = [row for row in rows if row["mode"] == "enforce" and row["kind"] in ("decrease", "unattributed")]
+    assert {tuple(row["figures"]["victims"]) for row in later} == {("gold/latency",)}
+
+
+def test_a_promise_without_a_curve_has_no_end_of_it() -> None:
+    rate = promise(metric="iops", curve=(), promised=10.0)
+    row = SignalTable(ControlSettings()).allot(rate, "g", "disk", 0.95)
+    lead = Victim(KEY, Priority.GOLD, 0.0, Need.AT_RISK, row.signal(), frozenset({"gold"}))
+    control = BackendControl(ControlSettings(), "disk")
+    before = LoopBefore.of(control)
+    found = loop_figures(before, control, {}, {}, lead, PromiseScope(rate, "disk", row))
+    assert found["promise"]["curve_end_iops"] is None
 
 
 def test_a_manual_throttle_has_its_rows_and_the_floor() -> None:

@@ -49,6 +49,22 @@ def test_what_is_promised_of_a_volume_by_name_and_by_pattern_but_for_availabilit
     assert not scopes.is_promised("gold")
 
 
+def test_what_is_promised_of_one_client_of_a_volume():
+    scopes = PromiseScopes(ControlSettings())
+    scopes.set_promises([promise(clients=("db-*",))], [])
+    assert scopes.is_promised("gold"), "of some client of it"
+    assert [scopes.is_promised(f"gold/{client}") for client in ("db-1", "job")] == [True, False]
+
+
+def test_on_which_backends_promises_are_new_others_or_gone():
+    made, other = table(A, "gold"), table(B, "silver", backend="other")
+    scopes, gold, silver = PromiseScopes(ControlSettings()), promise(), promise("silver")
+    assert scopes.set_promises([gold, silver], [made, other]) == {"disk", "other"}
+    assert scopes.set_promises([gold, silver], [made, other]) == set()
+    assert scopes.set_promises([gold, promise("silver", ms=5)], [made, other]) == {"other"}
+    assert scopes.set_promises([silver], [made, other]) == {"disk", "other"}
+
+
 def test_clients_narrow_a_promise():
     made, scopes = table(A, "gold"), PromiseScopes(ControlSettings())
     scopes.set_promises([promise(clients=("host-*",))], [made])

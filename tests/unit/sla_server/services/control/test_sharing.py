@@ -24,6 +24,7 @@ from sla_server.services.control.sharing import (
     terms,
     urgency,
     water_fill,
+    why_none,
 )
 from tests.support.worlds import volume_class
 
@@ -230,3 +231,25 @@ def test_of_a_divided_volume_a_client_that_wants_little_has_it_and_the_others_th
     managed["v/c0"] = Neighbour("v/c0", Priority.BEST_EFFORT, 8.0, 8.0, 1.0, False)
     found = allot(210.0, managed, claims(managed, Priority.GOLD, 0.0, SETTINGS))
     assert found == pytest.approx({"v/c0": 10, "v/c1": 100, "v/c2": 100})
+
+
+def test_why_no_neighbour_is_slowed_down_says_of_each_what_is_so():
+    def why(*found: tuple[str, Priority, float], g: float = 0.2) -> tuple[str, str]:
+        rows = {name: Neighbour(name, place, cost, cost, 1.0, False) for name, place, cost in found}
+        return why_none({"gold"}, Priority.GOLD, g, rows, ControlSettings())
+
+    gold, equal = ("gold", Priority.GOLD, 100.0), ("other", Priority.GOLD, 300.0)
+    small, spared = ("small", Priority.BEST_EFFORT, 5.0), ("middle", Priority.SILVER, 200.0)
+    assert why(gold) == ("unattributed", "nobody to slow down: no other volume uses this backend")
+    assert why(gold, equal) == (
+        "infeasible",
+        "all others that use the backend (other) are of the same or a higher priority: none is slowed down "
+        "for it",
+    )
+    kind, text = why(gold, equal, small, spared)
+    assert kind == "unattributed"
+    assert text.removeprefix("nobody to slow down: ").split("; ") == [
+        "other: of the same or a higher priority",
+        "small: less than 5% of the backend's cost",
+        "middle: not slowed down while so much error budget is left (urgency 0.20)",
+    ]

@@ -1,0 +1,165 @@
+"""What feed-forward knows of one backend: what its loop found, the load since, and the burst it expects.
+
+    learn     the loop has moved C: what it found to be kept
+    sample    the load of now, high or low, in bins
+    expected  a burst that is near or under way, and what came of it so far
+    trials    whether C ahead of bursts helps (``feed_forward_trial``)
+
+State: one ``Watched`` for each backend watched. Pure: no clock, no I/O. Changed only by ``feed_forward``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.decision_log import LoopBefore
+from sla_server.services.control.decisions import Reason
+from sla_server.services.control.feed_forward_pattern import SPANS, Recurrence
+from sla_server.services.control.feed_forward_trial import Burst, Trial
+from sla_server.services.control.pieces import Ints
+from sla_server.services.control.scopes import Key
+
+MOST_ONSETS: Final = 64
+"""Kept of a backend: three periods of a pattern with many bursts in each."""
+
+
+def _no_rows() -> Ints:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Expected:
+    """A burst that is expected.
+
+    Attributes:
+        reason: why it is: RECURRING_BURST or POLICY_AHEAD.
+        at_s: when, in seconds of the monotonic clock.
+        is_ahead: C was set before it; else it is left alone.
+        rows: of the signal table, over all backends: every promise whose bad windows are counted; shape (n,).
+        seen: which change of the windows of each was counted last; shape (n,).
+        until_s: end of what is watched, once it ``came``.
+        bad: bad windows so far.
+        r: the most that a victim reached.
+        is_proven: its volumes did the I/O of a burst, rather than being held back by C that was set ahead.
+        is_asked: a victim had I/O that its promise is about: without any, nothing can be bad.
+        is_void: caps did not hold, or something else made it no evidence.
+    """
+
+    reason: Reason
+    at_s: float
+    is_ahead: bool
+    rows: Ints = field(default_factory=_no_rows)
+    seen: Ints = field(default_factory=_no_rows)
+    came: bool = False
+    until_s: float = 0.0
+    bad: int = 0
+    r: float = 0.0
+    is_proven: bool = False
+    is_asked: bool = False
+    is_void: bool = False
+
+    def burst(self, now_s: float) -> Burst:
+        """As evidence."""
+        return Burst(self.is_ahead, self.bad, now_s, self.r, self.is_proven or not self.is_ahead)
+
+
+@dataclass(slots=True)
+class Watched:
+    """One backend: what its loop did last, and the load of its volumes since.
+
+    Attributes:
+        allowed: the last C under which the promises were kept, or to which it was lowered; 0: not known.
+        start, ceiling: C0, and where C met risk.
+        least: where the loop was the last time that it only reacted, or the largest first cut, if lower: what
+            is set ahead is not below it, or bursts that are bad whatever is set would lower C each time.
+        r_free: r of the lead when the loop last reacted, before its first cut.
+        is_ahead: C was set ahead when the loop began last; else it reacted.
+        volumes, victims: slowed down (volumes, or clients), and for whom.
+        modes: by agreement on the backend, when it was looked at last.
+        at_fault: its storage hangs or fails.
+        bins: share of each bin in which the load was high, oldest first; ``bin``: number of the open one.
+        loud, samples: of the open bin.
+        onsets_s: when the load became high.
+        next_s: when the next burst of the pattern is expected.
+    """
+
+    allowed: float = 0.0
+    start: float = 0.0
+    ceiling: float = 0.0
+    least: float = 0.0
+    r_free: float = 0.0
+    is_ahead: bool = False
+    volumes: tuple[str, ...] = ()
+    victims: tuple[Key, ...] = ()
+    modes: dict[str, str] = field(default_factory=dict)
+    at_fault: bool = False
+    learned_ns: int = 0
+    bins: deque[float] = field(default_factory=lambda: deque(maxlen=SPANS[-1]))
+    bin: int = -1
+    loud: int = 0
+    samples: int = 0
+    loud_s: float = float("-inf")
+    is_loud: bool = False
+    onsets_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_ONSETS))
+    pattern: Recurrence | None = None
+    next_s: float | None = None
+    expected: Expected | None = None
+    trials: dict[Reason, Trial] = field(default_factory=dict)
+
+    def learn(self, control: BackendControl, step: LoopStep, before: LoopBefore, now_ns: int) -> None:
+        """The loop has moved C."""
+        # What it raises C from is known to be kept, not yet what it raises C to.
+        known = before.allowed if step.reason is Reason.RECOVERY else control.allowed
+        park_ratio, ceiling = control.settings.park_ratio, control.ceiling
+        self.is_ahead = self.is_ahead and before.active
+        if not self.is_ahead:
+            # A loop that reacts begins without a ceiling. What was met before fades, as by its own probes.
+            if not before.active and self.ceiling:
+                self.ceiling += control.start / control.settings.increase_divisor
+            ceiling = min(ceiling, self.ceiling or ceiling)
+            self.least = min(known, park_ratio * ceiling, control.settings.decrease_min * control.start)
+            known = max(known, self.allowed)
+            if not before.active:
+                self.r_free = control.r_before
+        self.allowed = max(min(known, park_ratio * ceiling), self.least)
+        self.ceiling = ceiling
+        self.start, self.learned_ns = control.start, now_ns
+        self.volumes, self.victims = tuple(sorted(control.managed)), tuple(sorted(control.victims))
+
+    def forget_capacity(self) -> None:
+        """The storage is another one now: nothing is set ahead until the loop has found C again."""
+        self.allowed = self.ceiling = self.least = self.r_free = 0.0
+
+    def discard(self) -> bool:
+        """What came of bursts is no evidence any more; whether there was any. The load's pattern stays."""
+        was_known = self.expected is not None
+        self.expected = None
+        for trial in self.trials.values():
+            was_known |= trial.discard()
+        return was_known
+
+    def sample(self, is_loud: bool, bin_s: float, now_s: float) -> bool:
+        """Enter the load of now; whether a bin was completed by it."""
+        number = int(now_s // bin_s)
+        is_complete = self.bin >= 0 and number > self.bin
+        if is_complete:
+            self.bins.append(self.loud / self.samples)
+            # A process that was stopped for a while has seen nothing: low, and at their place.
+            self.bins.extend([0.0] * min(number - self.bin - 1, SPANS[-1]))
+            self.loud = self.samples = 0
+        self.bin, self.samples, self.is_loud = number, self.samples + 1, is_loud
+        if is_loud:
+            self.loud += 1
+            if now_s - self.loud_s > bin_s:
+                self.onsets_s.append(now_s)
+            self.loud_s = now_s
+        return is_complete
+
+    def trial(self, reason: Reason) -> Trial:
+        """Of expectations of this kind."""
+        return self.trials.setdefault(reason, Trial())
