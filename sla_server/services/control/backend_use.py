@@ -20,7 +20,7 @@ from sla_server.services.control.client_use import COST, LAST_COST, PEAK, Client
 from sla_server.services.control.targets import client_of, volume_of
 from sla_server.services.control.usage import Floats, GatewayTable, Ints, UsageTable
 
-MOST_LISTED: Final = 32
+MOST_LISTED: Final = 16
 """Targets that are looked at one by one though they may not count: texts and figures name fewer."""
 MOST_COUNTED: Final = 256
 """Targets that count, as clients of a volume may be many: the largest; some 4 ms of work."""

@@ -171,21 +171,18 @@ class BackendInventory:
 
     def mean_cost_of(self, target: str) -> float:
         """Recent cost of its mean I/O, where it is known now; the last known while no gateway says."""
-        used = self._used(target)
+        return self._mean_cost(target, [use for _, use in self._used(target)])
+
+    def _mean_cost(self, target: str, used: Sequence[Usage | ClientUse]) -> float:
         cost, ops = sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
         if ops > 0.5:
             self._mean_costs[target] = max(cost / ops, 1.0)
         return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
 
-    def _used(self, target: str, backend: str = "") -> list[Usage | ClientUse]:
-        """What it uses through each of the gateways that are up; with a ``backend`` only there."""
-        volume = volume_of(target)
-        tables = [
-            table
-            for table in self.carriers_of(target).values()
-            if table.state == "up" and backend in ("", table.backend_of(volume))
-        ]
-        return [use for table in tables if (use := self.uses.of(table, target)) is not None]
+    def _used(self, target: str) -> list[tuple[GatewayTable, Usage | ClientUse]]:
+        """What it uses through each of the gateways that are up."""
+        tables = [table for table in self.carriers_of(target).values() if table.state == "up"]
+        return [(table, use) for table in tables if (use := self.uses.of(table, target)) is not None]
 
     def urgency_of(self, key: Key) -> float:
         """G of an objective; 0 while its budget is not known."""
@@ -203,7 +200,8 @@ class BackendInventory:
             cap: the cost rate that the loop allows it now, if any.
             backend: only what it uses there; "": everywhere.
         """
-        place, fresh = self.terms_of(target), self._used(target, backend)
+        place, used, volume = self.terms_of(target), self._used(target), volume_of(target)
+        fresh = [use for table, use in used if backend in ("", table.backend_of(volume))]
         # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
         cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
         full = cap is None or cost >= FULL_RATIO * cap
@@ -212,7 +210,7 @@ class BackendInventory:
             place.priority,
             cost,
             sum(use.peak_cost_per_s for use in fresh),
-            max(place.floor_cost(self.mean_cost_of(target)), 1.0),
+            max(place.floor_cost(self._mean_cost(target, [use for _, use in used])), 1.0),
             full and any(use.held > 0 for use in fresh),
         )
 
