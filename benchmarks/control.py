@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import control_bursts, harness
+from benchmarks import control_bursts, control_clients, harness
 from pmdaemon.wire.cut import Cut
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.controller import Controller
@@ -162,6 +162,7 @@ def measure() -> harness.Sample:
         "kept_90s": defaults["kept_90s"],
         **burst_values,
         "lone_cut_cpu_us": lone_cut_cpu_us(),
+        **control_clients.figures(),
         **fleet(),
     }
     for name, value in values.items():

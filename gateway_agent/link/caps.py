@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -25,9 +26,11 @@ from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.wire.messages.agent import CapsAck, CapSet, Thresholds
+from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet, Thresholds
 
 log = structlog.get_logger("caps")
+ANSWER_BYTES: Final = 60_000
+"""Of the names in an answer, whose header holds 64 KiB; a set of caps may name more."""
 
 
 class LeasedCaps:
@@ -84,7 +87,7 @@ class LeasedCaps:
             return None
         gen, volumes = self._caps.gen, self._caps.volumes
         served = frozenset[str]().union(*(enforcer.volumes for enforcer in self._enforcers))
-        foreign = tuple(sorted(volumes - served))
+        foreign = _that_fit(sorted(volumes - served))
         reachable = [enforcer for enforcer in self._enforcers if enforcer.reachable]
         refusing = [enforcer.name for enforcer in reachable if enforcer.refused == gen]
         if not self._enforcers or refusing:
@@ -99,6 +102,17 @@ class LeasedCaps:
         return CapsAck(
             gen, ok=len(foreign) < len(volumes) or not volumes, reason=reason, refused=foreign or None
         )
+
+
+def _that_fit(volumes: Sequence[str]) -> tuple[str, ...]:
+    """The first of them that an answer holds; the server sends no caps of these, and hears of more then."""
+    found, left = list[str](), ANSWER_BYTES
+    for volume in volumes:
+        left -= len(volume) + 3
+        if left < 0 or len(found) == MAX_REFUSED:
+            break
+        found.append(volume)
+    return tuple(found)
 
 
 def _some(volumes: Sequence[str]) -> str:

@@ -154,7 +154,7 @@ class _LinkConnection:
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):
             apply = self._commands.caps if received.kind == Kind.DP_CAPS else self._commands.thresholds
             try:
-                apply(header)
+                apply(frame.unfold(received).header)
             except BadCaps as exc:
                 log.error("link-order-refused", error=str(exc))
         else:

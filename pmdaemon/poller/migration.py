@@ -298,8 +298,8 @@ class ShardMigrator:
             notice = frame.encode(Kind.DURABLE, {"inc": incarnation, "hw": rows})
             self.forward(Forward(gateway.shard, DBMANAGER, notice))
         if (caps := self._standing_caps.caps_of(gateway.gateway_id)) is not None:
-            order = {"gw": gateway.gateway_id, **frame.decode(caps[1]).header}
-            self.forward(Forward(gateway.shard, SERVICES, frame.encode(Kind.SET_CAPS, order)))
+            order = {"gw": gateway.gateway_id, **frame.unfold(frame.decode(caps[1])).header}
+            self.forward(Forward(gateway.shard, SERVICES, frame.encode_folding(Kind.SET_CAPS, order)))
 
     def forward(self, message: Forward) -> None:
         """Pass a message on to the owner of its shard.

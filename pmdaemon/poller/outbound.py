@@ -200,7 +200,7 @@ class Outbound:
     def _carry_out(self, sender: str, payload: bytes | memoryview, passed_on: bool = False) -> None:
         """Carry out one message. A malformed one, a defect of the server, is logged and dropped."""
         try:
-            received = frame.decode(payload)
+            received = frame.unfold(frame.decode(payload))
             action = self._actions.get(received.kind)
             if action is None:
                 raise WireError(f"kind {received.kind} is not for a pair")
@@ -228,7 +228,7 @@ class Outbound:
             self._counters["mail_dropped"] += len(away)
             return
         for shard, body in away.items():
-            self._to_inbound.put(Forward(shard, sender, frame.encode(received.kind, body)))
+            self._to_inbound.put(Forward(shard, sender, frame.encode_folding(received.kind, body)))
 
     def _watermarks(self, header: dict[str, Any]) -> None:
         notice = WatermarksNotice.parse(header)

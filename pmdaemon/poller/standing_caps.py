@@ -31,7 +31,7 @@ class StandingCaps:
         """Keep an order; returns the CAPS frame to send.
 
         Raises:
-            FrameTooLarge: more caps than a frame holds.
+            FrameTooLarge: more caps than a folded header holds.
         """
         encoded = order.caps_frame()
         self._caps[order.gateway_id] = (order.gen, encoded)

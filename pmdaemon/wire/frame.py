@@ -15,6 +15,9 @@ A header is looked at before it is decoded. Lists and maps nest at most ``MAX_DE
 together no more items than the header has bytes, because msgpack allocates a list by its announced length.
 Keys are text or bytes: hashes of numbers can be chosen so that a map of them takes for ever. Unknown header
 keys are kept and ignored by readers; unknown kinds are the session's business.
+
+A few messages name as much as there is (caps). Their header is *folded* when it is longer than 64 KiB: it is
+the blob then, and the header says ``{folded: bytes}``. A reader that expects such a message unfolds it.
 """
 
 from __future__ import annotations
@@ -26,13 +29,16 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from pmdaemon.errors import FrameTooLarge, MalformedFrame, WireError, not_enrolled
+from pmdaemon.runtime.excerpt import excerpt
 
 PREFIX = struct.Struct("<IHBB")
 MAX_FRAME_BYTES = 1 << 20  # four times the largest backlog reply (256 KB), so a legal frame never meets it
 MAX_HEADER_BYTES = 0xFFFF
+MAX_FOLDED_BYTES: Final = 512 * 1024  # half of a frame: others may be put around it
 MAX_HEADER_ITEMS = 8192  # of one list
 MAX_DEPTH = 32  # our own messages nest some ten deep (an agreement in an audit row)
 FLAG_LIVE = 1
+FOLDED: Final = "folded"
 _ZERO = b"\0" * 8
 _KIND_AT = 6
 FLAGS_AT = 7
@@ -82,6 +88,35 @@ def encode_head(kind: int, header: dict[str, Any], blob_bytes: int, flags: int =
     if total > MAX_FRAME_BYTES:
         raise FrameTooLarge("frame", total, MAX_FRAME_BYTES)
     return b"".join((PREFIX.pack(total - 4, len(packed), kind, flags), packed, _ZERO[:head_pad]))
+
+
+def encode_folding(kind: int, header: dict[str, Any]) -> bytes:
+    """As ``encode``, for a header that may be longer than 64 KiB; a shorter one has the same bytes as there.
+
+    Raises:
+        FrameTooLarge: it exceeds ``MAX_FOLDED_BYTES``.
+    """
+    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    if len(packed) <= MAX_HEADER_BYTES:
+        return encode(kind, header)
+    if len(packed) > MAX_FOLDED_BYTES:
+        raise FrameTooLarge("folded frame header", len(packed), MAX_FOLDED_BYTES)
+    return encode(kind, {FOLDED: len(packed)}, packed)
+
+
+def unfold(received: Frame) -> Frame:
+    """A frame with the header that was folded; any other as it is.
+
+    Raises:
+        MalformedFrame: what is in the blob is no header.
+    """
+    size = received.header.get(FOLDED)
+    if size is None:
+        return received
+    most = min(len(received.blob), MAX_FOLDED_BYTES)
+    if type(size) is not int or not 0 < size <= most:
+        raise MalformedFrame(f"a folded header of {excerpt(size)} bytes, expected 1 to {most}")
+    return received._replace(header=_unpack_header(received.blob[:size]), blob=received.blob[:0])
 
 
 def peek_size(view: memoryview, limit_bytes: int = MAX_FRAME_BYTES) -> int | None:

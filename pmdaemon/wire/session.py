@@ -52,7 +52,7 @@ from pmdaemon.errors import (
     WireError,
 )
 from pmdaemon.runtime.excerpt import printable
-from pmdaemon.wire.frame import FLAG_LIVE, FLAGS_AT, MAX_FRAME_BYTES, Frame, FrameReader
+from pmdaemon.wire.frame import FLAG_LIVE, FLAGS_AT, MAX_FRAME_BYTES, Frame, FrameReader, unfold
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.agent import (
     Bye,
@@ -386,7 +386,7 @@ class AgentSession:
         if following is None:
             expected = ", ".join(sorted(allowed.name for allowed in RECEIVE[self.state])) or "nothing"
             raise ProtocolViolation(self.state.value, kind.name, expected)
-        command = _PARSERS[kind](received.header)
+        command = _PARSERS[kind](unfold(received).header if kind is Kind.CAPS else received.header)
         self.state = following
         if following is SessionState.POLLING:
             self._flush_deferred()

@@ -79,7 +79,7 @@ class MailboxThread:
         elif message.kind == Kind.PRESSURE:
             self._live.put_report(Pressure.parse(message.header))
         elif message.kind == Kind.RESPONSE:
-            response = ServiceResponse.parse(message.header)
+            response = ServiceResponse.parse(frame.unfold(message).header)
             if not self._operations.answer(response):
                 log.info("response-unclaimed", req=response.request)
         else:

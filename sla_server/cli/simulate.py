@@ -36,6 +36,7 @@ from sla_server.simulate.setup import (
     Placement,
     SetupFile,
     Stream,
+    check_clients,
     check_placement,
     contract_of,
     parse_load,
@@ -44,7 +45,7 @@ from sla_server.simulate.setup import (
     read_policy,
 )
 from sla_server.simulate.stored import stored_plan
-from sla_server.simulate.traces import read_trace
+from sla_server.simulate.traces import NO_CLIENT, read_trace
 
 GENERATED_S: Final = 120.0
 """Length of a simulation of generated loads alone: two slices of a minute."""
@@ -179,6 +180,7 @@ def _plan(given: dict[str, Any]) -> Plan:
     feeds: list[Feed] = [GeneratedFeed(load) for load in loads]
     traced, names, last_s = _traces(given, setup)
     feeds += traced
+    check_clients(contract, [feed.stream for feed in traced if feed.stream.client == NO_CLIENT])
     if not feeds:
         raise BadUsage(
             "there is no load: give --trace FILE, --load KEY=VALUE,... or loads in simulation.yaml"
@@ -222,7 +224,8 @@ def _traces(given: dict[str, Any], setup: SetupFile) -> tuple[list[TraceFeed], l
         last_s = max(last_s, math.ceil(found[-1].at_s + 1e-9))
         for io in found:
             place = setup.streams.get(io.volume, Placement())
-            stream = Stream(io.volume, io.client, place.gateway, place.backend)
+            client = place.client or io.client if io.client == NO_CLIENT else io.client
+            stream = Stream(io.volume, client, place.gateway, place.backend)
             by_stream.setdefault(stream, []).append(Arrival(io.at_s, io.is_write, io.size_bytes))
     return [TraceFeed(stream, sorted(found)) for stream, found in by_stream.items()], names, float(last_s)
 
@@ -238,11 +241,11 @@ def _devices(given: dict[str, Any], setup: SetupFile, backends: set[str]) -> dic
 
 def _volume_rows(result: Result) -> list[dict[str, Any]]:
     """Volumes with caps and with the most I/Os; mode observe does to them what off does."""
-    capped = {v.volume for each in result.modes for v in each.volumes if v.caps}
-    ranked = sorted(result.modes[0].volumes, key=lambda v: (v.volume not in capped, -v.ios, v.volume))
+    capped = {v.volume for each in result.modes for v in each.users if v.caps}
+    ranked = sorted(result.modes[0].users, key=lambda v: (v.volume not in capped, -v.ios, v.volume))
     shown = {v.volume for v in ranked[:MOST_VOLUMES]}
     modes = [each for each in result.modes if each.mode != "observe" or result.mode("off") is None]
-    rows = [{"mode": each.mode, "v": v} for each in modes for v in each.volumes if v.volume in shown]
+    rows = [{"mode": each.mode, "v": v} for each in modes for v in each.users if v.volume in shown]
     return sorted(rows, key=lambda row: str(row["v"].volume))
 
 
@@ -264,9 +267,9 @@ def _table(result: Result) -> str:
         printer.print(build(PROMISE_COLUMNS, rows, 0))
         printer.print()
         printer.print(build(VOLUME_COLUMNS, _volume_rows(result), 0))
-        more = len(result.modes[0].volumes) - MOST_VOLUMES
+        more = len(result.modes[0].users) - MOST_VOLUMES
         if more > 0:
-            printer.print(f"{more} further volumes, with fewer I/Os: -o csv has all")
+            printer.print(f"{more} further volumes or clients, with fewer I/Os: -o csv has all")
         printer.print()
         for line in [*verdicts(result), *result.plan.notes]:
             printer.print(line)

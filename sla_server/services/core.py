@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from pmdaemon.errors import WireError
+from pmdaemon.errors import FrameTooLarge, WireError
 from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
@@ -38,6 +38,7 @@ from pmdaemon.wire.messages.server import (
 )
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
+from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
@@ -238,7 +239,12 @@ class Services:
 
     def respond(self, request: str, code: int, body: Row) -> None:
         """See ``requests.Desk``."""
-        self._outbox.put("appserver", ServiceResponse.of(request, code, body).encode())
+        try:
+            answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
+        except FrameTooLarge as exc:
+            problem = DocumentProblem(0, "", f"the answer is too long ({exc})", "Ask for less at once")
+            answer = ServiceResponse.of(request, 500, {"errors": [problem.as_dict()]}).encode()
+        self._outbox.put("appserver", answer)
 
     def set_mode(self, mode: str) -> None:
         """See ``requests.Desk``."""
@@ -384,9 +390,13 @@ class Services:
 
     def _post_caps(self, caps: SetCaps) -> None:
         made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), tuple(caps.clients) or None)
-        order = CapsOrder.of(caps.gateway_id, made)
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
-        self._outbox.put(pair, order.encode(), key=("caps", caps.gateway_id))
+        try:
+            order = CapsOrder.of(caps.gateway_id, made).encode()
+        except FrameTooLarge:  # cannot happen: the policy manager leaves out what does not fit
+            log.exception("caps-not-sent", gateway_id=caps.gateway_id)
+            return
+        self._outbox.put(pair, order, key=("caps", caps.gateway_id))
 
     def _post_thresholds(self, now_us: int) -> None:
         for gateway_id, found in self._thresholds.take():

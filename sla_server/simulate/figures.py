@@ -6,7 +6,8 @@ answered by the end counts with its age. Slices are judged by the server's own r
 only those that lie wholly within a span are. *Kept* is a volume's throughput against mode off.
 
 A *turn* is a change of direction of a volume's cap, summed over its gateways: being capped is a way down,
-being released a way up; changes below 1 % are none.
+being released a way up; changes below 1 % are none. A volume of which an agreement names some clients has
+figures of each client, too: control slows those down one by one (ADR 21).
 
 Pure. Latencies are seconds unless a name says otherwise.
 """
@@ -28,8 +29,10 @@ from pmdaemon.wire.rates import COST_BYTES
 from sla_server.agreements.document import Applicability
 from sla_server.agreements.promise import Promise
 from sla_server.agreements.slices import LimitCounts, StreamSlot, judge_slice
+from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
-from sla_server.services.control.sharing import terms
+from sla_server.services.control.sharing import NeighbourTerms, terms
+from sla_server.services.control.targets import client_of, target_of, volume_of
 from sla_server.simulate.run import ModeRun, Plan
 from sla_server.simulate.setup import Stream
 
@@ -75,14 +78,15 @@ class PromiseFigures:
 
 @dataclass(frozen=True)
 class VolumeFigures:
-    """One volume in one mode.
+    """One volume, or one client of a volume, in one mode.
 
     Attributes:
-        floor_cost: cost rate that its agreement guarantees it.
+        volume: its target (``services.control.targets``).
+        floor_cost: cost rate that its agreement guarantees it; of a client its part by use in the whole run.
         kept_ratio: bytes against mode off; None where that was not run.
         changes, turns, turns_a_minute: of its cap; the last is the most within any 60 s.
         least_cost: the lowest cap, cost units a second; None when it was never capped.
-        below_floor: caps below the floor; always 0.
+        below_floor: caps below the floor, always 0; None of a client, whose part of it follows its use.
         series: (second, I/Os a second).
         caps: (second, cost rate or None), at each change.
     """
@@ -99,7 +103,7 @@ class VolumeFigures:
     turns: int
     turns_a_minute: int
     least_cost: float | None
-    below_floor: int
+    below_floor: int | None
     mean_cost: float
     series: Sequence[tuple[float, float]] = field(repr=False)
     caps: Sequence[tuple[float, float | None]] = field(repr=False)
@@ -110,35 +114,43 @@ class ModeFigures:
     """One mode.
 
     Attributes:
+        clients: of volumes of which an agreement names some clients.
         events: kind to number.
-        would: in mode observe, (volume, reason) of what would have been done first, to number.
+        would: in mode observe, (target, reason) of what would have been done first, to number.
     """
 
     mode: str
     promises: Sequence[PromiseFigures]
     volumes: Sequence[VolumeFigures]
+    clients: Sequence[VolumeFigures]
     events: Mapping[str, int]
     would: Mapping[tuple[str, str], int]
     left_out: int
+
+    @property
+    def users(self) -> list[VolumeFigures]:
+        """Volumes, each followed by its clients if they have figures."""
+        return sorted([*self.volumes, *self.clients], key=lambda v: (volume_of(v.volume), v.volume))
 
 
 def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures:
     """All figures of a mode; ``off``: those of mode off, if it was run."""
     arrays = {stream: _ended(log.arrays(), plan) for stream, log in run.logs.items()}
-    base = {each.volume: each.bytes_per_s for each in off.volumes} if off is not None else {}
+    base = {each.volume: each.bytes_per_s for each in off.users} if off is not None else {}
     kinds: dict[str, int] = {}
     would: dict[tuple[str, str], int] = {}
     for _, decision in run.decisions:
         if isinstance(decision, RaiseEvent):
             kinds[decision.kind] = kinds.get(decision.kind, 0) + 1
         elif isinstance(decision, RecordThrottle) and decision.row["state"] == "observed":
-            key = decision.row["volume"], decision.row["victim"]
+            key = target_of(decision.row["volume"], decision.row["client"]), decision.row["victim"]
             would[key] = would.get(key, 0) + 1
     names = sorted({stream.volume for stream in run.logs})
     return ModeFigures(
         run.mode,
         [_of_promise(plan, promise, arrays) for promise in plan.contract.promises],
-        [_of_volume(plan, run, name, arrays, base.get(name)) for name in names],
+        [_of_target(plan, run, name, arrays, base.get(name)) for name in names],
+        [_of_target(plan, run, name, arrays, base.get(name)) for name in _divided(plan)],
         dict(sorted(kinds.items())),
         dict(sorted(would.items())),
         run.left_out,
@@ -280,20 +292,55 @@ def _latency_series(
     return series
 
 
-def _of_volume(
+def _divided(plan: Plan) -> list[str]:
+    """Clients of volumes of which an agreement names some, as targets."""
+    named = [each for each in plan.contract.classes if "*" not in each.clients]
+    targets = {
+        target_of(stream.volume, stream.client)
+        for stream in plan.streams
+        if any(each.has_volume(stream.volume) for each in named)
+    }
+    return sorted(targets)
+
+
+def _promised(
+    plan: Plan, target: str, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]
+) -> NeighbourTerms:
+    """What the agreements say of it; a client has a part of each floor by its use in the whole run."""
+    volume, client = volume_of(target), client_of(target)
+    classes = [each for each in plan.contract.classes if each.has_volume(volume)]
+    if not client:
+        return terms(volume, classes, plan.settings)
+    floors, use = ClientFloors(plan.settings), dict[str, float]()
+    for stream, found in arrays.items():
+        if stream.volume == volume:
+            done = found["done"]
+            cost = float(done.sum()) + float(found["size"][done].sum()) / COST_BYTES
+            use[stream.client] = use.get(stream.client, 0.0) + cost
+    floors.follow(volume, classes, use)
+    return terms(volume, classes, plan.settings, client, floors.of(volume, client, classes))
+
+
+def _of_target(
     plan: Plan,
     run: ModeRun,
-    volume: str,
+    target: str,
     arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]],
     base_bytes_per_s: float | None,
 ) -> VolumeFigures:
-    found = _joined(part for stream, part in arrays.items() if stream.volume == volume)
+    client = client_of(target)
+    found = _joined(
+        part
+        for stream, part in arrays.items()
+        if stream.volume == volume_of(target) and client in ("", stream.client)
+    )
     done = found["done"]
     ios, size = int(done.sum()), float(found["size"][done].sum())
     mean_cost = 1 + (size / ios if ios else 4096) / COST_BYTES
-    promised = terms(volume, plan.contract.classes, plan.settings)
+    promised = _promised(plan, target, arrays)
     floor = promised.floor_cost(mean_cost)
-    caps = cap_history(run, volume, mean_cost)
+    caps = cap_history(run, target, mean_cost)
+    below = None if client else 0
     turned = turns(caps)
     bytes_per_s = size / plan.seconds
     kept = bytes_per_s / base_bytes_per_s if base_bytes_per_s else None
@@ -305,8 +352,10 @@ def _of_volume(
         counts, _ = np.histogram(ends, np.append(starts, last))
         lengths = np.diff(np.append(starts, last))
         series += [(float(s), float(n / w)) for s, n, w in zip(starts, counts, lengths, strict=True)]
+    if promised.agreed and not client:
+        below = sum(cap < floor * (1 - SAME_RATIO) for cap in least)
     return VolumeFigures(
-        volume,
+        target,
         promised.priority.label,
         ios,
         ios / plan.seconds,
@@ -318,15 +367,16 @@ def _of_volume(
         len(turned),
         most_within(turned, MINUTE_S),
         min(least, default=None),
-        sum(cap < floor * (1 - SAME_RATIO) for cap in least) if promised.agreed else 0,
+        below,
         mean_cost,
         series,
         caps,
     )
 
 
-def cap_history(run: ModeRun, volume: str, mean_cost: float) -> list[tuple[float, float | None]]:
-    """(second, cost rate over all gateways or None) at each change of a volume's cap by 1 % or more."""
+def cap_history(run: ModeRun, target: str, mean_cost: float) -> list[tuple[float, float | None]]:
+    """(second, cost rate over all gateways or None) at each change of a target's cap by 1 % or more."""
+    volume, client = volume_of(target), client_of(target)
     carriers = {gateway for gateway, volumes in run.volumes_of.items() if volume in volumes}
     held: dict[str, float] = {}
     history: list[tuple[float, float | None]] = []
@@ -334,8 +384,9 @@ def cap_history(run: ModeRun, volume: str, mean_cost: float) -> list[tuple[float
     for at, group in itertools.groupby(sent, key=lambda each: each[0]):
         for _, decision in group:
             held.pop(decision.gateway_id, None)
-            for cap in decision.caps:
-                if cap["volume"] == volume and (cost := _cost(cap, mean_cost)) is not None:
+            for cap in decision.clients if client else decision.caps:
+                is_it = cap["volume"] == volume and cap.get("client", "") == client
+                if is_it and (cost := _cost(cap, mean_cost)) is not None:
                     held[decision.gateway_id] = cost
         total = sum(held.values()) if held else None
         if _differs(total, history[-1][1] if history else None):

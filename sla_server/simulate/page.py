@@ -41,7 +41,7 @@ def as_html(result: Result) -> str:
     ]
     for index in range(len(result.modes[0].promises)):
         parts.append(_promise_chart(result, index))
-    for index in range(len(result.modes[0].volumes)):
+    for index in range(len(result.modes[0].users)):
         parts.append(_volume_chart(result, index))
     return "\n".join([*parts, "</body></html>\n"])
 
@@ -85,7 +85,7 @@ def _volume_table(result: Result) -> str:
         "in 60 s",
         "lowest",
     )
-    return _table(heads, [_volume_row(v, each.mode) for each in result.modes for v in each.volumes])
+    return _table(heads, [_volume_row(v, each.mode) for each in result.modes for v in each.users])
 
 
 def _volume_row(v: VolumeFigures, mode: str) -> list[str]:
@@ -126,8 +126,8 @@ def _volume_chart(result: Result, index: int) -> str:
     lines: dict[str, Points] = {}
     for each in result.modes:
         if each.mode != "observe" or len(result.modes) == 1:
-            lines[each.mode] = each.volumes[index].series
-    last = result.modes[-1].volumes[index]
+            lines[each.mode] = each.users[index].series
+    last = result.modes[-1].users[index]
     caps: list[tuple[float, float | None]] = []
     before: float | None = None
     for at, cost in last.caps:

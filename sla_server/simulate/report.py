@@ -1,7 +1,7 @@
 """A simulation's result as rows, CSV, JSON and sentences. Pure; ``page`` makes HTML of it.
 
-CSV has a row for each (mode, agreement's objective or volume); a figure that does not apply is empty. JSON
-has the same names, with ``schema`` 1. Latencies are in ms, rates a second, ratios 0..1.
+CSV has a row for each (mode, agreement's objective, volume or client); a figure that does not apply is empty.
+JSON has the same names, with ``schema`` 1. Latencies are in ms, rates a second, ratios 0..1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sla_server.services.control.targets import client_of, volume_of
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, VolumeFigures
 from sla_server.simulate.run import Plan
 
@@ -42,6 +43,12 @@ class Result:
 
 def _fields(item: PromiseFigures | VolumeFigures, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
+
+
+def _names(target: str) -> dict[str, str]:
+    """A target by its names; without the client for a whole volume."""
+    client = client_of(target)
+    return {"volume": volume_of(target), **({"client": client} if client else {})}
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -78,10 +85,18 @@ def as_json(result: Result) -> dict[str, Any]:
                     }
                     for v in each.volumes
                 ],
+                "clients": [
+                    {
+                        **_names(v.volume),
+                        **_fields(v, VOLUME_FIELDS),
+                        "caps": [{"at_s": at, "cost_per_s": cost} for at, cost in v.caps],
+                    }
+                    for v in each.clients
+                ],
                 "events": dict(each.events),
                 "would_throttle": [
-                    {"volume": volume, "victim": victim, "times": times}
-                    for (volume, victim), times in each.would.items()
+                    {**_names(target), "victim": victim, "times": times}
+                    for (target, victim), times in each.would.items()
                 ],
                 "left_out": each.left_out,
             }
@@ -100,9 +115,10 @@ def as_csv(result: Result) -> str:
             row = _fields(promise, PROMISE_FIELDS)
             row["thresholds_ms"] = " ".join(f"{value:g}" for value in promise.thresholds_ms)
             writer.writerow({"mode": each.mode, "what": "agreement", "name": promise.name, **row})
-        for volume in each.volumes:
-            row = {"mode": each.mode, "what": "volume", "name": volume.volume}
-            writer.writerow({**row, **_fields(volume, VOLUME_FIELDS)})
+        for found in each.users:
+            what = "client" if client_of(found.volume) else "volume"
+            row = {"mode": each.mode, "what": what, "name": found.volume}
+            writer.writerow({**row, **_fields(found, VOLUME_FIELDS)})
     return text.getvalue()
 
 
@@ -119,7 +135,7 @@ def verdicts(result: Result) -> list[str]:
     """What the figures say, in sentences."""
     off, observe, enforce = (result.mode(name) for name in ("off", "observe", "enforce"))
     lines = []
-    names = ", ".join(volume.volume for volume in result.modes[0].volumes)
+    names = ", ".join(user.volume for user in result.modes[0].users)
     for promise in result.modes[0].promises:
         if not promise.ios:
             lines.append(f"{promise.name}: no I/O in its scope; volumes are {_short(names)}")
@@ -133,7 +149,7 @@ def verdicts(result: Result) -> list[str]:
                     f"enforce: {after.name} had {after.bad_s} bad seconds of {after.judged_s}, "
                     f"and {before.bad_s} without control"
                 )
-        for volume_figures in enforce.volumes:
+        for volume_figures in enforce.users:
             if volume_figures.caps and volume_figures.kept_ratio is not None:
                 lines.append(
                     f"enforce: {volume_figures.volume} kept {volume_figures.kept_ratio:.0%} of its "

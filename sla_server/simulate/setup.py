@@ -42,6 +42,8 @@ class Placement(StrictModel):
 
     backend: str = Field(default=BACKEND, pattern=NAME)
     gateway: str = Field(default="gateway-1", pattern=NAME)
+    client: str | None = Field(default=None, pattern=NAME)
+    """Whose requests a trace without clients has."""
 
 
 class SetupFile(StrictModel):
@@ -51,7 +53,7 @@ class SetupFile(StrictModel):
     """Backend to its device; ``disk`` is the backend of whatever names none."""
     loads: list[Load] = Field(default_factory=list)
     streams: dict[str, Placement] = Field(default_factory=dict)
-    """Volume of a trace to its backend and gateway."""
+    """Volume of a trace to its backend and gateway, and to its client."""
 
 
 class PolicyRow(StrictModel):
@@ -147,6 +149,29 @@ def check_placement(streams: Iterable[Stream]) -> None:
             where = f"volume {stream.volume} at gateway {stream.gateway}"
             problem = f"is on two backends, {known} and {stream.backend}"
             raise BadSetup(where, problem, "Give its loads the same backend, or different gateways")
+
+
+def check_clients(contract: Contract, unnamed: Iterable[Stream]) -> None:
+    """See that a trace without clients has no volume that an agreement divides by clients.
+
+    Args:
+        contract: the agreements.
+        unnamed: streams whose trace does not say whose they are.
+
+    Raises:
+        BadSetup: what was promised to some clients would be promised to no request, or to all.
+    """
+    for stream in unnamed:
+        for each in contract.classes:
+            if "*" in each.clients or not each.has_volume(stream.volume):
+                continue
+            clients = ", ".join(each.clients)
+            problem = f"agreement {each.sla} is about the clients {clients}, and the trace names none"
+            fix = (
+                f"Say whose its requests are with streams: {{{stream.volume}: {{client: NAME}}}} in "
+                f"{SETUP_FILE}, or give a trace with the column client"
+            )
+            raise BadSetup(f"volume {stream.volume}", problem, fix)
 
 
 def parse_load(text: str) -> Load:

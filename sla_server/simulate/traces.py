@@ -2,7 +2,7 @@
 
     time,volume,client,kind,bytes      a header, then a request a line: seconds, two names, read|write, bytes
     938513000 4 264719034 16 0         no header: arrival in ns, device, sector, sectors of 512 bytes, 0 write
-                                       or 1 read; the volume is ``dev-4``, the client ``trace``
+                                       or 1 read; the volume is ``dev-4``, there are no clients (``trace``)
 
 Times may begin anywhere and are shifted so that the trace begins at 0; they must not fall. ``stretch`` makes
 everything that much slower. Empty lines, lines that begin with # and a byte order mark are skipped. Pure but
@@ -27,6 +27,8 @@ MOST_TIME: Final = 1e19
 """Wall clock in ns, and room."""
 MOST_DIGITS: Final = 18
 """Of a device's number; what has more is a damaged line."""
+NO_CLIENT: Final = "trace"
+"""Client of a request whose trace does not say whose it is."""
 _FORMATS: Final = (
     "Expected 'time,volume,client,kind,bytes' (with that header), or 'ns device sector sectors type'"
 )
@@ -125,7 +127,7 @@ def _sectors(text: str, path: str, number: int) -> tuple[float, str, str, bool, 
     if parts[4] not in ("0", "1"):
         raise BadTrace(path, number, f"type {parts[4][:20]!r} is neither", "Write 0 for write or 1 for read")
     size = _size(parts[3], SECTOR_BYTES, "sectors", path, number)
-    return at_s, f"dev-{int(parts[1])}", "trace", parts[4] == "0", size
+    return at_s, f"dev-{int(parts[1])}", NO_CLIENT, parts[4] == "0", size
 
 
 def _number(text: str, name: str, path: str, line: int) -> float:

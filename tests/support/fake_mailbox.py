@@ -85,12 +85,12 @@ class FakeMailbox:
     # -- what a test does
 
     def deliver(self, sender: str, kind: Kind, header: dict[str, Any]) -> None:
-        self.inbox.append(Taken(sender, frame.encode(kind, header)))
+        self.inbox.append(Taken(sender, frame.encode_folding(kind, header)))
         os.eventfd_write(self.fileno(), 1)
 
     def take_posted(self, kind: Kind) -> list[tuple[str, dict[str, Any]]]:
         """Headers of one kind posted since the last call; others stay."""
-        found = [(to, one.header) for to, one in self.posted if one.kind == kind]
+        found = [(to, frame.unfold(one).header) for to, one in self.posted if one.kind == kind]
         self.posted = [(to, one) for to, one in self.posted if one.kind != kind]
         return found
 

@@ -91,7 +91,7 @@ class FakePlane:
         )
 
     def receive(self, data: bytes) -> bytes:
-        for received in self._reader.feed(data):
+        for received in map(frame.unfold, self._reader.feed(data)):
             kind = Kind(received.kind)
             self.commands.append((kind, received.header))
             if kind is Kind.DP_COLLECT:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut, names
+from pmdaemon.wire.frame import encode_folding
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
@@ -32,6 +33,7 @@ MAX_REQUEST_BYTES: Final = 2048  # of a certificate signing request
 MAX_TOKEN_CHARACTERS: Final = 100
 MAX_FEATURES: Final = 32
 CLIENT_CAPS: Final = "client-caps"
+LARGE_CAPS: Final = "large-caps"
 """Feature of an agent: it applies the caps of clients in CAPS."""
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 
@@ -67,7 +69,7 @@ class Hello(WireMessage):
     @classmethod
     def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
         """The HELLO of this release."""
-        return cls(PROTO_MIN, PROTO_MAX, (CLIENT_CAPS,), software, gateway_id, name, epoch)
+        return cls(PROTO_MIN, PROTO_MAX, (CLIENT_CAPS, LARGE_CAPS), software, gateway_id, name, epoch)
 
     @classmethod
     def parse(cls, header: Header) -> Hello:
@@ -395,7 +397,8 @@ class CapSet(WireMessage):
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
     ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
-    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it.
+    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. A set above 64
+    KiB is folded (wire.md), and sent to agents with the feature ``large-caps`` only.
 
     The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes /
     65,536.
@@ -406,6 +409,14 @@ class CapSet(WireMessage):
     lease_us: int
     caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
     clients: Annotated[tuple[Header, ...] | None, Key(form=CLIENT_CAPS_FORM, is_optional=True)] = None
+
+    def encode(self) -> bytes:
+        """The frame.
+
+        Raises:
+            FrameTooLarge: more caps than a folded header holds.
+        """
+        return encode_folding(self.KIND, self.header())
 
     @property
     def volumes(self) -> frozenset[str]:

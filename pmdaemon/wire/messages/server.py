@@ -207,7 +207,7 @@ class GatewayAlert(WireMessage):
 class CapsOrder(WireMessage):
     """The complete caps of one gateway: ``gw``, and the keys of CAPS.
 
-    The pair passes on all keys but ``gw``, also those that it does not know.
+    The pair passes on all keys but ``gw``, also those that it does not know. Folded above 64 KiB.
     """
 
     KIND: ClassVar = Kind.SET_CAPS
@@ -240,9 +240,17 @@ class CapsOrder(WireMessage):
         """The CAPS frame for the gateway.
 
         Raises:
-            FrameTooLarge: more caps than a frame holds.
+            FrameTooLarge: more caps than a folded header holds.
         """
-        return frame.encode(Kind.CAPS, self.body)
+        return frame.encode_folding(Kind.CAPS, self.body)
+
+    def encode(self) -> bytes:
+        """The frame for the pair.
+
+        Raises:
+            FrameTooLarge: as ``caps_frame``.
+        """
+        return frame.encode_folding(self.KIND, self.header())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     phase      idle -> decrease -> hold <-> increase -> idle (release)
     C          allowed cost rate of the managed volumes; starts from what they use, not from what they might
     managed    the volumes that are slowed down: the least important class, and more only when that is not
-               enough; one that is not needed any more is let go again (``unneeded``)
+               enough; one that is not needed any more is let go again (``unneeded``). Of a divided volume it
+               is clients, which come and go in their volume's place (``client_turnover``)
     ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely.
                What was learned while a gateway was away is forgotten when it is back: its caps had lapsed
     gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
@@ -36,8 +37,10 @@ from sla_server.services.control.sharing import (
     class_of,
     floor_for,
     gives_way,
+    part_of,
     why_none,
 )
+from sla_server.services.control.targets import client_of, named
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.victims import ASKS_NOTHING, Key, Need, Victim, figures_of, rank_of
 
@@ -133,6 +136,8 @@ class BackendControl:
     calm_from_ns: int | None = None  # nothing is at risk since then
     ends: dict[str, float] = field(default_factory=dict)  # of managed volumes above their curves: its end
     fits_from_ns: dict[str, int] = field(default_factory=dict)  # since when a managed volume feels no cap
+    unused_from_ns: dict[str, int] = field(default_factory=dict)  # since when a managed client uses nothing
+    turned_ns: int | None = None  # when clients of managed volumes joined or left last
 
     @property
     def active(self) -> bool:
@@ -182,6 +187,15 @@ class BackendControl:
             self._resize(sum(n.cost_per_s for n in self.managed.values()) / total, 0.0)
         if not self.managed:
             self.reset()
+
+    def replace(self, leave: Iterable[str], join: Iterable[Neighbour], more: float = 0.0) -> None:
+        """Other targets take the place of some in C, which changes only by ``more``."""
+        for target in leave:
+            del self.managed[target]
+            self.ends.pop(target, None)
+        self.managed |= {n.volume: n for n in join}
+        if more:
+            self._resize(1.0, more)
 
     def _resize(self, ratio: float, more: float) -> None:
         """The managed volumes are others: C and what was learned of it are changed alike."""
@@ -254,7 +268,7 @@ class BackendControl:
         self.phase, self.allowed, self.start, self.ceiling = Phase.IDLE, 0.0, 0.0, 0.0
         self.managed, self.victims, self.lead = {}, set(), None
         self.clear_since_ns, self.decreases, self.hold_up_factor, self.settling = None, 0, 1, False
-        self.ends, self.fits_from_ns = {}, {}
+        self.ends, self.fits_from_ns, self.unused_from_ns = {}, {}, {}
         self.away = dict.fromkeys(self.away, float("inf"))  # of another C nothing is known yet
         self.moves.clear()
         self.demands.clear()
@@ -309,6 +323,10 @@ class BackendControl:
 
     def _seen(self, n: Neighbour, now_ns: int) -> Neighbour:
         """A managed volume as it is now; one that was above its curve keeps what its curve promises."""
+        if n.cost_per_s > 0 or n.queueing or not client_of(n.volume):
+            self.unused_from_ns.pop(n.volume, None)
+        else:
+            self.unused_from_ns.setdefault(n.volume, now_ns)
         if n.queueing or n.curve_end is not None:
             self.fits_from_ns.pop(n.volume, None)
         else:
@@ -358,10 +376,10 @@ class BackendControl:
         """The reason of most weight, and of each victim what it is."""
         found = [(reason, text, [v.name for v in waiting if v.need is need]) for need, reason, text in _OVER]
         known = {v.key for v in waiting if v.need is not Need.GONE}
-        found.append((Reason.VICTIM_GONE, _GONE, ["/".join(key) for key in sorted(self.victims - known)]))
+        found.append((Reason.VICTIM_GONE, _GONE, ["/".join(key) for key in self.victims - known]))
         found = [each for each in found if each[2]]
         idle_s = f"{self.settings.idle_release_s:g} s"
-        text = "; ".join(text.format(names=", ".join(names), idle_s=idle_s) for _, text, names in found)
+        text = "; ".join(text.format(names=named(names), idle_s=idle_s) for _, text, names in found)
         return (found[0][0], text) if found else (Reason.VICTIM_GONE, "no promise is helped any more")
 
     def _give_up(self, reason: Reason, text: str) -> LoopStep:
@@ -397,7 +415,7 @@ class BackendControl:
         self.decreases += 1
         self.lead = lead
         self.victims.add(lead.key)
-        names = ", ".join(sorted(self.managed))
+        names = named(self.managed)
         text = f"{figures_of(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
@@ -418,7 +436,7 @@ class BackendControl:
         """
         classes = by_class(lead.priority, lead.urgency, lead.volumes, neighbours, self.settings)
         highest = max((class_of(lead.priority, n) for n in self.managed.values()), default=0)
-        rose = False
+        parts, rose = set(map(part_of, self.managed.values())), False
         for at, (rank, members) in enumerate(classes):
             if rank > highest:
                 rest = sum(n.cost_per_s for _, each in classes[at:] for n in each)
@@ -427,16 +445,17 @@ class BackendControl:
                 rose, no_effect, highest = True, False, rank
             for n in members:
                 if n.volume not in self.managed:
-                    self._let_in(n, lead)
+                    # A client more of what is managed shares what the others have.
+                    self._let_in(n, lead, 0.0 if part_of(n) in parts else n.cost_per_s)
         if rose and self.active:
             self.decreases = 0  # the effect is measured from here on
         return rose
 
-    def _let_in(self, n: Neighbour, lead: Victim) -> None:
+    def _let_in(self, n: Neighbour, lead: Victim, more: float) -> None:
         self.managed[n.volume] = n
         if n.curve_end is not None and n.priority == lead.priority:
             self.ends[n.volume] = n.curve_end
-        self._resize(1.0, n.cost_per_s)
+        self._resize(1.0, more)
 
     def _can_give(self, lead: Victim, factor: float, rest: float) -> bool:
         """Whether the classes that are managed suffice; ``rest``: what those use that are not."""
@@ -470,7 +489,7 @@ class BackendControl:
             self.futile = 0
         quiet_s = min(self.settings.backoff_s * 2.0**self.futile, self.settings.backoff_max_s)
         text = (
-            f"{figures_of(lead)}; {self.decreases} decreases of {', '.join(sorted(self.managed))} from "
+            f"{figures_of(lead)}; {self.decreases} decreases of {named(self.managed)} from "
             f"{self.start:.0f} to {self.allowed:.0f} cost/s changed r from {self.r_before:.2f} "
             f"to {lead.signal.r_step:.2f} only: the cause is elsewhere. "
             f"Restored for {quiet_s:g} s"
@@ -483,7 +502,7 @@ class BackendControl:
 
     def _at_floor(self, lead: Victim, now_ns: int) -> LoopStep:
         if not self.active:
-            names = ", ".join(sorted(self.managed))
+            names = named(self.managed)
             self.reset()  # nothing was in force: the managed set was only a trial
             why = f"{names} use no more than their floors already"
             return self._helpless(lead, "unattributed", f"nobody to slow down: {why}", now_ns)
@@ -526,7 +545,7 @@ class BackendControl:
             self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
             return NOTHING
         self.decreases = self.futile = 0
-        names = ", ".join(sorted(throttled))
+        names = named(throttled)
         text = f"{figures_of(worst)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         return self._move(wanted, Phase.INCREASE, Reason.RECOVERY, text, worst, now_ns)
 

@@ -1,21 +1,24 @@
-"""Recent use of single clients of a volume, summed on demand.
+"""Recent use of single clients of a volume, summed on demand, in whole arrays.
 
 The use of a volume is kept up with each cut (``usage.UsageTable``); that of its clients is asked for only
 while one of them has a cap, or a loop looks for neighbours. So it is made of the last cuts, which the tables
-keep anyway, and nothing is added to the path of every cut.
+keep anyway, and nothing is added to the path of every cut. A question about many gateways sums all of them at
+once, and only those that had a cut since they were summed last: what it costs follows from the rows of those
+cuts, not from how many volumes are divided.
 
-State: what was summed for a volume at a gateway, until that gateway's next cut. Changed only by the
-controller's one thread.
+State: ``values``, a column a stream as ``GatewayTable.numbers`` counts them, and of which cut each gateway's
+are. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sla_server.services.control.targets import client_of, volume_of
-from sla_server.services.control.usage import RECENT, GatewayTable, Recent, Usage
+from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Recent, Usage
 
 
 class ClientUse(NamedTuple):
@@ -35,67 +38,138 @@ class ClientUse(NamedTuple):
     inflight: int = 0
 
 
-NO_USE: Final = ClientUse()
+COST: Final = ClientUse._fields.index("cost_per_s")
+PEAK: Final = ClientUse._fields.index("peak_cost_per_s")
+LAST_COST: Final = ClientUse._fields.index("last_cost_per_s")
 
 
 class _Known(NamedTuple):
-    """What was summed: of which newest cut, and of how many streams of the gateway."""
+    """What was summed of a gateway: of which newest cut, and of how many streams."""
 
     newest: Recent | None
     streams: int
-    uses: dict[str, ClientUse]
+
+
+class _Rows:
+    """Rows of a gateway's table by volume and client; rows are only added."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.by_volume: dict[str, dict[str, int]] = {}
+
+    def read(self, table: GatewayTable) -> None:
+        for row in range(self.count, len(table.streams)):
+            stream = table.streams[row]
+            self.by_volume.setdefault(stream.volume, {})[stream.client] = row
+        self.count = len(table.streams)
 
 
 class ClientUses:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        values: shape (len(ClientUse._fields), streams of all gateways); those of gateways that nothing was
+            asked about since their newest cut are old. Grown by doubling.
+        sums, summed_rows: how often cuts were summed, and how many rows they had together.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], _Known] = {}
+        self.values: Floats = np.zeros((len(ClientUse._fields), 64))
+        self.sums = self.summed_rows = 0
+        self._known: dict[str, _Known] = {}
+        self._rows: dict[str, _Rows] = {}
+
+    def rows(self, table: GatewayTable, volume: str) -> dict[str, int]:
+        """Row of every client of a volume that a gateway has seen."""
+        found = self._rows.get(table.gateway_id)
+        if found is None:
+            found = self._rows[table.gateway_id] = _Rows()
+        if found.count != len(table.streams):
+            found.read(table)
+        return found.by_volume.get(volume, {})
 
     def of(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
         """Recent use of a target through a gateway; None if it was never seen there."""
         client = client_of(target)
         if not client:
             return table.use.get(target)
-        return self.clients(table, volume_of(target)).get(client)
+        row = self.rows(table, volume_of(target)).get(client)
+        if row is None:
+            return None
+        self.refresh((table,))
+        found: list[float] = self.values[:, table.numbers[row]].tolist()
+        *rates, held, inflight = found
+        return ClientUse._make((*rates, int(held), int(inflight)))
 
-    def clients(self, table: GatewayTable, volume: str) -> dict[str, ClientUse]:
-        """Recent use of every client of a volume that a gateway has seen."""
-        key, newest = (table.gateway_id, volume), table.recent[0] if table.recent else None
-        known = self._known.get(key)
-        if known is None or known.newest is not newest or known.streams != len(table.streams):
-            known = _Known(newest, len(table.streams), clients_of(table, volume))
-            self._known[key] = known
-        return known.uses
+    def clients(self, table: GatewayTable, volume: str) -> list[str]:
+        """Every client of a volume that a gateway has seen."""
+        return list(self.rows(table, volume))
 
+    def costs(self, table: GatewayTable, volume: str) -> dict[str, float]:
+        """Cost rate of every client of a volume that a gateway has seen, the newest cut in full."""
+        rows = self.rows(table, volume)
+        self.refresh((table,))
+        numbers = table.numbers[list(rows.values())]
+        cost = np.maximum(self.values[COST, numbers], self.values[LAST_COST, numbers])
+        return dict(zip(rows, cost.tolist(), strict=True))
 
-def clients_of(table: GatewayTable, volume: str) -> dict[str, ClientUse]:
-    """Use of every client of a volume at a gateway; one that is not in the last cuts had none."""
-    if volume not in table.use:
-        return {}
-    rows = np.flatnonzero(table.volume_of_row == table.volumes.index(volume))
-    names = [table.streams[row].client for row in rows.tolist()]
-    if not table.recent:
-        return dict.fromkeys(names, NO_USE)
-    # By time, newest first: cost, ops and bytes a second, held, inflight of each row. A time has several cuts
-    # where the planes of a gateway are apart; each of them says the rates of its own rows.
-    times = list(dict.fromkeys(each.number for each in table.recent))
-    sums, seconds = np.zeros((len(times), 5, len(rows))), np.zeros(len(times))
-    for each in table.recent:
-        at, span_s = times.index(each.number), max(each.span_us[1] - each.span_us[0], 1) / 1e6
-        seconds[at] = max(seconds[at], span_s)
-        chosen = np.flatnonzero(np.isin(each.rows, rows))
-        place = np.searchsorted(rows, each.rows[chosen])
-        scalars = each.scalars[:, chosen]
-        sums[at, 0, place] += scalars[RECENT["cost_milli"]] / 1000 / span_s
-        sums[at, 1, place] += (scalars[RECENT["reads"]] + scalars[RECENT["writes"]]) / span_s
-        sums[at, 2, place] += (scalars[RECENT["read_bytes"]] + scalars[RECENT["write_bytes"]]) / span_s
-        sums[at, 3, place] += scalars[RECENT["held"]]
-        sums[at, 4, place] += scalars[RECENT["inflight"]]
-    mean = (sums[:, :3] * seconds[:, None, None]).sum(axis=0) / seconds.sum()
-    last, peak = sums[0, :3], sums[:, 0].max(axis=0)
-    figures = np.vstack((mean, peak[None], last)).T.tolist()
-    gauges = sums[0, 3:].astype(int).T.tolist()
-    return {
-        name: ClientUse(*rates, *counts) for name, rates, counts in zip(names, figures, gauges, strict=True)
-    }
+    def refresh(self, tables: Iterable[GatewayTable]) -> None:
+        """Sum the last cuts of those of these gateways that had one since."""
+        stale = []
+        for table in tables:
+            now = _Known(table.recent[0] if table.recent else None, len(table.streams))
+            known = self._known.get(table.gateway_id)
+            if known is None or known.newest is not now.newest or known.streams != now.streams:
+                self._known[table.gateway_id] = now
+                stale.append(table)
+        if stale:
+            self._sum(stale)
+
+    def _sum(self, tables: Sequence[GatewayTable]) -> None:
+        """Use of every stream of these gateways; one that is not in the last cuts had none."""
+        numbers = np.concatenate([table.numbers for table in tables])
+        if not len(numbers):
+            return
+        while self.values.shape[1] <= numbers.max():
+            self.values = np.concatenate((self.values, np.zeros_like(self.values)), axis=1)
+        self.sums += 1
+        sizes = np.array([len(table.streams) for table in tables])
+        total = int(sizes.sum())
+        # Shape (times, gateways), newest first. A time has several cuts where the planes of a gateway are
+        # apart; each of them says the rates of its own rows.
+        seconds = np.zeros((RECENT_CUTS, len(tables)))
+        cuts, first_cells, spans, first = list[Recent](), list[int](), list[float](), 0
+        for at, table in enumerate(tables):
+            for each in table.recent:
+                age = table.recent[0].number - each.number
+                span_s = max(each.span_us[1] - each.span_us[0], 1) / 1e6
+                seconds[age, at] = max(seconds[age, at], span_s)
+                cuts.append(each)
+                first_cells.append(age * total + first)
+                spans.append(span_s)
+            first += len(table.streams)
+        sums = np.zeros((5, RECENT_CUTS, total))
+        if cuts:
+            counts = [len(each.rows) for each in cuts]
+            rows = np.concatenate([each.rows for each in cuts])
+            self.summed_rows += len(rows)
+            cells = rows + np.repeat(first_cells, counts)
+            scalars = np.concatenate([each.scalars for each in cuts], axis=1)
+            span_of_row = np.repeat(spans, counts)
+            is_known = rows >= 0
+            if not is_known.all():
+                cells, scalars, span_of_row = cells[is_known], scalars[:, is_known], span_of_row[is_known]
+            parts = (
+                scalars[RECENT["cost_milli"]] / 1000 / span_of_row,
+                (scalars[RECENT["reads"]] + scalars[RECENT["writes"]]) / span_of_row,
+                (scalars[RECENT["read_bytes"]] + scalars[RECENT["write_bytes"]]) / span_of_row,
+                scalars[RECENT["held"]],
+                scalars[RECENT["inflight"]],
+            )
+            for index, part in enumerate(parts):
+                found = np.bincount(cells, weights=part, minlength=RECENT_CUTS * total)
+                sums[index] = found.reshape(RECENT_CUTS, total)
+        weight = np.repeat(seconds / np.maximum(seconds.sum(axis=0), 1e-9), sizes, axis=1)
+        mean = (sums[:3] * weight).sum(axis=1)
+        peak, last, gauges = sums[0].max(axis=0), sums[:3, 0], sums[3:, 0]
+        self.values[:, numbers] = np.vstack((mean, peak[None], last, gauges))

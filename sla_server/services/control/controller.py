@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
-from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.cut_intake import CutIntake
@@ -159,7 +159,8 @@ class Controller:
 
     def set_features(self, gateway_id: str, features: Iterable[str]) -> None:
         """What the agent of a gateway can do, as it says before it is up."""
-        self._table(gateway_id).caps_clients = CLIENT_CAPS in features
+        table, known = self._table(gateway_id), frozenset(features)
+        table.caps_clients, table.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int

@@ -23,7 +23,7 @@ from pmdaemon.wire.rates import Rates
 from sla_server.services.control.backend_loop import BackendControl, LoopStep
 from sla_server.services.control.decisions import DecisionKind, Reason, RecordDecision
 from sla_server.services.control.scopes import PromiseScope
-from sla_server.services.control.sharing import Neighbour
+from sla_server.services.control.sharing import Neighbour, cost_of, count_of
 from sla_server.services.control.targets import client_of
 from sla_server.services.control.victims import Victim
 
@@ -165,14 +165,14 @@ def loop_figures(
     """
     managed = control.managed or before.managed
     asked = {"/".join(key) for key in control.victims} if control.active else set(before.victims)
-    used = sum(n.cost_per_s for n in neighbours.values())
+    used = cost_of(neighbours)
     listed = sorted(neighbours.values(), key=lambda n: (-n.cost_per_s, n.volume))[:MOST_USERS]
     figures: dict[str, Any] = {
         "c_before": round(before.allowed if before.active else control.start, 1) or None,
         "c_after": round(control.allowed, 1) if control.active else None,
         "c_start": round(control.start, 1) if control.active else None,
         "backend_cost_per_s": round(used, 1),
-        "volumes": len(neighbours),
+        "volumes": count_of(neighbours),
         "throttled": sorted(managed)[:MOST_USERS],
         "victims": sorted(asked.union(helped))[:MOST_VICTIMS],
         "use": [_use(n, used, n.volume in managed, shares.get(n.volume)) for n in listed],

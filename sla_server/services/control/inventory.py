@@ -1,7 +1,9 @@
 """What the loop needs to know of a backend: victims, neighbours, and what was promised to them.
 
 State: which gateways carry a volume, on which backend it is, the classes and budgets of the agreements
-in force. Filled by the controller; everything else here only answers questions.
+in force; of a backend that was asked about, where its use is found (``backend_use``); of divided volumes,
+what part of a floor each client has (``client_floors``). Filled by the controller; everything else here only
+answers questions.
 
 A volume is *divided* while an agreement names some of its clients and all its gateways apply caps of clients:
 then its clients are the neighbours, not the volume (ADR 21). Questions about a volume take the target of one
@@ -12,15 +14,25 @@ Pure: no clock. Changed only by the controller's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from sla_server.agreements.promise import VolumeClass
+from sla_server.services.control.backend_use import BackendUse, Place
+from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import Neighbour, NeighbourTerms, terms, urgency
+from sla_server.services.control.sharing import (
+    WHOLE,
+    Neighbour,
+    Neighbours,
+    NeighbourTerms,
+    cost_of,
+    terms,
+    urgency,
+)
 from sla_server.services.control.targets import client_of, target_of, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 from sla_server.services.control.verdicts import NOTHING
@@ -48,12 +60,23 @@ class BackendInventory:
         self._places: dict[str, frozenset[str]] = {}
         self._mean_costs: dict[str, float] = {}
         self.uses = ClientUses()
+        self._floors = ClientFloors(settings)
+        self._floors_at: dict[str, int] = {}  # how often use had been summed when a volume's were shared
+        self._client_terms: dict[str, set[str]] = {}  # targets in _terms, by volume
         self._names_clients: dict[str, bool] = {}
         self._any_names_clients = False
+        self._tables_on: dict[str, dict[str, GatewayTable]] = {}  # that carry, or carried, a volume of it
+        self._changes: dict[str, int] = {}  # of what is on a backend
+        self._found: dict[str, tuple[Hashable, BackendUse]] = {}
+        self._unreachable: dict[str, set[str]] = {}
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
         self._named, self._patterned, self._terms, self._names_clients = {}, [], {}, {}
+        self._client_terms = {}
+        self._floors.clear()
+        self._floors_at.clear()
+        self._found.clear()
         self._any_names_clients = any("*" not in each.clients for each in classes)
         for each in classes:
             if any(character in name for name in each.volumes for character in "*?["):
@@ -65,7 +88,11 @@ class BackendInventory:
     def carries(self, volume: str, table: GatewayTable) -> bool:
         """A gateway carries a volume; whether the volume was on another backend until now."""
         self._carriers.setdefault(volume, {})[table.gateway_id] = table
-        return self.locate(volume)
+        has_moved = self.locate(volume)
+        for backend in self._places.get(volume, ()):
+            self._tables_on.setdefault(backend, {})[table.gateway_id] = table
+            self._changes[backend] = self._changes.get(backend, 0) + 1
+        return has_moved
 
     def locate(self, volume: str) -> bool:
         """Find out where a volume is; whether it was on another backend until now.
@@ -85,6 +112,9 @@ class BackendInventory:
         for backend in found - before:
             self._on_backend.setdefault(backend, set()).add(volume)
         self._places[volume] = found
+        for backend in before | found:
+            self._changes[backend] = self._changes.get(backend, 0) + 1
+            self._tables_on.setdefault(backend, {}).update(self._carriers[volume])
         return bool(before)
 
     def is_on(self, target: str, backend: str) -> bool:
@@ -108,34 +138,51 @@ class BackendInventory:
         return self._carriers.get(volume_of(target), {})
 
     def terms_of(self, target: str) -> NeighbourTerms:
-        """Priority, floor and cap of a volume."""
+        """Priority, floor and cap of a volume; of one of its clients, its part of the floors."""
+        volume, client = volume_of(target), client_of(target)
+        if client:
+            self._share_floors(volume)
         found = self._terms.get(target)
         if found is None:
-            volume = volume_of(target)
-            found = terms(volume, self._classes_of(volume), self._settings, client_of(target))
+            classes = self._classes_of(volume)
+            parts = self._floors.of(volume, client, classes) if client else WHOLE
+            found = terms(volume, classes, self._settings, client, parts)
             self._terms[target] = found
+            if client:
+                self._client_terms.setdefault(volume, set()).add(target)
         return found
 
+    def _share_floors(self, volume: str) -> None:
+        """Share the floors of a volume between its clients, as they use it now."""
+        if self._floors_at.get(volume) == self.uses.sums:
+            return
+        use: dict[str, float] = {}
+        for table in self.carriers_of(volume).values():
+            if table.state == "up":
+                for client, cost in self.uses.costs(table, volume).items():
+                    use[client] = use.get(client, 0.0) + cost
+        self._floors_at[volume] = self.uses.sums
+        if self._floors.follow(volume, self._classes_of(volume), use):
+            for target in self._client_terms.pop(volume, ()):
+                del self._terms[target]
+
     def _classes_of(self, volume: str) -> tuple[VolumeClass, ...]:
-        return (*self._named.get(volume, ()), *self._patterned)
+        return (*self._named.get(volume, ()), *(each for each in self._patterned if each.has_volume(volume)))
 
     def mean_cost_of(self, target: str) -> float:
         """Recent cost of its mean I/O, where it is known now; the last known while no gateway says."""
-        used = self._used(target)
+        return self._mean_cost(target, [use for _, use in self._used(target)])
+
+    def _mean_cost(self, target: str, used: Sequence[Usage | ClientUse]) -> float:
         cost, ops = sum(use.cost_per_s for use in used), sum(use.ops_per_s for use in used)
         if ops > 0.5:
             self._mean_costs[target] = max(cost / ops, 1.0)
         return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
 
-    def _used(self, target: str, backend: str = "") -> list[Usage | ClientUse]:
-        """What it uses through each of the gateways that are up; with a ``backend`` only there."""
-        volume = volume_of(target)
-        tables = [
-            table
-            for table in self.carriers_of(target).values()
-            if table.state == "up" and backend in ("", table.backend_of(volume))
-        ]
-        return [use for table in tables if (use := self.uses.of(table, target)) is not None]
+    def _used(self, target: str) -> list[tuple[GatewayTable, Usage | ClientUse]]:
+        """What it uses through each of the gateways that are up."""
+        tables = [table for table in self.carriers_of(target).values() if table.state == "up"]
+        return [(table, use) for table in tables if (use := self.uses.of(table, target)) is not None]
 
     def urgency_of(self, key: Key) -> float:
         """G of an objective; 0 while its budget is not known."""
@@ -153,7 +200,8 @@ class BackendInventory:
             cap: the cost rate that the loop allows it now, if any.
             backend: only what it uses there; "": everywhere.
         """
-        place, fresh = self.terms_of(target), self._used(target, backend)
+        place, used, volume = self.terms_of(target), self._used(target), volume_of(target)
+        fresh = [use for table, use in used if backend in ("", table.backend_of(volume))]
         # The newest cut counts in full: a neighbour that just came must be cut from what it uses now.
         cost = sum(max(use.cost_per_s, use.last_cost_per_s) for use in fresh)
         full = cap is None or cost >= FULL_RATIO * cap
@@ -162,37 +210,69 @@ class BackendInventory:
             place.priority,
             cost,
             sum(use.peak_cost_per_s for use in fresh),
-            max(place.floor_cost(self.mean_cost_of(target)), 1.0),
+            max(place.floor_cost(self._mean_cost(target, [use for _, use in used])), 1.0),
             full and any(use.held > 0 for use in fresh),
         )
 
     def neighbours(
         self, backend: str, scopes: Iterable[PromiseScope], caps: Mapping[str, float | None]
-    ) -> dict[str, Neighbour]:
-        """All of a backend that can be slowed down, the victims' own among them: volumes, or their clients.
+    ) -> Neighbours:
+        """Those of a backend that can be slowed down and may count: volumes, or their clients.
+
+        The victims' own are among them, and all that have a cap of the loop.
 
         Args:
             backend: whose volumes.
             scopes: promises on it.
             caps: what the loop allows each of them now.
         """
-        found = {
-            target: self.neighbour(target, caps.get(target), backend)
-            for volume in sorted(self._on_backend.get(backend, ()))
-            if self.can_throttle(volume)
-            for target in self.targets(volume)
-        }
+        every, found = self._use_on(backend), Neighbours()
+        cost, peak = every.look()
+        for at in every.chosen(cost, caps.keys(), self._settings.small_share_ratio).tolist():
+            target = every.names[at]
+            found[target] = self.neighbour(target, caps.get(target), backend)
+        if len(found) < len(every.names):
+            found.left_out = len(every.names) - len(found)
+            used = sum(n.cost_per_s for n in found.values())
+            found.rest_cost_per_s = max(float(cost.sum()) - used, 0.0)
+        volumes = {volume_of(target) for target in found}
         for scope in scopes:
             signal = scope.row.signal()
-            if signal.windows and signal.threshold_us is None:  # above its own curve
-                every = self.targets_of(scope)
-                own = every & found.keys()
-                # A client that is gone takes no part of the curve.
-                using = {t for t in every if not client_of(t) or t not in found or found[t].peak >= 1.0}
-                end_iops = scope.promise.curve[-1].up_to_iops / max(len(using or every), 1)
-                for target in own:
-                    found[target] = replace(found[target], curve_end=end_iops * self.mean_cost_of(target))
+            if not signal.windows or signal.threshold_us is not None or volumes.isdisjoint(scope.volumes):
+                continue
+            own = self.targets_of(scope)  # above its own curve
+            # A client that is gone takes no part of the curve.
+            using = [t for t in own if not client_of(t) or t not in every.index or peak[every.index[t]] >= 1]
+            end_iops = scope.promise.curve[-1].up_to_iops / max(len(using or own), 1)
+            for target in own & found.keys():
+                found[target] = replace(found[target], curve_end=end_iops * self.mean_cost_of(target))
         return found
+
+    def _use_on(self, backend: str) -> BackendUse:
+        """Where the use of all of a backend is found that can be slowed down."""
+        tables = self._tables_on.get(backend, {})
+        states = tuple(
+            (t.state, t.caps_clients, t.only_seen, t.refused, len(t.streams), len(t.exports))
+            for t in tables.values()
+        )
+        key = self._changes.get(backend), states
+        known = self._found.get(backend)
+        if known is not None and known[0] == key:
+            return known[1]
+        names, places = list[str](), list[Place]()
+        here, beyond = self._on_backend.get(backend, set()), set[str]()
+        for volume in sorted(here):
+            if not self.can_throttle(volume):
+                beyond.add(volume)
+                continue
+            targets = self.targets(volume)
+            names += targets
+            carriers = self.carriers_of(volume).values()
+            up = [t for t in carriers if t.state == "up" and t.backend_of(volume) == backend]
+            places += [Place(target, table) for target in targets for table in up]
+        made = BackendUse(names, places, self.uses)
+        self._found[backend], self._unreachable[backend] = (key, made), beyond
+        return made
 
     def targets(self, volume: str) -> list[str]:
         """What control may slow down of a volume: itself, or while it is divided its clients."""
@@ -224,8 +304,7 @@ class BackendInventory:
         volume = volume_of(target)
         named = self._names_clients.get(volume)
         if named is None:
-            covering = [each for each in self._classes_of(volume) if each.has_volume(volume)]
-            named = any("*" not in each.clients for each in covering)
+            named = any("*" not in each.clients for each in self._classes_of(volume))
             self._names_clients[volume] = named
         if not named:
             return False
@@ -246,13 +325,12 @@ class BackendInventory:
             backend: whose volumes.
             neighbours: those that can be slowed down.
         """
-        others = self._on_backend.get(backend, set()) - {volume_of(target) for target in neighbours}
+        self._use_on(backend)
+        others = self._unreachable[backend]
         if not others:
             return {}
         cost = {v: self.neighbour(v, None, backend).cost_per_s for v in others}
-        least = self._settings.small_share_ratio * (
-            sum(cost.values()) + sum(n.cost_per_s for n in neighbours.values())
-        )
+        least = self._settings.small_share_ratio * (sum(cost.values()) + cost_of(neighbours))
         return {
             v: SEEN_ONLY if all(v in t.only_seen for t in self.carriers_of(v).values()) else REFUSED
             for v in sorted(others)

@@ -25,8 +25,8 @@ from functools import partial
 from typing import Final
 
 from pmdaemon.wire.rates import Rates
-from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl, LoopStep
+from sla_server.services.control.client_turnover import Turnover, carry_over, priority_of, turn_over
 from sla_server.services.control.decision_log import (
     LoopBefore,
     loop_figures,
@@ -37,8 +37,8 @@ from sla_server.services.control.decisions import Decision, DecisionKind, RaiseE
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.loop_context import LoopContext
 from sla_server.services.control.scopes import Key, PromiseScope
-from sla_server.services.control.sharing import Neighbour, claims, share, spread
-from sla_server.services.control.targets import client_of, volume_of
+from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
+from sla_server.services.control.targets import client_of, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
@@ -263,7 +263,7 @@ class Loops:
         if control.active or watched or any(v.need is Need.AT_RISK for v in victims):
             neighbours = self._inventory.neighbours(backend, above, self._control_caps())
         if control.active:
-            self._part_with(control, neighbours, unix_us)
+            self._part_with(control, victims, neighbours, unix_us)
         if watched:
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "observe"}
             keys |= {v.key for v in watched}
@@ -296,10 +296,13 @@ class Loops:
         self._helped.setdefault(backend, set()).update(at_risk)
         self._give_up_waiting(control, now_ns)
         self._welcome(control)
+        turned = turn_over(control, victims, neighbours, now_ns)
+        if turned is not None:
+            self._replace(control, turned[0], neighbours, turned[1])
         if control.active and control.gate_open:
             shares = partial(self._shares, control, neighbours)
             if found := control.unneeded(shares, victims, now_ns):
-                text = f"{', '.join(found)}: no promise needs that it is slowed down any more"
+                text = f"{named(found)}: no promise needs that it is slowed down any more"
                 self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
         before = LoopBefore.of(control)
         step = control.step(victims, neighbours, now_ns)
@@ -319,22 +322,45 @@ class Loops:
             if found is not None and found.holds_its_caps:
                 control.came_back(gateway_id)
 
-    def _part_with(self, control: BackendControl, neighbours: Mapping[str, Neighbour], unix_us: int) -> None:
+    def _part_with(
+        self,
+        control: BackendControl,
+        victims: Sequence[Victim],
+        neighbours: Mapping[str, Neighbour],
+        unix_us: int,
+    ) -> None:
         """Volumes that no cap of this loop can be for: out of reach, or on another backend now."""
         backend, find = control.backend, self._inventory
         moved = [v for v in control.managed if not find.is_on(v, backend)]
         if moved:
-            text = f"{', '.join(moved)} is no longer on backend {backend}"
+            text = f"{named(moved)} is no longer on backend {backend}"
             self._let_go(control, moved, None, Reason.WITHDRAWN, text, neighbours, unix_us)
         gone = [v for v in control.managed if not find.can_throttle(v)]
         if gone:
-            text = f"no gateway can slow down {', '.join(gone)}"
+            text = f"no gateway can slow down {named(gone)}"
             self._let_go(control, gone, None, Reason.WITHDRAWN, text, neighbours, unix_us)
         # A cap of the whole volume would go on holding a promised client of it.
         others = [v for v in control.managed if not find.can_be_managed(v)]
+        if not others:
+            return
+        text = f"{named(others)}: its clients are slowed down one by one from now on, or no longer so"
+        found = carry_over(control, others, victims, neighbours)
+        if found.join:
+            self._replace(control, found, neighbours, text)
+        others = [v for v in others if v in control.managed]
         if others:
-            text = f"{', '.join(others)}: its clients are slowed down one by one from now on, or no longer so"
             self._let_go(control, others, None, Reason.WITHDRAWN, text, neighbours, unix_us)
+
+    def _replace(
+        self, control: BackendControl, found: Turnover, neighbours: Mapping[str, Neighbour], text: str
+    ) -> None:
+        """Other targets in the place of some, and caps for them."""
+        control.replace(*found)
+        lead, first = control.lead, min(map("/".join, control.victims), default="")
+        victim = lead.name if lead is not None else first
+        loop, shares = LoopMemory(control.start, control.ceiling), self._shares(control, neighbours)
+        self._policy.release_volumes(control.backend, found.leave, Reason.WITHDRAWN, text)
+        self._policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, victim, loop)
 
     def _let_go(
         self,
@@ -467,11 +493,8 @@ class Loops:
             self._policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "", loop)
 
     def _shares(self, control: BackendControl, neighbours: Mapping[str, Neighbour]) -> dict[str, float]:
-        lead, managed = control.lead, control.managed
-        priority = lead.priority if lead is not None else max(Priority)
-        backend_cost = sum(n.cost_per_s for n in neighbours.values())
-        wanted = claims(managed, priority, backend_cost, self._settings)
-        return spread(control.allowed, share(control.allowed, wanted), wanted)
+        wanted = claims(control.managed, priority_of(control), cost_of(neighbours), self._settings)
+        return allot(control.allowed, control.managed, wanted)
 
     def _observe(
         self,

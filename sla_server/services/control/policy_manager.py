@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Late
 from pmdaemon.wire.rates import Rates
+from sla_server.services.control.caps_message import entries, fitting, left_out_event
 from sla_server.services.control.client_use import ClientUses
 from sla_server.services.control.decision_log import DecisionLog, rates_figures
 from sla_server.services.control.decisions import (
@@ -520,16 +521,21 @@ class PolicyManager:
         for gateway_id, gateway in self.gateways.items():
             if not (gateway.issued or gateway.reported or gateway_id in shares_of):
                 continue  # it holds nothing, and should
-            table, shares = tables[gateway_id], shares_of.get(gateway_id, {})
+            table, wanted = tables[gateway_id], shares_of.get(gateway_id, {})
+            shares = fitting(wanted, table.caps_large is not False)
             moved = gateway.changed(shares, totals, self.settings, now_ns)
             stray = gateway.stray(self.settings, now_ns)
             if not gateway.up or not (moved or stray):
                 continue
+            if gateway.lacks_caps != (len(shares) < len(wanted)):
+                gateway.lacks_caps = not gateway.lacks_caps
+                if gateway.lacks_caps:
+                    self._events.append(left_out_event(table, wanted.keys() - shares.keys()))
             touched = shares.keys() | gateway.issued.keys() if stray else moved
             gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
             lease_us = round(self.settings.lease_s * 1e6)
-            decisions.append(SetCaps(gateway_id, gen, lease_us, *_entries(shares)))
+            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares)))
             for target in touched:
                 waits.setdefault(volume_of(target), {})[gateway_id] = gen
             for throttle in self.throttles():
@@ -585,15 +591,6 @@ class PolicyManager:
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))
-
-
-def _entries(shares: Mapping[str, Rates]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Entries of volumes, and of clients, for message CAPS."""
-    volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
-    for target, rates in sorted(shares.items()):
-        client = client_of(target)
-        (clients if client else volumes).append(rates.entry(volume_of(target), client))
-    return volumes, clients
 
 
 def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:

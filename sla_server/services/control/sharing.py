@@ -4,7 +4,9 @@ A victim may ask for volumes of lower priority on its backend; how far down the 
 *urgency* g, which follows the error budget: below 0.5 best-effort only, below 1 bronze too, else silver. A
 volume of the victim's own priority is touched only while its demand is above its own curve, and then not
 below the curve's end: two promises of one priority never take from each other what both were promised.
-Volumes that use less than 5 % of the backend's cost are left alone.
+Volumes that use less than 5 % of the backend's cost are left alone. Clients of a divided volume that are of
+one priority count together, as many small ones are one large one; of them the smallest, which make up less
+than 5 %, are left alone.
 
 Classes have an order, in whom to slow down and in what each gets: one gives way only when those below it are
 at their floors (``by_class``), and what it is known to want comes before what they want (``share``).
@@ -27,15 +29,22 @@ Pure functions. Source: SLA-MODEL.md 3 "Urgency", "Several victims", "Sharing C"
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sla_server.agreements.promise import Priority, VolumeClass
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.targets import named, volume_of
 
 COST_UNIT_BYTES: Final = 65_536
 """Bytes that cost as much as one I/O (docs/formats/messages.md)."""
+Parts = Mapping[VolumeClass | None, float]
+"""What a client has of each floor that covers it, 0..1; None: of that of a volume without an agreement."""
+WHOLE: Final[Parts] = {}
+"""All of every floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,27 @@ class Neighbour:
     floor: float
     queueing: bool
     curve_end: float | None = None
+
+
+class Neighbours(dict[str, Neighbour]):
+    """The neighbours of a backend that may count, by target.
+
+    Of a large backend small ones are left out: ``left_out`` of them; they use ``rest_cost_per_s`` together.
+    """
+
+    left_out: int = 0
+    rest_cost_per_s: float = 0.0
+
+
+def cost_of(neighbours: Mapping[str, Neighbour]) -> float:
+    """What all of a backend use, also those left out."""
+    rest = neighbours.rest_cost_per_s if isinstance(neighbours, Neighbours) else 0.0
+    return sum(n.cost_per_s for n in neighbours.values()) + rest
+
+
+def count_of(neighbours: Mapping[str, Neighbour]) -> int:
+    """How many there are, with those left out."""
+    return len(neighbours) + (neighbours.left_out if isinstance(neighbours, Neighbours) else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +124,46 @@ class Claim:
 
 
 def terms(
-    volume: str, classes: Iterable[VolumeClass], settings: ControlSettings, client: str = ""
+    volume: str,
+    classes: Iterable[VolumeClass],
+    settings: ControlSettings,
+    client: str = "",
+    parts: Parts = WHOLE,
 ) -> NeighbourTerms:
     """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``.
 
-    With a ``client`` only those that cover its use of the volume.
+    With a ``client`` only those that cover its use of the volume. A floor is promised to the volume, so a
+    client has ``parts`` of it (``client_floors``).
     """
     found = [c for c in classes if c.has_volume(volume) and (not client or c.has_client(client))]
     if not found:
-        return NeighbourTerms(Priority.BEST_EFFORT, settings.default_floor_iops, 0.0, None, agreed=False)
+        floor_iops = settings.default_floor_iops * parts.get(None, 1.0)
+        return NeighbourTerms(Priority.BEST_EFFORT, floor_iops, 0.0, None, agreed=False)
     caps = [c.cap_iops for c in found if c.cap_iops is not None]
     return NeighbourTerms(
         priority=max(c.priority for c in found),
-        floor_iops=max(c.floor_iops for c in found),
-        floor_bytes_per_s=max(c.floor_bytes_per_s for c in found),
+        floor_iops=max(c.floor_iops * parts.get(c, 1.0) for c in found),
+        floor_bytes_per_s=max(c.floor_bytes_per_s * parts.get(c, 1.0) for c in found),
         cap_iops=min(caps) if caps else None,
         agreed=True,
     )
+
+
+def part_of(n: Neighbour) -> tuple[str, Priority]:
+    """What a neighbour counts with: its volume, and of the clients of a divided one those of its priority."""
+    return volume_of(n.volume), n.priority
+
+
+def largest(members: Sequence[Neighbour], rest_ratio: float) -> list[Neighbour]:
+    """Of these the largest, in their order; those left out use at most ``rest_ratio`` of all, together."""
+    left = rest_ratio * sum(n.cost_per_s for n in members)
+    small = set[str]()
+    for n in sorted(members, key=lambda n: n.cost_per_s):
+        left -= n.cost_per_s
+        if left < 0:
+            break
+        small.add(n.volume)
+    return [n for n in members if n.volume not in small]
 
 
 def urgency(burn_1h: float, remaining_ratio: float) -> float:
@@ -158,12 +211,16 @@ def by_class(
         neighbours: all volumes of the backend.
         settings: what is too small to count.
     """
-    least = settings.small_share_ratio * sum(n.cost_per_s for n in neighbours.values())
+    ratio = settings.small_share_ratio
+    least, users = ratio * cost_of(neighbours), dict[tuple[str, Priority], list[Neighbour]]()
+    for target, n in neighbours.items():
+        if n.cost_per_s > 0 and target not in spared and may_slow(victim, g, n):
+            users.setdefault(part_of(n), []).append(n)
     found: dict[int, list[Neighbour]] = {}
-    for volume, n in neighbours.items():
-        counts = n.cost_per_s > 0 and n.cost_per_s >= least and volume not in spared
-        if counts and may_slow(victim, g, n):
-            found.setdefault(class_of(victim, n), []).append(n)
+    for members in users.values():
+        if sum(n.cost_per_s for n in members) >= least:
+            for n in largest(members, ratio):
+                found.setdefault(class_of(victim, n), []).append(n)
     return sorted(found.items())
 
 
@@ -176,22 +233,23 @@ def why_none(
 ) -> tuple[str, str]:
     """Why a victim with these volumes finds no neighbour to slow down: (event kind, text)."""
     others = [n for v, n in neighbours.items() if v not in victim_volumes and n.cost_per_s > 0]
-    least = settings.small_share_ratio * sum(n.cost_per_s for n in neighbours.values())
+    least = settings.small_share_ratio * cost_of(neighbours)
     equals = sorted(n.volume for n in others if n.priority >= victim)
-    small = sorted(n.volume for n in others if n.priority < victim and n.cost_per_s < least)
-    spared = sorted(n.volume for n in others if n.priority < victim and n.cost_per_s >= least)
-    names, why = ", ".join(equals), []
+    cost: dict[tuple[str, Priority], float] = {}
+    for n in others:
+        cost[part_of(n)] = cost.get(part_of(n), 0.0) + n.cost_per_s
+    small = [n.volume for n in others if n.priority < victim and cost[part_of(n)] < least]
+    spared = [n.volume for n in others if n.priority < victim and cost[part_of(n)] >= least]
+    names, why = named(equals), []
     if equals and not small and not spared:
         all_others = f"all others that use the backend ({names})"
         return "infeasible", f"{all_others} are of the same or a higher priority: none is slowed down for it"
     if equals:
         why.append(f"{names}: of the same or a higher priority")
     if small:
-        why.append(f"{', '.join(small)}: less than {settings.small_share_ratio:.0%} of the backend's cost")
+        why.append(f"{named(small)}: less than {settings.small_share_ratio:.0%} of the backend's cost")
     if spared:
-        why.append(
-            f"{', '.join(spared)}: not slowed down while so much error budget is left (urgency {g:.2f})"
-        )
+        why.append(f"{named(spared)}: not slowed down while so much error budget is left (urgency {g:.2f})")
     return "unattributed", f"nobody to slow down: {'; '.join(why) or 'no other volume uses this backend'}"
 
 
@@ -218,9 +276,10 @@ def claims(
 ) -> dict[str, Claim]:
     """What each managed volume brings to the sharing."""
     slack = settings.demand_slack_ratio * backend_cost
+    members = Counter(map(part_of, managed.values()))
     found = {}
     for volume, n in managed.items():
-        recent = settings.demand_factor * n.peak + slack
+        recent = settings.demand_factor * n.peak + slack / members[part_of(n)]
         found[volume] = Claim(
             demand=float("inf") if n.queueing else recent,
             floor=floor_for(victim, n),
@@ -228,6 +287,30 @@ def claims(
             known=recent if n.priority < victim else 0.0,
         )
     return found
+
+
+def allot(allowed: float, managed: Mapping[str, Neighbour], claims: Mapping[str, Claim]) -> dict[str, float]:
+    """All of ``allowed``, by target: first among volumes, then among the clients of each that is divided.
+
+    So a volume has no more of it because it is divided, however many names its clients have.
+    """
+    parts: dict[tuple[str, Priority], dict[str, Claim]] = {}
+    for target, n in managed.items():
+        parts.setdefault(part_of(n), {})[target] = claims[target]
+    names = {next(iter(members)): members for members in parts.values()}
+    wholes = {name: _together(members.values()) for name, members in names.items()}
+    found: dict[str, float] = {}
+    for name, rate in spread(allowed, share(allowed, wholes), wholes).items():
+        members = names[name]
+        found |= spread(rate, water_fill(rate, members), members) if len(members) > 1 else {name: rate}
+    return found
+
+
+def _together(claims: Collection[Claim]) -> Claim:
+    """Claims of one weight as one."""
+    weight = next(iter(claims)).weight
+    demand, floor = sum(c.demand for c in claims), sum(c.floor for c in claims)
+    return Claim(demand, floor, weight, sum(c.known for c in claims))
 
 
 def share(allowed: float, claims: Mapping[str, Claim]) -> dict[str, float]:
@@ -272,14 +355,12 @@ def water_fill(allowed: float, claims: Mapping[str, Claim]) -> dict[str, float]:
         | {wants[name] / c.weight for name, c in claims.items() if math.isfinite(wants[name])}
         | {0.0}
     )
-    low = 0.0
-    for corner in corners:
-        if poured(corner) >= allowed:
-            # Between two corners the sum is a straight line.
-            rise = poured(corner) - poured(low)
-            level = low + (corner - low) * (max(allowed - poured(low), 0.0) / rise if rise > 0 else 0.0)
-            break
-        low = corner
+    above = bisect_left(corners, allowed, key=poured)
+    low = corners[above - 1] if above else 0.0
+    if above < len(corners):
+        # Between two corners the sum is a straight line.
+        rise = poured(corners[above]) - poured(low)
+        level = low + (corners[above] - low) * (max(allowed - poured(low), 0.0) / rise if rise > 0 else 0.0)
     else:
         # Beyond the last corner only those without a limit still rise.
         slope = sum(c.weight for name, c in claims.items() if math.isinf(wants[name]))

@@ -6,9 +6,11 @@
                    <------------------- lag ------------------- SetCaps, and the renewal of leases
 
 Deterministic, on the clock and storage of ``simulated_world``; throttle wake-ups are rounded up to 1 ms as
-epoll rounds them. A gateway may be given a ``SimHost`` on which it has to wait for the processor, and a wall
-clock that jumps; gateways can be lost, volumes moved, the server killed. Used by tests, by ``sla simulate``
-(``sla_server.simulate``) and for tuning; it is never part of a running server.
+epoll rounds them. Caps of clients hold beside that of their volume, as in the data plane (ADR 21): a client
+that is held by its own keeps its place, and holds up no other. A gateway may be given a ``SimHost`` on which
+it has to wait for the processor, and a wall clock that jumps; gateways can be lost, volumes moved, the server
+killed. Used by tests, by ``sla simulate`` (``sla_server.simulate``) and for tuning; it is never part of a
+running server.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from pmdaemon.wire.histogram import (
     bucket_of_ns,
     coarse_bucket_of_ns,
 )
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet
 from sla_server.services.control.controller import Controller
@@ -45,6 +48,7 @@ from sla_server.services.control.simulated_world import (
     SimStorage,
     World,
 )
+from sla_server.services.control.targets import target_of
 
 __all__ = [  # with those of simulated_world: a world needs one import
     "BACKEND",
@@ -133,12 +137,13 @@ class SimGateway:
 
     Attributes:
         deaf: takes caps without enforcing them, as a broken enforcer would.
+        caps_clients: its agent applies caps of single clients.
         lost: no session; I/O and caps go on, as the data plane's do, until the lease ends.
         host: where it has to wait for the processor; None: never.
         step_us: how far its wall clock was set forward (or back) since the start.
         offset_us: what the server adds to its wall clock: as of the poll before.
         thresholds: volume to (io kind, us) that it counts misses of.
-        caps: volume to its rates in force.
+        caps: target (``targets``) to its rates in force.
     """
 
     def __init__(
@@ -157,18 +162,22 @@ class SimGateway:
         self.gateway_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self.phase_s = phase_s
         self.deaf = self.lost = False
+        self.caps_clients = True
         self.host: SimHost | None = None
         self.step_us = self.offset_us = 0
         self.thresholds: dict[str, list[tuple[int, int]]] = {}
         self.accounts = {stream: _Account() for stream in streams}
-        self.held: dict[str, deque[Io]] = {volume: deque() for volume in self.volumes}
+        self.held: dict[str, dict[str, deque[tuple[int, Io]]]] = {volume: {} for volume in self.volumes}
+        for volume, client in streams:
+            self.held[volume][client] = deque()
+        self._arrivals = 0
         self.caps: dict[str, RateSet] = {}
         self.gen = self.seq = 0
         self._lease_ends = math.inf
         self._lease_s = 0.0
         self._gen_changed = False
         self._cut_at = world.now
-        self._wake: dict[str, bool] = dict.fromkeys(self.volumes, False)
+        self._wake: dict[str, float] = dict.fromkeys(self.volumes, math.inf)
 
     def move(self, volume: str, backend: str, storage: SimStorage) -> None:
         """Its configuration has a volume on another backend from now on."""
@@ -198,29 +207,54 @@ class SimGateway:
         account = self.accounts[io.volume, io.client]
         account.arrived += 1
         account.held += 1
-        queue = self.held[io.volume]
-        if not queue and io.volume not in self.caps:
+        if not self.caps:
             self._send(io)
             return
-        queue.append(io)
+        self._arrivals += 1
+        self.held[io.volume][io.client].append((self._arrivals, io))
         self._admit(io.volume)
 
     def _admit(self, volume: str) -> None:
-        queue, cap, now_ns = self.held[volume], self.caps.get(volume), self.world.now_ns
-        while queue:
-            if cap is not None and not self.deaf and (wait_ns := cap.ready_ns() - now_ns) > 0:
-                if not self._wake[volume]:
-                    self._wake[volume] = True
-                    late = -(-wait_ns // EPOLL_NS) * EPOLL_NS / 1e9
-                    self.world.at(self.world.now + late, lambda: self._woken(volume))
+        """Let through what may pass now, in order of arrival among the clients that may."""
+        cap, now_ns = self.caps.get(volume), self.world.now_ns
+        while True:
+            head: deque[tuple[int, Io]] | None = None
+            own: RateSet | None = None
+            soonest_ns = 0
+            for client, queue in self.held[volume].items():
+                if not queue:
+                    continue
+                rates = self.caps.get(target_of(volume, client))
+                wait_ns = self._wait_ns(rates, now_ns)
+                if wait_ns > 0:
+                    soonest_ns = min(soonest_ns or wait_ns, wait_ns)
+                elif head is None or queue[0][0] < head[0][0]:
+                    head, own = queue, rates
+            if head is not None:
+                soonest_ns = self._wait_ns(cap, now_ns)
+            if soonest_ns > 0:
+                self._wake_after(volume, soonest_ns)
                 return
-            io = queue.popleft()
-            if cap is not None:
-                cap.charge(now_ns, io.size_bytes, 1.0)
+            if head is None:
+                return
+            _, io = head.popleft()
+            for rates in (cap, own):
+                if rates is not None:
+                    rates.charge(now_ns, io.size_bytes, 1.0)
             self._send(io)
 
+    def _wait_ns(self, rates: RateSet | None, now_ns: int) -> int:
+        return 0 if rates is None or self.deaf else rates.ready_ns() - now_ns
+
+    def _wake_after(self, volume: str, wait_ns: int) -> None:
+        at = self.world.now + -(-wait_ns // EPOLL_NS) * EPOLL_NS / 1e9
+        if at < self._wake[volume] - EPOLL_NS / 1e9:  # what is less is the rounding
+            self._wake[volume] = at
+            self.world.at(at, lambda: self._woken(volume))
+
     def _woken(self, volume: str) -> None:
-        self._wake[volume] = False
+        if self.world.now >= self._wake[volume]:
+            self._wake[volume] = math.inf
         self._admit(volume)
 
     def _send(self, io: Io) -> None:
@@ -245,12 +279,13 @@ class SimGateway:
     def apply(self, decision: SetCaps) -> None:
         """Caps arrive: the complete set of this gateway."""
         before, self.caps = self.caps, {}
-        for cap in decision.caps:
+        for cap in (*decision.caps, *decision.clients):
+            target = target_of(cap["volume"], cap.get("client", ""))
             rates = Rates(cap.get("ops_per_s"), cap.get("bytes_per_s"), cap.get("cost_per_s"))
             if not rates.is_open:
-                kept = before.get(cap["volume"]) or RateSet(TAU_NS)
+                kept = before.get(target) or RateSet(TAU_NS)
                 kept.set_caps(rates, self.world.now_ns)
-                self.caps[cap["volume"]] = kept
+                self.caps[target] = kept
         self.gen, self._gen_changed = decision.gen, True
         self._lease_s = decision.lease_us / 1e6
         self.renew_lease()
@@ -455,6 +490,8 @@ class Simulation:
     def announce(self, gateway: SimGateway) -> None:
         """What the pair posts when a session begins, or when the controller is new."""
         exports = [{"volume": volume, "backend": gateway.backends[volume]} for volume in gateway.volumes]
+        features = (CLIENT_CAPS, LARGE_CAPS) if gateway.caps_clients else ()
+        self.controller.set_features(gateway.gateway_id, features)
         self.controller.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
         self.controller.add_streams(gateway.gateway_id, gateway.streams())
 

@@ -8,9 +8,12 @@ Pure functions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 SEPARATOR: Final = "/"
+MOST_NAMED: Final = 10
+"""Targets that a text names: each throttle's row has the text, and a volume may have hundreds of clients."""
 
 
 def target_of(volume: str, client: str = "") -> str:
@@ -26,3 +29,10 @@ def volume_of(target: str) -> str:
 def client_of(target: str) -> str:
     """Its client; "" for a whole volume."""
     return target.partition(SEPARATOR)[2]
+
+
+def named(targets: Iterable[str]) -> str:
+    """Targets in words: the first of them in order of name, and how many more there are."""
+    every = sorted(targets)
+    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+    return ", ".join(every[:MOST_NAMED]) + more

@@ -297,6 +297,7 @@ class GatewayCaps:
     repeats: int = 0  # sent again since the last confirmation
     round_trip_ns: int = 0  # how long the last confirmation took
     refused: str = ""  # why it refused caps last; "" again when it confirms some
+    lacks_caps: bool = False  # not all of its caps fit into a message
 
     @property
     def holds_its_caps(self) -> bool:

@@ -197,6 +197,11 @@ class Usage:
         self._usage, self._place = usage_table, place
 
     @property
+    def place(self) -> int:
+        """Its column in the table."""
+        return self._place
+
+    @property
     def cost_per_s(self) -> float:
         """Smoothed cost rate."""
         return self._usage.values.item(0, self._place)
@@ -273,6 +278,7 @@ class GatewayTable:
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
     ``caps_clients``: whether it applies caps of single clients; None while its agent did not say.
+    ``caps_large``: whether it takes a set of caps above 64 KiB; the same.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
     """
 
@@ -285,6 +291,7 @@ class GatewayTable:
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     caps_clients: bool | None = None
+    caps_large: bool | None = None
     says_more: bool = False
     tells_kinds: bool = False
     skipped: bool = False

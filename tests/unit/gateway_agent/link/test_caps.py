@@ -61,3 +61,15 @@ def test_a_set_of_clients_alone_has_a_lease():
     lapsed = caps.expire(30 * SECOND)
     assert lapsed is not None
     assert lapsed.gen == 4
+
+
+def test_an_answer_names_no_more_volumes_than_it_holds():
+    volumes = [f"w{number:04}" + "x" * 120 for number in range(700)]
+    caps = LeasedCaps([FakeEnforcer(frozenset({"v"}))])
+    caps.replace(CapSet(4, 30_000_000, tuple({"volume": volume} for volume in [*volumes, "v"])), 0)
+    ack = caps.due_ack()
+    assert ack is not None
+    assert ack.ok
+    assert 0 < len(ack.refused) < 700
+    assert list(ack.refused) == volumes[: len(ack.refused)]
+    assert ack.encode()

@@ -424,3 +424,14 @@ def test_a_spool_whose_damage_cost_cuts_is_an_alert(tmp_path, monkeypatch):
     [alert] = bench.server.headers[Kind.ALERT]
     assert (alert["kind"], alert["severity"], alert["details"]["lost"]) == ("spool-damaged", "critical", 2)
     assert "2 cuts in the spool were damaged" in alert["text"]
+
+
+def test_more_caps_than_a_header_holds_reach_the_plane(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.clock.advance(0.5)
+    volumes = [f"v{number}" + "x" * 120 for number in range(600)]
+    entries = [{"volume": volume, "cost_per_s": 5.0} for volume in [*volumes, "vol-1"]]
+    bench.say(frame.encode_folding(Kind.CAPS, {"gen": 7, "lease_us": 30_000_000, "caps": entries}))
+    (given,) = [header for kind, header in plane.commands if kind is Kind.DP_CAPS]
+    assert [entry["volume"] for entry in given["caps"]] == [*volumes, "vol-1"]
+    assert bench.server.last(Kind.CAPS_ACK)["ok"]

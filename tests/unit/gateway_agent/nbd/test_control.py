@@ -148,3 +148,13 @@ def test_a_link_that_leaves_is_forgotten(desk):
     desk.loop.handlers[sock.fileno()](IN)
     assert sock.is_closed
     desk.server.send_hello()
+
+
+def test_caps_that_are_folded_are_unfolded():
+    desk = Desk()
+    sock = desk.connect()
+    header = {"gen": 7, "lease_us": 1, "caps": [{"volume": f"v{n}" + "x" * 120} for n in range(600)]}
+    encoded = frame.encode_folding(Kind.DP_CAPS, header)
+    desk.say(sock, encoded[:40_000])
+    desk.say(sock, encoded[40_000:])
+    assert desk.plane.orders == [header]

@@ -11,6 +11,7 @@ from pmdaemon.poller.positions import Watermarks
 from pmdaemon.poller.standing_caps import LEASE_FRESH_NS, StandingCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.agent import CapSet
 from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, ThresholdsOrder, WatermarksNotice
 
 
@@ -26,6 +27,20 @@ def test_newest_caps_are_kept_per_gateway_and_unchanged() -> None:
     assert sent.header == {"gen": 5, "lease_us": 30, "caps": caps, "later": 1}
     assert book.caps_of("a") == (5, encoded)
     assert book.caps_of("b") is None
+
+
+def test_more_caps_than_a_header_holds_are_folded_for_the_pair_and_for_the_agent() -> None:
+    caps = tuple({"volume": f"v{n}" + "x" * 120, "cost_per_s": 12.5} for n in range(600))
+    order = CapsOrder.of("a", CapSet(5, 30, caps))
+    passed_on = CapsOrder.parse(frame.unfold(frame.decode(order.encode())).header)
+    sent = frame.decode(StandingCaps().set_caps(passed_on))
+    assert sent.header.keys() == {"folded"}
+    kept = CapSet.parse(frame.unfold(sent).header)
+    assert (sent.kind, kept.gen, [cap["volume"] for cap in kept.caps]) == (
+        Kind.CAPS,
+        5,
+        [cap["volume"] for cap in caps],
+    )
 
 
 def test_thresholds_are_passed_on_without_the_gateways_name() -> None:

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from pmdaemon.errors import FrameTooLarge, MalformedFrame, WireError
 from pmdaemon.wire import frame
-from pmdaemon.wire.frame import MAX_FRAME_BYTES, MAX_HEADER_BYTES, PREFIX, FrameReader
+from pmdaemon.wire.frame import (
+    MAX_FOLDED_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    PREFIX,
+    FrameReader,
+)
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none()
@@ -145,3 +151,36 @@ def test_limit_may_be_raised_between_frames() -> None:
     assert len(list(reader.feed(frame.encode(1, {})))) == 1
     reader.limit_bytes = 1024
     assert len(list(reader.feed(large))) == 1
+
+
+def test_a_header_that_fits_is_not_folded_and_a_longer_one_is_the_blob() -> None:
+    short = {"caps": [{"volume": "v"}]}
+    assert frame.encode_folding(9, short) == frame.encode(9, short)
+    assert frame.unfold(frame.decode(frame.encode(9, short))).header == short
+    long = {"caps": [{"volume": f"v{number}" + "x" * 100} for number in range(4000)]}
+    received = frame.decode(frame.encode_folding(9, long))
+    assert received.header.keys() == {frame.FOLDED}
+    unfolded = frame.unfold(received)
+    assert (unfolded.kind, unfolded.header, len(unfolded.blob)) == (9, long, 0)
+
+
+def test_a_header_that_is_too_long_to_be_folded_is_refused() -> None:
+    with pytest.raises(FrameTooLarge, match="folded frame header"):
+        frame.encode_folding(9, {"text": "x" * MAX_FOLDED_BYTES})
+
+
+@pytest.mark.parametrize("size", [0, -1, 9, "8", None, 1 << 40])
+def test_a_folded_header_that_is_none_is_refused(size: Any) -> None:
+    received = frame.decode(frame.encode(9, {"folded": size}, b"12345678"))
+    if size is None:
+        assert frame.unfold(received) is received
+        return
+    with pytest.raises(MalformedFrame, match="folded header of"):
+        frame.unfold(received)
+
+
+def test_what_is_folded_keeps_the_limits_of_a_header() -> None:
+    deep = b"\x91" * 40 + b"\xc0"
+    for packed in (b"\xc0", deep, b"\x81\x01\x02"):
+        with pytest.raises(MalformedFrame):
+            frame.unfold(frame.decode(frame.encode(9, {"folded": len(packed)}, packed)))

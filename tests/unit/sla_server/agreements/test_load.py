@@ -88,6 +88,17 @@ def test_a_mistake_is_found_where_it_is(old: str, new: str, field: str, line: in
     assert all(problem.document == "erp-gold" for problem in found if new != "name: -x")
 
 
+def test_a_client_with_a_name_that_no_message_takes_is_refused_with_the_limit() -> None:
+    for client, count in (("c" * 128, 0), ("c" * 129, 1)):
+        text = FULL.replace("clients: [host-a]", f"clients: [{client}]", 1)
+        assert text != FULL
+        if not count:
+            assert load_documents(text, 60)
+            continue
+        (found,) = problems_of(text)
+        assert (found.field, "1 to 128 characters" in found.fix) == ("spec.scope.clients[0]", True)
+
+
 def test_all_mistakes_of_all_documents_are_reported_at_once() -> None:
     bad = simple("a").replace("percentile: 95.0", "percentile: 5").replace("slice: 1m", "slice: x")
     found = problems_of(bad + "---\n" + simple("b", priority="tin"))

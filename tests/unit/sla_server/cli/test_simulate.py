@@ -111,3 +111,47 @@ def test_mistakes_are_named(slas, arguments, status, text):
     assert done.exit_code == status
     assert done.stderr.startswith("sla: ")
     assert text in done.stderr
+
+
+SECTORS = "".join(f"{n * 10_000_000} 4 {n} 8 1\n" for n in range(300))
+
+
+def test_a_trace_without_clients_is_refused_for_an_agreement_about_clients_until_it_is_said_whose_it_is(
+    slas, tmp_path
+):
+    text = (
+        (slas / "gold.yaml")
+        .read_text()
+        .replace("volumes: [gold]", "clients: [host-a, host-b], volumes: [dev-4]")
+    )
+    (slas / "gold.yaml").write_text(text)
+    trace = tmp_path / "io.txt"
+    trace.write_text(SECTORS)
+    base = ("--slas", slas, "--trace", trace, "--mode", "off", "-o", "json")
+    done = run(*base)
+    assert (done.exit_code, done.stdout) == (65, "")
+    assert "agreement gold is about the clients host-a, host-b, and the trace names none" in done.stderr
+    assert "streams: {dev-4: {client: NAME}} in simulation.yaml" in " ".join(done.stderr.split())
+    (slas / "simulation.yaml").write_text("streams: {dev-4: {client: host-b}}\n")
+    (mode,) = json.loads(run(*base).stdout)["modes"]
+    assert mode["agreements"][0]["ios"] == 300
+    assert [(each["volume"], each["client"]) for each in mode["clients"]] == [("dev-4", "host-b")]
+
+
+def test_clients_of_a_divided_volume_are_rows_of_the_tables(slas):
+    text = (slas / "gold.yaml").read_text().replace("volumes: [gold]", "clients: [db-1], volumes: [gold]")
+    (slas / "gold.yaml").write_text(text)
+    loads = (
+        "--load",
+        "volume=gold,client=db-1,iops=60",
+        "--load",
+        "volume=gold,client=job,depth=16,from_s=2",
+    )
+    base = ("--slas", slas, "--duration", "12s", *loads)
+    table = run(*base).stdout
+    assert max(map(len, table.splitlines())) <= 80
+    assert re.search(r"^gold/job +best-effort +enforce", table, re.MULTILINE)
+    assert "observe would have begun to slow down gold/job for gold/latency once" in table
+    rows = [line.split(",")[:3] for line in run(*base, "--mode", "off", "-o", "csv").stdout.splitlines()]
+    assert ["off", "client", "gold/job"] in rows
+    assert "gold/job" in run(*base, "--mode", "off", "-o", "html").stdout

@@ -156,6 +156,29 @@ def test_caps_of_clients_are_posted_beside_those_of_volumes() -> None:
     assert (header["caps"], header["clients"]) == ([], [cap])
 
 
+def test_hundreds_of_caps_with_long_names_are_one_message_and_what_is_longer_ends_nothing() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway(features=["client-caps"]))
+    rates = {"ops_per_s": None, "bytes_per_s": None, "cost_per_s": 53.125}
+    for gen in (800, 8000):
+        caps = [{"volume": "vol-1", "client": f"c{n}" + "x" * 120, **rates} for n in range(gen)]
+        bench.controller.decisions = [SetCaps(GATEWAY, gen, 30_000_000, [], caps)]
+        bench.tick()
+    ((_, header),) = bench.main.take_posted(Kind.SET_CAPS)
+    assert (header["gen"], len(header["clients"])) == (800, 800)
+
+
+def test_an_answer_that_is_too_long_says_so() -> None:
+    bench = Bench()
+    for length in (100_000, 600_000):
+        bench.core.respond(f"r{length}", 200, {"text": "x" * length})
+        bench.tick()
+    answers = {header["req"]: header for _, header in bench.app.take_posted(Kind.RESPONSE)}
+    assert len(answers["r100000"]["body"]["text"]) == 100_000
+    assert answers["r600000"]["code"] == 500
+    assert "too long" in answers["r600000"]["body"]["errors"][0]["problem"]
+
+
 def test_a_gateway_that_comes_is_told_its_thresholds_through_its_pair_each_time() -> None:
     bench = Bench()
     bench.tick()

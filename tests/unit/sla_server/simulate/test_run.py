@@ -9,6 +9,7 @@ import pytest
 
 from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control.decisions import SetCaps
+from sla_server.services.control.simulation import Simulation
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.figures import cap_history, figures_of, most_within, turns
 from sla_server.simulate.loads import Arrival, Load
@@ -147,3 +148,43 @@ def test_turns_of_a_cap():
 def test_hours_of_the_week_begin_on_monday():
     monday_us = 4 * 86_400_000_000  # 1970-01-05
     assert [hour_of_week(monday_us + h * 3_600_000_000) for h in (0, 1, 167, 168)] == [0, 1, 167, 0]
+
+
+def on_erp(**over) -> Plan:
+    """Two clients of one volume; db-1's use of it was promised a latency."""
+    contract = Contract(
+        [promise("erp", clients=("db-1",), slice_s=10)],
+        [volume_class("erp", clients=("db-1",), floor_iops=40)],
+    )
+    loads = (
+        Load(volume="erp", client="db-1", iops=60, gateway="A"),
+        Load(volume="erp", client="job", depth=16, from_s=3, gateway="A"),
+        Load(volume="plain", iops=5, gateway="A"),
+    )
+    return plan(*loads, contract=contract, **over)
+
+
+def test_caps_of_clients_are_simulated_as_they_would_be_enforced():
+    made = on_erp()
+    off = figures_of(made, run_mode(made, "off"), None)
+    observe, enforce = (figures_of(made, run_mode(made, mode), off) for mode in MODES[1:])
+    assert observe.would == {("erp/job", "erp/latency"): 1}
+    assert enforce.promises[0].bad_s < 8 < off.promises[0].bad_s
+    assert [each.volume for each in enforce.users] == ["erp", "erp/db-1", "erp/job", "plain"]
+    erp, promised, job, _ = enforce.users
+    assert (erp.caps, promised.caps) == ([], [])
+    assert job.least_cost < 425
+    assert erp.ios == promised.ios + job.ios
+    assert 0.4 < job.kept_ratio < 1
+    assert (promised.floor_cost, job.floor_cost) == pytest.approx((42.5, 53.125))
+    assert (erp.below_floor, job.below_floor) == (0, None)
+
+
+def test_gateways_that_cap_whole_volumes_only_are_sent_no_caps_of_clients():
+    def disturb(sim: Simulation) -> None:
+        for each in sim.gateways.values():
+            each.caps_clients = False
+            sim.announce(each)
+
+    run = run_mode(on_erp(length_s=10.0), "enforce", disturb)
+    assert not [d for _, d in run.decisions if isinstance(d, SetCaps)]

@@ -6,10 +6,9 @@ import pytest
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS
 from sla_server.agreements.promise import CurveStep, Priority
-from sla_server.services.control.client_use import clients_of
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RecordDecision, SetCaps
-from sla_server.services.control.targets import client_of, target_of, volume_of
+from sla_server.services.control.targets import client_of, named, target_of, volume_of
 from sla_server.services.control.throttle import LEAST
 from tests.support.worlds import (
     A,
@@ -63,25 +62,28 @@ def test_targets_are_names_of_volumes_or_of_their_clients():
     target = target_of("v:1", "10.0.0.5")
     assert (volume_of(target), client_of(target)) == ("v:1", "10.0.0.5")
     assert (volume_of("v"), client_of("v")) == ("v", "")
+    assert named(["v/b", "v/a"]) == "v/a, v/b"
+    assert named(f"v{n:02}" for n in range(12)).endswith("v08, v09 and 2 more")
 
 
 def test_use_of_clients_is_that_of_the_last_cuts():
     fed = shared()
-    table = fed.controller.tables[A]
-    assert clients_of(table, "nowhere") == {}
-    assert clients_of(table, "erp")["greedy"].cost_per_s == 0.0
+    table, uses = fed.controller.tables[A], fed.controller.inventory.uses
+    assert uses.clients(table, "nowhere") == []
+    assert uses.of(table, "erp/nobody") is None
+    assert uses.of(table, "erp/greedy").cost_per_s == 0.0
     fed.step((A, {"erp/host-a": (80, 1), "erp/greedy": (400, 1)}, 0), held=3)
     fed.step((A, {"erp/greedy": (200, 1)}, 0))
-    found = fed.controller.inventory.uses.clients(table, "erp")
-    assert found.keys() == {"host-a", "greedy"}
+    assert uses.clients(table, "erp") == ["host-a", "greedy"]
+    assert uses.costs(table, "erp") == {"host-a": pytest.approx(42.5), "greedy": pytest.approx(318.75)}
+    found = {name: uses.of(table, f"erp/{name}") for name in uses.clients(table, "erp")}
     assert found["greedy"].ops_per_s == 300
     assert found["greedy"].last_ops_per_s == 200
     assert found["greedy"].peak_cost_per_s == pytest.approx(425)
     assert found["greedy"].held == 0
     assert (found["host-a"].ops_per_s, found["host-a"].last_ops_per_s) == (40, 0)
     fed.step((A, {"erp/greedy": (200, 1)}, 0), held=3)
-    again = fed.controller.inventory.uses.clients(table, "erp")
-    assert again["greedy"].held == 3, "summed again with the next cut"
+    assert uses.of(table, "erp/greedy").held == 3, "summed again with the next cut"
 
 
 def test_the_greedy_client_is_slowed_and_neither_the_promised_one_nor_its_volume():
@@ -164,16 +166,60 @@ def test_clients_that_no_agreement_names_are_slowed_with_their_volume():
     assert ([cap["volume"] for cap in sent.caps], sent.clients) == (["erp"], [])
 
 
-def test_a_volume_that_becomes_divided_gives_up_the_cap_that_would_hold_its_promised_client():
+def test_a_volume_that_becomes_divided_hands_its_cap_to_the_client_that_may_be_slowed_and_takes_it_back():
     made = controller((promise("gold"),), (volume_class("gold"), low("erp", priority=Priority.BEST_EFFORT)))
     fed = Feeder(made, (A, ("gold", *NAMES)), features=CAN)
     use = {"gold": (80, 30), "erp/host-a": (20, 30), "erp/greedy": (400, 30)}
-    gen = caps_of(until_caps(fed, use), A).gen
+    before = caps_of(until_caps(fed, use), A)
     made.set_agreements((promise("gold"),), (volume_class("gold"), low("erp", "host-a")))
-    first = caps_of(until_caps(fed, use, gen), A)
-    assert (first.caps, first.clients) == ([], []), "at once, before anything else is decided"
-    later = caps_in(until_caps(fed, use, first.gen))
-    assert [(sent.caps, {cap["client"] for cap in sent.clients}) for sent in later] == [([], {"greedy"})]
+    found = fed.step((A, use, before.gen), held=5)
+    first = caps_of(found, A)
+    assert (first.caps, [cap["client"] for cap in first.clients]) == ([], ["greedy"]), "at once"
+    assert first.clients[0]["cost_per_s"] == pytest.approx(
+        before.caps[0]["cost_per_s"] - 20 * 1.0625, rel=0.01
+    )
+    states = {(row["client"], row["state"]) for row in rows_of(found)}
+    assert states == {("", "released"), ("greedy", "requested")}
+    made.set_agreements((promise("gold"),), (volume_class("gold"), low("erp", priority=Priority.BEST_EFFORT)))
+    second = caps_of(fed.step((A, use, first.gen), held=5), A)
+    assert ([cap["volume"] for cap in second.caps], second.clients) == (["erp"], [])
+    assert second.caps[0]["cost_per_s"] == pytest.approx(before.caps[0]["cost_per_s"], rel=0.01)
+
+
+def test_what_may_not_be_slowed_in_the_other_form_is_let_go():
+    """Of erp as a whole host-a is a part, whose promise is being kept."""
+    fed = shared()
+    first = caps_in(suffer(fed, seconds=4))[0]
+    fed.controller.set_features(A, ())
+    found = suffer(fed, first.gen)
+    assert (caps_of(found, A).caps, caps_of(found, A).clients) == ([], [])
+    assert rows_of(found)[-1]["reason"] == "withdrawn"
+
+
+def renamed(fed: Feeder, every: int, seconds: int = 120) -> tuple[int, list[SetCaps]]:
+    """Bad seconds beside a client that has another name each so many seconds; and the caps sent."""
+    caps, bad, gen, sent, number = dict[str, float](), 0, 0, list[SetCaps](), 0
+    for second in range(seconds):
+        number += second % every == 0
+        fed.controller.add_streams(A, streams(A, f"erp/job-{number}"))
+        use = int(min(400, caps.get(f"job-{number}", 1e9) / 1.0625))
+        slow = use + 80 > 250
+        bad += slow
+        ios = {"erp/host-a": (80, 30 if slow else 3), f"erp/job-{number}": (use, 30)}
+        for decision in fed.step((A, ios, gen), held=5 if use < 400 else 0):
+            if isinstance(decision, SetCaps):
+                sent.append(decision)
+                gen, caps = decision.gen, {cap["client"]: cap["cost_per_s"] for cap in decision.clients}
+    return bad, sent
+
+
+def test_a_client_that_comes_under_a_new_name_shares_what_its_volume_has_and_the_old_one_leaves():
+    one, _ = renamed(shared(), 1000)
+    bad, sent = renamed(shared(), 20)
+    assert bad <= one + 2 * 6, "the seconds until its first cut is decided on"
+    assert max(len(each.clients) for each in sent) == 2
+    (last,) = sent[-1].clients
+    assert last["client"] == "job-6"
 
 
 def test_observe_says_which_client_it_would_slow():

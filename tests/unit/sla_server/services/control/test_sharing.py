@@ -11,6 +11,7 @@ from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
     Claim,
     Neighbour,
+    allot,
     by_class,
     claims,
     floor_for,
@@ -195,6 +196,41 @@ def test_one_slowed_down_for_a_more_important_promise_keeps_what_it_uses():
     assert floor_for(Priority.SILVER, gold) == 120
     assert gives_way(Priority.GOLD, gold)
     assert floor_for(Priority.GOLD, gold) == 80
+
+
+def clients(volume: str, count: int, cost: float, **over) -> dict[str, Neighbour]:
+    names = [f"{volume}/c{number}" for number in range(count)]
+    values = {"floor": 1.0, "queueing": True, **over}
+    return {name: Neighbour(name, Priority.BEST_EFFORT, cost, cost, **values) for name in names}
+
+
+def test_small_clients_of_a_volume_count_together_and_the_smallest_are_left_alone():
+    found = {
+        **clients("v", 50, 10.0),
+        **clients("w", 2, 5.0),
+        "v/tiny": Neighbour("v/tiny", Priority.BEST_EFFORT, 1.0, 1.0, 1.0, False),
+    }
+    ((rank, members),) = by_class(Priority.GOLD, 0.0, (), found, SETTINGS)
+    assert rank == Priority.BEST_EFFORT
+    assert {n.volume.partition("/")[0] for n in members} == {"v"}, "w is 2 % of the backend"
+    assert 47 <= len(members) <= 49, "those left out make up less than 5 %"
+    assert "v/tiny" not in {n.volume for n in members}
+
+
+def test_a_volume_has_no_more_of_what_is_shared_because_it_is_divided():
+    whole = Neighbour("w", Priority.BEST_EFFORT, 400, 400, 1.0, True)
+    managed = {**clients("v", 9, 100.0), "w": whole}
+    found = allot(300.0, managed, claims(managed, Priority.GOLD, 1300.0, SETTINGS))
+    assert sum(found.values()) == pytest.approx(300)
+    assert found["w"] == pytest.approx(150)
+    assert found["v/c0"] == pytest.approx(150 / 9)
+
+
+def test_of_a_divided_volume_a_client_that_wants_little_has_it_and_the_others_the_rest():
+    managed = clients("v", 3, 100.0)
+    managed["v/c0"] = Neighbour("v/c0", Priority.BEST_EFFORT, 8.0, 8.0, 1.0, False)
+    found = allot(210.0, managed, claims(managed, Priority.GOLD, 0.0, SETTINGS))
+    assert found == pytest.approx({"v/c0": 10, "v/c1": 100, "v/c2": 100})
 
 
 def test_why_no_neighbour_is_slowed_down_says_of_each_what_is_so():

@@ -7,6 +7,7 @@ import pytest
 from pmdaemon.wire import cut as cuts
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.simulation import IO_COST, UNIX_0_US, Io, SimClient, Simulation, World
+from sla_server.simulate.loads import Application, IoLog, Load
 from tests.support.worlds import controller
 
 
@@ -130,3 +131,26 @@ def test_a_wall_clock_that_jumps_is_corrected_a_poll_later():
     made.world.at(2.5, lambda: setattr(gateway, "step_us", 100_000_000))
     made.run(5.5)
     assert seen == [0, 1, 102, 3, 4]
+
+
+def test_a_client_that_is_held_by_its_own_cap_holds_up_no_other_and_both_caps_hold():
+    made = sim()
+    gateway = made.gateway("A", ["v"], clients={"v": ["slow", "free"]})
+    gateway.lost = True  # no polls: the controller would clear caps that it does not know of
+    entry = {"volume": "v", "client": "slow", "cost_per_s": 100 * IO_COST}
+    gateway.apply(SetCaps(gateway.gateway_id, 1, 60_000_000, [], [entry]))
+    logs = {name: IoLog() for name in ("slow", "free")}
+    for name, log in logs.items():
+        application = Application(gateway, "v", name, log)
+        application.hold(Load(volume="v", client=name, depth=8), 20.0, made.world.random)
+    made.run(10)
+
+    def rates(since: float) -> dict[str, float]:
+        ends = {name: log.arrays()["at"] + log.arrays()["latency"] for name, log in logs.items()}
+        return {name: ((end >= since) & (end < since + 5)).sum() / 5 for name, end in ends.items()}
+
+    assert rates(5) == pytest.approx({"slow": 100, "free": 400}, rel=0.02)
+    whole = {"volume": "v", "cost_per_s": 300 * IO_COST}
+    gateway.apply(SetCaps(gateway.gateway_id, 2, 60_000_000, [whole], [entry]))
+    made.run(20)
+    assert rates(14) == pytest.approx({"slow": 100, "free": 200}, rel=0.02)

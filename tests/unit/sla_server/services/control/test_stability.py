@@ -286,3 +286,53 @@ def test_an_equal_is_slowed_down_to_its_curves_end_and_let_go_when_it_is_inside_
     assert in_force(worlds[0]) == [("rest", "disk")]
     assert bad_within(figures, 40, 80) <= 8
     assert not [event for _, event in worlds[0].of_kind("infeasible") if "higher priority" in event.text]
+
+
+# One volume that several clients share; only db-1's use of it was promised a latency.
+
+DB = GOLD.model_copy(update={"volume": "erp", "client": "db-1"})
+
+
+def on_erp(client: str, **over) -> Load:
+    return greedy(volume="erp", client=client, gateway="A", **over)
+
+
+def one_volume(loads: Sequence[Load], length_s: float = 40) -> tuple[ModeFigures, dict[str, VolumeFigures]]:
+    """What came of it, and the figures of each client; holds the bounds that hold everywhere."""
+    made = plan(
+        [DB, *loads],
+        length_s,
+        promises=[promise("erp", clients=("db-1",))],
+        classes=[volume_class("erp", clients=("db-1",))],
+    )
+    figures, capped = enforced(made)
+    assert not capped, "a cap of the whole volume would hold its promised client"
+    clients = {each.volume: each for each in figures.clients}
+    assert all(each.turns_a_minute <= MOST_TURNS for each in clients.values())
+    assert clients["erp/db-1"].caps == []
+    return figures, clients
+
+
+def test_a_greedy_client_of_the_promised_volume_is_slowed_and_nobody_else():
+    modest = DB.model_copy(update={"client": "web", "iops": 40.0})
+    figures, clients = one_volume([on_erp("job"), modest])
+    assert figures.promises[0].bad_s <= 7
+    assert clients["erp/job"].iops >= 200
+    assert clients["erp/web"].iops >= 36, "one that wants little has it"
+    assert clients["erp/job"].least_cost >= 100, "the first cuts did not overshoot"
+
+
+def test_many_clients_that_are_greedy_together_are_slowed_together():
+    names = [f"job-{number}" for number in range(16)]
+    figures, clients = one_volume([on_erp(name, depth=2) for name in names])
+    assert figures.promises[0].bad_s <= 7
+    kept = [clients[f"erp/{name}"].iops for name in names]
+    assert sum(kept) >= 200
+    assert min(kept) >= 0.8 * max(kept)
+
+
+def test_a_client_that_comes_under_new_names_has_no_more_for_it():
+    loads = [on_erp(f"job-{n}", from_s=5 + 15 * n, until_s=20 + 15 * n) for n in range(3)]
+    figures, clients = one_volume(loads, 50)
+    assert figures.promises[0].bad_s <= 7 + 2 * 3, "two or three seconds for each further name"
+    assert sum(clients[f"erp/job-{n}"].iops for n in range(3)) >= 200

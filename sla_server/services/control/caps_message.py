@@ -1,0 +1,79 @@
+"""Which caps go into the message that brings a gateway its complete set.
+
+A set is one message, so its length has a limit: what agents of before take, or a folded header
+(``wire.frame``) for those that say ``large-caps``. Names are 128 characters at most, so that an entry alone
+always fits. Where a set would be longer, volumes come before clients, and of each those with the largest
+rates, which are those that use the most.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from pmdaemon.wire.frame import MAX_FOLDED_BYTES, MAX_HEADER_BYTES
+from pmdaemon.wire.rates import COST_BYTES, Rates
+from sla_server.services.control.decisions import RaiseEvent
+from sla_server.services.control.targets import client_of, named, volume_of
+from sla_server.services.control.usage import GatewayTable
+
+HEAD_BYTES: Final = 512
+"""Of the header: generation, lease, the gateway's id, the names of the lists, and keys that may be added."""
+ENTRY_BYTES: Final = 96
+"""Of an entry, its names aside: keys, three rates of 9 bytes, lengths."""
+
+
+def entry_bytes(target: str) -> int:
+    """Most that the entry of a target needs; names are ASCII (``wire.names``)."""
+    return ENTRY_BYTES + len(target)
+
+
+def fitting(shares: Mapping[str, Rates], is_large: bool) -> dict[str, Rates]:
+    """Those of a gateway's caps that fit into one message; all of them as a rule.
+
+    Args:
+        shares: rates by target.
+        is_large: whether its agent takes a folded set.
+    """
+    left = (MAX_FOLDED_BYTES if is_large else MAX_HEADER_BYTES) - HEAD_BYTES
+    if sum(map(entry_bytes, shares)) <= left:
+        return dict(shares)
+    found: dict[str, Rates] = {}
+    for target in sorted(shares, key=lambda t: (bool(client_of(t)), -_strength(shares[t]), t)):
+        left -= entry_bytes(target)
+        if left < 0:
+            break
+        found[target] = shares[target]
+    return found
+
+
+def left_out_event(table: GatewayTable, names: Collection[str]) -> RaiseEvent:
+    """What to say of caps that do not fit into the message for a gateway."""
+    where, fix = table.name or table.gateway_id, "use shorter names, or throttle fewer clients"
+    if table.caps_large is False:
+        fix = f"upgrade its agent, which takes 64 KiB of caps, or {fix}"
+    text = f"gateway {where}: {len(names)} caps do not fit into one message ({named(names)}): {fix}"
+    details = {"gateway_id": table.gateway_id, "left_out": len(names)}
+    return RaiseEvent("throttle-not-effective", "critical", "gateway", table.gateway_id, text, details)
+
+
+def _strength(rates: Rates) -> float:
+    """The least of its rates, in cost units a second for I/Os of 4 KiB."""
+    size = rates.bytes_per_s
+    known = (
+        rates.cost_per_s,
+        rates.ops_per_s,
+        None if size is None else size / 4096 * (1 + 4096 / COST_BYTES),
+    )
+    return min((rate for rate in known if rate is not None), default=0.0)
+
+
+def entries(shares: Mapping[str, Rates]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Entries of volumes, and of clients, for message CAPS."""
+    volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
+    for target, rates in sorted(shares.items()):
+        client = client_of(target)
+        (clients if client else volumes).append(rates.entry(volume_of(target), client))
+    return volumes, clients
