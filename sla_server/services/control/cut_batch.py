@@ -11,9 +11,8 @@ Made and used up within one batch (``cut_intake``), by the controller's one thre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +42,7 @@ _PIECE: Final = np.array(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """One accepted cut and its gateway's plan; ``excused_ratio``: see ``verdicts``."""
 
     cut: Cut
@@ -280,7 +278,7 @@ class CutBatch:
     def _hist(self, finder: Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:
         lens = np.array([len(t.cut.hist) for t in self.taken])
         # An entry is {u16 row, u16 bucket, u32 count}; as one integer it is taken apart faster.
-        entries = _joined([t.cut.hist.view("<u8") for t in self.taken])
+        entries = np.frombuffer(b"".join([t.cut.hist.tobytes() for t in self.taken]), "<u8")
         bucket = (entries >> 16).astype(np.uint16)
         start = np.repeat(self._row_start, lens)
         keep = np.flatnonzero(bucket < _TOTALS)

@@ -16,8 +16,7 @@ memory would be overwritten while the cut waits. Changed only by the controller'
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -76,8 +75,7 @@ def _frames_end(blob: memoryview, announced: int) -> int:
     return end
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     cut: Cut
     recv_us: int
     offset_us: int
@@ -118,6 +116,7 @@ class CutIntake:
         waiting, self._waiting = self._waiting, []
         stale_us, inside = self._settings.stale_s * 1e6, set[str]()
         awaiting = {backend: c for backend, c in self._controls.items() if c.awaiting}
+        shut = frozenset[str]()
         for each in waiting:
             gateway_id = each.cut.gateway_id
             table = self._tables.get(gateway_id)
@@ -135,15 +134,18 @@ class CutIntake:
                 table.state, table.reason = "up", ""
                 self._policy.gateway_up(table, each.now_ns)
             inside.add(gateway_id)
-            for control in awaiting.values():
-                control.confirm(gateway_id, each.cut.throttle_gen, self._policy.gateways[gateway_id].gen)
+            if awaiting:
+                gen = self._policy.gateways[gateway_id].gen
+                for control in awaiting.values():
+                    control.confirm(gateway_id, each.cut.throttle_gen, gen)
+                shut = frozenset(b for b, c in awaiting.items() if not c.gate_open)
             plan = self._scopes.plan(table, each.cut.column("stream_id"))
             if table.skipped:
                 self._usage.resync(table.places)
                 self._usage.streams.resync(table.numbers)
             self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
             self._received.append(each.recv_us)
-            self._shut.append(frozenset(b for b, c in awaiting.items() if not c.gate_open))
+            self._shut.append(shut)
         self._enter_batch()
 
     def _excused(self, starved_ratio: float) -> float:
@@ -189,9 +191,9 @@ class CutIntake:
             windows.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
         shown, fed = np.flatnonzero((over_all != NO_MEMBER) & measured), np.flatnonzero(feeds)
-        members = np.concatenate((over_all[shown], on_backend[fed]))
-        if len(members):
-            windows.add(members, np.concatenate((shown, fed)), pieces)
+        for targets, lines in ((over_all, shown), (on_backend, fed)):
+            if len(lines):
+                windows.add(targets[lines], lines if len(lines) < len(targets) else slice(None), pieces)
 
 
 def _lines_shut(batch: CutBatch, shut: list[frozenset[str]]) -> Bools | None:

@@ -93,8 +93,7 @@ class MissedEntries:
     def __init__(self, cuts: Sequence[Cut], row_start: Ints, rows: int) -> None:
         lens = np.array([len(cut.missed) for cut in cuts])
         # {u16 row, u16 io, u32 threshold_us, u32 counted, u32 missed}
-        parts = [cut.missed.view("<u4") for cut in cuts]
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        joined = np.frombuffer(b"".join([cut.missed.tobytes() for cut in cuts]), "<u4")
         self._entries = joined.reshape(-1, 4).astype(np.int64)
         self._row = (self._entries[:, 0] & 0xFFFF) + np.repeat(row_start, lens)
         self._word = self._entries[:, 0] >> 16

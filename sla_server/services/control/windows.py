@@ -40,6 +40,7 @@ from sla_server.services.control.pieces import (
     Bools,
     Floats,
     Ints,
+    Pick,
     Pieces,
     PieceSums,
     mix_of,
@@ -188,7 +189,7 @@ class WindowTable:
 
     # Feeding.
 
-    def record_activity(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+    def record_activity(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
         # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
@@ -208,26 +209,27 @@ class WindowTable:
         self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
         self.m_measures[members[pieces.done[pick] > 0]] = True
 
-    def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> Floats:
+    def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> Floats:
         """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
         seen_us = self.m_stall_us[members]
         stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
         outage = self.terms.is_outage[self.m_row[members]]
         return np.maximum(stall, pieces.silence_us[pick] * outage)
 
-    def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+    def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
         self.record_activity(members, pick, pieces)
         rows = self.m_row[members]
         if self._shared:
             shared = self.several[rows]
             if shared.any():
+                pick = np.arange(len(rows)) if isinstance(pick, slice) else pick
                 self._add_shared(members[shared], rows[shared], pick[shared], pieces)
                 members, rows, pick = members[~shared], rows[~shared], pick[~shared]
         if len(rows):
             self._add_alone(members, rows, pick, pieces)
 
-    def _add_alone(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+    def _add_alone(self, members: Ints, rows: Ints, pick: Pick, pieces: Pieces) -> None:
         """Rows with one member, each with one piece."""
         s = self.settings
         covered, offered = self._span_with(members, pick, pieces)
@@ -246,6 +248,7 @@ class WindowTable:
         )
         opened = np.flatnonzero(self.m_covered[members])
         if len(opened):
+            sums = sums.copied() if isinstance(pick, slice) else sums
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         closes |= stall_us > self.terms.threshold_us[rows, 0]
@@ -258,7 +261,7 @@ class WindowTable:
             self.m_covered[members[opened[closes[opened]]]] = 0
         self._push(rows, offered * 1e6 / covered, sums, closes)
 
-    def _span_with(self, members: Ints, pick: Ints, pieces: Pieces) -> tuple[Ints, Floats]:
+    def _span_with(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Ints, Floats]:
         """What the open window of each member covers with its piece, and the I/Os offered in that time."""
         opened, span_us = self.m_covered[members] > 0, pieces.covered_us[pick]
         longer_us = self.m_covered[members] + self.m_new_us[members]
