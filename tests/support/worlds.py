@@ -333,9 +333,10 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     says_more = bool((cut.missed["io"] > IO_WRITE).any())
     errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
     rows = [_Waiting.of(cut, row, IO_KINDS[promise.io]) for row in np.flatnonzero(in_scope).tolist()]
+    former = [each for each in rows if each.is_former]
     by_kind = bool((cut.missed["io"] > OUTSTANDING).any())
     ended = piece.done if by_kind else piece.completed
-    piece.is_stuck = not ended and any(each.count for each in rows)
+    piece.is_stuck = not ended and any(each.count for each in former)
     piece.oldest_us = max((each.oldest_us for each in rows), default=0)
     piece.silence_us = max((each.silence_us for each in rows), default=0)
     entries = cut.missed[in_scope[cut.missed["row"]]]
@@ -353,6 +354,7 @@ class _Waiting:
     count: int
     oldest_us: int
     silence_us: int
+    is_former: bool  # some of it was when the cut began
 
     @classmethod
     def of(cls, cut: Cut, row: int, io: int) -> _Waiting:
@@ -367,7 +369,11 @@ class _Waiting:
         count = min(max(gauge + value["arrived"] - value["reads"] - value["writes"], 0), gauge)
         if (cut.missed["io"] > OUTSTANDING).any():
             count = int(oldest_us > 0) if io != IO_ANY else count * (oldest_us > 0)
-        return cls(row, count, oldest_us, silence_us)
+            is_former = oldest_us + 1000 >= cut.duration_us
+        else:
+            is_former = True
+        is_former &= gauge - value["arrived"] + value["reads"] + value["writes"] > 0
+        return cls(row, count, oldest_us, silence_us, is_former)
 
 
 def _add_uncompared(piece: Piece, cut: Cut, rows: Sequence[_Waiting], io: int, limit: int) -> None:

@@ -36,6 +36,7 @@ from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loops import Loops
 from sla_server.services.control.manual import ManualEffect, effect
+from sla_server.services.control.planes import PlaneStates
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
@@ -75,8 +76,9 @@ class Controller:
         self._usage = UsageTable(settings.silent_s)
         self.faults = StorageFaults(settings, self._usage)
         self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
+        self.planes = PlaneStates(self._usage.streams, settings.silent_s)
         self._intake = CutIntake(
-            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage
+            settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage, self.planes
         )
         self._restored = False
         self._excluded: dict[str, str] = {}
@@ -172,6 +174,7 @@ class Controller:
         table.refused = frozenset()  # another set of exports: the next acknowledgement says again
         if moved:
             self.scopes.move(table, moved, self.tables)
+        self.planes.exports_changed(table)
         self.scopes.replan(gateway_id)
         self._locate(table, table.exports)
         self.policy.gateway_up(table, now_ns)
@@ -381,6 +384,7 @@ class Controller:
             self.inventory,
             self.faults,
             self._usage,
+            self.planes,
             most,
             unix_us,
         )

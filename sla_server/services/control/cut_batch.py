@@ -28,7 +28,7 @@ from sla_server.services.control.missed_entries import (
     Pairs,
     starts_of,
 )
-from sla_server.services.control.pieces import Floats, Ints, Pieces, percentiles_us
+from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, percentiles_us
 from sla_server.services.control.scopes import RowPlan
 from sla_server.services.control.stream_states import Followed, Span
 from sla_server.services.control.usage import GatewayTable, UsageTable
@@ -43,13 +43,17 @@ _PIECE: Final = np.array(
 
 
 class Taken(NamedTuple):
-    """One accepted cut and its gateway's plan; ``excused_ratio``: see ``verdicts``."""
+    """One accepted cut and its gateway's plan.
+
+    ``excused_ratio``: see ``verdicts``; ``lacks_planes``: a data plane of the gateway is missing from it.
+    """
 
     cut: Cut
     table: GatewayTable
     plan: RowPlan
     now_ns: int
     excused_ratio: float = 0.0
+    lacks_planes: bool = False
 
 
 class CutBatch:
@@ -190,11 +194,11 @@ class CutBatch:
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
         if any(plan.has_others for plan in self.plans):
             is_other = self._is_mean | (self._promised > 0)
-            size_bytes = read_bytes + write_bytes
+            size_bytes = np.choose(io, (read_bytes + write_bytes, read_bytes, write_bytes))
             use = LineUse(
                 done,
                 offered,
-                found.failed,
+                found.errors,
                 sums.excludes,
                 completed,
                 lat_sum_us,
@@ -205,7 +209,7 @@ class CutBatch:
                 found.abandoned_us,
                 sums.hist,
             )
-            self._count_others(found, use.at(is_other), is_other)
+            self._count_others(found, finder, io, use, is_other)
         latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
@@ -234,15 +238,19 @@ class CutBatch:
             excused=done * np.repeat([t.excused_ratio for t in self.taken], self.lines),
         )
 
-    def _count_others(self, found: Compared, use: LineUse, at: npt.NDArray[np.bool_]) -> None:
+    def _count_others(self, found: Compared, finder: Lines, io: Ints, use: LineUse, at: Bools) -> None:
         """What counts for lines about a mean latency or a rate, which are ``at`` these places."""
-        threshold_us = _joined([plan.threshold_us for plan in self.plans])[at]
-        counted, missed = mean_counts(use, threshold_us)
+        threshold_us = _joined([plan.threshold_us for plan in self.plans])
+        slow: Floats | None = None
+        if (use.left_out * self._is_mean).any():
+            slow = self._entries.served_slower(finder, io, threshold_us, use.done, use.errors)[at]
+        use, threshold_us = use.at(at), threshold_us[at]
+        counted, missed = mean_counts(use, threshold_us, slow)
         promised, is_mean = self._promised[at], self._is_mean[at][:, None]
         rates = rate_counts(use, promised, _joined([plan.is_bytes for plan in self.plans])[at])
         found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
         found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
-        found.inexact[at] = self._is_mean[at] & (use.done != use.both)
+        found.inexact[at] = self._is_mean[at] & ((use.done != use.both) | (use.left_out > 0))
 
     @cached_property
     def _is_mean(self) -> npt.NDArray[np.bool_]:
@@ -269,7 +277,10 @@ class CutBatch:
             return None
         line = _joined([plan.absent_line for plan in self.plans]) + np.repeat(self._line_start, counts)
         streams = _joined([plan.absent for plan in self.plans])
-        found = self.taken[0].table.usage_table.streams.absent(streams, self._span(counts))
+        lacks: Bools | None = None
+        if any(t.lacks_planes for t in self.taken):
+            lacks = np.repeat([t.lacks_planes for t in self.taken], counts)
+        found = self.taken[0].table.usage_table.streams.absent(streams, self._span(counts), lacks)
         if not found.says_nothing.any():
             return None
         waiting = found.waiting[io[line], np.arange(len(line))]

@@ -28,6 +28,7 @@ from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.cut_batch import CutBatch, Taken
 from sla_server.services.control.pieces import Bools, Pieces
+from sla_server.services.control.planes import PlaneStates
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import NO_MEMBER, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
@@ -93,10 +94,12 @@ class CutIntake:
         tables: dict[str, GatewayTable],
         controls: Mapping[str, BackendControl],
         usage_table: UsageTable,
+        planes: PlaneStates,
     ) -> None:
         self.unix_us = 0
         self._settings = settings
         self._scopes, self._policy, self._usage = scopes, policy, usage_table
+        self._planes = planes
         self._tables, self._controls = tables, controls
         self._waiting: list[_Waiting] = []
         self._taken: list[Taken] = []
@@ -143,7 +146,10 @@ class CutIntake:
             if table.skipped:
                 self._usage.resync(table.places)
                 self._usage.streams.resync(table.numbers)
-            self._taken.append(Taken(each.cut, table, plan, each.now_ns, self._excused(table.starved_ratio)))
+                self._scopes.table.windows.resync(plan.members)
+            lacks = self._planes.look(table, each.cut, plan, each.now_ns)
+            excused = self._excused(table.starved_ratio)
+            self._taken.append(Taken(each.cut, table, plan, each.now_ns, excused, lacks))
             self._received.append(each.recv_us)
             self._shut.append(shut)
         self._enter_batch()
@@ -184,6 +190,11 @@ class CutIntake:
         if not measured.all():
             members = np.concatenate((over_all[~measured], on_backend[~measured]))
             windows.m_measures[members[members != NO_MEMBER]] = False
+        silent = np.flatnonzero(pieces.says_nothing)
+        if len(silent):
+            for members in (over_all[silent], on_backend[silent]):
+                known = members != NO_MEMBER
+                windows.pass_over(members[known], pieces.now_ns[silent[known]])
         measured = measured & ~pieces.says_nothing
         feeds = (on_backend != NO_MEMBER) & measured
         if closed is not None:

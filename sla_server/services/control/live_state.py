@@ -84,11 +84,12 @@ class LiveState:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
 
-    def why_no_data(self, is_measured: bool) -> str:
+    def why_no_data(self, is_measured: bool, stopped: str = "") -> str:
         """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
             is_measured: whether a stream in scope is seen by a source that measures what is promised.
+            stopped: which data plane has stopped, in words; "" if none has.
         """
         if self.state == "excluded":
             return self.excluded
@@ -99,6 +100,8 @@ class LiveState:
         if not is_measured:
             what = _WHAT.get(self.promise.metric, "latency percentile")
             return f"its volumes are counted beside the I/O path: no {what} can be measured there"
+        if stopped:
+            return stopped
         if self.row.last_piece_ns is None:
             with_what = " with latencies" if self.promise.metric == "latency" else ""
             return f"no statistics{with_what} have come yet"
@@ -138,7 +141,7 @@ class LiveState:
         if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
         if self.row.idle:
-            self.row.reset()
+            self.row.rest()
             return "idle"
         if not signal.windows:
             return "violating" if was_violating else "no-data"
@@ -180,7 +183,8 @@ class LiveState:
         limit_ms = (signal.threshold_us or 0) / 1000
         what = ""
         if signal.stalled:
-            what = f"no I/O completed for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
+            completed = "a stream completed no I/O" if signal.is_partial else "no I/O completed"
+            what = f"{completed} for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
         offered = f"{figures.offered_iops:.0f} I/O/s offered"

@@ -20,6 +20,7 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
+from sla_server.services.control.planes import PlaneStates
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.storage_faults import StorageFaults
@@ -165,25 +166,49 @@ def _volumes(
     ]
 
 
+def _stopped_plane(
+    state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable], planes: PlaneStates
+) -> str:
+    """The data plane of a promise's streams that is missing from statistics for longest, in words; or ""."""
+    scope = scopes.over_all(state.promise.key)
+    found = [
+        (silent_s, name, tables[gateway_id].name or gateway_id)
+        for gateway_id, part in (scope.parts.items() if scope is not None else ())
+        for name, silent_s in planes.stopped(tables[gateway_id], part.mask).items()
+    ]
+    if not found:
+        return ""
+    silent_s, name, gateway = max(found)
+    return f"data plane {name} of gateway {gateway} does not answer: no statistics of it for {silent_s:.0f} s"
+
+
+def _why(
+    state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable], planes: PlaneStates
+) -> str:
+    if state.state != "no-data":
+        return state.why_no_data(True)
+    is_measured = scopes.is_measured(state.promise.key, tables)
+    return state.why_no_data(is_measured, _stopped_plane(state, scopes, tables, planes))
+
+
 def _slas(
-    live: Sequence[LiveState], scopes: PromiseScopes, tables: Mapping[str, GatewayTable]
+    live: Sequence[LiveState],
+    scopes: PromiseScopes,
+    tables: Mapping[str, GatewayTable],
+    planes: PlaneStates,
 ) -> list[dict[str, Any]]:
     scopes.table.work_out(state.row for state in live if state.row is not None)
-    return [_sla(state, state.signal, scopes, tables) for state in live]
+    return [_sla(state, state.signal, _why(state, scopes, tables, planes)) for state in live]
 
 
-def _sla(
-    state: LiveState, signal: Signal, scopes: PromiseScopes, tables: Mapping[str, GatewayTable]
-) -> dict[str, Any]:
+def _sla(state: LiveState, signal: Signal, reason: str) -> dict[str, Any]:
     return {
         "name": state.promise.sla,
         "objective": state.promise.objective,
         "metric": state.promise.metric,
         "priority": state.promise.priority.label,
         "state": state.state,
-        "reason": state.why_no_data(
-            state.state != "no-data" or scopes.is_measured(state.promise.key, tables)
-        ),
+        "reason": reason,
         "latency_us": round(signal.latency_us) if signal.latency_us else None,
         "threshold_us": _threshold_us(state, signal),
         "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
@@ -304,6 +329,7 @@ def snapshot(
     inventory: BackendInventory,
     faults: StorageFaults,
     usage_table: UsageTable,
+    planes: PlaneStates,
     most: int,
     unix_us: int,
 ) -> dict[str, Any]:
@@ -321,7 +347,7 @@ def snapshot(
         "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
-        "slas": _slas(_chosen_promises(live, names, counts, most), scopes, tables),
+        "slas": _slas(_chosen_promises(live, names, counts, most), scopes, tables, planes),
         "throttles": _throttles(throttles[:most]),
         "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
         "promises": list(live),

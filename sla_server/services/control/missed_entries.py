@@ -73,6 +73,7 @@ class Compared:
     Attributes:
         counted: compared with each threshold, the n of SLA-MODEL.md 2; missed: of them slower, or failed.
         failed: how many of ``missed`` are there because they failed, at whatever speed.
+        errors: I/Os that failed, and clients that were refused, whether or not that counts.
         oldest_us: age of the oldest I/O outstanding at the end; silence_us: longest time without completion.
         abandoned: I/Os whose clients left before they completed; abandoned_us: how old they were in all.
     """
@@ -81,6 +82,7 @@ class Compared:
     missed: Floats
     inexact: Bools
     failed: Floats
+    errors: Floats
     abandoned: Floats
     abandoned_us: Floats
     oldest_us: Floats
@@ -146,7 +148,7 @@ class MissedEntries:
             bucket = np.searchsorted(EDGES_NS, sums.threshold_us[at, which] * 1000, side="right") - 1
             missed[at, which] = (sums.hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
         counted: Floats = np.repeat(sums.done[:, None], steps, axis=1)
-        result = Compared(counted, missed, guessed.any(axis=1), *np.zeros((5, total)))
+        result = Compared(counted, missed, guessed.any(axis=1), *np.zeros((6, total)))
         special = np.flatnonzero(word > IO_WRITE)
         oldest_us = np.zeros(0)
         if len(special):
@@ -159,6 +161,41 @@ class MissedEntries:
         if len(special):
             self._add_uncompared(result, finder, sums, pairs, oldest_us)
         return result
+
+    def served_slower(
+        self, finder: Lines, io: Ints, threshold_us: Floats, done: Floats, failed: Floats
+    ) -> Floats:
+        """Completions without an error that took longer than each threshold; NaN where that is not counted.
+
+        Args:
+            finder: of the lines.
+            io: kind each is about, shape (lines,).
+            threshold_us: 0 for none, shape (lines, steps).
+            done: completions of that kind; failed: those of them with an error; both of shape (lines,).
+            failed: see there.
+        """
+        total, steps = threshold_us.shape
+        chosen, line = finder.of(self._row)
+        entries, word = (
+            (self._entries, self._word)
+            if chosen is None
+            else (
+                self._entries[chosen],
+                self._word[chosen],
+            )
+        )
+        found = np.full((total, steps), np.nan)
+        for step in range(steps):
+            is_limit = (entries[:, 1] == threshold_us[line, step]) & (threshold_us[line, step] > 0)
+            own, fails = is_limit & (word == io[line]), is_limit & (word == FAILED + io[line])
+            counted, missed, errors, slow_errors = (
+                np.bincount(line[which], entries[which, column], total)
+                for which in (own, fails)
+                for column in (2, 3)
+            )
+            is_exact = (counted == done) & (errors == failed)
+            found[is_exact, step] = np.maximum(missed - slow_errors, 0)[is_exact]
+        return found
 
     def _add_uncompared(
         self, result: Compared, finder: Lines, sums: LineSums, pairs: Pairs, oldest_us: Floats
@@ -208,6 +245,7 @@ def _add_unseen(result: Compared, entries: Ints, line: Ints, sums: LineSums) -> 
     gone = np.where(done == 0, np.maximum(counts(every, 2) - counts(parts, 2), 0.0), 0.0)
     result.counted += gone[:, None]
     failed += gone
+    result.errors = failed
     for step in range(steps):
         at = about & (limit_us == sums.threshold_us[line, step]) & (limit_us > 0)
         overdue = at & (kind == OVERDUE)

@@ -27,6 +27,9 @@ class PromiseTerms:
             promise has none; r_on: entry threshold of r; near_u: the u from which it is at risk.
         up_to: I/Os a second, -1 where a curve has fewer steps; threshold_us: 1 there; shape (rows, steps).
         is_outage: of availability: a silence counts though it has ended.
+        hung_us: a stream that completes nothing for so long, though I/O of it is outstanding, breaks the
+            promise whatever others complete; infinite where that is left out.
+        remember_us: for how long a broken window counts beside the first one after a pause; 0: not at all.
         least_iops, least_reads, most_bytes: the applicability, as in ``Promise``.
     """
 
@@ -40,6 +43,7 @@ class PromiseTerms:
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
         self.is_outage = np.zeros(rows, np.bool_)
+        self.hung_us, self.remember_us = np.full(rows, np.inf), np.zeros(rows)
         self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
         self.most_bytes = np.full(rows, np.inf)
 
@@ -50,8 +54,13 @@ class PromiseTerms:
         self._make(rows)
         copy_arrays(old, self)
 
-    def put(self, row: int, promise: Promise, r_on: float, near_u: float) -> None:
-        """A row is of this promise from now on; ``steps`` must be enough for its curve."""
+    def put(self, row: int, promise: Promise, r_on: float, near_u: float, is_shown: bool) -> None:
+        """A row is of this promise from now on; ``steps`` must be enough for its curve.
+
+        ``is_shown``: people see what it says, so it must be what slices will say. What control looks at
+        (a promise on one backend) ends with a pause, and has no hang of one stream among others that go on:
+        to slow neighbours down helps neither.
+        """
         self.allowed[row], self.percentile[row] = promise.allowed_miss_ratio, promise.percentile
         self.near_u[row] = near_u
         if promise.metric == "mean_latency":  # counted in thresholds: u is the mean / the threshold, as r is
@@ -61,11 +70,20 @@ class PromiseTerms:
         self.r_on[row], self.is_outage[row] = r_on, promise.metric == "availability"
         self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
         self.most_bytes[row] = promise.max_mean_bytes
+        self.hung_us[row] = hung_us(promise) if is_shown else np.inf
+        self.remember_us[row] = promise.slice_s * 1e6 if is_shown else 0.0
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
         for index, step in enumerate(promise.curve):
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
         if not promise.curve:  # of a rate: only what hangs is measured in time
             self.up_to[row, 0], self.threshold_us[row, 0] = np.inf, HUNG_US
+
+
+def hung_us(promise: Promise) -> int:
+    """How long one of its streams may complete nothing while I/O is outstanding, as slices are judged."""
+    if promise.metric == "availability":
+        return promise.outage_us
+    return max(HUNG_US, promise.curve[-1].threshold_us if promise.curve else 0)
 
 
 def arrays_of(owner: object) -> dict[str, npt.NDArray[Any]]:

@@ -81,6 +81,12 @@ class RowPlan:
     backends: tuple[str, ...]
     plain: bool
 
+    @property
+    def members(self) -> Ints:
+        """All members that it feeds."""
+        found = np.concatenate((self.over_all, self.on_backend))
+        return found[found != NO_MEMBER]
+
 
 @dataclass(slots=True)
 class ScopePart:

@@ -90,7 +90,7 @@ class SignalTable:
         self.backend[row] = self._backend_numbers.setdefault(backend, len(self._backend_numbers))
         self.over_all[row], self.excluded[row] = backend == "", False
         self.code[row], self.broken[row] = NO_DATA, False
-        self.windows.terms.put(row, promise, r_on, self.settings.at_risk_u)
+        self.windows.terms.put(row, promise, r_on, self.settings.at_risk_u, backend == "")
         self.windows.open(row, gateway_id)
         self.at_risk[row] = self.outside[row] = False
         return SignalRow(self, row)
@@ -121,6 +121,23 @@ class SignalTable:
         """Forget windows, closed and open; the times stay."""
         self.windows.reset(rows)
         self.at_risk[rows] = self.outside[rows] = False
+
+    def rest(self, rows: Ints) -> None:
+        """A pause has begun: forget windows, but for the newest of what people see if it was broken.
+
+        Storage that is dead has no more than one window of a client that gives up and pauses. With the first
+        one after the pause, if that is broken too, it makes two.
+        """
+        windows = self.windows
+        quiet_us = (windows.last_ns[rows] - windows.active_ns[rows]) / 1000
+        remembers = quiet_us < windows.terms.remember_us[rows]
+        self.reset(rows[~remembers])
+        rows = rows[remembers]
+        self.at_risk[rows] = self.outside[rows] = False
+        closed = rows[windows.count[rows] > windows.kept[rows]]
+        if len(closed):
+            _, over = self.newest_over(closed)
+            windows.forget_closed(closed, over)
 
     def set_up(self, gateway_id: str, up: bool) -> None:
         """Whether a gateway is up: windows do not wait for one that is not."""
@@ -217,10 +234,10 @@ class SignalTable:
         if idle.any():
             # One that has just become idle is emptied by its live state, whose event has figures of before.
             empty = rows[idle & ~(self.over_all[rows] & (self.code[rows] != IDLE))]
-            self.reset(empty)
+            self.rest(empty)
             self.windows.fed[empty] = False
         found = verdict(self.windows, rows)
-        known, over = found.count > 0, found.over.sum(axis=0)
+        known, over = found.count > self.windows.kept[rows], found.over.sum(axis=0)
         counted = (found.counted * found.valid).sum(axis=0)
         holds = found.applies & ~self.excluded[rows]
         self.at_risk[rows] = found.at_risk & found.inside & ~idle & holds
@@ -267,6 +284,10 @@ class SignalRow:
     def reset(self) -> None:
         """Forget all windows: caps have changed."""
         self._table.reset(np.array([self.row]))
+
+    def rest(self) -> None:
+        """A pause has begun; see ``SignalTable.rest``."""
+        self._table.rest(np.array([self.row]))
 
     def signal(self) -> Signal:
         """What the closed windows say."""

@@ -5,6 +5,7 @@ several cuts for one time when their intervals do not fit (one was stalled, one 
 and each of these has only its own plane's streams. So a stream that is absent from a cut is
 
     apart     if its own newest cut reaches into the time of this one: this cut cannot be about it
+    missing   if its data plane is in none of the gateway's newest cuts (``planes``): nothing is known of it
     waiting   if reads or writes were outstanding at the end of its newest cut: those are news only to its
               plane. Believed for ``silent_s``, then nothing is known of it
     idle      else
@@ -13,7 +14,10 @@ Only of an idle one an absence says that it did no I/O.
 
 Reads and writes outstanding: the gauges of a cut also have flush and trim, so what arrived and completed is
 followed from cut to cut. An agent that tells reads from writes (``OUTSTANDING`` with a kind) leaves flush and
-trim out of these entries: they are believed.
+trim out of these entries: they are believed. Of the first cut, and of one that does not follow the newest
+one, what was outstanding when it began is what is left of the gauge without those that arrived in it; and
+where the agent tells ages, only if the oldest is older than the cut. Else an I/O that arrived in its last
+millisecond would look as if nothing had completed all the time.
 
 State: a column for each stream in arrays that grow by doubling, never moved. Changed only by the controller's
 one thread. No clock: every time is an argument.
@@ -31,6 +35,12 @@ APART_RATIO: Final = 0.1
 """Of a cut's duration, the overlap that is none: an agent takes that for one interval (``collection``)."""
 APART_US: Final = 50_000
 """And at least this much."""
+UNKNOWN_PLANE: Final = 0
+"""As plane of a stream: any plane of its gateway."""
+NO_PLANE: Final = 1
+"""The gateway's host, which is missing from no cut."""
+_AGE_US: Final = 1000.0
+"""Ages are whole milliseconds, rounded down."""
 
 
 class Span(NamedTuple):
@@ -69,7 +79,7 @@ class Absent(NamedTuple):
     Attributes:
         waiting: as in ``Followed``, of those that are waiting, else 0; shape (3, n).
         rates: I/Os arrived and completed a second, of those that are apart, else 0; shape (2, n).
-        says_nothing: apart or waiting.
+        says_nothing: apart, missing or waiting.
     """
 
     waiting: Floats
@@ -85,6 +95,8 @@ class StreamStates:
             tell the kinds, all are the sum. Shape (3, streams).
         end_us: of its newest cut, agent's clock; seen_ns: when that came.
         rates: I/Os arrived and completed a second in it; shape (2, streams).
+        plane: number of the data plane that each is of, UNKNOWN_PLANE or NO_PLANE; see ``planes``.
+        is_missing: by number of a plane, whether the newest cut of its gateway is without it.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -94,6 +106,8 @@ class StreamStates:
         self.end_us: Floats = np.zeros(64)
         self.seen_ns: Ints = np.zeros(64, np.int64)
         self.rates: Floats = np.zeros((2, 64))
+        self.plane: Ints = np.full(64, UNKNOWN_PLANE)
+        self.is_missing: Bools = np.zeros(64, np.bool_)
 
     def allot(self, count: int) -> Ints:
         """Numbers of so many new streams."""
@@ -103,10 +117,17 @@ class StreamStates:
             self.end_us = np.concatenate((self.end_us, np.zeros_like(self.end_us)))
             self.seen_ns = np.concatenate((self.seen_ns, np.zeros_like(self.seen_ns)))
             self.rates = np.concatenate((self.rates, np.zeros_like(self.rates)), axis=1)
+            self.plane = np.concatenate((self.plane, np.full_like(self.plane, UNKNOWN_PLANE)))
         return np.arange(first, self._count)
 
+    def set_missing(self, plane: int, is_missing: bool) -> None:
+        """Whether a plane is missing from the newest cut of its gateway."""
+        while plane >= len(self.is_missing):
+            self.is_missing = np.concatenate((self.is_missing, np.zeros_like(self.is_missing)))
+        self.is_missing[plane] = is_missing
+
     def resync(self, streams: Ints) -> None:
-        """A cut of these is missing: what is outstanding follows from the gauges of the next one."""
+        """A cut of these was not seen: what is outstanding follows from the gauges of the next one."""
         self.waiting[:, streams] = -1.0
 
     def follow(
@@ -138,17 +159,34 @@ class StreamStates:
             has = oldest_us > 0
             after[0] *= has[0] | ~tells_kinds
             after[1:] = np.where(tells_kinds, has[1:], after[0])
-        before = np.where(known < 0, after, known)
+        before = known
+        unknown = np.flatnonzero(known[0] < 0)
+        if len(unknown):
+            before = known.copy()
+            waited = np.maximum(gauge[unknown] - arrived[unknown] + completed[unknown], 0)
+            cut_us = (span.end_us - span.start_us)[unknown]
+            is_old = (oldest_us[:, unknown] + _AGE_US >= cut_us) | ~tells_kinds[unknown]
+            before[:, unknown] = np.minimum(waited, after[:, unknown]) * is_old
         self.waiting[:, streams] = after
         self.end_us[streams], self.seen_ns[streams] = span.end_us, span.now_ns
         seconds = (span.end_us - span.start_us) / 1e6
         self.rates[0, streams], self.rates[1, streams] = arrived / seconds, completed / seconds
         return Followed(before, after)
 
-    def absent(self, streams: Ints, span: Span) -> Absent:
-        """What streams say that cuts of their gateways leave out; see the module."""
+    def absent(self, streams: Ints, span: Span, lacks_planes: Bools | None = None) -> Absent:
+        """What streams say that cuts of their gateways leave out; see the module.
+
+        Args:
+            streams: numbers, shape (n,).
+            span: of the cuts.
+            lacks_planes: whether a plane of its gateway is missing from each cut, None for none of them.
+        """
         is_fresh = span.now_ns - self.seen_ns[streams] <= self._silent_ns
         self.resync(streams[~is_fresh & (self.waiting[0, streams] > 0)])
         apart = span.is_apart(self.end_us[streams])
         waiting = np.maximum(self.waiting[:, streams], 0.0)
-        return Absent(waiting, self.rates[:, streams] * apart, apart | (waiting[0] > 0))
+        says_nothing = apart | (waiting[0] > 0)
+        if lacks_planes is not None:
+            plane = self.plane[streams]
+            says_nothing |= lacks_planes & ((plane == UNKNOWN_PLANE) | self.is_missing[plane])
+        return Absent(waiting, self.rates[:, streams] * apart, says_nothing)

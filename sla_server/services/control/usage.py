@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -98,8 +98,8 @@ class UsageTable:
         return place
 
     def resync(self, places: Ints) -> None:
-        """A cut of these places is missing: what was outstanding says nothing any more."""
-        self.values[11, places] = -1.0
+        """A cut of these places was not seen: what was outstanding says nothing any more."""
+        self.values[10, places], self.values[11, places] = 0.0, -1.0
 
     def move(self, place: int, backend: str) -> None:
         """The volume of a place is on this backend."""

@@ -51,8 +51,9 @@ class Signal:
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
         excused_ratio: share of the I/Os that is excused.
-        stalled: windows in which nothing completed though I/O was outstanding.
+        stalled: windows in which nothing completed though I/O was outstanding, or one stream hung.
         stall_us: for how long at least, as the newest of them says.
+        is_partial: other I/O completed in that one.
         failed_ratio: share of the I/Os that failed, and count as missed because of it.
         near_u: the u from which it is at risk.
         applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
@@ -74,6 +75,7 @@ class Signal:
     excused_ratio: float = 0.0
     stalled: int = 0
     stall_us: float = 0.0
+    is_partial: bool = False
     failed_ratio: float = 0.0
     applies: bool = True
     near_u: float = 0.7
@@ -90,7 +92,7 @@ class Verdict:
         slots: where they are stored; valid: whether there is one at all.
         count, offered, inside, applies, threshold_us, allowed: of each row; shape (rows,).
         missed, counted, risky, over: of each window, every I/O counted.
-        stalled: windows without completion for longer than the threshold.
+        stalled: windows without completion for longer than the threshold, or with a stream that hung.
         sure_r: r without what is excused.
         at_risk: see ``Signal``; shape (rows,).
     """
@@ -129,7 +131,7 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
         missed, counted = windows.w_missed[slots, step], windows.w_counted[slots, step]
     failed, stall_us = windows.w_failed[slots], windows.w_stall_us[slots]
     left_out = windows.w_excused[slots] + failed
-    stalled = (stall_us > limit_us) & valid
+    stalled = ((stall_us > limit_us) | (stall_us >= terms.hung_us[rows])) & valid
     breaks, near_u = stalled, terms.near_u[rows]
     if failed.any():  # a promise without a percentile has its failed I/Os in no count of misses
         most = MOST_FAILED_RATIO * np.maximum(windows.w_done[slots], failed)
@@ -192,13 +194,14 @@ def signals_of(windows: WindowTable, rows: Ints) -> list[Signal]:
 def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
     """All that the closed windows of a row say, of whose verdict ``found`` has it at ``at``."""
     count = int(found.count[at])
-    if not count:
+    if count <= windows.kept[row]:
         return NOTHING
     offered = float(found.offered[at])
     if not found.inside[at]:
         return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
     counted = max(float(found.counted[:count, at].sum()), 1.0)
     threshold_us, slots = int(found.threshold_us[at]), found.slots[:count, at]
+    newest_stalled = slots[found.stalled[:count, at]][-1:]
     together = _figures(windows, found, at, np.arange(count))
     over = np.flatnonzero(found.over[:, at])
     least = windows.settings.at_risk_windows
@@ -218,7 +221,8 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         r_step=float(np.sort(found.sure_r[:count, at])[-least]) if count >= least else 0.0,
         excused_ratio=float(windows.w_excused[slots].sum() / counted),
         stalled=int(found.stalled[:, at].sum()),
-        stall_us=float(windows.w_stall_us[slots[found.stalled[:count, at]]][-1:].sum()),
+        stall_us=float(windows.w_stall_us[newest_stalled].sum()),
+        is_partial=bool((windows.w_done[newest_stalled] > 0).any()),
         failed_ratio=float(windows.w_failed[slots].sum() / counted),
         applies=bool(found.applies[at]),
     )
@@ -229,7 +233,8 @@ def _figures(windows: WindowTable, found: Verdict, at: int, ages: Ints) -> Figur
     slots = found.slots[:, at]
     hist = windows.w_hist[slots[ages]].sum(axis=0)[None]
     percentile = windows.terms.percentile[slots[:1] // windows.depth]
-    counted, stalled = found.counted[ages, at].sum(), found.stalled[ages, at]
+    counted = found.counted[ages, at].sum()
+    stalled = found.stalled[ages, at] & (windows.w_done[slots[ages]] == 0)
     ratio = found.missed[ages, at].sum() / counted if counted else float(stalled.any())
     offered = windows.w_iops[slots[ages]].sum() / len(ages)
     u = float(ratio / found.allowed[at])

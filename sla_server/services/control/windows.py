@@ -7,7 +7,12 @@ they say is always about the caps in force (SLA-MODEL.md 3, "Signal").
 
 Storage that hangs counts nothing more. So a window in which nothing completed while an I/O was outstanding
 all through it, and for longer than the threshold, is *stalled*: it breaks the promise whatever was counted,
-and closes at once.
+and closes at once. So does, of what people see, one in which one stream completed nothing for ``hung_us``
+(``promise_terms``), over clients that give up and come again, whatever others completed. That one closes
+with the second piece that says so: cuts of the other streams may be kept apart.
+
+A pause (``idle``) empties the windows. Of what people see the open one stays, and the newest one if it was
+broken (``kept``): it counts again with the next one.
 
 State of ``WindowTable``, all of it in arrays that grow by doubling:
 
@@ -16,13 +21,15 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                next goes to slot ``pos``
       o_*      sums of the open window; they hold only while a member has covered something
       times    first, last and last active piece, monotonic ns, NEVER before the first
+      kept     how many of its windows are of before a pause
       fed      whether there was news since the last look at the row; version: changes of its windows
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
                several, ``_shared`` lists all. ``m_covered`` and ``m_offered`` belong to the open window
                (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
                ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
                piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
-               were outstanding; ``m_measures``: its source measures what is promised, so windows wait for it
+               were outstanding; ``m_measures``: its source measures what is promised, so windows wait for it,
+               unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while
     gateways   when each spoke last, and whether it is up
 
 Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
@@ -73,7 +80,8 @@ class WindowTable:
         self.m_offered = np.zeros(_FIRST)
         self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
         self.m_stall_us = np.zeros(_FIRST)
-        self.m_measures = np.ones(_FIRST, np.bool_)
+        self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
+        self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
         self._make_rows(_FIRST)
 
     def _make_rows(self, rows: int) -> None:
@@ -82,6 +90,7 @@ class WindowTable:
         self.several = np.zeros(rows, np.bool_)
         self.pos = np.zeros(rows, np.int64)
         self.count = np.zeros(rows, np.int64)
+        self.kept = np.zeros(rows, np.int64)
         self.version = np.zeros(rows, np.int64)
         self.fed = np.zeros(rows, np.bool_)
         self.first_ns = np.full(rows, NEVER, np.int64)
@@ -153,6 +162,7 @@ class WindowTable:
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
         self.m_covered[member] = self.m_stall_us[member] = 0
         self.m_end_us[member], self.m_measures[member] = NEVER, True
+        self.m_fed_ns[member], self.m_mute[member] = NEVER, False
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -170,9 +180,15 @@ class WindowTable:
 
     def reset(self, rows: Ints) -> None:
         """Forget windows, closed and open; the times stay."""
-        self.count[rows] = self.pos[rows] = self.m_covered[self.member[rows]] = 0
+        self.count[rows] = self.pos[rows] = self.m_covered[self.member[rows]] = self.kept[rows] = 0
         for members in self._shared_of(rows):
             self.m_covered[members] = 0
+        self.fed[rows] = True
+        self.version[rows] += 1
+
+    def forget_closed(self, rows: Ints, but_newest: Bools) -> None:
+        """Forget all closed windows, of some of the rows but the newest."""
+        self.count[rows] = self.kept[rows] = but_newest
         self.fed[rows] = True
         self.version[rows] += 1
 
@@ -192,12 +208,15 @@ class WindowTable:
     def record_activity(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
+        self.m_fed_ns[members], self.m_mute[members] = now_ns, False
         # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
         self.last_ns[rows] = now_ns
         begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
         self.first_ns[rows[begins]] = now_ns[begins]
         active = (pieces.offered[pick] > 0) | (pieces.done[pick] > 0) | (pieces.waiting[pick] > 0)
         active |= pieces.counted[pick, 0] > 0
+        # Clients that are refused have no I/O; of what people see they are no pause.
+        active |= (pieces.silence_us[pick] > 0) & (self.terms.hung_us[rows] < np.inf)
         self.active_ns[rows[active]] = now_ns[active]
         self.fed[rows] = True
         # A cut may reach into the time of one before it (of another plane, or a late one): that is not new.
@@ -209,12 +228,28 @@ class WindowTable:
         self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
         self.m_measures[members[pieces.done[pick] > 0]] = True
 
-    def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> Floats:
-        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0."""
-        seen_us = self.m_stall_us[members]
+    def pass_over(self, members: Ints, now_ns: Ints) -> None:
+        """Cuts that came at ``now_ns`` say nothing of the streams of these members: planes have stopped."""
+        silent_ns = now_ns - self.m_fed_ns[members]
+        self.m_mute[members] = silent_ns > self.settings.stale_s * 1e9
+
+    def resync(self, members: Ints) -> None:
+        """A cut of the gateway of these members was not seen: in that time I/O may have completed."""
+        self.m_stall_us[members] = 0.0
+
+    def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Floats, Bools]:
+        """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0.
+
+        Of an outage, or if a stream has hung: the longest of one stream, whatever others completed.
+
+        Returns:
+            That, and where it is longer than the threshold, a hang aside.
+        """
+        seen_us, rows, silence_us = self.m_stall_us[members], self.m_row[members], pieces.silence_us[pick]
         stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
-        outage = self.terms.is_outage[self.m_row[members]]
-        return np.maximum(stall, pieces.silence_us[pick] * outage)
+        stall = np.maximum(stall, silence_us * self.terms.is_outage[rows])
+        is_long: Bools = stall > self.terms.threshold_us[rows, 0]
+        return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long
 
     def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
@@ -233,7 +268,7 @@ class WindowTable:
         """Rows with one member, each with one piece."""
         s = self.settings
         covered, offered = self._span_with(members, pick, pieces)
-        stall_us = self._stall_us(members, pick, pieces)
+        stall_us, is_long = self._stall_us(members, pick, pieces)
         sums = PieceSums(
             pieces.done[pick],
             mix_of(pieces, pick),
@@ -251,7 +286,12 @@ class WindowTable:
             sums = sums.copied() if isinstance(pick, slice) else sums
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
-        closes |= stall_us > self.terms.threshold_us[rows, 0]
+        closes |= is_long
+        is_hung = stall_us >= self.terms.hung_us[rows]
+        if is_hung.any():
+            closes |= (
+                is_hung & (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
+            )
         if not closes.all():
             stays = np.flatnonzero(~closes)
             into = members[stays]
@@ -296,11 +336,14 @@ class WindowTable:
         covered, offered = self._span_with(members, pick, pieces)
         counted = running_sums(pieces.counted[pick, 0], first, run)
         counted += np.where(opened, self.o_counted[rows, 0], 0.0)[run]
-        stall_us = self._stall_us(members, pick, pieces)
+        stall_us, is_long = self._stall_us(members, pick, pieces)
         s, at = self.settings, np.arange(len(run))
         done = running_sums(pieces.done[pick], first, run) + np.where(opened, self.o_done[rows], 0.0)[run]
-        hangs = stall_us > self.terms.threshold_us[rows, 0][run]
-        hangs &= (done == 0) | self.terms.is_outage[rows][run]
+        hangs = is_long & ((done == 0) | self.terms.is_outage[rows][run])
+        is_hung = stall_us >= self.terms.hung_us[rows][run]
+        if is_hung.any():
+            was_hung = opened & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
+            hangs |= is_hung & (running_sums(is_hung, first, run) + was_hung[run] > 1)
         enough = (counted >= s.window_min_ios) | hangs
         full = (enough & (awaited <= 0)) | (covered >= s.window_max_s * 1e6)
         end = np.minimum.reduceat(np.where(full, at, len(at)), first)
@@ -345,7 +388,7 @@ class WindowTable:
         """Whether the gateway of each member is up and its last cut is not too old to be waited for."""
         gateways = self.m_gateway[members]
         fresh: Bools = now_ns - self.g_spoke_ns[gateways] <= self.settings.stale_s * 1e9
-        return fresh & self.g_up[gateways]
+        return fresh & self.g_up[gateways] & ~self.m_mute[members]
 
     def _add_open(self, sums: PieceSums, at: Ints, rows: Ints) -> None:
         """Add the open windows of ``rows`` to ``sums`` at ``at``."""
@@ -368,8 +411,9 @@ class WindowTable:
 
     def _push(self, rows: Ints, iops: Floats, sums: PieceSums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
-        # Nothing completed in all of the window: one gateway of several that hangs is in the counts.
-        stall_us = np.where((sums.done == 0) | self.terms.is_outage[rows], sums.stall_us, 0.0)
+        # Nothing completed in all of the window: one gateway of several that hangs briefly is in the counts.
+        counts = (sums.done == 0) | self.terms.is_outage[rows] | (sums.stall_us >= self.terms.hung_us[rows])
+        stall_us = np.where(counts, sums.stall_us, 0.0)
         push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]

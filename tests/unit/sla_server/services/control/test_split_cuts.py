@@ -166,15 +166,21 @@ def test_a_promise_over_two_planes_sums_their_rates(shift_s: float) -> None:
     assert made.live.signal.offered_iops == pytest.approx(160)
 
 
-def test_a_volume_that_hangs_beside_one_that_completes_is_no_stall_of_their_promise() -> None:
-    """As if one plane had both: what is overdue counts once, and the others are good."""
-    made = Planes("gold", "gold2", volumes=("gold*",))
-    for second in range(8):
+def test_a_volume_that_hangs_beside_one_that_completes_breaks_their_promise_after_five_seconds() -> None:
+    """As if one plane had both: what is overdue counts once; but no stream may hang for so long."""
+    made, states = Planes("gold", "gold2", volumes=("gold*",)), list[str]()
+    for second in range(9):
         made.second += 1
         hang(made, second, end_s=made.second - 0.3)
         made.cut({"gold2": (500, 2.0)}, made.second, 1.0)
         made.tick()
-    assert (made.live.state, made.live.signal.stalled) == ("ok", 0)
+        states.append(made.live.state)
+    assert [(state, len(list(each))) for state, each in groupby(states)] == [("ok", 6), ("violating", 3)]
+    signal = made.live.signal
+    assert (signal.stalled, signal.is_partial, signal.latency_us < 12_000) == (3, True, True)
+    assert "a stream completed no I/O for 8.5 s though some was outstanding" in made.live._figures_text(
+        signal, signal.of_over
+    )
 
 
 def test_a_clock_that_is_put_back_neither_hides_idleness_nor_stops_time() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sla_server.services.control.stream_states import Span, StreamStates
+from sla_server.services.control.stream_states import NO_PLANE, UNKNOWN_PLANE, Span, StreamStates
 
 S = 1_000_000_000
 ONE = np.array([0])
@@ -42,15 +42,38 @@ class OneStream:
 
 def test_reads_and_writes_are_followed_and_a_flush_in_the_gauge_is_none() -> None:
     made = OneStream()
-    assert made.cut(1, 10, 8, 2) == ([2, 2, 2], [2, 2, 2])  # before is not known: as after
+    assert made.cut(1, 10, 8, 2) == ([0, 0, 0], [2, 2, 2])
     assert made.cut(2, 10, 12, 1) == ([2, 2, 2], [0, 0, 0])  # one flush is left
     assert made.cut(3, 0, 0, 1) == ([0, 0, 0], [0, 0, 0])
 
 
 def test_an_agent_that_tells_the_kinds_is_believed() -> None:
     made = OneStream()
-    assert made.cut(1, 0, 0, 4, (900, 0, 900), tells=True) == ([4, 0, 1], [4, 0, 1])
+    assert made.cut(1, 0, 0, 4, (2e6, 0, 2e6), tells=True) == ([4, 0, 1], [4, 0, 1])
     assert made.cut(2, 0, 0, 4, (0, 0, 0), tells=True) == ([4, 0, 1], [0, 0, 0])
+
+
+def test_of_a_first_cut_what_arrived_in_it_was_not_outstanding_before() -> None:
+    for tells, ages in ((False, (0, 0, 0)), (True, (5_000, 5_000, 0))):
+        made = OneStream()
+        assert made.cut(1, 1, 0, 1, ages, tells)[0] == [0, 0, 0]
+        assert made.cut(2, 0, 0, 1, ages, tells)[0][0] == 1
+        made.states.resync(ONE)
+        assert made.cut(4, 1, 0, 1, ages, tells)[0] == [0, 0, 0]
+        made.states.resync(ONE)
+        assert made.cut(6, 1, 0, 2, (3e6, 3e6, 0), tells)[0][0] == 1
+
+
+def test_a_stream_of_a_plane_that_is_missing_says_nothing() -> None:
+    made, lacks = OneStream(), np.array([True])
+    made.cut(10, 100, 100, 0)
+    for plane, is_missing in ((UNKNOWN_PLANE, True), (NO_PLANE, False), (100, False)):
+        made.states.plane[0] = plane
+        made.states.set_missing(100, False)
+        assert made.states.absent(ONE, span(11, 12), lacks).says_nothing[0] == is_missing
+    made.states.set_missing(100, True)
+    assert made.states.absent(ONE, span(11, 12), lacks).says_nothing[0]
+    assert not made.states.absent(ONE, span(11, 12)).says_nothing[0]
 
 
 def test_a_stream_is_apart_only_while_its_own_cut_reaches_into_the_time() -> None:

@@ -1,0 +1,155 @@
+"""Data planes that stop: their streams have no data, those of the others go on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.worlds import KEY, A, B, Feeder, controller, cut, events_of, exports, promise, volume_class
+
+FAST, SLOW = (100, 2.0), (100, 30.0)
+IDLE = (0, 0.0)
+
+
+class TwoPlanes(Feeder):
+    """nbd-0 has gold, nbd-1 has other; the host has none. An agent of before does not say whose rows are."""
+
+    def __init__(self, is_old: bool = False, **over: Any) -> None:
+        made = controller((promise(**over),), (volume_class(),), "observe", episode_calm_s=0)
+        super().__init__(made, (A, ("gold", "other")))
+        self.seq, self.is_old, self.marks = 0, is_old, {"nbd-0": 1, "nbd-1": 1}
+        self.states: list[str] = []
+
+    def second_passes(
+        self, gold: tuple[int, float], planes: Sequence[str] = ("nbd-0", "nbd-1"), **more: Any
+    ) -> list[str]:
+        """A cut of these planes; kinds of events of the promise."""
+        self.second, self.seq = self.second + 1, self.seq + 1
+        ios = {"gold": gold, "other": FAST}
+        names = [name for name, plane in zip(ios, ("nbd-0", "nbd-1"), strict=True) if plane in planes]
+        names = [name for name in names if ios[name] != IDLE]
+        self.marks |= dict.fromkeys(planes, self.seq + 1)
+        extra: dict[str, Any] = {"dp": dict(self.marks)}
+        if len(planes) > 1 and not self.is_old:
+            rows = {
+                plane: [name == volume for name in names]
+                for plane, volume in (("nbd-0", "gold"), ("nbd-1", "other"))
+            }
+            extra["of"] = {p: np.packbits(bits, bitorder="little").tobytes() for p, bits in rows.items()}
+        each = cut(A, self.seq, {name: ios[name] for name in names}, end_s=self.second, **more)
+        self.controller.add_cut(dataclasses.replace(each, extra=extra), self.unix_us, 0, False, self.now_ns)
+        found = events_of(self.controller.tick(self.now_ns, self.unix_us))
+        self.states.append(self.controller.live[KEY].state)
+        return [event.kind for event in found if event.element == "sla"]
+
+    def reason(self) -> str:
+        (row,) = self.controller.snapshot(0)["slas"]
+        return str(row["reason"])
+
+    def told(self) -> list[tuple[str, int]]:
+        return [(state, len(list(each))) for state, each in groupby(self.states)]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_promise_whose_plane_has_stopped_has_no_data_and_says_why(is_old: bool, waits: bool) -> None:
+    made = TwoPlanes(is_old)
+    more: dict[str, Any] = {"waiting": {"gold": (8, 400)}} if waits else {}
+    for _ in range(5):
+        made.second_passes(FAST, **more)
+    for _ in range(15):
+        assert made.second_passes(FAST, ("nbd-1",)) == []
+    assert made.told() == [("ok", 8), ("no-data", 12)]
+    assert (
+        made.reason() == f"data plane nbd-0 of gateway {A[:4]} does not answer: no statistics of it for 15 s"
+    )
+    made.second_passes(FAST)
+    made.second_passes(FAST)
+    assert (made.states[-1], made.reason()) == ("ok", "")
+
+
+def test_an_open_violation_stays_open_while_its_plane_has_stopped() -> None:
+    made = TwoPlanes()
+    kinds = [kind for _ in range(4) for kind in made.second_passes(SLOW)]
+    kinds += [kind for _ in range(30) for kind in made.second_passes(SLOW, ("nbd-1",))]
+    assert (kinds, made.states[-1]) == (["violation-opened"], "no-data")
+    kinds = [kind for _ in range(5) for kind in made.second_passes(FAST)]
+    assert kinds == ["violation-closed"]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_volume_without_io_is_idle_as_long_as_its_plane_is_there(is_old: bool) -> None:
+    made = TwoPlanes(is_old)
+    for _ in range(3):
+        made.second_passes(FAST)
+    for _ in range(10):
+        made.second_passes(IDLE)
+    assert made.told() == [("ok", 7), ("idle", 6)]
+    for _ in range(5):
+        made.second_passes(IDLE, ("nbd-1",))
+    assert made.states[-1] == "no-data"
+
+
+def test_a_stream_that_is_known_by_its_rows_is_idle_though_another_plane_has_stopped() -> None:
+    made = TwoPlanes()
+    for _ in range(3):
+        made.second_passes(FAST)
+    for _ in range(10):
+        made.second_passes(IDLE, ("nbd-0",))
+    assert made.told() == [("ok", 7), ("idle", 6)]
+
+
+def test_planes_whose_cuts_are_kept_apart_are_not_missing() -> None:
+    made = TwoPlanes()
+    for turn in range(20):
+        made.second_passes(FAST, (("nbd-0",), ("nbd-1",))[turn % 2])
+    assert set(made.states[2:]) == {"ok"}
+
+
+def test_a_plane_that_is_removed_and_a_volume_that_is_no_longer_exported_are_missed_by_none() -> None:
+    for removes in (True, False):
+        made = TwoPlanes()
+        for _ in range(3):
+            made.second_passes(FAST)
+        if removes:
+            del made.marks["nbd-0"]
+        else:
+            made.controller.gateway_up(A, "A", exports("other"), made.now_ns)
+        for _ in range(10):
+            made.second_passes(FAST, ("nbd-1",))
+        assert made.states[-1] == "idle"
+
+
+def test_windows_of_two_gateways_do_not_wait_for_the_one_whose_plane_has_stopped() -> None:
+    made = TwoPlanes()
+    made.controller.gateway_up(B, "B", exports("gold"), made.now_ns)
+    made.controller.add_streams(B, [{"id": 77, "volume": "gold", "client": "c", "backend": "disk"}])
+    row, closed = made.controller.live[KEY].row, []
+    assert row is not None
+    for second in range(20):
+        each = cut(B, second + 1, {"gold": FAST})
+        counters = each.counters.copy()
+        counters[0] = 77
+        renamed = dataclasses.replace(each, counters=counters)
+        made.controller.add_cut(renamed, made.unix_us + 1_000_000, 0, False, made.now_ns + 1_000_000_000)
+        before = made.controller.scopes.table.windows.version[row.row]
+        made.second_passes(FAST, ("nbd-0", "nbd-1") if second < 5 else ("nbd-1",))
+        closed.append(bool(made.controller.scopes.table.windows.version[row.row] > before))
+    assert all(closed[-8:])
+    assert made.states[-1] == "ok"
+
+
+@pytest.mark.parametrize("dp", [None, 3, {}, {"nbd-0": "x", 7: 1}, {"a b": 1}])
+def test_what_an_agent_says_of_planes_and_cannot_be_is_left_out(dp: Any) -> None:
+    made = TwoPlanes()
+    for second in range(1, 4):
+        each = dataclasses.replace(cut(A, second, {"gold": FAST}), extra={"dp": dp, "of": {"x": 3}})
+        made.second = second
+        made.controller.add_cut(each, made.unix_us, 0, False, made.now_ns)
+        made.controller.tick(made.now_ns, made.unix_us)
+    assert made.controller.live[KEY].state == "ok"
