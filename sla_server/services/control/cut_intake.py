@@ -23,7 +23,7 @@ import numpy as np
 from pmdaemon.errors import BadCut, WireError
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
-from pmdaemon.wire.cut import Cut, parse_late
+from pmdaemon.wire.cut import COL, Cut, parse_late
 from pmdaemon.wire.messages.base import count
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.cut_batch import CutBatch, Taken
@@ -36,6 +36,7 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 
 MOST_CUTS: Final = 256
 """Of one batch, and that wait: some 20 ms of work at 16 streams, between two reads of the mailbox."""
+_STREAM_ID: Final = COL["stream_id"]
 Place = tuple[int, Cut]
 """Position in the message, and the cut."""
 
@@ -120,37 +121,38 @@ class CutIntake:
         stale_us, inside = self._settings.stale_s * 1e6, set[str]()
         awaiting = {backend: c for backend, c in self._controls.items() if c.awaiting}
         shut = frozenset[str]()
-        for each in waiting:
-            gateway_id = each.cut.gateway_id
+        gateways = self._policy.gateways
+        for cut, recv_us, offset_us, now_ns in waiting:
+            gateway_id = cut.gateway_id
             table = self._tables.get(gateway_id)
-            known = table is not None and table.state == "up" and gateway_id in self._policy.gateways
+            known = table is not None and table.state == "up" and gateway_id in gateways
             if not known or gateway_id in inside or len(inside) == MOST_CUTS:
                 self._enter_batch()
                 inside.clear()
             if table is None:
                 table = self._tables[gateway_id] = GatewayTable(gateway_id, self._usage)
-            if gateway_id not in self._policy.gateways:
-                self._policy.gateway_up(table, each.now_ns)
-            if not table.accept(each.cut, each.recv_us, each.offset_us, stale_us, each.now_ns):
+            if gateway_id not in gateways:
+                self._policy.gateway_up(table, now_ns)
+            if not table.accept(cut, recv_us, offset_us, stale_us, now_ns):
                 continue
             if table.state != "up":  # a stalled gateway recovered: its statistics are the proof
                 table.state, table.reason = "up", ""
-                self._policy.gateway_up(table, each.now_ns)
+                self._policy.gateway_up(table, now_ns)
             inside.add(gateway_id)
             if awaiting:
-                gen = self._policy.gateways[gateway_id].gen
+                gen = gateways[gateway_id].gen
                 for control in awaiting.values():
-                    control.confirm(gateway_id, each.cut.throttle_gen, gen)
+                    control.confirm(gateway_id, cut.throttle_gen, gen)
                 shut = frozenset(b for b, c in awaiting.items() if not c.gate_open)
-            plan = self._scopes.plan(table, each.cut.column("stream_id"))
+            plan = self._scopes.plan(table, cut.counters[_STREAM_ID])
             if table.skipped:
                 self._usage.resync(table.places)
                 self._usage.streams.resync(table.numbers)
                 self._scopes.table.windows.resync(plan.members)
-            lacks = self._planes.look(table, each.cut, plan, each.now_ns)
-            excused = self._excused(table.starved_ratio)
-            self._taken.append(Taken(each.cut, table, plan, each.now_ns, excused, lacks))
-            self._received.append(each.recv_us)
+            lacks = self._planes.look(table, cut, plan, now_ns)
+            excused = self._excused(table.starved_ratio) if table.starved_ratio else 0.0
+            self._taken.append(Taken(cut, table, plan, now_ns, excused, lacks))
+            self._received.append(recv_us)
             self._shut.append(shut)
         self._enter_batch()
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import HIST_DTYPE
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
@@ -99,7 +98,7 @@ def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]
             continue
         present.append(each.span_us)
         scalars.append(each.scalars[:, of_volume].sum(axis=1))
-        hist = np.frombuffer(each.hist, HIST_DTYPE)
+        hist = each.hist
         hist = hist[of_volume[hist["row"]] & (hist["bucket"] < len(dense))]
         np.add.at(dense, hist["bucket"], hist["count"])
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]

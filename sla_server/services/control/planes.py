@@ -35,11 +35,25 @@ _FIRST: Final = NO_PLANE + 1
 
 @dataclass(slots=True)
 class _Gateway:
-    """``seen_ns``: when the newest cut with each plane came; ``learned``: what streams were learned from."""
+    """What is known of one gateway.
+
+    ``seen_ns``: when the newest cut with each plane came; ``learned``: what streams were learned from;
+    ``whole``: streams of the newest cut (``RowPlan.ids``) if it had all planes and nothing is left to learn.
+    """
 
     marks: dict[str, int] = field(default_factory=dict)
     seen_ns: dict[str, int] = field(default_factory=dict)
     learned: tuple[bytes, Any] | None = None
+    whole: bytes | None = None
+
+    def goes_on(self, marks: dict[str, int], ids: bytes) -> bool:
+        """Whether a cut of the same streams has all the planes again, as nearly every cut does."""
+        known = self.marks
+        return (
+            ids == self.whole
+            and marks.keys() == known.keys()
+            and all(known[name] != mark for name, mark in marks.items())
+        )
 
 
 class PlaneStates:
@@ -56,9 +70,16 @@ class PlaneStates:
         said = cut.extra.get("dp")
         if not said or not (marks := marks_of(said)):
             return False
-        gateway = self._gateways.setdefault(table.gateway_id, _Gateway())
+        gateway = self._gateways.get(table.gateway_id)
+        if gateway is None:
+            gateway = self._gateways[table.gateway_id] = _Gateway()
         of = cut.extra.get("of")
         of = of if isinstance(of, dict) else None
+        if of is None and gateway.goes_on(
+            marks, plan.ids
+        ):
+            gateway.marks, gateway.seen_ns = marks, dict.fromkeys(marks, now_ns)
+            return False
         if of is not None:
             inside = frozenset(of)
         else:
@@ -73,7 +94,9 @@ class PlaneStates:
             self._streams.set_missing(self._number(table, name), not is_inside)
         gateway.marks = marks
         self._learn(gateway, table, plan, of, None if table.skipped else inside)
-        return not inside.issuperset(marks)
+        is_whole = inside.issuperset(marks)
+        gateway.whole = plan.ids if is_whole and of is None and not table.skipped else None
+        return not is_whole
 
     def _number(self, table: GatewayTable, name: str) -> int:
         return self._numbers.setdefault((table.gateway_id, name), _FIRST + len(self._numbers))
@@ -110,7 +133,7 @@ class PlaneStates:
         gone = np.array([volume not in table.exports for volume in table.volumes], np.bool_)
         if gone.any():
             self._streams.plane[table.numbers[gone[table.volume_of_row]]] = NO_PLANE
-            gateway.learned = None
+            gateway.learned = gateway.whole = None
 
     def stopped(self, table: GatewayTable, mask: Bools) -> dict[str, float]:
         """Planes of some streams of a gateway that are in no cut, and for how long (s).

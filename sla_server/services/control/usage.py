@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.cut import COL, COLUMNS, HIST_DTYPE, Cut
 from sla_server.services.control.stream_states import APART_US, Span, StreamStates
 
 RECENT_CUTS: Final = 3
@@ -249,16 +249,26 @@ class Recent(NamedTuple):
         number: of the time it is of; time_us: when the first cut of that began and ended, agent's clock.
         span_us: when it began and ended itself.
         rows: table row of each row of the cut, -1 for a stream not announced; shape (n,).
-        scalars: shape (len(RECENT_COLUMNS), n).
-        hist: sparse histograms, HIST_DTYPE as bytes; ``row`` counts the cut's rows.
+        counters, histograms: of the cut, as bytes.
     """
 
     number: int
     time_us: tuple[int, int]
     span_us: tuple[int, int]
     rows: Ints
-    scalars: Ints
-    hist: bytes
+    counters: bytes
+    histograms: bytes
+
+    @property
+    def scalars(self) -> Ints:
+        """Shape (len(RECENT_COLUMNS), n)."""
+        found: Ints = np.frombuffer(self.counters, np.int64).reshape(len(COLUMNS), -1)[_SELECT]
+        return found
+
+    @property
+    def hist(self) -> npt.NDArray[Any]:
+        """Sparse histograms, HIST_DTYPE; ``row`` counts the cut's rows."""
+        return np.frombuffer(self.histograms, HIST_DTYPE)
 
 
 @dataclass(slots=True)
@@ -384,7 +394,7 @@ class GatewayTable:
     def keep(self, cut: Cut, rows: Ints) -> None:
         """Keep what views need of an accepted cut: copies, since the cut is a view into a mailbox batch.
 
-        The histograms are copied as bytes: an array of records is copied field by field, eight times as slow.
+        As bytes: an array of records is copied field by field, which takes eight times as long.
         """
         start_us, end_us = cut.start_unix_us, cut.start_unix_us + cut.duration_us
         newest = self.recent[0] if self.recent else None
@@ -394,8 +404,8 @@ class GatewayTable:
         else:
             number, time_us = newest.number, newest.time_us
         span_us = start_us, end_us
-        scalars = cut.counters.take(_SELECT, axis=0)
-        self.recent.appendleft(Recent(number, time_us, span_us, rows, scalars, cut.hist.tobytes()))
+        kept = Recent(number, time_us, span_us, rows, cut.counters.tobytes(), cut.hist.tobytes())
+        self.recent.appendleft(kept)
         while self.recent[-1].number <= number - RECENT_CUTS:
             self.recent.pop()
 

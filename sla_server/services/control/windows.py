@@ -287,7 +287,7 @@ class WindowTable:
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         closes |= is_long
-        is_hung = stall_us >= self.terms.hung_us[rows]
+        is_hung = sums.stall_us >= self.terms.hung_us[rows]
         if is_hung.any():
             closes |= (
                 is_hung & (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
