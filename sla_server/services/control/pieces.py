@@ -122,7 +122,8 @@ def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
     """``histogram.percentile_us`` of each row of ``hist``, shape (rows, 99); 0 for a row without I/O."""
     cumulative = hist.cumsum(axis=1, dtype=np.int32)
     want = percentile / 100 * cumulative[:, -1]
-    index = (cumulative >= want[:, None]).argmax(axis=1)
+    least = np.ceil(want).astype(np.int32)  # of whole numbers the same, and compared in half the time
+    index = (cumulative >= least[:, None]).argmax(axis=1)
     every = np.arange(len(hist))
     count = hist[every, index]
     before = cumulative[every, index] - count

@@ -46,14 +46,12 @@ class _Gateway:
     learned: tuple[bytes, Any] | None = None
     whole: bytes | None = None
 
-    def goes_on(self, marks: dict[str, int], ids: bytes) -> bool:
+    def goes_on(self, said: Any, ids: bytes) -> bool:
         """Whether a cut of the same streams has all the planes again, as nearly every cut does."""
         known = self.marks
-        return (
-            ids == self.whole
-            and marks.keys() == known.keys()
-            and all(known[name] != mark for name, mark in marks.items())
-        )
+        if ids != self.whole or not isinstance(said, dict) or said.keys() != known.keys():
+            return False
+        return all(type(mark) is int and known[name] != mark for name, mark in said.items())
 
 
 class PlaneStates:
@@ -68,18 +66,18 @@ class PlaneStates:
     def look(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> bool:
         """Note what an accepted cut of a gateway says; whether a plane of it is missing from the cut."""
         said = cut.extra.get("dp")
-        if not said or not (marks := marks_of(said)):
+        if not said:
             return False
-        gateway = self._gateways.get(table.gateway_id)
-        if gateway is None:
-            gateway = self._gateways[table.gateway_id] = _Gateway()
         of = cut.extra.get("of")
         of = of if isinstance(of, dict) else None
-        if of is None and gateway.goes_on(
-            marks, plan.ids
-        ):
-            gateway.marks, gateway.seen_ns = marks, dict.fromkeys(marks, now_ns)
+        gateway = self._gateways.get(table.gateway_id)
+        if gateway is not None and of is None and gateway.goes_on(said, plan.ids):
+            gateway.marks, gateway.seen_ns = said, dict.fromkeys(said, now_ns)
             return False
+        if not (marks := marks_of(said)):
+            return False
+        if gateway is None:
+            gateway = self._gateways[table.gateway_id] = _Gateway()
         if of is not None:
             inside = frozenset(of)
         else:

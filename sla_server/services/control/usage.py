@@ -396,18 +396,19 @@ class GatewayTable:
 
         As bytes: an array of records is copied field by field, which takes eight times as long.
         """
-        start_us, end_us = cut.start_unix_us, cut.start_unix_us + cut.duration_us
-        newest = self.recent[0] if self.recent else None
+        recent, start_us = self.recent, cut.start_unix_us
+        end_us = start_us + cut.duration_us
+        newest = recent[0] if recent else None
         # A time is that of its first cut; others reach into it, unless the clock was put back.
         if newest is None or start_us >= newest.time_us[1] - APART_US or end_us <= newest.time_us[0]:
             number, time_us = (newest.number + 1 if newest is not None else 0), (start_us, end_us)
         else:
             number, time_us = newest.number, newest.time_us
-        span_us = start_us, end_us
-        kept = Recent(number, time_us, span_us, rows, cut.counters.tobytes(), cut.hist.tobytes())
-        self.recent.appendleft(kept)
-        while self.recent[-1].number <= number - RECENT_CUTS:
-            self.recent.pop()
+        span = start_us, end_us
+        kept = Recent(number, time_us, span, rows, cut.counters.tobytes(), cut.hist.tobytes())
+        recent.appendleft(kept)
+        while recent[-1].number <= number - RECENT_CUTS:
+            recent.pop()
 
 
 def backend_among(tables: Mapping[str, GatewayTable], volume: str) -> str:
