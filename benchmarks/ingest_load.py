@@ -123,7 +123,7 @@ def _template(
             "lat_sum_us": int(latency_us.sum()),
             "svc_sum_us": int(latency_us.sum() * 0.9),
             "cost_milli": count * 1062,
-            "inflight": int(rng.integers(0, 4)),
+            "inflight": int(rng.integers(0, 4)) if count else 0,  # nothing hangs
             "cum_reads": 10_000_000 + reads * int(rng.integers(0, 100_000)),
             "cum_writes": 5_000_000 + writes * int(rng.integers(0, 100_000)),
             "cum_read_bytes": (10_000_000 + reads * 9_999) * size,

@@ -68,9 +68,9 @@ def agreement(text: str, rollup_s: int = 60) -> Agreement:
     return loaded.agreement
 
 
-def in_force(text: str, version: int = 1, applied_us: int = 0) -> InForce:
+def in_force(text: str, version: int = 1, applied_us: int = 0, rollup_s: int = 60) -> InForce:
     """The one document of a text, in force."""
-    return InForce(agreement(text), version, applied_us)
+    return InForce(agreement(text, rollup_s), version, applied_us)
 
 
 def maintenance_text(

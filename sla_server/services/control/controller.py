@@ -74,9 +74,9 @@ class Controller:
         )
         self.log.mode_of = self.policy.mode_of
         self._usage = UsageTable(settings.silent_s)
+        self.planes = PlaneStates(self._usage.streams, settings.silent_s)
         self.faults = StorageFaults(settings, self._usage)
         self.loops = Loops(settings, self.inventory, self.scopes, self.policy, self.faults, self.log)
-        self.planes = PlaneStates(self._usage.streams, settings.silent_s)
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage, self.planes
         )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import COL, IO_READ, IO_WRITE, OUTSTANDING, Cut
 from pmdaemon.wire.histogram import BUCKETS, TOTAL_WRITE
+from sla_server.agreements.verdicts import HUNG_US
 from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
 from sla_server.services.control.missed_entries import (
     Compared,
@@ -32,6 +33,7 @@ from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, perc
 from sla_server.services.control.scopes import RowPlan
 from sla_server.services.control.stream_states import Followed, Span
 from sla_server.services.control.usage import GatewayTable, UsageTable
+from sla_server.services.control.verdicts import MOST_FAILED_RATIO
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
@@ -210,6 +212,9 @@ class CutBatch:
                 sums.hist,
             )
             self._count_others(found, finder, io, use, is_other)
+            if (found.oldest_us >= HUNG_US).any():
+                hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
+                self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
         latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
@@ -251,6 +256,18 @@ class CutBatch:
         found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
         found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
         found.inexact[at] = self._is_mean[at] & ((use.done != use.both) | (use.left_out > 0))
+
+    def _note_stuck(self, found: Compared, use: LineUse, hung: Floats) -> None:
+        """Of a rate, so many I/Os hang that it is broken though others complete: a hang as that of a stream.
+
+        Args:
+            found: its ``silence_us`` is set.
+            use: of all lines.
+            hung: what is outstanding in rows where some of it has been for too long, shape (lines,).
+        """
+        in_slice = use.offered * 1e6 / use.covered_us * _joined([plan.slice_s for plan in self.plans])
+        stuck = (self._promised > 0) & (hung > MOST_FAILED_RATIO * np.maximum(in_slice, hung))
+        found.silence_us = np.maximum(found.silence_us, found.oldest_us * stuck)
 
     @cached_property
     def _is_mean(self) -> npt.NDArray[np.bool_]:

@@ -72,7 +72,8 @@ class LineUse:
     @property
     def left_out(self) -> Floats:
         """Completions that do not count."""
-        return self.errors * self.excludes
+        found: Floats = self.errors * self.excludes
+        return found
 
     def at(self, chosen: Bools | Ints) -> LineUse:
         """Of some of the lines."""
@@ -125,7 +126,8 @@ def _most_us(use: LineUse, sums_us: Floats, limit_us: Floats, slow: Floats) -> F
         low_behind = np.cumsum(low[:, ::-1], axis=1)[:, ::-1] - low
         rest = np.clip(kept - above - low_behind, 0.0, low)
         most[:, step] = (slowest * _UPPER_US + rest * np.minimum(_UPPER_US, limit)).sum(axis=1)
-    return np.minimum(most, without_fastest)
+    found: Floats = np.minimum(most, without_fastest)
+    return found
 
 
 def rate_counts(use: LineUse, promised: Floats, is_bytes: Bools) -> tuple[Floats, Floats]:

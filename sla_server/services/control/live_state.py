@@ -1,7 +1,7 @@
 """The live state of a promise, with hysteresis, and the episodes it opens and closes.
 
     no-data       no cut for ``stale_intervals`` polls, or none yet
-    idle          no I/O for ``idle_release_s``
+    idle          no I/O for ``idle_release_s``, and what was before is in windows that have closed
     out-of-curve  demand above the curve: nothing is promised
     violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
@@ -183,8 +183,10 @@ class LiveState:
         limit_ms = (signal.threshold_us or 0) / 1000
         what = ""
         if signal.stalled:
-            completed = "a stream completed no I/O" if signal.is_partial else "no I/O completed"
-            what = f"{completed} for {signal.stall_us / 1e6:.1f} s though some was outstanding, "
+            stall_s = signal.stall_us / 1e6
+            what = f"no I/O completed for {stall_s:.1f} s though some was outstanding, "
+            if signal.is_partial:
+                what = f"some I/O did not complete for {stall_s:.1f} s though other I/O did, "
         if signal.failed_ratio:
             what += f"{signal.failed_ratio:.0%} of the I/Os failed, "
         offered = f"{figures.offered_iops:.0f} I/O/s offered"

@@ -28,7 +28,7 @@ class PromiseTerms:
         up_to: I/Os a second, -1 where a curve has fewer steps; threshold_us: 1 there; shape (rows, steps).
         is_outage: of availability: a silence counts though it has ended.
         hung_us: a stream that completes nothing for so long, though I/O of it is outstanding, breaks the
-            promise whatever others complete; infinite where that is left out.
+            promise whatever others complete; infinite where that does not count.
         remember_us: for how long a broken window counts beside the first one after a pause; 0: not at all.
         least_iops, least_reads, most_bytes: the applicability, as in ``Promise``.
     """

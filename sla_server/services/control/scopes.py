@@ -49,7 +49,7 @@ class RowPlan:
         compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
         excludes_errors: whether an I/O that failed does not count; shape (lines,).
         is_mean: whether a mean latency is promised; promised: the rate that is, or 0; is_bytes: of bytes;
-            shape (lines,). has_others: there is one of these.
+            slice_s: length of its slices; shape (lines,). has_others: there is one of these.
         gateway: its number in the signal table.
         over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
             none; shape (lines,).
@@ -74,6 +74,7 @@ class RowPlan:
     is_mean: npt.NDArray[np.bool_]
     promised: Floats
     is_bytes: npt.NDArray[np.bool_]
+    slice_s: Floats
     has_others: bool
     gateway: int
     over_all: Ints
@@ -84,8 +85,9 @@ class RowPlan:
     @property
     def members(self) -> Ints:
         """All members that it feeds."""
-        found = np.concatenate((self.over_all, self.on_backend))
-        return found[found != NO_MEMBER]
+        every: Ints = np.concatenate((self.over_all, self.on_backend))
+        found: Ints = every[every != NO_MEMBER]
+        return found
 
 
 @dataclass(slots=True)
@@ -367,6 +369,7 @@ class PromiseScopes:
             is_mean=np.array([promise.metric == "mean_latency" for promise in promises], dtype=np.bool_),
             promised=np.array([promise.promised for promise in promises], dtype=np.float64),
             is_bytes=np.array([promise.metric == "throughput" for promise in promises], dtype=np.bool_),
+            slice_s=np.array([promise.slice_s for promise in promises], dtype=np.float64),
             has_others=any(p.metric == "mean_latency" or p.promised for p in promises),
             gateway=self.table.windows.gateway(gateway_id),
             over_all=over_all,

@@ -11,8 +11,8 @@ and closes at once. So does, of what people see, one in which one stream complet
 (``promise_terms``), over clients that give up and come again, whatever others completed. That one closes
 with the second piece that says so: cuts of the other streams may be kept apart.
 
-A pause (``idle``) empties the windows. Of what people see the open one stays, and the newest one if it was
-broken (``kept``): it counts again with the next one.
+A pause (``idle``) empties the windows. What people see does not pause while an I/O is in no closed window,
+and keeps the newest one if it was broken (``kept``): that counts again with the next one.
 
 State of ``WindowTable``, all of it in arrays that grow by doubling:
 
@@ -20,7 +20,9 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
       w_*      a ring of ``depth`` closed windows at [row * depth + slot]; ``count`` of them are filled, the
                next goes to slot ``pos``
       o_*      sums of the open window; they hold only while a member has covered something
-      times    first, last and last active piece, monotonic ns, NEVER before the first
+      times    first, last and last active piece, monotonic ns, NEVER before the first. Of what people see a
+               window that closes is activity, too
+      pending  the open window has something to count
       kept     how many of its windows are of before a pause
       fed      whether there was news since the last look at the row; version: changes of its windows
     members    one gateway of a row: what pieces are fed to. A row begins with one, ``member``; of a row with
@@ -90,7 +92,7 @@ class WindowTable:
         self.several = np.zeros(rows, np.bool_)
         self.pos = np.zeros(rows, np.int64)
         self.count = np.zeros(rows, np.int64)
-        self.kept = np.zeros(rows, np.int64)
+        self.kept, self.pending = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
         self.version = np.zeros(rows, np.int64)
         self.fed = np.zeros(rows, np.bool_)
         self.first_ns = np.full(rows, NEVER, np.int64)
@@ -181,6 +183,7 @@ class WindowTable:
     def reset(self, rows: Ints) -> None:
         """Forget windows, closed and open; the times stay."""
         self.count[rows] = self.pos[rows] = self.m_covered[self.member[rows]] = self.kept[rows] = 0
+        self.pending[rows] = False
         for members in self._shared_of(rows):
             self.m_covered[members] = 0
         self.fed[rows] = True
@@ -408,6 +411,7 @@ class WindowTable:
         self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
         self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
+        self.pending[rows] = (sums.counted[:, 0] > 0) | (sums.stall_us > 0)
 
     def _push(self, rows: Ints, iops: Floats, sums: PieceSums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
@@ -415,8 +419,11 @@ class WindowTable:
         counts = (sums.done == 0) | self.terms.is_outage[rows] | (sums.stall_us >= self.terms.hung_us[rows])
         stall_us = np.where(counts, sums.stall_us, 0.0)
         push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
+        self.pending[rows[closes]] = False
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
+        shown = rows[self.terms.remember_us[rows] > 0]
+        self.active_ns[shown] = self.last_ns[shown]
         slot = rows * self.depth + self.pos[rows]
         self.w_iops[slot], self.w_done[slot], self.w_mix[slot] = iops, sums.done, sums.mix
         self.w_counted[slot], self.w_missed[slot], self.w_hist[slot] = sums.counted, sums.missed, sums.hist
@@ -444,8 +451,12 @@ class WindowTable:
         return at, ages < count
 
     def idle(self, rows: Ints) -> Bools:
-        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness."""
+        """Whether cuts arrive and none had I/O for ``idle_release_s``. No cuts are no idleness.
+
+        Nor is it idle as long as people have yet to see what its last I/Os say.
+        """
         since = np.where(self.active_ns[rows] == NEVER, self.first_ns[rows], self.active_ns[rows])
         quiet_ns = self.last_ns[rows] - since
         idle: Bools = (self.first_ns[rows] != NEVER) & (quiet_ns >= self.settings.idle_release_s * 1e9)
-        return idle
+        waits: Bools = self.pending[rows] & (self.terms.remember_us[rows] > 0)
+        return idle & ~waits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import fleet_load, fleet_watch
+from benchmarks import fleet_load, fleet_watch, ingest_load
 from benchmarks.ingest_load import VARIANTS
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame, names
@@ -114,3 +114,11 @@ def test_figures_of_the_pairs_are_added(tmp_path: Path) -> None:
     lines = ["# HELP x y", 'sla_pmdaemon_polls_total{pair="0"} 3', 'sla_pmdaemon_polls_total{pair="1"} 4']
     path.write_text("\n".join([*lines, "sla_pmdaemon_pairs 2"]) + "\n")
     assert fleet_watch.daemon_figures(path) == {"polls_total": 7.0, "pairs": 2.0}
+
+
+def test_every_stream_goes_on() -> None:
+    """Else a quiet fleet has violations: where nothing completes, nothing waits."""
+    for variants in ingest_load.fleet(1, 16, seed=1567).templates:  # one stream has an I/O in two seconds
+        for each in variants:
+            idle = each.column("reads") + each.column("writes") == 0
+            assert not each.column("inflight")[idle].any()

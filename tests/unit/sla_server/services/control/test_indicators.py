@@ -6,10 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, Cut, hist_array, missed_array
+from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from sla_server.agreements.promise import CurveStep
+from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
 from tests.support.worlds import (
     KEY,
     A,
@@ -165,3 +170,111 @@ def test_ios_that_clients_give_up_are_slow_and_not_delivered(terms: dict[str, An
     assert kinds == ["violation-opened"]
     mean_us, row = (60 * 1000 + 8 * 4_000_000 + 900_000) / 69, made.controller.snapshot(0)["slas"][0]
     assert row["measured" if terms is MEAN else "u"] == pytest.approx(mean_us if terms is MEAN else 5, 0.01)
+
+
+def test_ios_given_up_young_do_not_make_a_mean_better() -> None:
+    """100 I/Os of 15 ms; that 900 more were given up after 0.1 ms says nothing of how long they take."""
+    made = world(**MEAN)
+    gave_up = {"abandoned": {"gold": (900, 90)}, "arrived": 1000}
+    assert [kind for _ in range(3) for kind in second(made, 100, 15.0, **gave_up)] == ["violation-opened"]
+    assert made.controller.live[KEY].signal.latency_us == 15_000
+
+
+def test_what_was_given_up_in_a_later_cut_than_it_came_in_was_not_delivered() -> None:
+    """Of 100 I/Os a second 10 are given up after four seconds: 90 are delivered, and all are promised."""
+    made = world(**{**IOPS, "promised": 100.0})
+    waits = {"waiting": {"gold": (40, 4000.0)}, "arrived": 100}
+    kinds = [kind for _ in range(4) for kind in second(made, 90, 1.0, **waits)]
+    assert (kinds, state(made)) == ([], "ok")
+    gives_up = {**waits, "abandoned": {"gold": (10, 40_000)}}
+    assert [kind for _ in range(3) for kind in second(made, 90, 1.0, **gives_up)] == ["violation-opened"]
+    assert made.controller.snapshot(0)["slas"][0]["u"] == pytest.approx(5)
+
+
+def mixed(made: Feeder, served: int, ms: float, failed: int, failed_ms: float, *, limit_us: int = 0) -> None:
+    """A second in which some I/Os complete and others fail; with exact counts against a limit, if given."""
+    made.second += 1
+    done = served + failed
+    both = ((served, ms), (failed, failed_ms))
+    hist = np.array([bucket_of_ns(round(each * 1e6)) for _, each in both])
+    slow, slow_failed = (count if each * 1000 > limit_us else 0 for count, each in both)
+    entries = [(0, FAILED + io, 0, failed, 0) for io in (IO_ANY, IO_READ)]
+    if limit_us:
+        entries += [
+            (0, IO_ANY, limit_us, done, slow + slow_failed),
+            (0, FAILED, limit_us, failed, slow_failed),
+        ]
+    each = _changed(
+        cut(A, made.second, {"gold": (done, 1.0)}, thresholds_us=()),
+        lat_sum_us=round(served * ms * 1000 + failed * failed_ms * 1000),
+        errors=failed,
+        read_bytes=served * 4096,
+    )
+    counts = np.array([served, failed])
+    found = dataclasses.replace(
+        each, hist=hist_array(np.zeros(2, np.int64), hist, counts), missed=missed_array(entries)
+    )
+    made.controller.add_cut(found, made.unix_us, 0, False, made.now_ns)
+    made.controller.tick(made.now_ns, made.unix_us)
+
+
+@pytest.mark.parametrize("limit_us", [0, 5_000])
+def test_an_excluded_io_is_in_no_mean(limit_us: int) -> None:
+    """300 I/Os of 6 ms, and 300 that fail at once: their mean is 6 ms, not 3."""
+    made = world(**MEAN, counts_errors=False)
+    for _ in range(3):
+        mixed(made, 300, 6.0, 300, 0.1, limit_us=limit_us)
+    signal = made.controller.live[KEY].signal
+    assert (state(made), signal.inexact) == ("violating", True)
+    assert signal.latency_us == pytest.approx(6000, rel=0.01)
+
+
+def test_an_excluded_io_that_took_long_is_in_no_mean_if_it_was_compared_with_the_limit() -> None:
+    made = world(**MEAN, counts_errors=False)
+    for _ in range(3):
+        mixed(made, 300, 4.0, 300, 5000.0, limit_us=5_000)
+    assert state(made) == "ok"
+
+
+def test_the_size_of_an_io_is_that_of_those_that_succeeded() -> None:
+    """Half of 100 I/Os of 4096 bytes fail: 50 are delivered of 50 that are promised."""
+    made = world(**{**THROUGHPUT, "promised": 50.0 * 4096}, counts_errors=False)
+    for _ in range(3):
+        mixed(made, 50, 1.0, 50, 1.0)
+    assert state(made) == "ok"
+    made = world(**{**THROUGHPUT, "promised": 60.0 * 4096})
+    for _ in range(3):
+        mixed(made, 50, 1.0, 50, 1.0)
+    assert made.controller.live[KEY].signal.u == pytest.approx(10 / 60 / 0.02)
+
+
+def line_use(**over: Any) -> LineUse:
+    """One line."""
+    values = {field.name: np.zeros(1) for field in dataclasses.fields(LineUse)}
+    values |= {"excludes": np.ones(1, np.bool_), "covered_us": np.array([1_000_000])}
+    values |= {"hist": np.zeros((1, BUCKETS), np.int32)}
+    return LineUse(**(values | {name: np.array([value]) for name, value in over.items()}))
+
+
+@given(st.lists(st.tuples(st.integers(1, 40_000), st.booleans()), min_size=1, max_size=30), st.booleans())
+def test_the_mean_of_what_succeeded_is_never_understated(ios: list[tuple[int, bool]], knows: bool) -> None:
+    hist, limit_us = np.zeros(BUCKETS, np.int32), 12_000
+    np.add.at(hist, [bucket_of_ns(us * 1000) for us, _ in ios], 1)
+    done, failed, total = len(ios), sum(fails for _, fails in ios), sum(us for us, _ in ios)
+    use = line_use(hist=hist, done=done, both=done, failed=failed, lat_sum_us=total)
+    slow = np.array([[float(sum(us > limit_us and not fails for us, fails in ios))]]) if knows else None
+    counted, missed = mean_counts(use, np.array([[float(limit_us)]]), slow)
+    kept = [us for us, fails in ios if not fails]
+    assert counted[0, 0] == len(kept)
+    assert missed[0, 0] * limit_us >= sum(kept) - 1e-6
+    if not failed:
+        assert missed[0, 0] * limit_us == pytest.approx(total)
+
+
+def test_excluded_failures_and_refusals_are_no_demand() -> None:
+    use = line_use(done=60.0, offered=60.0, both=60.0, failed=30.0)
+    assert [float(each[0]) for each in rate_counts(use, np.array([80.0]), np.array([False]))] == [30, 0]
+    refused = line_use(failed=5.0)
+    assert [float(each[0]) for each in rate_counts(refused, np.array([80.0]), np.array([False]))] == [0, 0]
+    counts = dataclasses.replace(refused, excludes=np.zeros(1, np.bool_))
+    assert [float(each[0]) for each in rate_counts(counts, np.array([80.0]), np.array([False]))] == [5, 5]

@@ -340,3 +340,44 @@ def test_storage_that_is_gone_is_in_violation_though_there_is_no_io():
         kinds += [e.kind for e in events_of(made.controller.tick(second * 1_000_000_000, UNIX_0_US))]
     assert kinds == ["violation-opened"]
     assert (state(made), made.controller.live[KEY].signal.failed_ratio) == ("violating", 1.0)
+
+
+def test_a_broken_window_before_a_pause_counts_with_the_first_one_after_it():
+    made = feeder(calm_s=1)
+    assert run(made, GOOD, BAD, *[{}] * 8) == []
+    assert (state(made), made.controller.live[KEY].signal) == ("idle", NOTHING)
+    assert run(made, BAD) == ["violation-opened"]
+
+
+def test_a_broken_window_before_a_pause_breaks_nothing_by_itself():
+    made = feeder(calm_s=1)
+    assert run(made, BAD, BAD, BAD, *[{}] * 8) == ["violation-opened", "violation-closed"]
+    assert run(made, {"gold": (5, 2)}) == []  # the window is open, and nothing of now is known
+    assert state(made) == "no-data"
+    assert run(made, {"gold": (100, 2)}, GOOD) == []
+    assert state(made) == "ok"
+
+
+@pytest.mark.parametrize(("pause_s", "wanted"), [(50, ["violation-opened"]), (65, [])])
+def test_it_is_forgotten_after_the_length_of_a_slice(pause_s, wanted):
+    made = feeder(calm_s=1)
+    run(made, GOOD, BAD, *[{}] * pause_s)
+    assert run(made, BAD) == wanted
+
+
+def test_a_few_ios_before_a_pause_are_judged_before_it_begins():
+    made = feeder(calm_s=1)
+    few = {"gold": (3, 30)}
+    assert run(made, few, *[{}] * 9, few, *[{}] * 8) == []
+    assert run(made, {}) == ["violation-opened"]
+    assert run(made, *[{}] * 4) == []
+    assert run(made, *[{}] * 3) == ["violation-closed"]
+
+
+def test_slowing_neighbours_down_ends_with_a_pause_as_ever():
+    made = feeder()
+    run(made, GOOD, BAD, *[{}] * 5)
+    (scope,) = made.controller.scopes.on_backend("disk")
+    table = made.controller.scopes.table.windows
+    assert scope.row.idle
+    assert (table.count[scope.row.row], table.kept[scope.row.row]) == (0, 0)
