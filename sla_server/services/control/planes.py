@@ -38,20 +38,23 @@ class _Gateway:
     """What is known of one gateway.
 
     ``seen_ns``: when the newest cut with each plane came; ``learned``: what streams were learned from;
-    ``whole``: streams of the newest cut (``RowPlan.ids``) if it had all planes and nothing is left to learn.
+    ``whole``: streams (``RowPlan.ids``) and ``of`` of the newest cut, if it had all planes and nothing is to
+    be learned from it any more.
     """
 
     marks: dict[str, int] = field(default_factory=dict)
     seen_ns: dict[str, int] = field(default_factory=dict)
     learned: tuple[bytes, Any] | None = None
-    whole: bytes | None = None
+    whole: tuple[bytes, Any] | None = None
 
-    def goes_on(self, said: Any, ids: bytes) -> bool:
+    def goes_on(self, said: Any, ids: bytes, of: dict[Any, Any] | None) -> bool:
         """Whether a cut of the same streams has all the planes again, as nearly every cut does."""
         known = self.marks
-        if ids != self.whole or not isinstance(said, dict) or said.keys() != known.keys():
+        if self.whole != (ids, of) or not isinstance(said, dict) or said.keys() != known.keys():
             return False
-        return all(type(mark) is int and known[name] != mark for name, mark in said.items())
+        return all(
+            type(mark) is int and (of is not None or known[name] != mark) for name, mark in said.items()
+        )
 
 
 class PlaneStates:
@@ -71,7 +74,7 @@ class PlaneStates:
         of = cut.extra.get("of")
         of = of if isinstance(of, dict) else None
         gateway = self._gateways.get(table.gateway_id)
-        if gateway is not None and of is None and gateway.goes_on(said, plan.ids):
+        if gateway is not None and gateway.goes_on(said, plan.ids, of):
             gateway.marks, gateway.seen_ns = said, dict.fromkeys(said, now_ns)
             return False
         if not (marks := marks_of(said)):
@@ -93,7 +96,9 @@ class PlaneStates:
         gateway.marks = marks
         self._learn(gateway, table, plan, of, None if table.skipped else inside)
         is_whole = inside.issuperset(marks)
-        gateway.whole = plan.ids if is_whole and of is None and not table.skipped else None
+        gateway.whole = None
+        if is_whole and not (of is None and table.skipped):
+            gateway.whole = plan.ids, of
         return not is_whole
 
     def _number(self, table: GatewayTable, name: str) -> int:
