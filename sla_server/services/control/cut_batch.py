@@ -70,14 +70,15 @@ class CutBatch:
         self.taken = taken
         self.plans = [t.plan for t in taken]
         self.counters: Ints = _joined([t.cut.counters for t in taken], axis=1)
-        self.lines = np.array([len(plan.io) for plan in self.plans])
+        self.lines = np.array([plan.of_lines.shape[1] for plan in self.plans])
         self._rows = np.array([t.cut.rows for t in taken])
         self._row_start = starts_of(self._rows)
         self._line_start = starts_of(self.lines)
         self._entries = MissedEntries([t.cut for t in taken], self._row_start, self.counters.shape[1])
         self._learn_agents()
-        self._counts = np.array([len(plan.known) for plan in self.plans])
-        self._known = _joined([plan.known for plan in self.plans]) + np.repeat(self._row_start, self._counts)
+        self._counts = np.array([plan.of_known.shape[1] for plan in self.plans])
+        known, self._place, self._numbers = _joined([plan.of_known for plan in self.plans], axis=1)
+        self._known = known + np.repeat(self._row_start, self._counts)
         begins = [t.cut.start_unix_us for t in taken]
         ends = [t.cut.start_unix_us + t.cut.duration_us for t in taken]
         self._times = np.array([begins, ends, [t.now_ns for t in taken]])
@@ -105,7 +106,7 @@ class CutBatch:
             c = c[:, known]
         counts = self._counts
         found = self.taken[0].table.usage_table.streams.follow(
-            _joined([plan.numbers for plan in self.plans]),
+            self._numbers,
             self._span(counts),
             c[COL["arrived"]],
             c[COL["reads"]] + c[COL["writes"]],
@@ -125,7 +126,7 @@ class CutBatch:
         total = int(sizes.sum())
         if not total:
             return
-        place = _joined([plan.place for plan in self.plans]) + np.repeat(starts_of(sizes), self._counts)
+        place = self._place + np.repeat(starts_of(sizes), self._counts)
         c = self.counters
         says_more = np.repeat([t.table.says_more for t in self.taken], self._rows)
         parts = np.stack(
@@ -153,11 +154,11 @@ class CutBatch:
         total = int(self.lines.sum())
         if not total:
             return None
-        pairs = np.array([len(plan.pair_row) for plan in self.plans])
-        row = _joined([plan.pair_row for plan in self.plans]) + np.repeat(self._row_start, pairs)
-        line = _joined([plan.pair_line for plan in self.plans]) + np.repeat(self._line_start, pairs)
+        pairs = np.array([plan.pairs.shape[1] for plan in self.plans])
+        row, line = _joined([plan.pairs for plan in self.plans], axis=1)
+        row, line = row + np.repeat(self._row_start, pairs), line + np.repeat(self._line_start, pairs)
         finder = Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
-        io, c = _joined([plan.io for plan in self.plans]), self.counters
+        io, c = self._of_lines[0], self.counters
         kind = io[line]
         before, after = self._followed.before[kind, row], self._followed.after[kind, row]
         gauge = c[COL["held"]] + c[COL["inflight"]]
@@ -185,13 +186,11 @@ class CutBatch:
             says_nothing = ~is_present & (silent > 0)
         sums = LineSums(
             io=io,
-            threshold_us=np.where(
-                self._compares[:, None], _joined([plan.threshold_us for plan in self.plans]), 0.0
-            ),
+            threshold_us=np.where(self._compares[:, None], self._threshold_us, 0.0),
             done=done,
             hist=self._hist(finder, io, total),
             errors=np.minimum(errors, done) * ~np.repeat([t.table.says_more for t in self.taken], self.lines),
-            excludes=_joined([plan.excludes_errors for plan in self.plans]),
+            excludes=self._of_lines[4] > 0,
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
         if any(plan.has_others for plan in self.plans):
@@ -215,7 +214,7 @@ class CutBatch:
             if (found.oldest_us >= HUNG_US).any():
                 hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
                 self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
-        latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
+        latency_us = percentiles_us(sums.hist, self._figures[0])
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=covered_us,
@@ -245,7 +244,7 @@ class CutBatch:
 
     def _count_others(self, found: Compared, finder: Lines, io: Ints, use: LineUse, at: Bools) -> None:
         """What counts for lines about a mean latency or a rate, which are ``at`` these places."""
-        threshold_us = _joined([plan.threshold_us for plan in self.plans])
+        threshold_us = self._threshold_us
         slow: Floats | None = None
         if (use.left_out * self._is_mean).any():
             slow = self._entries.served_slower(finder, io, threshold_us, use.done, use.errors)[at]
@@ -280,7 +279,20 @@ class CutBatch:
     @cached_property
     def _compares(self) -> npt.NDArray[np.bool_]:
         """Whether I/Os of a line are compared with thresholds."""
-        return _joined([plan.compares for plan in self.plans])
+        found: Bools = self._of_lines[3] > 0
+        return found
+
+    @cached_property
+    def _of_lines(self) -> Ints:
+        return _joined([plan.of_lines for plan in self.plans], axis=1)
+
+    @cached_property
+    def _figures(self) -> Floats:
+        return _joined([plan.figures for plan in self.plans], axis=1)
+
+    @property
+    def _threshold_us(self) -> Floats:
+        return self._figures[1:].T
 
     def _elsewhere(self, io: Ints, total: int) -> Floats | None:
         """What streams in scope that are not in their gateway's cut say, by line; None if nothing.
@@ -326,8 +338,7 @@ class CutBatch:
 
     def targets(self) -> tuple[Ints, Ints]:
         """Members of the signal table that each line feeds, over all backends and on one."""
-        over_all = _joined([plan.over_all for plan in self.plans])
-        return over_all, _joined([plan.on_backend for plan in self.plans])
+        return self._of_lines[1], self._of_lines[2]
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:
