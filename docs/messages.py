@@ -11,12 +11,13 @@ from types import ModuleType
 
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, api, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, certificates, ends, planes, server
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
 COLUMNS = 116
+OF_AGENT = (agent, alerts, certificates, ends)  # one conversation, in this order
 
 HEAD = """\
 # Messages
@@ -258,7 +259,7 @@ def intro(title: str, module: ModuleType) -> str:
 
 def render() -> str:
     """The whole page."""
-    of_agent = [entry(message) for message in messages_of(agent)]
+    of_agent = [entry(message) for module in OF_AGENT for message in messages_of(module)]
     of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
     parts += [intro("Between the server's processes", server), *map(entry, messages_of(server)), SERVER_NOTES]

@@ -14,7 +14,7 @@ import structlog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.cut import Late, joined_late
-from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, Alert
+from pmdaemon.wire.messages.alerts import ALERT_CHARACTERS, Alert
 from pmdaemon.wire.session import AgentSession
 
 log = structlog.get_logger("alerts")

@@ -36,21 +36,18 @@ from pmdaemon.errors import WireError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.cut import joined_late
 from pmdaemon.wire.messages.agent import (
-    Bye,
     CapSet,
-    Certificate,
-    Error,
     Hello,
     Poll,
     Registered,
     Registration,
-    Renew,
     Schema,
     Thresholds,
     ThresholdsAck,
-    Unsupported,
     Welcome,
 )
+from pmdaemon.wire.messages.certificates import Certificate, Renew
+from pmdaemon.wire.messages.ends import Bye, Error, Unsupported
 from pmdaemon.wire.messages.planes import DpThresholds
 from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 

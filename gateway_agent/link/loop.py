@@ -26,7 +26,7 @@ from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import sni
-from pmdaemon.wire.messages.agent import Bye
+from pmdaemon.wire.messages.ends import Bye
 
 log = structlog.get_logger("link")
 

@@ -25,7 +25,7 @@ from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import Error, Unsupported
+from pmdaemon.wire.messages.ends import Error, Unsupported
 from pmdaemon.wire.messages.planes import DpCollect
 
 log = structlog.get_logger("control")

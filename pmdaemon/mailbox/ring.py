@@ -103,6 +103,13 @@ def shrink(lengths: Sequence[int], piece: Piece, room_bytes: int) -> Piece | Non
     return shorter[fitting - 1] if fitting else None
 
 
+def bundle(
+    payloads: Sequence[bytes | memoryview], lengths: Sequence[int], first: int, count: int
+) -> list[bytes | memoryview]:
+    """A bundle of ``count`` of the payloads from ``first`` on: its directory, then they."""
+    return [LENGTHS[count].pack(*lengths[first : first + count]), *payloads[first : first + count]]
+
+
 def messages_in(check: int) -> int:
     """Number of messages of a bundle by its CHECK word; 0 for a plain slot."""
     return check >> BUNDLE_SHIFT

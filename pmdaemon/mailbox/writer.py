@@ -63,7 +63,7 @@ from pmdaemon.mailbox.layout import (
     TAKEN,
     Layout,
 )
-from pmdaemon.mailbox.ring import CRC_BYTES, LENGTHS, Outlet, Piece, checksum, plan, shrink
+from pmdaemon.mailbox.ring import CRC_BYTES, Outlet, Piece, bundle, checksum, plan, shrink
 
 _NEXT_GENERATION: Final = 1 << 32
 
@@ -274,7 +274,7 @@ class LaneWriter:
             after = written + (span + 7 & -8)
             if after > limit:
                 break
-            data = payloads[first] if number == 1 else _parts(payloads, lengths, first, number)
+            data = payloads[first] if number == 1 else bundle(payloads, lengths, first, number)
             copies.append((outlet, written, data, span, sequence + first))
             written = after
         return copies
@@ -291,7 +291,7 @@ class LaneWriter:
         if not part:
             return 0
         first, number, span = part
-        data = payloads[first] if number == 1 else _parts(payloads, lengths, first, number)
+        data = payloads[first] if number == 1 else bundle(payloads, lengths, first, number)
         copies.append((outlet, outlet.place(written, span), data, span, self._sequence + 1 + first))
         return number
 
@@ -594,10 +594,3 @@ class LaneWriter:
             if self._words[word] & 0xFF == READY:
                 waiting += (self._words[word + S_ADDRESS] >> 32) + 7 & -8
         return min(1.0, waiting / outlet.size)
-
-
-def _parts(
-    payloads: Sequence[bytes | memoryview], lengths: Sequence[int], first: int, count: int
-) -> list[bytes | memoryview]:
-    """A bundle of some of the payloads: its directory, then they."""
-    return [LENGTHS[count].pack(*lengths[first : first + count]), *payloads[first : first + count]]

@@ -14,7 +14,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.wire.messages.agent import Alert, Hello, StreamEntry
+from pmdaemon.wire.messages.agent import Hello, StreamEntry
+from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.server import CapsState, GatewayAlert, GatewayReport, RecordRows, StreamsSeen
 
 STREAMS_A_FRAME: Final = 100

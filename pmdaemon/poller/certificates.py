@@ -39,7 +39,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
-from pmdaemon.wire.messages.agent import Certificate, Enrol
+from pmdaemon.wire.messages.certificates import Certificate, Enrol
 from pmdaemon.wire.session import error_code
 
 REREAD_MS: Final = 1000

@@ -36,22 +36,19 @@ from pmdaemon.runtime.logs import LimitedLog
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import (
-    Alert,
-    CaCertificate,
     CapsAck,
-    Enrol,
-    Error,
     Hello,
     Registered,
     Registration,
-    Renew,
     Reply,
     Schema,
     Streams,
     ThresholdsAck,
-    Unsupported,
     Welcome,
 )
+from pmdaemon.wire.messages.alerts import Alert
+from pmdaemon.wire.messages.certificates import CaCertificate, Enrol, Renew
+from pmdaemon.wire.messages.ends import Error, Unsupported
 from pmdaemon.wire.session import negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"

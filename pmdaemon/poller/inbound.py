@@ -51,7 +51,7 @@ from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import Bye, Error
+from pmdaemon.wire.messages.ends import Bye, Error
 from pmdaemon.wire.session import error_code, farewell
 
 FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace

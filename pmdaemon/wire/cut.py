@@ -133,6 +133,7 @@ HIST_DTYPE: Final = np.dtype([("row", "<u2"), ("bucket", "<u2"), ("count", "<u4"
 MISSED_DTYPE: Final = np.dtype(
     [("row", "<u2"), ("io", "<u2"), ("threshold_us", "<u4"), ("counted", "<u4"), ("missed", "<u4")]
 )
+_COUNTER_DTYPE: Final = np.dtype("<i8")
 _MOST_COUNT: Final = 0xFFFF_FFFF
 
 
@@ -372,11 +373,11 @@ def are_sound(found: Sequence[Cut]) -> bool:
     if not found:
         return True
     rows = np.array([cut.rows for cut in found])
-    # As plain integers: numpy works out the common type of structured arrays again for each of them.
+    # Joined as bytes: numpy copies records field by field, and works out their common type for each array.
     problem = problem_of(
         np.concatenate([cut.counters.ravel() for cut in found]),
-        np.concatenate([cut.hist.view("<u8") for cut in found]).view(HIST_DTYPE),
-        np.concatenate([cut.missed.view("<u8") for cut in found]).view(MISSED_DTYPE),
+        np.frombuffer(b"".join([cut.hist.tobytes() for cut in found]), HIST_DTYPE),
+        np.frombuffer(b"".join([cut.missed.tobytes() for cut in found]), MISSED_DTYPE),
         np.repeat(rows, [len(cut.hist) for cut in found]),
         np.repeat(rows, [len(cut.missed) for cut in found]),
     )
@@ -415,7 +416,7 @@ def view(source: frame.Frame | memoryview | bytes) -> Cut:
     counters_end = rows * _ROW_BYTES
     hist_end = counters_end + hist_len * HIST_DTYPE.itemsize
     missed_end = hist_end + missed_len * MISSED_DTYPE.itemsize
-    counters = np.frombuffer(blob[:counters_end], dtype="<i8").reshape(len(COLUMNS), rows)
+    counters = np.frombuffer(blob[:counters_end], dtype=_COUNTER_DTYPE).reshape(len(COLUMNS), rows)
     hist = np.frombuffer(blob[counters_end:hist_end], dtype=HIST_DTYPE)
     missed = np.frombuffer(blob[hist_end:missed_end], dtype=MISSED_DTYPE)
     return Cut(

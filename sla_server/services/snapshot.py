@@ -43,6 +43,13 @@ _NOT_JUDGED: Final[Row] = {
 }
 
 
+class _Known(NamedTuple):
+    """All promises and their states, in one order. Two lists: there may be 64,000, of which few are shown."""
+
+    keys: Sequence[Key]
+    states: Sequence[str]
+
+
 class _LeftOut(NamedTuple):
     """An event that cannot be shown, since when, and when it was last read."""
 
@@ -117,17 +124,19 @@ class Shown:
         for row in (_with_slice(row, standings) for row in view["slas"]):
             standing = standings.get((row["name"], row["objective"]))
             slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
-        live = set(view.get("promises", ())) | {(row["name"], row["objective"]) for row in slas}
-        by_slices = [
-            (key, standing.shown)
-            for key, standing in standings.items()
-            if standing.shown is not None and key not in live
-        ]
+        promises: Sequence[Key] = view.get("promises", ())
+        by_slices = [(key, s.shown) for key, s in standings.items() if s.shown is not None]
+        if by_slices:
+            live = {*promises, *((row["name"], row["objective"]) for row in slas)}
+            by_slices = [(key, row) for key, row in by_slices if key not in live]
         by_slices.sort(key=lambda entry: entry[1]["state"] not in ("violating", "at-risk"))
         rows = ({**row, **standings[key].snapshot()} for key, row in by_slices[:BY_SLICES_ROWS])
         slas += sorted(rows, key=lambda row: (row["name"], row["objective"]))
-        known = [*zip(view.get("promises", ()), view.get("states", ()), strict=True)]
-        known += [(key, str(row["state"])) for key, row in by_slices[BY_SLICES_ROWS:]]
+        more = by_slices[BY_SLICES_ROWS:]
+        known = _Known(
+            [*promises, *(key for key, _ in more)],
+            [*view.get("states", ()), *(str(row["state"]) for _, row in more)],
+        )
         others = self._others(known, {(row["name"], row["objective"]) for row in slas}, standings)
         keys = ("name", "state", "restarts", "since_us")
         totals = view.get("totals", {})
@@ -148,15 +157,15 @@ class Shown:
 
     def _others(
         self,
-        known: Sequence[tuple[Key, str]],
+        known: _Known,
         shown: Collection[Key],
         standings: Mapping[Key, ObjectiveStatus],
     ) -> list[list[Any]]:
         """Those without a row: [agreement, objective, state, compliance, coverage, budget left]."""
-        first = self._next_other if self._next_other < len(known) else 0
-        self._next_other = first + OTHERS_ROWS
+        first = self._next_other if self._next_other < len(known.keys) else 0
+        self._next_other = last = first + OTHERS_ROWS
         found: list[list[Any]] = []
-        for key, state in known[first : first + OTHERS_ROWS]:
+        for key, state in zip(known.keys[first:last], known.states[first:last], strict=True):
             if key in shown:
                 continue
             standing = standings.get(key)

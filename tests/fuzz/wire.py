@@ -23,7 +23,9 @@ from pmdaemon.errors import WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.frame import MAX_DEPTH
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import Alert, Enrol, Hello, Registration, Schema, Streams
+from pmdaemon.wire.messages.agent import Hello, Registration, Schema, Streams
+from pmdaemon.wire.messages.alerts import Alert
+from pmdaemon.wire.messages.certificates import Enrol
 from pmdaemon.wire.session import AgentSession, SessionState
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from tests.fuzz import Counts

@@ -1,9 +1,12 @@
-"""Every message of the product as a frozen dataclass: one file for each conversation.
+"""Every message of the product as a frozen dataclass: a file or more for each conversation.
 
-    agent    an agent and the PMDaemon, on the gateway's connection
-    server   the server's processes, in the main mailbox segment
-    api      the application server and services
-    planes   the agent's link and its data planes, on a Unix socket
+    agent         an agent and the PMDaemon, on the gateway's connection; parts of the same conversation are
+    alerts        what an agent reports unasked,
+    certificates  enrolment and renewal, and
+    ends          frames not understood, errors and goodbyes (planes use them, too)
+    server        the server's processes, in the main mailbox segment
+    api           the application server and services
+    planes        the agent's link and its data planes, on a Unix socket
 
 ``parse`` takes the header of a received frame, checks types, ranges and lengths, and raises a ``WireError``
 that names message, key and value. ``encode`` gives the frame. The fields of a class, in their order, are the

@@ -5,13 +5,15 @@ What an agent says is checked here for the server: every length is limited and e
 says is checked here for the agent. A key that is missing or of the wrong type raises ``MalformedFrame``,
 which names message, key and value, and closes the session. Unknown keys are ignored.
 
+Alerts, certificates and the ends of a connection have modules of their own: ``alerts``, ``certificates``,
+``ends``.
+
 Pure. Source: P3 (register, notice newly activated access); docs/formats/messages.md.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
@@ -29,13 +31,13 @@ MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB heade
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
 SOURCES: Final = ("nbd", "host", "cgroup", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
-MAX_REQUEST_BYTES: Final = 2048  # of a certificate signing request
-MAX_TOKEN_CHARACTERS: Final = 100
 MAX_FEATURES: Final = 32
 CLIENT_CAPS: Final = "client-caps"
-LARGE_CAPS: Final = "large-caps"
 """Feature of an agent: it applies the caps of clients in CAPS."""
+LARGE_CAPS: Final = "large-caps"
+"""Feature of an agent: it takes CAPS that are longer than a header, in folded form."""
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
+_MAX_WORD: Final = (1 << 64) - 1
 
 EXPORT_FORM: Final = (
     "{volume, backend: str, size_bytes: int, read_only: bool, "
@@ -132,9 +134,9 @@ class Welcome(WireMessage):
             MalformedFrame: names the key and its value, or the protocol that we do not speak.
         """
         welcome = cls(
-            proto=_number("WELCOME", header, "proto"),
+            proto=whole(header, "WELCOME", "proto", 0, _MAX_WORD),
             features=(),
-            interval_us=_number("WELCOME", header, "interval_us", 1, 1 << 40),
+            interval_us=whole(header, "WELCOME", "interval_us", 1, (1 << 40) - 1),
             software=printable(header.get("software", ""), 256),
         )
         if not PROTO_MIN <= welcome.proto <= PROTO_MAX:
@@ -338,8 +340,8 @@ class Poll(WireMessage):
         if not isinstance(acks, list):
             raise MalformedFrame(f"POLL key 'ack' is {excerpt(acks)}, expected a list of [epoch, seq]")
         return cls(
-            poll=_number("POLL", header, "poll"),
-            sent_ns=_number("POLL", header, "sent_ns"),
+            poll=whole(header, "POLL", "poll", 0, _MAX_WORD),
+            sent_ns=whole(header, "POLL", "sent_ns", 0, _MAX_WORD),
             ack=tuple(_position("POLL", "ack", item) for item in acks),
             start=None if not start else _position("POLL", "from", start),
             lease=header.get("lease") is True,
@@ -433,8 +435,8 @@ class CapSet(WireMessage):
         """
         clients = _maps("CAPS", header, "clients") if header.get("clients") is not None else ()
         return cls(
-            gen=_number("CAPS", header, "gen", 0, END_OF_GENERATIONS),
-            lease_us=_number("CAPS", header, "lease_us", 1, 1 << 50),
+            gen=whole(header, "CAPS", "gen", 0, END_OF_GENERATIONS - 1),
+            lease_us=whole(header, "CAPS", "lease_us", 1, (1 << 50) - 1),
             caps=tuple(_cap(entry, "volume") for entry in _maps("CAPS", header, "caps")),
             clients=tuple(_cap(entry, "volume", "client") for entry in clients) or None,
         )
@@ -531,10 +533,10 @@ class Thresholds(WireMessage):
                 raise MalformedFrame(
                     f"THRESHOLDS entry of {excerpt(entry['volume'])} has io {excerpt(entry.get('io'))}"
                 )
-            _number("THRESHOLDS", entry, "threshold_us", 1, 1 << 32)
+            whole(entry, "THRESHOLDS", "threshold_us", 1, (1 << 32) - 1)
         keys = ("volume", "client", "io", "threshold_us")
         kept = tuple({key: entry[key] for key in keys} for entry in entries)
-        return cls(_number("THRESHOLDS", header, "version", 0, 1 << 63), kept)
+        return cls(whole(header, "THRESHOLDS", "version", 0, (1 << 63) - 1), kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,274 +554,6 @@ class ThresholdsAck(WireMessage):
             MalformedFrame: names the key and its value.
         """
         return cls(count(header, "version"))
-
-
-# -- alerts
-
-ALERT_CHARACTERS: Final = 500
-DETAIL_CHARACTERS: Final = 200
-DETAILS_BYTES: Final = 1024  # of keys and values together
-ALERT_CLOCK_US: Final = 86_400 * 1_000_000  # a time further from ours is no time
-SEVERITIES: Final = ("info", "warning", "critical")
-ALERT_KINDS: Final = frozenset(
-    (
-        "certificate-expires",
-        "certificate-not-renewed",
-        "lease-expired",
-        "plane-back",
-        "plane-died",
-        "plane-stalled",
-        "process-restarted",
-        "reload-incomplete",
-        "reload-refused",
-        "reloaded",
-        "source-failed",
-        "spool-damaged",
-        "spool-overflow",
-        "spool-write-failed",
-        "state-write-failed",
-        "throttle-bound-hit",
-    )
-)
-ALERT_PREFIX: Final = "agent-"
-_ALERT_KIND: Final = re.compile(rf"(?:{ALERT_PREFIX})?[a-z][a-z0-9-]{{0,57}}")  # with it, 64 in all
-_DETAIL_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
-
-
-@dataclass(frozen=True, slots=True)
-class Alert(WireMessage):
-    """What an agent reports unasked: it becomes an event in SQL, on the page and in the operator's terminal.
-
-    ``kind`` is 1 to 58 of a-z, 0-9 and -, not counting a prefix ``agent-``. Kinds that the server does not
-    know get that prefix, so that no agent can raise the server's own events. 500 printable characters of the
-    text are kept. A time that is more than a day off becomes the server's. Details are text (200 characters),
-    whole or finite numbers and booleans, 1,024 bytes together. What would be harmless after such a small
-    change is changed and accepted; what has the wrong type is refused.
-    """
-
-    KIND: ClassVar = Kind.ALERT
-    kind: str
-    severity: Annotated[str, Key(form='"info" | "warning" | "critical"')]
-    text: str
-    at_us: int
-    details: Annotated[Header, Key(form="{name: str | int | float | bool}")]
-
-    @classmethod
-    def parse(cls, header: Header, now_us: int) -> Alert:
-        """Check a header.
-
-        Args:
-            header: as received.
-            now_us: the server's wall clock.
-
-        Raises:
-            MalformedFrame: names the key, its value and what is expected.
-        """
-        kind, severity, said = header.get("kind"), header.get("severity"), header.get("text")
-        if not isinstance(kind, str) or not _ALERT_KIND.fullmatch(kind):
-            raise MalformedFrame(
-                f"ALERT: key 'kind' is {excerpt(kind)}, expected 1 to 58 of small letters, digits and -"
-            )
-        if severity not in SEVERITIES:
-            raise MalformedFrame(
-                f"ALERT: key 'severity' is {excerpt(severity)}, expected one of {', '.join(SEVERITIES)}"
-            )
-        if not isinstance(said, str):
-            raise MalformedFrame(f"ALERT: key 'text' is {excerpt(said)}, expected text")
-        at_us = header.get("at_us", now_us)
-        if type(at_us) is not int:
-            raise MalformedFrame(f"ALERT: key 'at_us' is {excerpt(at_us)}, expected microseconds since 1970")
-        return cls(
-            kind=kind if kind in ALERT_KINDS or kind.startswith(ALERT_PREFIX) else ALERT_PREFIX + kind,
-            severity=severity,
-            text=printable(said, ALERT_CHARACTERS),
-            at_us=at_us if abs(at_us - now_us) <= ALERT_CLOCK_US else now_us,
-            details=_details(header.get("details")),
-        )
-
-
-def _details(details: Any) -> Header:
-    """A flat map of text, whole and finite numbers and booleans."""
-    if details is None:
-        return {}
-    if not isinstance(details, dict):
-        raise MalformedFrame(f"ALERT: key 'details' is {excerpt(details)}, expected a map")
-    found: Header = {}
-    size = 0
-    for key, value in details.items():
-        if not isinstance(key, str) or not _DETAIL_KEY.fullmatch(key):
-            raise MalformedFrame(f"ALERT: 'details' has the key {excerpt(key)}, expected a short name")
-        if isinstance(value, str):
-            value = printable(value, DETAIL_CHARACTERS)
-        elif isinstance(value, int):  # booleans are integers, too
-            if not -(1 << 63) <= value < 1 << 63:
-                raise MalformedFrame(f"ALERT: detail {key!r} is {value}, expected 63 bits and a sign")
-        elif not isinstance(value, float) or not math.isfinite(value):
-            raise MalformedFrame(
-                f"ALERT: detail {key!r} is {excerpt(value)}, expected text, a finite number or a boolean"
-            )
-        found[key] = value
-        size += len(key) + (len(value.encode()) if isinstance(value, str) else 8)
-        if size > DETAILS_BYTES:
-            raise MalformedFrame(f"ALERT: 'details' has more than {DETAILS_BYTES} bytes")
-    return found
-
-
-# -- certificates
-
-
-@dataclass(frozen=True, slots=True)
-class CaQuery(WireMessage):
-    """The question for the CA's certificate. With TLS only, also by a peer without a certificate."""
-
-    KIND: ClassVar = Kind.CA_QUERY
-
-
-@dataclass(frozen=True, slots=True)
-class CaCertificate(WireMessage):
-    """The CA's certificate (DER)."""
-
-    KIND: ClassVar = Kind.CA_CERT
-    ca: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Enrol(WireMessage):
-    """The request for a first certificate. ``csr`` is DER, at most 2 KiB."""
-
-    KIND: ClassVar = Kind.ENROL
-    token: str
-    gateway_id: Annotated[str, Key("gw")]
-    request: Annotated[bytes, Key("csr")]
-
-    @classmethod
-    def parse(cls, header: Header) -> Enrol:
-        """Check a header.
-
-        Raises:
-            MalformedFrame: names the key and what is expected; never shows the token.
-        """
-        token, gateway_id = header.get("token"), header.get("gw")
-        if not isinstance(token, str) or not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
-            raise MalformedFrame(f"ENROL: key 'token' must be text of 1 to {MAX_TOKEN_CHARACTERS} characters")
-        try:
-            if not isinstance(gateway_id, str):
-                raise ValueError("not text")
-            gateway_id = str(uuid.UUID(gateway_id))
-        except ValueError as exc:
-            raise MalformedFrame(f"ENROL: key 'gw' is {excerpt(gateway_id)}, expected a UUID") from exc
-        return cls(token, gateway_id, _signing_request("ENROL", header))
-
-
-@dataclass(frozen=True, slots=True)
-class Renew(WireMessage):
-    """The request for the next certificate, for the same identity, while registered or polling."""
-
-    KIND: ClassVar = Kind.RENEW
-    request: Annotated[bytes, Key("csr")]
-
-    @classmethod
-    def parse(cls, header: Header) -> Renew:
-        """Check a header.
-
-        Raises:
-            MalformedFrame: the request is missing or too long.
-        """
-        return cls(_signing_request("RENEW", header))
-
-
-def _signing_request(frame_name: str, header: Header) -> bytes:
-    request = header.get("csr")
-    if not isinstance(request, bytes) or not 0 < len(request) <= MAX_REQUEST_BYTES:
-        raise MalformedFrame(f"{frame_name}: key 'csr' must be 1 to {MAX_REQUEST_BYTES} bytes")
-    return request
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate(WireMessage):
-    """The answer to ENROL or RENEW (DER). It comes later; one question at a time."""
-
-    KIND: ClassVar = Kind.CERTIFICATE
-    der: Annotated[bytes, Key("cert")]
-    ca: bytes = b""
-
-    @classmethod
-    def parse(cls, header: Header) -> Certificate:
-        """Check that there is a certificate; what is in it is not looked at.
-
-        Raises:
-            MalformedFrame: there is none.
-        """
-        der = header.get("cert")
-        if not isinstance(der, bytes) or not der:
-            raise MalformedFrame("CERTIFICATE key 'cert' is missing")
-        return cls(der)
-
-
-# -- ends
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported(WireMessage):
-    """The sender does not know a kind of frame that it received."""
-
-    KIND: ClassVar = Kind.UNSUPPORTED
-    kind: int
-
-    @classmethod
-    def parse(cls, header: Header) -> Unsupported:
-        """Check a header.
-
-        Raises:
-            MalformedFrame: names the key and its value.
-        """
-        return cls(_number("UNSUPPORTED", header, "kind", 0, 256))
-
-
-@dataclass(frozen=True, slots=True)
-class Error(WireMessage):
-    """Why the sender closes the connection next."""
-
-    KIND: ClassVar = Kind.ERROR
-    code: str
-    text: str
-
-    @classmethod
-    def parse(cls, header: Header) -> Error:
-        """Read leniently: the session ends anyway."""
-        return cls(printable(header.get("code", ""), 60), printable(header.get("text", ""), 2000))
-
-    @property
-    def farewell(self) -> str:
-        """What the server said, for people."""
-        return f"the server refused us ({self.code}): {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class Bye(WireMessage):
-    """The sender ends the session in an orderly way."""
-
-    KIND: ClassVar = Kind.BYE
-    reason: str
-
-    @classmethod
-    def parse(cls, header: Header) -> Bye:
-        """Read leniently: the session ends anyway."""
-        return cls(printable(header.get("reason", ""), 300))
-
-    @property
-    def farewell(self) -> str:
-        """What the server said, for people."""
-        return f"the server said goodbye: {self.reason}"
-
-
-def _number(frame_name: str, header: Header, key: str, low: int = 0, high: int = 1 << 64) -> int:
-    value = header.get(key)
-    if type(value) is not int or not low <= value < high:
-        raise MalformedFrame(
-            f"{frame_name} key {key!r} is {excerpt(value)}, expected an integer in [{low}, {high})"
-        )
-    return value
 
 
 def _maps(frame_name: str, header: Header, key: str) -> tuple[Header, ...]:

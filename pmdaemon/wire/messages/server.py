@@ -20,12 +20,12 @@ from pmdaemon.wire.messages.agent import (
     END_OF_GENERATIONS,
     EXPORT_FORM,
     STREAM_FORM,
-    Alert,
     CapSet,
     Thresholds,
     features_of,
     refused_volumes,
 )
+from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
 # -- what a pair reports

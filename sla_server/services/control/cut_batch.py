@@ -11,9 +11,8 @@ Made and used up within one batch (``cut_intake``), by the controller's one thre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,8 @@ from sla_server.services.control.usage import GatewayTable, UsageTable
 from sla_server.services.control.verdicts import MOST_FAILED_RATIO
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
+_BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
+"""Bucket of all I/Os by that of reads or of writes."""
 _PIECE: Final = np.array(
     [
         COL[name]
@@ -45,8 +46,7 @@ _PIECE: Final = np.array(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """One accepted cut and its gateway's plan.
 
     ``excused_ratio``: see ``verdicts``; ``lacks_planes``: a data plane of the gateway is missing from it.
@@ -70,15 +70,15 @@ class CutBatch:
         self.taken = taken
         self.plans = [t.plan for t in taken]
         self.counters: Ints = _joined([t.cut.counters for t in taken], axis=1)
-        self.lines = np.array([len(plan.io) for plan in self.plans])
+        self.lines = np.array([plan.of_lines.shape[1] for plan in self.plans])
         self._rows = np.array([t.cut.rows for t in taken])
         self._row_start = starts_of(self._rows)
         self._line_start = starts_of(self.lines)
         self._entries = MissedEntries([t.cut for t in taken], self._row_start, self.counters.shape[1])
         self._learn_agents()
-        self._known = _joined([plan.known for plan in self.plans]) + np.repeat(
-            self._row_start, [len(plan.known) for plan in self.plans]
-        )
+        self._counts = np.array([plan.of_known.shape[1] for plan in self.plans])
+        known, self._place, self._numbers = _joined([plan.of_known for plan in self.plans], axis=1)
+        self._known = known + np.repeat(self._row_start, self._counts)
         begins = [t.cut.start_unix_us for t in taken]
         ends = [t.cut.start_unix_us + t.cut.duration_us for t in taken]
         self._times = np.array([begins, ends, [t.now_ns for t in taken]])
@@ -104,9 +104,9 @@ class CutBatch:
         c, known, rows = self.counters, self._known, self.counters.shape[1]
         if len(known) != rows:
             c = c[:, known]
-        counts = [len(plan.known) for plan in self.plans]
+        counts = self._counts
         found = self.taken[0].table.usage_table.streams.follow(
-            _joined([plan.numbers for plan in self.plans]),
+            self._numbers,
             self._span(counts),
             c[COL["arrived"]],
             c[COL["reads"]] + c[COL["writes"]],
@@ -126,8 +126,7 @@ class CutBatch:
         total = int(sizes.sum())
         if not total:
             return
-        counts = np.array([len(plan.known) for plan in self.plans])
-        place = _joined([plan.place for plan in self.plans]) + np.repeat(starts_of(sizes), counts)
+        place = self._place + np.repeat(starts_of(sizes), self._counts)
         c = self.counters
         says_more = np.repeat([t.table.says_more for t in self.taken], self._rows)
         parts = np.stack(
@@ -155,11 +154,11 @@ class CutBatch:
         total = int(self.lines.sum())
         if not total:
             return None
-        pairs = np.array([len(plan.pair_row) for plan in self.plans])
-        row = _joined([plan.pair_row for plan in self.plans]) + np.repeat(self._row_start, pairs)
-        line = _joined([plan.pair_line for plan in self.plans]) + np.repeat(self._line_start, pairs)
+        pairs = np.array([plan.pairs.shape[1] for plan in self.plans])
+        row, line = _joined([plan.pairs for plan in self.plans], axis=1)
+        row, line = row + np.repeat(self._row_start, pairs), line + np.repeat(self._line_start, pairs)
         finder = Lines(row, line, self.counters.shape[1], all(plan.plain for plan in self.plans))
-        io, c = _joined([plan.io for plan in self.plans]), self.counters
+        io, c = self._of_lines[0], self.counters
         kind = io[line]
         before, after = self._followed.before[kind, row], self._followed.after[kind, row]
         gauge = c[COL["held"]] + c[COL["inflight"]]
@@ -187,13 +186,11 @@ class CutBatch:
             says_nothing = ~is_present & (silent > 0)
         sums = LineSums(
             io=io,
-            threshold_us=np.where(
-                self._compares[:, None], _joined([plan.threshold_us for plan in self.plans]), 0.0
-            ),
+            threshold_us=np.where(self._compares[:, None], self._threshold_us, 0.0),
             done=done,
             hist=self._hist(finder, io, total),
             errors=np.minimum(errors, done) * ~np.repeat([t.table.says_more for t in self.taken], self.lines),
-            excludes=_joined([plan.excludes_errors for plan in self.plans]),
+            excludes=self._of_lines[4] > 0,
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
         size_bytes = read_bytes + write_bytes
@@ -219,7 +216,7 @@ class CutBatch:
             if (found.oldest_us >= HUNG_US).any():
                 hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
                 self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
-        latency_us = percentiles_us(sums.hist, _joined([plan.percentile for plan in self.plans]))
+        latency_us = percentiles_us(sums.hist, self._figures[0])
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
             covered_us=covered_us,
@@ -250,7 +247,7 @@ class CutBatch:
 
     def _count_others(self, found: Compared, finder: Lines, io: Ints, use: LineUse, at: Bools) -> None:
         """What counts for lines about a mean latency or a rate, which are ``at`` these places."""
-        threshold_us = _joined([plan.threshold_us for plan in self.plans])
+        threshold_us = self._threshold_us
         slow: Floats | None = None
         if (use.left_out * self._is_mean).any():
             slow = self._entries.served_slower(finder, io, threshold_us, use.done, use.errors)[at]
@@ -285,7 +282,20 @@ class CutBatch:
     @cached_property
     def _compares(self) -> npt.NDArray[np.bool_]:
         """Whether I/Os of a line are compared with thresholds."""
-        return _joined([plan.compares for plan in self.plans])
+        found: Bools = self._of_lines[3] > 0
+        return found
+
+    @cached_property
+    def _of_lines(self) -> Ints:
+        return _joined([plan.of_lines for plan in self.plans], axis=1)
+
+    @cached_property
+    def _figures(self) -> Floats:
+        return _joined([plan.figures for plan in self.plans], axis=1)
+
+    @property
+    def _threshold_us(self) -> Floats:
+        return self._figures[1:].T
 
     def _elsewhere(self, io: Ints, total: int) -> Floats | None:
         """What streams in scope that are not in their gateway's cut say, by line; None if nothing.
@@ -309,31 +319,29 @@ class CutBatch:
         return _sums(np.stack((waiting, *found.rates, found.says_nothing)), line, total)
 
     def _hist(self, finder: Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:
-        lens = np.array([len(t.cut.hist) for t in self.taken])
-        # An entry is {u16 row, u16 bucket, u32 count}; as one integer it is taken apart faster.
-        entries = _joined([t.cut.hist.view("<u8") for t in self.taken])
-        bucket = (entries >> 16).astype(np.uint16)
-        start = np.repeat(self._row_start, lens)
-        keep = np.flatnonzero(bucket < _TOTALS)
-        entries, bucket = entries[keep], bucket[keep].astype(np.int64)
-        row = (entries & 0xFFFF).astype(np.int64) + start[keep]
-        chosen, line = finder.of(row)
+        lens = [len(t.cut.hist) for t in self.taken]
+        # An entry is {u16 row, u16 bucket, u32 count}: two words, which are taken apart faster.
+        entries = np.frombuffer(b"".join([t.cut.hist.tobytes() for t in self.taken]), "<u4")
+        word, counts = entries[::2], entries[1::2]
+        keep = np.flatnonzero(word < _TOTALS << 16)
+        word, counts = word[keep].astype(np.int64), counts[keep]
+        chosen, line = finder.of((word & 0xFFFF) + np.repeat(self._row_start, lens)[keep])
         if chosen is not None:
-            entries, bucket = entries[chosen], bucket[chosen]
-        count = (entries >> 32).astype(np.float64)
+            word, counts = word[chosen], counts[chosen]
+        bucket, count = word >> 16, counts.astype(np.float64)
         if io.any():
             kind = io[line]
             count[
                 ((kind == IO_READ) & (bucket >= TOTAL_WRITE)) | ((kind == IO_WRITE) & (bucket < TOTAL_WRITE))
             ] = 0
-        cell = line * BUCKETS + bucket - BUCKETS * (bucket >= TOTAL_WRITE)
+        cell = line * BUCKETS
+        cell += _BUCKET_OF[bucket]
         dense = np.bincount(cell, weights=count, minlength=total * BUCKETS)
         return dense.astype(np.int32).reshape(total, BUCKETS)
 
     def targets(self) -> tuple[Ints, Ints]:
         """Members of the signal table that each line feeds, over all backends and on one."""
-        over_all = _joined([plan.over_all for plan in self.plans])
-        return over_all, _joined([plan.on_backend for plan in self.plans])
+        return self._of_lines[1], self._of_lines[2]
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], axis: int = 0) -> npt.NDArray[Any]:

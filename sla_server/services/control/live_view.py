@@ -26,6 +26,7 @@ from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.stream_states import APART_US
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
+from sla_server.services.control.verdicts import Signal
 
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
@@ -97,7 +98,8 @@ def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist]
             continue
         present.append(each.span_us)
         scalars.append(each.scalars[:, of_volume].sum(axis=1))
-        hist = each.hist[of_volume[each.hist["row"]] & (each.hist["bucket"] < len(dense))]
+        hist = each.hist
+        hist = hist[of_volume[hist["row"]] & (hist["bucket"] < len(dense))]
         np.add.at(dense, hist["bucket"], hist["count"])
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
     by_cut = np.array(scalars).reshape(len(scalars), len(RECENT))
@@ -189,43 +191,45 @@ def _why(
 
 
 def _slas(
-    live: Iterable[LiveState],
+    live: Sequence[LiveState],
     scopes: PromiseScopes,
     tables: Mapping[str, GatewayTable],
     planes: PlaneStates,
 ) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": state.promise.sla,
-            "objective": state.promise.objective,
-            "metric": state.promise.metric,
-            "priority": state.promise.priority.label,
-            "state": state.state,
-            "reason": _why(state, scopes, tables, planes),
-            "latency_us": round(state.signal.latency_us) if state.signal.latency_us else None,
-            "threshold_us": _threshold_us(state),
-            "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
-            **_other_figures(state),
-            "u": round(state.signal.u, 4),
-            "offered_iops": round(state.signal.offered_iops, 1),
-            "inexact": state.signal.inexact,
-            "excused_ratio": round(state.signal.excused_ratio, 3),
-            "stall_us": round(state.signal.stall_us),
-            "failed_ratio": round(state.signal.failed_ratio, 4),
-        }
-        for state in live
-    ]
+    scopes.table.work_out(state.row for state in live if state.row is not None)
+    return [_sla(state, state.signal, _why(state, scopes, tables, planes)) for state in live]
 
 
-def _threshold_us(state: LiveState) -> int | None:
+def _sla(state: LiveState, signal: Signal, reason: str) -> dict[str, Any]:
+    return {
+        "name": state.promise.sla,
+        "objective": state.promise.objective,
+        "metric": state.promise.metric,
+        "priority": state.promise.priority.label,
+        "state": state.state,
+        "reason": reason,
+        "latency_us": round(signal.latency_us) if signal.latency_us else None,
+        "threshold_us": _threshold_us(state, signal),
+        "percentile": state.promise.percentile if state.promise.metric == "latency" else None,
+        **_other_figures(state, signal),
+        "u": round(signal.u, 4),
+        "offered_iops": round(signal.offered_iops, 1),
+        "inexact": signal.inexact,
+        "excused_ratio": round(signal.excused_ratio, 3),
+        "stall_us": round(signal.stall_us),
+        "failed_ratio": round(signal.failed_ratio, 4),
+    }
+
+
+def _threshold_us(state: LiveState, signal: Signal) -> int | None:
     """In force at the rate offered; of a rate none."""
     curve = state.promise.curve
-    return (state.signal.threshold_us or curve[0].threshold_us) if curve else None
+    return (signal.threshold_us or curve[0].threshold_us) if curve else None
 
 
-def _other_figures(state: LiveState) -> dict[str, Any]:
+def _other_figures(state: LiveState, signal: Signal) -> dict[str, Any]:
     """What is promised and measured of an indicator without a percentile."""
-    promise, signal = state.promise, state.signal
+    promise = state.promise
     if promise.metric == "latency":
         return {}
     if promise.promised:
@@ -291,13 +295,24 @@ def _chosen_volumes(
     return list(dict.fromkeys((*capped, *(usage_table.volumes[place] for place in busiest))))[:most]
 
 
-def _chosen_promises(live: Mapping[Key, LiveState], names: Sequence[str], most: int) -> list[LiveState]:
-    """All of them, or the most urgent ones, in their order; ``names``: the state of each."""
+def _chosen_promises(
+    live: Mapping[Key, LiveState], names: Sequence[str], counts: Mapping[str, int], most: int
+) -> list[LiveState]:
+    """All of them, or the most urgent ones, in their order.
+
+    Args:
+        live: of all promises.
+        names: the state of each.
+        counts: how many there are of each state: a state that none has is not searched for.
+        most: so many at most.
+    """
     states = list(live.values())
     if len(states) <= most:
         return states
     chosen: list[int] = []
     for wanted in _URGENT:
+        if not counts.get(wanted) or len(chosen) >= most:
+            continue
         found = (index for index, name in enumerate(names) if name == wanted)
         chosen += islice(found, most - len(chosen))
     return [states[index] for index in sorted(chosen)]
@@ -323,6 +338,7 @@ def snapshot(
     """
     throttles = policy.throttles()
     names = [state.state for state in live.values()]
+    counts = Counter(names)
     gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
     return {
         "at_us": unix_us,
@@ -330,7 +346,7 @@ def snapshot(
         "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
         "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
-        "slas": _slas(_chosen_promises(live, names, most), scopes, tables, planes),
+        "slas": _slas(_chosen_promises(live, names, counts, most), scopes, tables, planes),
         "throttles": _throttles(throttles[:most]),
         "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
         "promises": list(live),
@@ -338,7 +354,7 @@ def snapshot(
         "totals": {
             "gateways": dict(Counter(t.state for t in tables.values())),
             "volumes": len(inventory.volumes()),
-            "slas": dict(Counter(names)),
+            "slas": dict(counts),
             "throttles": len(throttles),
             "backends": len(inventory.backends()),
         },

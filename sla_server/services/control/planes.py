@@ -35,11 +35,26 @@ _FIRST: Final = NO_PLANE + 1
 
 @dataclass(slots=True)
 class _Gateway:
-    """``seen_ns``: when the newest cut with each plane came; ``learned``: what streams were learned from."""
+    """What is known of one gateway.
+
+    ``seen_ns``: when the newest cut with each plane came; ``learned``: what streams were learned from;
+    ``whole``: streams (``RowPlan.ids``) and ``of`` of the newest cut, if it had all planes and nothing is to
+    be learned from it any more.
+    """
 
     marks: dict[str, int] = field(default_factory=dict)
     seen_ns: dict[str, int] = field(default_factory=dict)
     learned: tuple[bytes, Any] | None = None
+    whole: tuple[bytes, Any] | None = None
+
+    def goes_on(self, said: Any, ids: bytes, of: dict[Any, Any] | None) -> bool:
+        """Whether a cut of the same streams has all the planes again, as nearly every cut does."""
+        known = self.marks
+        if self.whole != (ids, of) or not isinstance(said, dict) or said.keys() != known.keys():
+            return False
+        return all(
+            type(mark) is int and (of is not None or known[name] != mark) for name, mark in said.items()
+        )
 
 
 class PlaneStates:
@@ -54,11 +69,18 @@ class PlaneStates:
     def look(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> bool:
         """Note what an accepted cut of a gateway says; whether a plane of it is missing from the cut."""
         said = cut.extra.get("dp")
-        if not said or not (marks := marks_of(said)):
+        if not said:
             return False
-        gateway = self._gateways.setdefault(table.gateway_id, _Gateway())
         of = cut.extra.get("of")
         of = of if isinstance(of, dict) else None
+        gateway = self._gateways.get(table.gateway_id)
+        if gateway is not None and gateway.goes_on(said, plan.ids, of):
+            gateway.marks, gateway.seen_ns = said, dict.fromkeys(said, now_ns)
+            return False
+        if not (marks := marks_of(said)):
+            return False
+        if gateway is None:
+            gateway = self._gateways[table.gateway_id] = _Gateway()
         if of is not None:
             inside = frozenset(of)
         else:
@@ -73,7 +95,11 @@ class PlaneStates:
             self._streams.set_missing(self._number(table, name), not is_inside)
         gateway.marks = marks
         self._learn(gateway, table, plan, of, None if table.skipped else inside)
-        return not inside.issuperset(marks)
+        is_whole = inside.issuperset(marks)
+        gateway.whole = None
+        if is_whole and not (of is None and table.skipped):
+            gateway.whole = plan.ids, of
+        return not is_whole
 
     def _number(self, table: GatewayTable, name: str) -> int:
         return self._numbers.setdefault((table.gateway_id, name), _FIRST + len(self._numbers))
@@ -110,7 +136,7 @@ class PlaneStates:
         gone = np.array([volume not in table.exports for volume in table.volumes], np.bool_)
         if gone.any():
             self._streams.plane[table.numbers[gone[table.volume_of_row]]] = NO_PLANE
-            gateway.learned = None
+            gateway.learned = gateway.whole = None
 
     def stopped(self, table: GatewayTable, mask: Bools) -> dict[str, float]:
         """Planes of some streams of a gateway that are in no cut, and for how long (s).

@@ -208,26 +208,7 @@ class PolicyManager:
         for row in rows:
             if row.get("released_us") is not None or row["state"] not in _IN_FORCE:
                 continue
-            throttle = Throttle(
-                throttle_id=row["throttle_id"],
-                volume=row["volume"],
-                backend=row["backend"],
-                source=row["source"],
-                rates=Rates(row.get("ops_per_s"), row.get("bytes_per_s"), row.get("cost_per_s")),
-                reason=row["reason"],
-                text=row["text"],
-                victim=row.get("victim") or "",
-                who=row.get("who") or "",
-                state=row["state"],
-                gen=row.get("gen"),
-                requested_us=row["requested_us"],
-                confirmed_us=row.get("confirmed_us"),
-                seen_us=row.get("seen_us"),
-                expires_us=row.get("expires_us"),
-                loop=LoopMemory.of(row),
-                client=row.get("client") or "",
-            )
-            throttle.noted_rates = throttle.rates
+            throttle = Throttle.of(row)
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.target
             self.layers[layer][key] = throttle

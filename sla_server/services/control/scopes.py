@@ -41,52 +41,62 @@ class RowPlan:
     Attributes:
         ids: the stream_id column it was made for, as bytes.
         rows: table row of each cut row, -1 for a stream not announced; shape (n,).
-        known: cut rows of announced streams; ``place``: index of their volume at the gateway; and
-            ``numbers``: theirs in the stream table; shape (k,).
-        pair_row, pair_line: cut row and line of each pair of the two, by row; shape (pairs,).
+        of_known: of announced streams the row in a cut, the index of their volume at the gateway, and their
+            number in the stream table; shape (3, k).
+        pairs: cut row and line of each pair of the two, by row; shape (2, pairs).
         absent, absent_line: numbers of streams that the cuts leave out, and the line that has each in scope.
-        io, percentile: of each line (wire.cut.IO_KINDS); shape (lines,).
-        threshold_us: of each step, 0 where a curve has fewer; shape (lines, steps).
-        compares: whether I/Os are compared with ``threshold_us``; not for availability; shape (lines,).
-        excludes_errors: whether an I/O that failed does not count; shape (lines,).
+        of_lines: of each line its kind (wire.cut.IO_KINDS); the members of the signal table to feed, over all
+            backends and on one, NO_MEMBER for none; whether I/Os are compared with ``threshold_us`` (not for
+            availability); whether an I/O that failed does not count; shape (5, lines).
+        figures: of each line the percentile, then the threshold (us) of each step, 0 where a curve has fewer;
+            shape (1 + steps, lines).
         is_mean: whether a mean latency is promised; promised: the rate that is, or 0; is_bytes: of bytes;
             slice_s: length of its slices; shape (lines,). has_others: there is one of these.
         gateway: its number in the signal table.
-        over_all, on_backend: members of the signal table to feed, over all backends and on one; NO_MEMBER for
-            none; shape (lines,).
-        backends: of ``on_backend``, by line.
+        backends: of the second of these members, by line.
         plain: every stream is known and in at most one line.
+
+    What every batch joins is in few arrays: to join hundreds of small ones costs by their number.
     """
 
     ids: bytes
     rows: Ints
-    known: Ints
-    place: Ints
-    numbers: Ints
-    pair_row: Ints
-    pair_line: Ints
+    of_known: Ints
+    pairs: Ints
     absent: Ints
     absent_line: Ints
-    io: Ints
-    percentile: Floats
-    threshold_us: Floats
-    compares: npt.NDArray[np.bool_]
-    excludes_errors: npt.NDArray[np.bool_]
+    of_lines: Ints
+    figures: Floats
     is_mean: npt.NDArray[np.bool_]
     promised: Floats
     is_bytes: npt.NDArray[np.bool_]
     slice_s: Floats
     has_others: bool
     gateway: int
-    over_all: Ints
-    on_backend: Ints
     backends: tuple[str, ...]
     plain: bool
 
     @property
+    def known(self) -> Ints:
+        """Cut rows of announced streams, shape (k,)."""
+        rows: Ints = self.of_known[0]
+        return rows
+
+    @property
+    def numbers(self) -> Ints:
+        """Of announced streams, in the stream table, shape (k,)."""
+        numbers: Ints = self.of_known[2]
+        return numbers
+
+    @property
+    def threshold_us(self) -> Floats:
+        """Shape (lines, steps)."""
+        return self.figures[1:].T
+
+    @property
     def members(self) -> Ints:
         """All members that it feeds."""
-        every: Ints = np.concatenate((self.over_all, self.on_backend))
+        every = self.of_lines[1:3]
         found: Ints = every[every != NO_MEMBER]
         return found
 
@@ -329,7 +339,7 @@ class PromiseScopes:
         """The plan of a gateway for cuts that name these streams in this order."""
         ids = stream_ids.tobytes()
         plan = self._plans.get(table.gateway_id)
-        if plan is None or plan.ids != ids or plan.threshold_us.shape[1] != self.table.windows.steps:
+        if plan is None or plan.ids != ids or len(plan.figures) != 1 + self.table.windows.steps:
             plan = self._plans[table.gateway_id] = self._planned(table, ids, stream_ids)
         return plan
 
@@ -338,8 +348,8 @@ class PromiseScopes:
         lines = self._lines_at(gateway_id)
         known = np.flatnonzero(rows >= 0)
         pairs: list[tuple[int, int]] = []
-        threshold_us = np.zeros((len(lines), self.table.windows.steps))
-        over_all, on_backend = np.full(len(lines), NO_MEMBER), np.full(len(lines), NO_MEMBER)
+        figures = np.zeros((1 + self.table.windows.steps, len(lines)))
+        of_lines = np.full((5, len(lines)), NO_MEMBER)
         backends = [""] * len(lines)
         promises, left_out = [], list[Ints]()
         is_out = np.ones(len(table.streams), np.bool_)
@@ -347,6 +357,8 @@ class PromiseScopes:
         for line, scopes in enumerate(lines):
             promise = scopes[0].promise
             promises.append(promise)
+            of_lines[0, line], figures[0, line] = IO_KINDS[promise.io], promise.percentile
+            of_lines[3:, line] = promise.metric == "latency", not promise.counts_errors
             measured = _measured_rows(table, promise, scopes[0].parts[gateway_id].mask)
             pairs += [(row, line) for row in known[measured[rows[known]]].tolist()]
             out = np.flatnonzero(measured & is_out)
@@ -357,41 +369,33 @@ class PromiseScopes:
             if not is_measured:
                 continue  # fed with nothing, it would look idle
             for step, curve in enumerate(promise.curve):
-                threshold_us[line, step] = curve.threshold_us
+                figures[1 + step, line] = curve.threshold_us
             for scope in scopes:
                 member = scope.parts[gateway_id].member
                 if scope.backend and promise.metric != "latency":
                     continue  # slowing others down is for latencies
                 if scope.backend:
-                    on_backend[line], backends[line] = member, scope.backend
+                    of_lines[2, line], backends[line] = member, scope.backend
                 else:
-                    over_all[line] = member
+                    of_lines[1, line] = member
         pairs.sort()
         pair = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         absent = np.concatenate(left_out) if left_out else pair[:0]
         return RowPlan(
             ids=ids,
             rows=rows,
-            known=known,
-            place=table.volume_of_row[rows[known]],
-            numbers=table.numbers[rows[known]],
-            pair_row=np.ascontiguousarray(pair[:, 0]),
-            pair_line=np.ascontiguousarray(pair[:, 1]),
+            of_known=np.stack((known, table.volume_of_row[rows[known]], table.numbers[rows[known]])),
+            pairs=np.ascontiguousarray(pair.T),
             absent=table.numbers[absent[:, 0]],
             absent_line=np.ascontiguousarray(absent[:, 1]),
-            io=np.array([IO_KINDS[promise.io] for promise in promises], dtype=np.int64),
-            percentile=np.array([promise.percentile for promise in promises], dtype=np.float64),
-            threshold_us=threshold_us,
-            compares=np.array([promise.metric == "latency" for promise in promises], dtype=np.bool_),
-            excludes_errors=np.array([not promise.counts_errors for promise in promises], dtype=np.bool_),
+            of_lines=of_lines,
+            figures=figures,
             is_mean=np.array([promise.metric == "mean_latency" for promise in promises], dtype=np.bool_),
             promised=np.array([promise.promised for promise in promises], dtype=np.float64),
             is_bytes=np.array([promise.metric == "throughput" for promise in promises], dtype=np.bool_),
             slice_s=np.array([promise.slice_s for promise in promises], dtype=np.float64),
             has_others=any(p.metric == "mean_latency" or p.promised for p in promises),
             gateway=self.table.windows.gateway(gateway_id),
-            over_all=over_all,
-            on_backend=on_backend,
             backends=tuple(backends),
             plain=len(known) == len(rows) and len(np.unique(pair[:, 0])) == len(pair),
         )

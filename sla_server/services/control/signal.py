@@ -16,6 +16,7 @@ clock; times are the caller's monotonic nanoseconds. Changed only by the control
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from sla_server.agreements.promise import Promise
 from sla_server.services.control.pieces import Bools, Ints, percentiles_us
 from sla_server.services.control.promise_terms import arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.verdicts import Signal, signal_of, verdict
+from sla_server.services.control.verdicts import Signal, signals_of, verdict
 from sla_server.services.control.windows import NEVER, WindowTable
 
 STATES: Final = (
@@ -143,6 +144,14 @@ class SignalTable:
         self.windows.set_up(gateway_id, up)
 
     # Asking.
+
+    def work_out(self, rows: Iterable[SignalRow]) -> None:
+        """Work out the signals of these rows that are not known yet, all at once."""
+        due = [row for row in rows if not row.is_known]
+        if due:
+            signals = signals_of(self.windows, np.array([row.row for row in due]))
+            for row, signal in zip(due, signals, strict=True):
+                row.know(signal)
 
     def set_state(self, row: int, code: int, broken: bool) -> None:
         """The live state as it is now; ``broken``: a violation is open."""
@@ -284,5 +293,14 @@ class SignalRow:
         """What the closed windows say."""
         version = int(self._table.windows.version[self.row])
         if self._known is None or self._known[0] != version:
-            self._known = (version, signal_of(self._table.windows, self.row))
+            self._known = (version, signals_of(self._table.windows, np.array([self.row]))[0])
         return self._known[1]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its signal is worked out and the windows have not changed since."""
+        return self._known is not None and self._known[0] == int(self._table.windows.version[self.row])
+
+    def know(self, signal: Signal) -> None:
+        """Its signal, as ``SignalTable.work_out`` finds it."""
+        self._known = (int(self._table.windows.version[self.row]), signal)

@@ -22,7 +22,7 @@ State: one ``_Fault`` by backend. Pure: no clock. Changed only by the controller
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sla_server.services.control.decisions import RaiseEvent
@@ -88,12 +88,12 @@ class StorageFaults:
                     events.append(_event("storage-recovered", "info", backend, text, fault.kind, lasted_s))
         return events, ended
 
-    def _silent(self, tables: Iterable[GatewayTable], now_ns: int) -> list[GatewayTable]:
-        """Gateways whose newest cut says nothing of now."""
+    def _silent(self, tables: Iterable[GatewayTable], now_ns: int) -> Iterator[GatewayTable]:
+        """Gateways whose newest cut says nothing of now; looked for only when they are asked for."""
         limit_ns = self._settings.silent_s * 1e9
-        return [
-            t for t in tables if t.state != "up" or t.last_cut_ns is None or now_ns - t.last_cut_ns > limit_ns
-        ]
+        for t in tables:
+            if t.state != "up" or t.last_cut_ns is None or now_ns - t.last_cut_ns > limit_ns:
+                yield t
 
 
 def _event(kind: str, severity: str, backend: str, text: str, fault: str, lasted_s: float) -> RaiseEvent:

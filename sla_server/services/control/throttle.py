@@ -151,6 +151,31 @@ class Throttle:
     reported_over: bool = False
     client: str = ""
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Throttle:
+        """A throttle as its row has it; of ``decisions``, too, a row was written with these rates."""
+        rates = Rates(row.get("ops_per_s"), row.get("bytes_per_s"), row.get("cost_per_s"))
+        return cls(
+            throttle_id=row["throttle_id"],
+            volume=row["volume"],
+            backend=row["backend"],
+            source=row["source"],
+            rates=rates,
+            reason=row["reason"],
+            text=row["text"],
+            victim=row.get("victim") or "",
+            who=row.get("who") or "",
+            state=row["state"],
+            gen=row.get("gen"),
+            requested_us=row["requested_us"],
+            confirmed_us=row.get("confirmed_us"),
+            seen_us=row.get("seen_us"),
+            expires_us=row.get("expires_us"),
+            loop=LoopMemory.of(row),
+            noted_rates=rates,
+            client=row.get("client") or "",
+        )
+
     @property
     def target(self) -> str:
         """What it caps: the volume, or one client of it (``targets``)."""

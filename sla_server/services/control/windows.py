@@ -50,6 +50,7 @@ from sla_server.services.control.pieces import (
     Bools,
     Floats,
     Ints,
+    Pick,
     Pieces,
     PieceSums,
     mix_of,
@@ -208,7 +209,7 @@ class WindowTable:
 
     # Feeding.
 
-    def record_activity(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+    def record_activity(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
         self.m_fed_ns[members], self.m_mute[members] = now_ns, False
@@ -240,7 +241,7 @@ class WindowTable:
         """A cut of the gateway of these members was not seen: in that time I/O may have completed."""
         self.m_stall_us[members] = 0.0
 
-    def _stall_us(self, members: Ints, pick: Ints, pieces: Pieces) -> tuple[Floats, Bools]:
+    def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Floats, Bools]:
         """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0.
 
         Of an outage, or if a stream has hung: the longest of one stream, whatever others completed.
@@ -254,19 +255,20 @@ class WindowTable:
         is_long: Bools = stall > self.terms.threshold_us[rows, 0]
         return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long
 
-    def add(self, members: Ints, pick: Ints, pieces: Pieces) -> None:
+    def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""
         self.record_activity(members, pick, pieces)
         rows = self.m_row[members]
         if self._shared:
             shared = self.several[rows]
             if shared.any():
+                pick = np.arange(len(rows)) if isinstance(pick, slice) else pick
                 self._add_shared(members[shared], rows[shared], pick[shared], pieces)
                 members, rows, pick = members[~shared], rows[~shared], pick[~shared]
         if len(rows):
             self._add_alone(members, rows, pick, pieces)
 
-    def _add_alone(self, members: Ints, rows: Ints, pick: Ints, pieces: Pieces) -> None:
+    def _add_alone(self, members: Ints, rows: Ints, pick: Pick, pieces: Pieces) -> None:
         """Rows with one member, each with one piece."""
         s = self.settings
         covered, offered = self._span_with(members, pick, pieces)
@@ -285,10 +287,11 @@ class WindowTable:
         )
         opened = np.flatnonzero(self.m_covered[members])
         if len(opened):
+            sums = sums.copied() if isinstance(pick, slice) else sums
             self._add_open(sums, opened, rows[opened])
         closes = (sums.counted[:, 0] >= s.window_min_ios) | (covered >= s.window_max_s * 1e6)
         closes |= is_long
-        is_hung = stall_us >= self.terms.hung_us[rows]
+        is_hung = sums.stall_us >= self.terms.hung_us[rows]
         if is_hung.any():
             closes |= (
                 is_hung & (self.m_covered[members] > 0) & (self.o_stall_us[rows] >= self.terms.hung_us[rows])
@@ -302,7 +305,7 @@ class WindowTable:
             self.m_covered[members[opened[closes[opened]]]] = 0
         self._push(rows, offered * 1e6 / covered, sums, closes)
 
-    def _span_with(self, members: Ints, pick: Ints, pieces: Pieces) -> tuple[Ints, Floats]:
+    def _span_with(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Ints, Floats]:
         """What the open window of each member covers with its piece, and the I/Os offered in that time."""
         opened, span_us = self.m_covered[members] > 0, pieces.covered_us[pick]
         longer_us = self.m_covered[members] + self.m_new_us[members]

@@ -9,8 +9,10 @@ import gateway_agent
 from pmdaemon.errors import LocalProtocolError, MalformedFrame, ProtocolViolation, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.agent import ALERT_KINDS, Bye, Hello, Poll
+from pmdaemon.wire.messages.agent import Hello, Poll
+from pmdaemon.wire.messages.alerts import ALERT_KINDS
 from pmdaemon.wire.messages.base import WireMessage
+from pmdaemon.wire.messages.ends import Bye
 from pmdaemon.wire.session import (
     DEFERRABLE,
     MAX_DEFERRED,

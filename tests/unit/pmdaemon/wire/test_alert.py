@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pmdaemon.errors import MalformedFrame
-from pmdaemon.wire.messages.agent import ALERT_CHARACTERS, ALERT_CLOCK_US, ALERT_KINDS, DETAILS_BYTES, Alert
+from pmdaemon.wire.messages.alerts import ALERT_CHARACTERS, ALERT_CLOCK_US, ALERT_KINDS, DETAILS_BYTES, Alert
 from tests.unit.pmdaemon.poller.test_hostile import VALUES
 
 NOW_US = 1_800_000_000_000_000

@@ -11,14 +11,14 @@ from docs import messages as page
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, api, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, ends, planes, server
 from pmdaemon.wire.messages.base import WireMessage
 from tests.support.paths import FIXTURES
 
 GOLDEN = FIXTURES / "golden" / "v1"
 GATEWAY = "6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f0001"
 EXPORT = {"volume": "v", "backend": "b", "size_bytes": 1, "read_only": False, "source": "nbd"}
-ALERT = agent.Alert("plane-died", "warning", "it died", 7, {"plane": "nbd-0"})
+ALERT = alerts.Alert("plane-died", "warning", "it died", 7, {"plane": "nbd-0"})
 REPORT = server.GatewayReport(GATEWAY, "g", "lost", "gone", "a:1", "s", 7, 5, -3, 2)
 CLIENT_CAP = {"volume": "w", "client": "c", "ops_per_s": None, "bytes_per_s": None, "cost_per_s": 5.0}
 
@@ -28,7 +28,11 @@ def test_the_page_is_what_make_docs_writes() -> None:
 
 
 def test_every_kind_has_one_class() -> None:
-    kinds = [message.KIND for module in (agent, server, api, planes) for message in page.messages_of(module)]
+    kinds = [
+        message.KIND
+        for module in (*page.OF_AGENT, server, api, planes)
+        for message in page.messages_of(module)
+    ]
     assert sorted(kinds) == sorted(set(Kind) - {Kind.CUT})
 
 
@@ -45,9 +49,9 @@ def test_every_kind_has_one_class() -> None:
         agent.CapsAck,
         agent.Thresholds,
         agent.ThresholdsAck,
-        agent.Unsupported,
-        agent.Error,
-        agent.Bye,
+        ends.Unsupported,
+        ends.Error,
+        ends.Bye,
     ],
 )
 def test_golden_frames_survive_parse_and_encode(message: Any) -> None:

@@ -73,6 +73,18 @@ def test_a_promise_whose_plane_has_stopped_has_no_data_and_says_why(is_old: bool
     assert (made.states[-1], made.reason()) == ("ok", "")
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_cuts_with_all_planes_say_is_believed_until_one_is_missing_again(is_old: bool) -> None:
+    """The second of two cuts of all planes is not looked at plane by plane; it counts all the same."""
+    made = TwoPlanes(is_old)
+    for pause in (1, 2, 3, 6):
+        for _ in range(pause):
+            made.second_passes(FAST)
+        for _ in range(15):
+            made.second_passes(FAST, ("nbd-1",))
+        assert made.reason().endswith("no statistics of it for 15 s")
+
+
 def test_an_open_violation_stays_open_while_its_plane_has_stopped() -> None:
     made = TwoPlanes()
     kinds = [kind for _ in range(4) for kind in made.second_passes(SLOW)]

@@ -87,8 +87,8 @@ def test_the_plan_of_a_cut_that_names_strangers():
     ids = cut(A, 1, {"gold": (1, 1), "?": (1, 1), "x": (1, 1)}).column("stream_id")
     plan = scopes.plan(made, ids)
     assert plan.rows.tolist() == [1, -1, 0]
-    assert (plan.pair_row.tolist(), plan.pair_line.tolist()) == ([0], [0])
-    assert (plan.known.tolist(), plan.place.tolist()) == ([0, 2], [1, 0])
+    assert plan.pairs.tolist() == [[0], [0]]
+    assert plan.of_known[:2].tolist() == [[0, 2], [1, 0]]
     assert scopes.plan(made, ids) is plan
     scopes.extend(made, add(made, "?"))
     assert scopes.plan(made, ids).rows.tolist() == [1, 2, 0]

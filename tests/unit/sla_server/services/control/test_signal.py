@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.settings import ControlSettings
@@ -67,3 +69,23 @@ def test_the_newest_window_changes_and_is_over_or_not():
     made.signals.set_excluded(made.row.row, False)
     made.row.reset()
     assert made.signals.newest_over(np.array([made.row.row]))[1].tolist() == [False]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_signals_of_many_rows_at_once_are_those_of_one_after_another(seed):
+    """Of a table for curves of one step, too, against one that has room for more."""
+    rng = random.Random(seed)
+    promises = [promise(f"p{i}", curve=STEPS[i % 2 :][:1], percentile=90.0 + i) for i in range(6)]
+    narrow, wide = SignalTable(SETTINGS), SignalTable(SETTINGS)
+    found = [[table.allot(each, "g", "", SETTINGS.r_on) for each in promises] for table in (narrow, wide)]
+    wide.allot(promise("steps", curve=STEPS), "g", "", SETTINGS.r_on)
+    for second in range(1, 20):
+        pieces = random_pieces(rng, promises, second * S, 0.7, steps=1)
+        twice = replace(pieces, counted=pieces.counted[:, [0, 0]], missed=pieces.missed[:, [0, 0]])
+        numbers = np.array([row.row for row in found[0]])
+        narrow.windows.add(narrow.windows.member[numbers], slice(None), pieces)
+        wide.windows.add(wide.windows.member[numbers], slice(None), twice)
+        narrow.work_out(found[0])
+        assert all(row.is_known for row in found[0])
+        assert [row.signal() for row in found[0]] == [row.signal() for row in found[1]]
+        assert narrow.assess(second * S, SETTINGS.silent_s) == wide.assess(second * S, SETTINGS.silent_s)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 
 from sla_server.agreements.promise import CurveStep
+from sla_server.services.control.pieces import Pieces
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalTable
 from sla_server.services.control.verdicts import NOTHING
@@ -106,6 +109,30 @@ def test_a_held_io_is_activity():
 
 
 GATEWAYS = ("g0", "g1", "g2", "g3")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_pieces_of_a_batch_are_as_each_by_number_and_are_left_as_they_were(seed):
+    rng = random.Random(seed)
+    promises = [promise(f"p{i}", curve=STEPS) for i in range(6)]
+    tables = SignalTable(SETTINGS), SignalTable(SETTINGS)
+    for each in tables:
+        for made in promises:
+            each.allot(made, A, "", SETTINGS.r_on)
+    one, other = (each.windows for each in tables)
+    for second in range(1, 30):
+        pieces = random_pieces(rng, promises, second * S, 0.5)
+        before = copy.deepcopy(pieces)
+        one.add(one.member[:6], slice(None), pieces)
+        for name, values in vars_of(before).items():
+            assert np.array_equal(values, getattr(pieces, name)), name
+        other.add(other.member[:6], np.arange(6), pieces)
+        for row in range(6):
+            assert windows_of(one, row) == windows_of(other, row)
+
+
+def vars_of(pieces: Pieces) -> dict[str, np.ndarray]:
+    return {each.name: getattr(pieces, each.name) for each in dataclasses.fields(pieces)}
 
 
 def windows_of(made: WindowTable, row: int) -> list[object]:
