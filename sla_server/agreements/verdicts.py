@@ -446,7 +446,9 @@ class _Judging:
         if is_part.any():
             total[is_part] = np.minimum(total[is_part], self._table.upper_sum_us(row[is_part], io[is_part]))
             self.inexact[of[is_part]] = True
-        is_blind = ~is_all & ~is_part
+        # The kernel counts a control group's I/Os, and times none.
+        is_untimed = self._is_beside[at] & (total == 0)
+        is_blind = (~is_all & ~is_part) | is_untimed
         self.is_measurable[of[is_blind & (done > 0)]] = False
         total[is_blind] = 0.0
         limit_us, oldest_us = self.threshold_us[of], self._oldest_us[at]

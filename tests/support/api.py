@@ -134,7 +134,8 @@ def throttle(**changed: Any) -> dict[str, Any]:
         "ops_per_s": None,
         "bytes_per_s": None,
         "reason": "promise-at-risk",
-        "text": "erp-gold/latency at 15.1 ms of 12 ms allowed (u 2.40): batch from 581 to 290 cost/s",
+        "text": "erp-gold/latency at 15.1 ms of 12 ms allowed (2.40 times the misses allowed): "
+        "batch from 581 to 290 cost/s",
         "victim": "erp-gold/latency",
         "who": "",
         "state": "seen",

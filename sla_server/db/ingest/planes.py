@@ -38,15 +38,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from pmdaemon.wire.cut import Cut
+from pmdaemon.wire.plane_marks import marks_of, rows_by_plane
 
 HOST: Final = "-"
 GONE_US: Final = 86_400_000_000
-MOST_PLANES: Final = 64
-"""Of a gateway, whose data counts; more are left out. An agent has some."""
-MOST_NAME: Final = 64
 SILENT_US: Final = 5_000_000
 """A plane that is late by less was busy: it may have served I/O meanwhile."""
 Span = tuple[int, int]
@@ -118,7 +114,7 @@ class PlaneMemory:
             cut: in order of its gateway.
             end_us: its corrected end.
         """
-        marks = _marks(cut.extra.get("dp"))
+        marks = marks_of(cut.extra.get("dp"))
         if not marks:
             return NOTHING
         before = self._gateways.get(cut.gateway_id)
@@ -221,24 +217,11 @@ def _common(spans: Iterable[Span]) -> Span | None:
     return (max(starts), min(ends)) if max(starts) < min(ends) else None
 
 
-def _marks(value: Any) -> dict[str, int]:
-    """Key ``dp``, as far as it can be true."""
-    if not isinstance(value, dict):
-        return {}
-    return {
-        name: mark
-        for name, mark in list(value.items())[:MOST_PLANES]
-        if isinstance(name, str) and isinstance(mark, int) and 0 < len(name) <= MOST_NAME and " " not in name
-    }
-
-
 def _by_row(said: Mapping[Any, Any], rows: int) -> list[frozenset[str]]:
     found: list[set[str]] = [set() for _ in range(rows)]
-    for name, bitmap in list(said.items())[:MOST_PLANES]:
-        if isinstance(name, str) and isinstance(bitmap, bytes) and 0 < len(name) <= MOST_NAME:
-            bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
-            for row in np.flatnonzero(bits[:rows]).tolist():
-                found[row].add(name)
+    for name, mine in rows_by_plane(said, rows).items():
+        for row in mine.tolist():
+            found[row].add(name)
     return [frozenset(each) for each in found]
 
 

@@ -29,6 +29,8 @@ class Need(StrEnum):
     GONE = "gone"  # no statistics for a lease
 
 
+TOLD_RATIO: Final = 0.1
+"""Of the I/Os: below it, that the gateway's host was busy is not worth a word."""
 ASKS_NOTHING: Final = frozenset((Need.IDLE, Need.OUT_OF_CURVE, Need.NOT_APPLICABLE, Need.EXCLUDED, Need.GONE))
 
 
@@ -61,8 +63,8 @@ def rank_of(victim: Victim) -> tuple[int, float, float]:
 def figures_of(victim: Victim) -> str:
     signal = victim.signal
     limit_ms = (signal.threshold_us or 0) / 1000
-    figures = f"u {signal.u:.2f}"
-    if signal.excused_ratio:
+    figures = f"{signal.u:.2f} times the misses allowed"
+    if signal.excused_ratio >= TOLD_RATIO:
         # Its gateway wanted to run and was kept waiting: see ``signal``.
         figures += f", {signal.excused_ratio:.0%} of the I/Os left out: the gateway's own host was busy"
     return f"{victim.name} at {signal.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed ({figures})"

@@ -67,7 +67,8 @@ def cap(**figures: Any) -> dict[str, Any]:
 
 
 def finding(kind: str, age_us: int = 0, **changed: Any) -> dict[str, Any]:
-    text = "erp-gold/latency at 15.1 ms of 12 ms allowed (u 2.40); its neighbours are at their floors already"
+    text = "erp-gold/latency at 15.1 ms of 12 ms allowed (2.40 times the misses allowed); "
+    text += "its neighbours are at their floors already"
     return {**STEP, "decision_id": "d-9", "kind": kind, "at_us": NOW_US - age_us, "text": text, **changed}
 
 
