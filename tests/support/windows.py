@@ -80,6 +80,7 @@ def random_pieces(
         completed=done,
         reads=done // 2,
         size_bytes=done * 4096,
+        sized=done,
         end_us=np.full(count, now_ns // 1000),
         is_present=done > 0,
         says_nothing=np.zeros(count, np.bool_),

@@ -249,6 +249,7 @@ class Piece:
     is_present: bool = True
     carried: float = 0.0
     is_stuck: bool = False
+    sized: int = 0
 
 
 def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
@@ -272,6 +273,7 @@ def piece_at(pieces: Pieces, index: int, promise: Promise) -> Piece:
         bool(pieces.is_present[index]),
         float(pieces.carried[index]),
         bool(pieces.is_stuck[index]),
+        int(pieces.sized[index]),
     )
 
 
@@ -292,6 +294,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         is_stuck=np.array([each.is_stuck for each in pieces]),
         reads=np.array([float(each.reads) for each in pieces]),
         size_bytes=np.array([float(each.size_bytes) for each in pieces]),
+        sized=np.array([float(each.sized) for each in pieces]),
         counted=np.array([[float(each.counted[s.threshold_us]) for s in promise.curve] for each in pieces]),
         failed=np.array([float(each.failed) for each in pieces]),
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
@@ -329,7 +332,8 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     piece.completed, piece.end_us = int(done_all), cut.start_unix_us + cut.duration_us
     piece.is_present = bool(in_scope.any())
     piece.reads = int(cut.column("reads")[in_scope].sum())
-    piece.size_bytes = int((cut.column("read_bytes") + cut.column("write_bytes"))[in_scope].sum())
+    sizes = [f"{kind}_bytes" for kind in ("read", "write") if promise.io in ("any", kind)]
+    piece.size_bytes = int(sum(cut.column(name)[in_scope].sum() for name in sizes))
     says_more = bool((cut.missed["io"] > IO_WRITE).any())
     errors = 0 if says_more else min(int(cut.column("errors")[in_scope].sum()), done)
     rows = [_Waiting.of(cut, row, IO_KINDS[promise.io]) for row in np.flatnonzero(in_scope).tolist()]
@@ -412,6 +416,7 @@ def _compare(piece: Piece, entries: npt.NDArray[Any], promise: Promise, errors: 
     rest = max(sums(FAILED, 0)[0] - sums(FAILED + IO_READ, 0)[0] - sums(FAILED + IO_WRITE, 0)[0], 0)
     gone = rest if piece.done == 0 else 0
     failed += gone
+    piece.sized = max(piece.done - failed, 0)
     exclude = not promise.counts_errors
     for step in promise.curve:
         limit = step.threshold_us

@@ -193,9 +193,11 @@ class CutBatch:
             excludes=self._of_lines[4] > 0,
         )
         found = self._entries.compare(finder, sums, Pairs(row, line, after, covered_us[line]))
+        size_bytes = read_bytes + write_bytes
+        if io.any():
+            size_bytes = np.choose(io, (size_bytes, read_bytes, write_bytes))
         if any(plan.has_others for plan in self.plans):
             is_other = self._is_mean | (self._promised > 0)
-            size_bytes = np.choose(io, (read_bytes + write_bytes, read_bytes, write_bytes))
             use = LineUse(
                 done,
                 offered,
@@ -226,7 +228,8 @@ class CutBatch:
             done=done,
             completed=completed,
             reads=reads,
-            size_bytes=read_bytes + write_bytes,
+            size_bytes=size_bytes,
+            sized=np.maximum(done - found.errors, 0.0),
             waiting=waiting,
             is_stuck=(ended == 0) & (before_sum > 0) & (after_sum > 0),
             counted=found.counted,

@@ -40,7 +40,8 @@ class Pieces:
         is_present: whether the cut has a stream in scope; says_nothing: it has none, which says nothing.
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
         carried: as ``offered``, of streams that other cuts of this time are about, by the rates of those.
-        completed, reads, size_bytes: reads and writes, also where the promise is about one of them.
+        completed, reads: reads and writes, also where the promise is about one of them.
+        size_bytes, sized: bytes of the promise's kind, and the I/Os that succeeded, which they are of.
         waiting: gauge, I/Os held or under way when the cut ended.
         is_stuck: nothing completed, though something was outstanding when the cut began, and when it ended.
         counted: for each step of the curve, how many were compared with it; shape (pieces, steps).
@@ -66,6 +67,7 @@ class Pieces:
     completed: Floats
     reads: Floats
     size_bytes: Floats
+    sized: Floats
     waiting: Floats
     is_stuck: Bools
     counted: Floats
@@ -80,11 +82,15 @@ class Pieces:
     excused: Floats
 
 
+MIX: Final = 4
+"""Columns of ``PieceSums.mix``."""
+
+
 @dataclass(slots=True)
 class PieceSums:
     """What goes into a window of each of some rows, which are distinct.
 
-    ``mix``: reads and writes completed, reads, bytes; shape (rows, 3).
+    ``mix``: reads and writes completed, reads, bytes, I/Os that they are of; shape (rows, MIX).
     """
 
     done: Floats
@@ -135,7 +141,8 @@ def percentiles_us(hist: npt.NDArray[Any], percentile: Floats) -> Floats:
 
 
 def mix_of(pieces: Pieces, pick: Pick) -> Floats:
-    return np.stack((pieces.completed[pick], pieces.reads[pick], pieces.size_bytes[pick]), axis=1)
+    parts = (pieces.completed, pieces.reads, pieces.size_bytes, pieces.sized)
+    return np.stack([part[pick] for part in parts], axis=1)
 
 
 def running_sums(values: npt.NDArray[Any], first: Ints, run: Ints) -> Floats:

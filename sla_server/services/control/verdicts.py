@@ -180,7 +180,7 @@ def _applies(windows: WindowTable, rows: Ints, slots: Ints, valid: Bools, offere
     asks = np.flatnonzero((most_bytes < np.inf) | (least_reads > 0))
     if len(asks):
         mix = (windows.w_mix[slots[:, asks]] * valid[:, asks, None]).sum(axis=0)
-        ios = np.maximum(mix[:, 0], 1)
+        ios = np.maximum(mix[:, 3], 1)
         applies[asks] &= (mix[:, 2] <= most_bytes[asks] * ios) & (mix[:, 1] >= least_reads[asks] * mix[:, 0])
     return applies
 

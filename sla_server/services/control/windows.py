@@ -46,6 +46,7 @@ import numpy as np
 
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.services.control.pieces import (
+    MIX,
     Bools,
     Floats,
     Ints,
@@ -98,7 +99,7 @@ class WindowTable:
         self.first_ns = np.full(rows, NEVER, np.int64)
         self.last_ns = np.full(rows, NEVER, np.int64)
         self.active_ns = np.full(rows, NEVER, np.int64)
-        self.o_mix, self.w_mix = np.zeros((rows, 3)), np.zeros((rows * depth, 3))
+        self.o_mix, self.w_mix = np.zeros((rows, MIX)), np.zeros((rows * depth, MIX))
         self.o_done, self.o_failed, self.o_stall_us = np.zeros(rows), np.zeros(rows), np.zeros(rows)
         self.o_counted, self.o_missed = np.zeros((rows, steps)), np.zeros((rows, steps))
         self.o_hist = np.zeros((rows, BUCKETS), np.int32)

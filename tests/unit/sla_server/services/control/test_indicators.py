@@ -278,3 +278,13 @@ def test_excluded_failures_and_refusals_are_no_demand() -> None:
     assert [float(each[0]) for each in rate_counts(refused, np.array([80.0]), np.array([False]))] == [0, 0]
     counts = dataclasses.replace(refused, excludes=np.zeros(1, np.bool_))
     assert [float(each[0]) for each in rate_counts(counts, np.array([80.0]), np.array([False]))] == [5, 5]
+
+
+def test_a_clause_about_sizes_leaves_out_what_failed() -> None:
+    """Half of the I/Os fail; those that succeed have 4096 bytes, more than the promise is about."""
+    late = {"curve": (CurveStep(math.inf, 500),), "counts_errors": False}
+    for most_bytes, wanted in ((3000.0, "not-applicable"), (4096.0, "violating")):
+        made = world(**late, max_mean_bytes=most_bytes)
+        for _ in range(3):
+            mixed(made, 100, 1.0, 100, 1.0, limit_us=500)
+        assert state(made) == wanted
