@@ -78,12 +78,14 @@ class RowPlan:
     @property
     def known(self) -> Ints:
         """Cut rows of announced streams, shape (k,)."""
-        return self.of_known[0]
+        found: Ints = self.of_known[0]
+        return found
 
     @property
     def numbers(self) -> Ints:
         """Of announced streams, in the stream table, shape (k,)."""
-        return self.of_known[2]
+        found: Ints = self.of_known[2]
+        return found
 
     @property
     def threshold_us(self) -> Floats:
