@@ -79,14 +79,14 @@ class RowPlan:
     @property
     def known(self) -> Ints:
         """Cut rows of announced streams, shape (k,)."""
-        rows: Ints = self.of_known[0]
-        return rows
+        found: Ints = self.of_known[0]
+        return found
 
     @property
     def numbers(self) -> Ints:
         """Of announced streams, in the stream table, shape (k,)."""
-        numbers: Ints = self.of_known[2]
-        return numbers
+        found: Ints = self.of_known[2]
+        return found
 
     @property
     def threshold_us(self) -> Floats:

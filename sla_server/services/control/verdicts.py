@@ -120,7 +120,7 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
     slots, valid = windows.slots(rows)
     offered = (windows.w_iops[slots] * valid).sum(axis=0) / np.maximum(count, 1)
     allowed, r_on = terms.allowed[rows], terms.r_on[rows]
-    if terms.steps == 1:  # a third of the time that it takes to choose among steps
+    if terms.steps == 1:  # nothing to choose; and with one index numpy reads ten times as fast as with two
         inside = offered <= terms.up_to[rows, 0]
         limit_us = terms.threshold_us[rows, 0]
         missed, counted = windows.w_missed[:, 0][slots], windows.w_counted[:, 0][slots]
