@@ -22,7 +22,7 @@ from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.storage import VolumeStorage
 from pmdaemon.runtime.clock import SystemClock
-from pmdaemon.wire.cut import COL
+from pmdaemon.wire.cut import COL, IO_READ, OUTSTANDING
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 
@@ -181,7 +181,7 @@ def test_an_io_ends_when_its_answer_is_ready_and_ages_no_more_while_the_client_t
         taken = client.stream.take(now_ns)
         row = dict(zip(COL, taken.row, strict=True))
         assert (row["reads"], row["inflight"], row["lat_sum_us"]) == (reads, 0, 0)
-        assert taken.missed == []
+        assert taken.missed == [(OUTSTANDING + IO_READ, 0, 0, 0)], "no read or write waits"
     client.say(write(4, 0, b"x" * 512))
     assert 4 not in client.session.inflight, "what does not wait for the client is done"
     client.rig.open_window(client.sock)

@@ -195,13 +195,13 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
     scene.store.add_stream()
     scene.store.add_slot(START_US)
     scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
-    whole = scene.store.slice_inputs
+    whole = scene.store.late_cuts
 
     def seen(*args: Any) -> Any:
         read.set()
         return whole(*args)
 
-    monkeypatch.setattr(scene.store, "slice_inputs", seen)
+    monkeypatch.setattr(scene.store, "late_cuts", seen)
     scene.sql_worker.give_way(to_mail=True)
     found: list[SqlState] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
