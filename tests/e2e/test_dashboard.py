@@ -477,6 +477,10 @@ def test_silence_and_a_lost_connection_are_said_and_overcome(site: Site, page: P
         wait_for(driver, "[data-throttle]")
         site.snapshot = None
         until(driver, lambda: "No live data for" in text(driver, "#banner"), "silence of services is said")
+        until(driver, site.server.context.live.is_stale, "the server knows it, too")
+        driver.refresh()  # a page opened in the silence is given what was last known
+        wait_for(driver, "[data-throttle]")
+        assert text(driver, "#feed") == "no live data"
         port = site.server.port
         site.close()
         until(driver, lambda: "Connection to the server lost" in text(driver, "#banner"), "the loss is said")
