@@ -151,7 +151,7 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> N
     metavar="HOST",
     help="For a gateway's listeners: a name or address that its clients connect to. May be repeated.",
 )
-@click.option("--days", type=click.FloatRange(1, 3650), default=90.0, show_default=True, help="Its life.")
+@click.option("--days", type=FiniteRange(1, 3650), default=90.0, show_default=True, help="Its life.")
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="A new directory.")
 def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
     """Make a certificate for NBD over TLS: for the client NAME, or with --host for a gateway.
