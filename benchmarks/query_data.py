@@ -9,7 +9,6 @@ generating costs less than loading.
 from __future__ import annotations
 
 import io
-import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pyarrow import csv
 
 from pmdaemon.wire.histogram import COARSE_BUCKETS
 from pmdaemon.wire.names import stream_id
+from sla_server.agreements.document import Agreement
 from sla_server.db import histogram_codec, migrate, partitions, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import begin, make_engine
@@ -135,7 +135,7 @@ class World:
             "name": f"sla-{number:03d}",
             "version": 1,
             "document": "x" * 2_000,
-            "spec": json.dumps(spec),
+            "spec": json.dumps(Agreement.from_spec(spec).spec_json()),
             "priority": "gold",
             "applied_us": END_US - self.days * DAY_US,
         }
