@@ -9,6 +9,7 @@ generating costs less than loading.
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
