@@ -7,9 +7,9 @@ four limits: reads a second, writes a second, bytes read a second, bytes written
     v2   io.stat (rios, wios, rbytes, wbytes), io.max: one line a device
     v1   blkio.throttle.io_serviced and .io_service_bytes, and a file for each limit: "MAJOR:MINOR VALUE"
 
-What the kernel does not do: it knows no latency of a group, and in v1 writes of the page cache count for the
-root, not for the group that made them. ``dm`` and ``md`` devices are limited at their own level; a limit on
-the device below them would also hold back every other user of it.
+What the kernel does not do: it knows no latency of a group. In v1 writes of the page cache count for the
+root, not for the group that made them, and a limit does not hold for the groups within the group. ``dm`` and
+``md`` devices are limited at their own level; a limit on the device below them would hold back all its users.
 
 Nothing here has state but the paths. Thread: any; each call reads or writes some small files.
 
@@ -35,6 +35,7 @@ UNIT_SUFFIXES: Final = (".service", ".slice", ".scope")
 CONTAINER: Final = "container:"
 MIN_ID_CHARACTERS: Final = 12
 _V1_COUNTS: Final = ("blkio.throttle.io_serviced", "blkio.throttle.io_service_bytes")
+_RECURSIVE: Final = "_recursive"  # with the groups within
 _V1_LIMITS: Final = (
     "blkio.throttle.read_iops_device",
     "blkio.throttle.write_iops_device",
@@ -88,9 +89,8 @@ class Group:
             fields = dict(self._fields("io.stat").get(self.device, ()))
             found = [fields.get(key, "0") for key in ("rios", "wios", "rbytes", "wbytes")]
             return IoCounts(*(int(value) for value in found))
-        ios, size = (
-            self._v1_counts(f"blkio.throttle.{name}") for name in ("io_serviced", "io_service_bytes")
-        )
+        within = _RECURSIVE if (self.path / f"{_V1_COUNTS[0]}{_RECURSIVE}").exists() else ""
+        ios, size = (self._v1_counts(f"{name}{within}") for name in _V1_COUNTS)
         return IoCounts(ios.get("Read", 0), ios.get("Write", 0), size.get("Read", 0), size.get("Write", 0))
 
     def limits(self) -> IoLimits:
@@ -113,15 +113,28 @@ class Group:
         """Put limits in force, all four; read them back with ``limits``.
 
         Raises:
-            GroupUnusable: the group is gone, or this process may not.
+            GroupUnusable: the group is gone, or this process may not; or it is of v1 and has groups within,
+                for which a limit would not hold.
         """
         if self.is_v2:
             pairs = zip(_V2_LIMITS, limits, strict=True)
             text = " ".join(f"{key}={'max' if value is None else value}" for key, value in pairs)
             self._write("io.max", f"{self.device} {text}")
             return
+        if limits != IoLimits() and (inner := self._within()):
+            raise GroupUnusable(
+                str(self.path),
+                f"cgroup v1 limits no group together with those within it, as {inner}; name these instead",
+            )
         for name, value in zip(_V1_LIMITS, limits, strict=True):
             self._write(name, f"{self.device} {0 if value is None else value}")  # 0 takes a limit away
+
+    def _within(self) -> str:
+        """Name of a group within this one, if there is any."""
+        try:
+            return min((each.name for each in os.scandir(self.path) if each.is_dir()), default="")
+        except OSError as exc:
+            raise self._unusable("groups within", exc) from exc
 
     def _fields(self, name: str) -> dict[str, list[tuple[str, str]]]:
         """Lines of ``MAJOR:MINOR key=value ...`` by device."""

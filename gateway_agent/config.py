@@ -395,7 +395,11 @@ class AgentConfig(StrictModel):
 
     def _check_groups(self) -> None:
         seen: set[str] = set()
+        places: dict[tuple[str, str], str] = {}
         for each in self.cgroup:
+            other = places.setdefault((each.group, each.device), each.name)
+            if other != each.name:
+                raise ValueError(f"[[cgroup]] {each.name}: {each.group} on {each.device} is {other} already")
             if each.name in seen:
                 raise ValueError(f"two [[cgroup]] tables have the name {each.name}")
             seen.add(each.name)

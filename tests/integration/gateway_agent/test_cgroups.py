@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway_agent.cgroups import IoLimits, find_group
+from gateway_agent.cgroups import ROOT, IoLimits, find_group
+from gateway_agent.errors import GroupUnusable
 from tests.support.control_group import ControlGroup, control_group, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is one")
@@ -44,3 +46,23 @@ def test_names_of_the_device(real: ControlGroup) -> None:
         ["lsblk", "-no", "MAJ:MIN", real.device], capture_output=True, text=True, check=True
     )
     assert numbers == {found.stdout.strip()}
+
+
+@pytest.mark.skipif(not (ROOT / "blkio").is_dir(), reason="in v2 limits hold for the groups within")
+def test_v1_counts_the_groups_within_and_refuses_to_limit_them(real: ControlGroup) -> None:
+    inner = ControlGroup(real.path / "within.service", real.device)
+    inner.path.mkdir()
+    try:
+        group = find_group(str(real.path), real.device)
+        before = group.counts()
+        assert inner.read(times=50).wait(120) == 0
+        assert group.counts().reads - before.reads == 50
+        with pytest.raises(GroupUnusable, match=r"no group together with .*, as within\.service"):
+            group.set_limits(IoLimits(read_iops=10))
+        group.set_limits(IoLimits())
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                inner.path.rmdir()
+                break
+            time.sleep(0.1)

@@ -30,6 +30,7 @@ class FakeGroup(Group):
         self.kept = IoLimits(7, 7, 7, 7)  # of a link that was killed
         self.is_there = True
         self.is_stubborn = False
+        self.can_limit = True
 
     def find(self) -> Group:
         if not self.is_there:
@@ -45,6 +46,8 @@ class FakeGroup(Group):
 
     def set_limits(self, limits: IoLimits) -> None:
         self.find()
+        if not self.can_limit:
+            raise GroupUnusable("batch.slice", "it has groups within")
         self.written.append(limits)
         if not self.is_stubborn:
             self.kept = limits
@@ -210,3 +213,32 @@ def test_limits_never_allow_more_than_the_cap(cap: GroupCap, steps: list[IoCount
         if cap.cost_per_s is not None:
             assert sum(ops) <= max(2, cap.cost_per_s)
             assert sum(size) <= max(2, cap.cost_per_s * 65_536)
+
+
+def test_a_unit_that_is_started_again_gets_its_limits_again(host: Host) -> None:
+    host.second(IoCounts(reads=50, writes=50, read_bytes=204_800, write_bytes=204_800))
+    host.set(5, ops_per_s=100.0)
+    host.group.kept, host.group.did = IoLimits(), IoCounts()  # another group of the same name
+    host.second(IoCounts(reads=3))
+    assert host.group.kept == IoLimits(50, 50, None, None)
+
+
+def test_a_group_that_cannot_be_limited_is_counted_all_the_same(host: Host) -> None:
+    host.group.can_limit = False
+    host.set(5, ops_per_s=100.0)
+    assert host.enforcer.refused == 5
+    host.caps.replace(CapSet(6, 30_000_000, ()), host.clock.monotonic_ns())
+    host.second(NOTHING)
+    assert host.second(IoCounts(reads=3))["reads"] == 3
+
+
+def test_one_group_is_one_volume() -> None:
+    clock, group = FakeClock(), FakeGroup()
+    taken: dict[tuple[str, str], str] = {}
+    first, second = (LimitedGroup(name, group.find, GroupCap(ops_per_s=40.0), taken) for name in ("a", "b"))
+    source = CgroupSource(clock, [first, second], {"a": "p", "b": "p"}, CgroupEnforcer([first, second]))
+    clock.advance(1.0)
+    source.ask()
+    assert source.sample is not None
+    assert [key.volume for key in source.sample.streams] == ["a"]
+    assert group.kept == IoLimits(20, 20, None, None)
