@@ -498,3 +498,14 @@ def test_without_usable_certificates_a_client_is_let_go(secure_gateway):
     gateway.turn()
     assert gateway.near.is_closed
     assert gateway.guard.turned_away == {"tls": 1}
+
+
+@pytest.mark.parametrize("name", ["mine@\x1b[31mred\nlevel=error\x07", "no\x1b]0;\u202e\x07", "n" * 4000])
+def test_what_a_stranger_asks_for_reaches_the_log_printable_and_bounded(secure_gateway, name):
+    gateway = secure_gateway("host-b").secure()
+    with capture_logs() as lines:
+        ((_, said),) = gateway.ask(go(name))[0]
+    (line,) = [line for line in lines if line["event"] == "client-refused"]
+    for text in (line["reason"], line["peer"], said.decode()):
+        assert text.isprintable()
+        assert len(text) < 500
