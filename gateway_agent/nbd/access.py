@@ -19,12 +19,14 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, Protocol
 
 from gateway_agent.nbd.sockets import IpAddress, IpNetwork, as_name, parse_network
+from pmdaemon.runtime.excerpt import printable
 
 ClientRule = Literal["address", "export-suffix", "tls-name"]
 UNIX: Final = "unix"
 """In ``allow_networks``: clients of this host by a Unix socket."""
 NAME_URI: Final = "urn:storage-sla:name:"
 """Before a name in certificates of the product's own authority (``pmdaemon.pki.certificates``)."""
+SHOWN_CHARACTERS: Final = 255  # a host name has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,12 @@ class ClientIdentity:
 
     def __str__(self) -> str:
         """For log lines."""
-        return f"{self.address_name} ({self.names[0]})" if self.names else self.address_name
+        return f"{self.address_name} ({_shown(self.names[0])})" if self.names else self.address_name
+
+
+def _shown(name: str) -> str:
+    """A name of a certificate for a log line: an authority may let a client choose it."""
+    return printable(name, SHOWN_CHARACTERS)
 
 
 class RestrictedExport(Protocol):
@@ -65,7 +72,7 @@ class RestrictedExport(Protocol):
 def why_refused(export: RestrictedExport, client: ClientIdentity) -> str:
     """Why a client may not see an export; empty if it may."""
     if export.allow_names and not is_one_of(client.names, export.allow_names):
-        shown = ", ".join(client.names[:4]) or "none"
+        shown = ", ".join(map(_shown, client.names[:4])) or "none"
         return f"allow_names has no name of its certificate (its names: {shown})"
     if export.allow_networks and not is_within(client.address, export.allow_networks):
         where = UNIX if client.address is None else str(client.address)

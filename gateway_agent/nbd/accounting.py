@@ -134,6 +134,8 @@ class StreamAccount:
 
     def set_export(self, backend: str, cost_read: float, cost_write: float) -> None:
         """Count for another backend and charge other costs from now on; what was charged stays so."""
+        if (backend, cost_read, cost_write) == (self.backend, self._cost_read, self._cost_write):
+            return
         self.fold()
         self._cost_before = self._cost_of_requests()
         self._charged_before = self._charged()

@@ -43,9 +43,9 @@ from pmdaemon.wire.cut import (
     HIST_DTYPE,
     MISSED_DTYPE,
     hist_array,
+    joined_late,
     missed_array,
     rows_array,
-    worst_late,
 )
 from pmdaemon.wire.messages.planes import DpCut
 
@@ -108,12 +108,16 @@ class StreamTable:
     def get(self, export: ExportConfig, client: str, thresholds: PlaneThresholds) -> StreamAccount:
         """The stream of one client on one volume, made when it is new.
 
+        One that is kept from before counts for the backend, and charges the costs, that ``export`` has now:
+        a volume that was taken out and put back may have others.
+
         Raises:
             ExportRefused: there is no room left even for a stream that the other clients share.
         """
         known = self._by_name.pop((export.volume, client), None)
         if known is not None:
             self._by_name[export.volume, client] = known
+            self._set_export(known, export)
             return known
         names = (export.volume, client, export.backend)
         limits = thresholds.limits_for(export.volume, client)
@@ -154,10 +158,13 @@ class StreamTable:
         """
         for stream in self.streams:
             if stream.volume == export.volume:
-                more = len(export.backend.encode()) - len(stream.backend.encode())
-                has_room = more <= 0 or self._name_bytes(self.streams) + more <= MAX_DESCRIPTOR_BYTES
-                backend = export.backend if has_room else stream.backend
-                stream.set_export(backend, export.cost_read, export.cost_write)
+                self._set_export(stream, export)
+
+    def _set_export(self, stream: StreamAccount, export: ExportConfig) -> None:
+        more = len(export.backend.encode()) - len(stream.backend.encode())
+        has_room = more <= 0 or self._name_bytes(self.streams) + more <= MAX_DESCRIPTOR_BYTES
+        backend = export.backend if has_room else stream.backend
+        stream.set_export(backend, export.cost_read, export.cost_write)
 
     def forget_unused(self, now_ns: int) -> None:
         """Forget what has been unused for ``FORGET_NS``; looks once a minute."""
@@ -312,7 +319,7 @@ class CutMaker:
         self.table.forget_unused(now_ns)
         self._next_id += 1
         starved_us = max(self._starved_us() - self._start_starved_us, 0)
-        late = {each.export.volume: found for each in self.volumes if (found := each.take_late(now_ns))}
+        late = [{each.export.volume: found} for each in self.volumes if (found := each.take_late(now_ns))]
         made = DpCut(
             id=self._next_id,
             start_ns=self._start_ns,
@@ -326,7 +333,7 @@ class CutMaker:
             streams=[row.stream.descriptor for row in rows],
             more=more,
             starved_us=starved_us,
-            late=worst_late(late) or None,
+            late=joined_late(late) or None,
         )
         self._kept.append((self._next_id, made.encode_with(blob)))
         self._begin(now_ns, now_unix_us)

@@ -30,6 +30,7 @@ from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, ThrottledSession, Volume
+from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
 
@@ -39,6 +40,7 @@ RETRY_MOST_S: Final = 60.0
 BURST_NS: Final = 20_000_000  # depth of each bucket: what the rate lets through in that time
 MAX_HOLD_NS: Final = 5 * 10**9  # I/Os that caps hold for longer are reported; the rate always holds
 LEAVING_CHECK_NS: Final = 500_000_000  # of what a removed volume held open: whether it can be let go
+SHOWN_CHARACTERS: Final = 300  # of a name that a client asks for: any volume, @ and any client fit
 _LIVE: Final = frozenset(
     (
         "volume",
@@ -74,11 +76,18 @@ def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tup
     volume, at, client = name.rpartition("@")
     if rule == "export-suffix" and at and volume in volumes:
         if not is_name(client):
-            raise ExportRefused(p.Rep.ERR_INVALID, f"{client!r} behind the @ cannot be the name of a client")
+            raise ExportRefused(
+                p.Rep.ERR_INVALID, f"{_shown(client)!r} behind the @ cannot be the name of a client"
+            )
         return volume, client
     raise ExportRefused(
-        p.Rep.ERR_UNKNOWN, f"no volume {name!r} here; list the exports to see which there are"
+        p.Rep.ERR_UNKNOWN, f"no volume {_shown(name)!r} here; list the exports to see which there are"
     )
+
+
+def _shown(name: str) -> str:
+    """Anyone may ask for any name, and it gets into our log."""
+    return printable(name, SHOWN_CHARACTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +313,7 @@ class ExportTable:
         """Why the client may not see the export that it names; empty if there is none."""
         volume = self.volumes.get(name) or self.volumes.get(name.rpartition("@")[0])
         reason = why_refused(volume.export, client) if volume is not None else ""
-        return f"{name}: {reason}" if reason else ""
+        return f"{_shown(name)}: {reason}" if reason else ""
 
     def upstream_tls(self, volume: Volume) -> UpstreamTls | None:
         """How to speak TLS with the upstream of a volume; None if it is spoken to without."""

@@ -38,6 +38,9 @@ from typing import Final
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
+from pmdaemon.runtime.excerpt import printable
+
+REASON_CHARACTERS: Final = 300
 
 
 class HandshakeState(Enum):
@@ -406,8 +409,7 @@ class ClientHandshake(_Machine):
             return None
         kind, data = reply
         if kind != Rep.ACK:
-            reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
-            raise UpstreamError(self._upstream, f"refused TLS: {reason}")
+            raise UpstreamError(self._upstream, f"refused TLS: {_reason(kind, data)}")
         if self._input:
             raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
         self._move(Event.ACK)
@@ -455,8 +457,7 @@ class ClientHandshake(_Machine):
             self._option = Opt.EXPORT_NAME
             return p.option(Opt.EXPORT_NAME, self._export.encode())
         if kind & p.REP_ERROR_BIT:
-            reason = data.decode("utf-8", "replace") or f"error {kind & ~p.REP_ERROR_BIT}"
-            raise UpstreamError(self._upstream, f"refused export {self._export!r}: {reason}")
+            raise UpstreamError(self._upstream, f"refused export {self._export!r}: {_reason(kind, data)}")
         raise NbdProtocolError(self.peer, f"reply type {kind} to option {self._option}")
 
     def _on_info(self, data: bytes) -> None:
@@ -477,3 +478,9 @@ class ClientHandshake(_Machine):
         self.facts = ExportFacts(*p.EXPORT_NAME_REPLY.unpack_from(raw))
         self._move(Event.SIZE)
         return b""
+
+
+def _reason(kind: int, data: bytes) -> str:
+    """What an upstream says of its refusal, for a log line and our client."""
+    text = data.decode("utf-8", "replace")
+    return printable(text, REASON_CHARACTERS) or f"error {kind & ~p.REP_ERROR_BIT}"

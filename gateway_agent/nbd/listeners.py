@@ -8,8 +8,9 @@
 Unix sockets are always plain: the mode of their file says who may connect. ``ListenerSecurity`` is what the
 operator writes; ``ListenerGuard`` applies it, one for each plane, in the loop's thread.
 
-The files of certificates are read again for the next handshake when one was replaced. What cannot be used
-then is logged once, and the former certificates stay in force.
+The files of certificates are read at the start, and again for the next handshake when one was replaced. What
+cannot be used then is logged once, and the former certificates stay in force; without former ones no client
+gets TLS until the files can be used.
 """
 
 from __future__ import annotations
@@ -154,6 +155,12 @@ class ListenerGuard:
         self._context: ssl.SSLContext | None = None
         self._seen: FileStates = ()
         self._announced: Counter[str] = Counter()
+        if security.tls != "off":
+            try:
+                self.context()
+            except ConfigError as exc:  # clients without TLS are served, and each handshake tries again
+                text = "no client gets TLS until they can be used"
+                log.error("certificates-unusable", error=str(exc), text=text)
 
     def mode_for(self, client: ClientIdentity) -> TlsMode | None:
         """What TLS is to this client; None if it is not let in, which is counted and logged."""
@@ -204,8 +211,9 @@ class ListenerGuard:
         Raises:
             ConfigError: its certificates cannot be used; the former settings stay.
         """
+        files = _states(security)  # before they are read: what is replaced meanwhile is read again
         context = server_context(security, self._plane) if security.tls != "off" else None
-        self._security, self._context, self._seen = security, context, _states(security)
+        self._security, self._context, self._seen = security, context, files
 
     def turn_away(self, reason: str, client: ClientIdentity, text: str) -> None:
         """Count and log a client that is not served; ``reason`` is one of a few."""

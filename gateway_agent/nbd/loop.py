@@ -5,11 +5,17 @@ workers excepted: it trusts its file not to, but for flush and FUA).
 
 Policy for surprises: a handler that raises is logged and reported to its owner (``on_failure``), which closes
 that one connection; the others go on.
+
+Timers are a heap of (time, number). One that is moved or cancelled leaves its entry behind, which is dropped
+when it comes to the top, or when such entries are more than the timers as another is planned. So a turn looks
+at what is due, not at every timer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +35,7 @@ IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 GONE: Final = select.EPOLLHUP | select.EPOLLERR
 _MAX_WAIT_S: Final = 60.0
+_MAX_IDLE_ENTRIES: Final = 64  # of the heap, beyond as many as there are timers
 
 
 @dataclass(slots=True)
@@ -53,7 +60,10 @@ class EventLoop:
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}
         self._buffered: set[int] = set()
-        self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}
+        self._timers: dict[object, tuple[int, Callable[[int], None]]] = {}  # number, handler
+        self._keys: dict[int, object] = {}  # of the timers, by number
+        self._heap: list[tuple[int, int]] = []  # (when_ns, number), also of numbers without a timer
+        self._numbers = itertools.count()
 
     def watch(
         self, fd: int, mask: int, handler: Callable[[int], None], on_failure: Callable[[Exception], None]
@@ -90,12 +100,24 @@ class EventLoop:
             self._buffered.discard(fd)
 
     def at(self, key: object, when_ns: int, handler: Callable[[int], None]) -> None:
-        """Call ``handler(now_ns)`` at ``when_ns``, instead of what ``key`` had planned before."""
-        self._timers[key] = (when_ns, handler)
+        """Call ``handler(now_ns)`` at ``when_ns``, instead of what ``key`` had planned before.
+
+        Those that are due fire in order of their time; of the same time, in the order of these calls.
+        """
+        self.cancel(key)
+        number = next(self._numbers)
+        self._timers[key] = (number, handler)
+        self._keys[number] = key
+        heapq.heappush(self._heap, (when_ns, number))
+        if len(self._heap) > 2 * len(self._timers) + _MAX_IDLE_ENTRIES:
+            self._heap = [entry for entry in self._heap if entry[1] in self._keys]
+            heapq.heapify(self._heap)
 
     def cancel(self, key: object) -> None:
         """Drop the timer of ``key``, if there is one."""
-        self._timers.pop(key, None)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            del self._keys[timer[0]]
 
     def run(self, stop: Stop) -> None:
         """Serve until the stop is asked for."""
@@ -124,9 +146,11 @@ class EventLoop:
     def _timeout_s(self) -> float:
         if self._readable():
             return 0.0
-        if not self._timers:
+        while self._heap and self._heap[0][1] not in self._keys:
+            heapq.heappop(self._heap)
+        if not self._heap:
             return _MAX_WAIT_S
-        first_ns = min(when_ns for when_ns, _ in self._timers.values())
+        first_ns = self._heap[0][0]
         return max(0.0, min(_MAX_WAIT_S, (first_ns - self.clock.monotonic_ns()) / 1e9))
 
     def _call(self, watched: _Watched, events: int) -> None:
@@ -141,13 +165,18 @@ class EventLoop:
 
     def _fire(self) -> None:
         now_ns = self.clock.monotonic_ns()
-        due = [(key, handler) for key, (when_ns, handler) in self._timers.items() if when_ns <= now_ns]
-        for key, handler in due:
-            if self._timers.pop(key, None) is not None:
-                try:
-                    handler(now_ns)
-                except Exception:  # outermost loop: logged; the owner plans again at its next event
-                    log.exception("timer-failed")
+        due = []  # what a handler plans now waits for the next turn
+        while self._heap and self._heap[0][0] <= now_ns:
+            due.append(heapq.heappop(self._heap)[1])
+        for number in due:
+            key = self._keys.pop(number, None)
+            if key is None:  # moved or cancelled, perhaps by a handler before it in this turn
+                continue
+            _, handler = self._timers.pop(key)
+            try:
+                handler(now_ns)
+            except Exception:  # outermost loop: logged; the owner plans again at its next event
+                log.exception("timer-failed")
 
     def close(self) -> None:
         """Let go of the epoll descriptor."""

@@ -2,13 +2,15 @@
 
 It names the client, secures the connection if asked to, opens the volume's storage and hands the connection
 to a session. It ends by itself after ``LIMIT_NS``, so that a client that says nothing holds no descriptor for
-ever.
+ever. A plane has at most ``MOST_NEGOTIATIONS`` at a time (``NegotiationTable``), so that a crowd that reaches
+the port leaves descriptors and memory to those that work.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -23,6 +25,7 @@ from gateway_agent.nbd.handshake import (
     TLS_REQUIRED,
     Action,
     Close,
+    HandshakeState,
     Open,
     Send,
     ServerHandshake,
@@ -40,7 +43,9 @@ from pmdaemon.errors import ConfigError
 
 log = structlog.get_logger("negotiation")
 LIMIT_NS: Final = 30 * 10**9  # people type into nbdsh during negotiation
+MOST_NEGOTIATIONS: Final = 1024
 _RECEIVE_BYTES: Final = 65_536
+_MOST_LOOKS: Final = 16  # for a client that can be given up: as many for 100 clients as for 1,000
 
 
 class Negotiation:
@@ -53,6 +58,9 @@ class Negotiation:
         on_end: called once when this object has let go of the client.
         guard: of the plane's listeners; without one there is no TLS.
         tls: what this client is offered, or must ask for.
+
+    Attributes:
+        client: as far as it is known now.
     """
 
     def __init__(
@@ -70,8 +78,8 @@ class Negotiation:
         self._exports = exports
         self._on_end = on_end
         self._guard = guard
-        self._client = identity_of(sock)
-        self._handshake = ServerHandshake([], f"client {self._client}", tls)
+        self.client = identity_of(sock)
+        self._handshake = ServerHandshake([], f"client {self.client}", tls)
         self._securing: TlsOpening | None = None
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
@@ -86,6 +94,16 @@ class Negotiation:
 
     def _watch(self) -> None:
         self._loop.watch(self._sock.fileno(), IN, self._on_event, lambda exc: self.close(str(exc)))
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the client has sent something valid."""
+        return self._handshake.state is not HandshakeState.FLAGS
+
+    @property
+    def awaits_storage(self) -> bool:
+        """Whether the client waits for us, and we for its upstream."""
+        return self._opening is not None
 
     def start(self) -> None:
         """Send the greeting."""
@@ -102,7 +120,7 @@ class Negotiation:
         if not data:
             self.close("the client left during negotiation")
             return
-        self._handshake.exports = self._exports.visible(self._client)
+        self._handshake.exports = self._exports.visible(self.client)
         self._do(self._handshake.feed(data))
 
     def _do(self, actions: list[Action]) -> None:
@@ -131,14 +149,14 @@ class Negotiation:
     def _on_secured(self) -> None:
         assert isinstance(self._sock, TlsConnection)  # set when it began
         self._securing = None
-        self._client = replace(self._client, names=names_of(self._sock.peer_certificate()))
+        self.client = replace(self.client, names=names_of(self._sock.peer_certificate()))
         self._watch()
         self._handshake.secured()
 
     def _on_insecure(self, reason: str) -> None:
         assert self._guard is not None  # see _start_tls
         self._securing = None
-        self._guard.turn_away("tls", self._client, reason)
+        self._guard.turn_away("tls", self.client, reason)
         self.close(reason)
 
     def _send(self, data: bytes) -> None:
@@ -154,7 +172,7 @@ class Negotiation:
     def _open(self, export: str) -> None:
         self._asked_ns = self._loop.clock.monotonic_ns()
         try:
-            self._volume, client = self._exports.find(export, self._client)
+            self._volume, client = self._exports.find(export, self.client)
             uri = self._volume.export.upstream
             self._claim(self._exports.stream(self._volume, client) if self._handshake.keeps_backend else None)
             facts = self._file_facts(self._volume) if uri is None else None
@@ -210,7 +228,7 @@ class Negotiation:
     def _on_upstream_failed(self, error: GatewayError) -> None:
         assert self._volume is not None  # set by _open
         now_ns = self._loop.clock.monotonic_ns()
-        self._volume.warnings.warning(now_ns, "upstream-not-there", peer=str(self._client), error=str(error))
+        self._volume.warnings.warning(now_ns, "upstream-not-there", peer=str(self.client), error=str(error))
         self._opening = None
         self._count_failure()
         self._loop.want(self._sock.fileno(), IN)
@@ -219,11 +237,11 @@ class Negotiation:
     def _refuse(self, code: int, text: str, reason: str = "") -> None:
         """Answer ``text``; ``reason`` is why, if that is not for the client's eyes."""
         if reason and self._guard is not None:
-            self._guard.turn_away("not-allowed", self._client, reason)
+            self._guard.turn_away("not-allowed", self.client, reason)
         else:
             now_ns = self._loop.clock.monotonic_ns()
             self._loop.warnings.warning(
-                now_ns, "client-refused", peer=str(self._client), reason=reason or text
+                now_ns, "client-refused", peer=str(self.client), reason=reason or text
             )
         self._do(self._handshake.refused(code, text))
 
@@ -264,8 +282,8 @@ class Negotiation:
         if self._has_ended:
             return
         if self._guard is not None and self._handshake.lacked_tls and not self._handshake.is_secure:
-            self._guard.turn_away("tls-required", self._client, TLS_REQUIRED)
-        log.debug("negotiation-closed", peer=str(self._client), reason=reason)
+            self._guard.turn_away("tls-required", self.client, TLS_REQUIRED)
+        log.debug("negotiation-closed", peer=str(self.client), reason=reason)
         if self._securing is not None:
             self._securing.cancel()
         if self._opening is not None:
@@ -275,6 +293,67 @@ class Negotiation:
         self._let_go()
         self._sock.close()
         self._on_end(self)
+
+
+class NegotiationTable:
+    """The clients of a plane that are in negotiation, at most ``most``.
+
+    For one more, the oldest that has sent nothing valid is given up; if all have, the oldest; but none that
+    waits for its upstream: a storage that is slow would let in no client at all. If the oldest all do, the
+    new one is turned away. Each is counted and logged by the guard.
+
+    Args:
+        guard: of the plane's listeners.
+        most: for tests.
+    """
+
+    def __init__(self, guard: ListenerGuard, most: int = MOST_NEGOTIATIONS) -> None:
+        self._guard = guard
+        self._most = most
+        self._silent: OrderedDict[Negotiation, None] = OrderedDict()  # when last looked at; oldest first
+        self._spoken: OrderedDict[Negotiation, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._silent) + len(self._spoken)
+
+    def __iter__(self) -> Iterator[Negotiation]:
+        yield from self._silent
+        yield from self._spoken
+
+    def make_room(self, client: ClientIdentity) -> bool:
+        """Whether one more, ``client``, may begin now; another may be given up for it."""
+        if len(self) < self._most:
+            return True
+        late = self._find_late()
+        reason = f"{self._most} clients are in negotiation already"
+        self._guard.turn_away("crowd", late.client if late is not None else client, reason)
+        if late is None:
+            return False
+        late.close(reason)
+        return True
+
+    def add(self, negotiation: Negotiation) -> None:
+        """One begins, for which there is room."""
+        self._silent[negotiation] = None
+
+    def discard(self, negotiation: Negotiation) -> None:
+        """One has ended."""
+        self._silent.pop(negotiation, None)
+        self._spoken.pop(negotiation, None)
+
+    def _find_late(self) -> Negotiation | None:
+        while self._silent:
+            oldest = next(iter(self._silent))
+            if not oldest.has_spoken:
+                return oldest
+            del self._silent[oldest]  # each is moved once
+            self._spoken[oldest] = None
+        for _ in range(min(_MOST_LOOKS, len(self._spoken))):
+            oldest = next(iter(self._spoken))
+            if not oldest.awaits_storage:
+                return oldest
+            self._spoken.move_to_end(oldest)
+        return None
 
 
 def identity_of(sock: socket.socket) -> ClientIdentity:

@@ -32,7 +32,7 @@ from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
-from gateway_agent.nbd.negotiation import Negotiation, identity_of
+from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
 from gateway_agent.nbd.part import PlanePart
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.proxy_session import UpstreamOpening
@@ -95,8 +95,8 @@ class Plane:
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
         self._exports = ExportTable(config, context, self._on_learned)
-        self._negotiations: set[Negotiation] = set()
         self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
+        self._negotiations = NegotiationTable(self._guard)
         self._is_stopping = False
         self._stop: Stop | None = None
         self._part: PlanePart | None = None
@@ -244,8 +244,9 @@ class Plane:
     def _begin(self, sock: socket.socket) -> None:
         try:
             prepare(sock)
-            tls = self._guard.mode_for(identity_of(sock))
-            if tls is None:
+            client = identity_of(sock)
+            tls = self._guard.mode_for(client)
+            if tls is None or not self._negotiations.make_room(client):
                 sock.close()
                 return
             negotiation = Negotiation(

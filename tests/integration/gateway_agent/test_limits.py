@@ -1,4 +1,6 @@
-"""What one agent can hold: exports and names."""
+"""What one agent can hold: exports, names, and clients in negotiation."""
+
+import socket
 
 import pytest
 
@@ -9,6 +11,7 @@ from gateway_agent.config import (
     ExportConfig,
     PlaneConfig,
 )
+from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import load
@@ -59,4 +62,28 @@ def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
         plane._cuts.table.get(export, "host-a", plane._cuts.thresholds)
     assert 512 * (EXPORT_OVERHEAD_BYTES + 47) <= MAX_EXPORT_BYTES, "the configuration allows this"
     assert frame.encode(Kind.DP_HELLO, plane.hello())
+    plane.close()
+
+
+def test_strangers_that_say_nothing_are_few_and_the_plane_serves_the_next(tmp_path):
+    export = ExportConfig(volume="v", backend="b", file=str(tmp_path / "disk.img"))
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    plane = Plane(PlaneConfig("nbd-0", [f"unix:{tmp_path}/nbd.sock"], f"{tmp_path}/control.sock", [export]))
+    plane._negotiations._most = 4
+    clients = []
+    for _ in range(12):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(f"{tmp_path}/nbd.sock")
+        sock.settimeout(5)
+        clients.append(sock)
+        plane.step()
+    assert len(plane._negotiations) == 4
+    assert [bool(sock.recv(18)) and not sock.recv(1) for sock in clients[:8]] == [True] * 8, "greeted, let go"
+    clients[-1].sendall(p.CLIENT_FLAGS.pack(p.FLAG_FIXED_NEWSTYLE) + p.option(p.Opt.GO, p.go_data("v", ())))
+    plane.step()
+    assert len(clients[-1].recv(18)) == 18
+    assert p.OPTION_REPLY.unpack(clients[-1].recv(20))[2] == p.Rep.INFO
+    assert len(plane._negotiations) == 3
+    for sock in clients:
+        sock.close()
     plane.close()

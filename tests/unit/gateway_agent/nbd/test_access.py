@@ -81,3 +81,11 @@ def test_what_a_client_is_called(rule, names, called):
 def test_what_is_no_network_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r"write 10\.0\.0\.0/8"):
         parse_network(text)
+
+
+def test_a_name_of_a_certificate_is_printable_in_the_log():
+    odd = ClientIdentity("10.0.0.7", None, ("a\x1b[31m\x07", "b\n" * 5000))
+    export = ExportConfig(volume="v", backend="b", file="/x", allow_names=("host-*",))
+    for text in (str(odd), why_refused(export, odd)):
+        assert text.isprintable()
+        assert len(text) < 1000

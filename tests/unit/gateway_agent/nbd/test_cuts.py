@@ -50,8 +50,8 @@ class Maker:
         entries = (ThresholdEntry("vol-1", "*", cut.IO_ANY, 1000),)
         self.made.set_thresholds(PlaneThresholds(version, entries), *self.time())
 
-    def io(self, client="host-a", latency_ns=2_000_000, count=1):
-        stream = self.made.table.get(EXPORT, client, self.made.thresholds)
+    def io(self, client="host-a", latency_ns=2_000_000, count=1, export=EXPORT):
+        stream = self.made.table.get(export, client, self.made.thresholds)
         stream.arrived += count
         for _ in range(count):
             done_ns = self.seconds * 10**9 + 10**8
@@ -273,7 +273,7 @@ def test_counts_go_on_when_an_export_gets_another_backend_and_other_costs():
     maker.io()
     export = EXPORT.model_copy(update={"backend": "array-2", "cost_read": 5.0})
     maker.made.table.change(export)
-    maker.io(count=2)
+    maker.io(count=2, export=export)
     raw = maker.raw(0)
     found, header = as_cut(raw), frame.decode(raw).header
     assert [stream["backend"] for stream in header["streams"]] == ["array-2"]
@@ -376,3 +376,33 @@ def test_as_many_streams_as_allowed_have_room_for_seven_limits_each():
     left_out = maker.made.set_thresholds(PlaneThresholds(2, more), *maker.time())
     assert left_out == MAX_STREAMS * 20
     assert maker.made.set_thresholds(PlaneThresholds(3, entries), *maker.time()) == 0
+
+
+def test_a_volume_put_back_with_another_backend_and_cost_is_counted_there_from_then_on():
+    maker = Maker()
+    maker.io(count=2)
+    first = maker.header()
+    fresh = EXPORT.model_copy(update={"backend": "array-new", "cost_read": 9.0})
+    stream = maker.made.table.get(fresh, "host-a", maker.made.thresholds)
+    assert stream.index == 0, "its lifetime columns go on"
+    stream.arrived += 3
+    stream.record([(0, word_of(KIND_READ, 0, failed=False), 0, 0, 10**6)] * 3, 10**6)
+    raw = maker.raw(first["id"])
+    assert [item["backend"] for item in frame.decode(raw).header["streams"]] == ["array-new"]
+    assert as_cut(raw).column("cost_milli").tolist() == [27_000]
+
+
+class Late:
+    """A volume whose caps held I/Os for too long."""
+
+    def __init__(self, found):
+        self.export, self._found = EXPORT, found
+
+    def take_late(self, _now_ns):
+        return self._found
+
+
+def test_what_caps_held_of_a_volume_that_leaves_and_of_the_one_in_its_place_is_said_together():
+    maker = Maker()
+    maker.made.volumes += [Late((5, 9_000_000)), Late((1, 6_000_000)), Late(None)]
+    assert maker.header()["late"] == {"vol-1": [6, 9_000_000]}

@@ -40,3 +40,9 @@ def test_names_that_mean_nothing_are_refused(name, rule, code):
 
 def test_the_empty_name_is_the_only_volume():
     assert client_of("", "uid-0", {"vol-1"}, "address") == ("vol-1", "uid-0")
+
+
+def test_the_longest_name_that_can_be_is_shown_in_full():
+    name = "v" * 128 + "@" + "c" * 128
+    with pytest.raises(ExportRefused, match=f"no volume '{name}' here"):
+        client_of(name, "10.0.0.7", VOLUMES, "export-suffix")

@@ -385,3 +385,14 @@ def test_an_upstream_without_tls_is_refused_and_never_asked_in_the_clear(kind):
 def test_what_an_upstream_says_before_tls_but_its_acknowledgement_is_a_fault(said):
     with pytest.raises(NbdProtocolError):
         asked_for_tls().feed(said)
+
+
+@pytest.mark.parametrize("wants_tls", [False, True])
+def test_what_an_upstream_says_of_its_refusal_is_printable_and_bounded(wants_tls):
+    talk = ClientHandshake("far", "up", wants_tls=wants_tls)
+    talk.feed(p.greeting())
+    opt = p.Opt.STARTTLS if wants_tls else p.Opt.GO
+    with pytest.raises(UpstreamError) as caught:
+        talk.feed(p.option_reply(opt, p.Rep.ERR_POLICY, b"\x1b[31mno\n\x07\xff" * 500))
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500

@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from gateway_agent.nbd import listeners
 from gateway_agent.nbd.access import ClientIdentity
 from gateway_agent.nbd.listeners import TOTALS_NS, ListenerSecurity, server_context
 from pmdaemon.errors import ConfigError
@@ -119,6 +120,50 @@ def test_certificates_are_read_again_when_they_were_replaced_and_kept_when_that_
     assert guard.context() is second
     guard.apply(ListenerSecurity())
     assert guard.mode_for(client("127.0.0.1")) == "off"
+
+
+def test_certificates_that_are_broken_before_the_first_handshake_leave_those_of_the_start_in_force(
+    pki, tmp_path
+):
+    authority, server = pki
+    folder = shutil.copytree(server, tmp_path / "gw")
+    guard = guard_of(security(authority, folder), FakeLoop(FakeClock()))
+    (folder / "server-key.pem").write_text("half of a file")
+    with capture_logs() as lines:
+        assert guard.context() is guard.context()
+    assert [line["event"] for line in lines] == ["certificates-unusable"]
+    assert "stay in force" in lines[0]["text"]
+
+
+def test_certificates_that_are_unusable_at_the_start_are_said_then_and_used_once_they_are_there(
+    pki, tmp_path
+):
+    authority, server = pki
+    with capture_logs() as lines:
+        guard = guard_of(security(authority, tmp_path / "gw"), FakeLoop(FakeClock()))
+    ((event, text),) = [(line["event"], line["text"]) for line in lines]
+    assert event == "certificates-unusable"
+    assert "no client gets TLS" in text
+    shutil.copytree(server, tmp_path / "gw")
+    assert guard.context() is guard.context()
+
+
+def test_certificates_replaced_while_settings_are_applied_are_read_again(pki, tmp_path, monkeypatch):
+    authority, server = pki
+    folder = shutil.copytree(server, tmp_path / "gw")
+    guard = guard_of(ListenerSecurity(), FakeLoop(FakeClock()))
+
+    def replaced_meanwhile(settings, plane):
+        made = server_context(settings, plane)
+        (folder / "server-key.pem").write_text("another")
+        return made
+
+    monkeypatch.setattr(listeners, "server_context", replaced_meanwhile)
+    guard.apply(security(authority, folder))
+    monkeypatch.undo()
+    with capture_logs() as lines:
+        guard.context()
+    assert [line["event"] for line in lines] == ["certificates-unusable"]
 
 
 def test_without_usable_certificates_from_the_start_each_client_is_told_so(pki, tmp_path):

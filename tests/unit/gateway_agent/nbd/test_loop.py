@@ -41,6 +41,78 @@ def test_a_handler_that_cancels_another_due_timer_is_obeyed():
     loop.close()
 
 
+def test_a_due_timer_that_a_handler_moves_fires_at_its_new_time_and_those_due_in_order_of_time():
+    clock, fired = FakeClock(), []
+    loop, now_ns = EventLoop(clock), clock.monotonic_ns()
+    loop.at("moved", now_ns, lambda _now: fired.append("too early"))
+    loop.at("late", now_ns - 1, lambda _now: fired.append("late"))
+    loop.at("later", now_ns - 2, lambda _now: loop.at("moved", now_ns + 10**9, fired.append))
+    loop.at(
+        "again", now_ns - 3, lambda _now: loop.at("again", now_ns - 3, lambda _now: fired.append("twice"))
+    )
+    loop.step()
+    assert fired == ["late"]
+    loop.at("turn", now_ns, lambda _now: None)
+    loop.step()
+    assert fired == ["late", "twice"]
+    clock.advance(1)
+    loop.step()
+    assert fired == ["late", "twice", now_ns + 10**9]
+    assert (loop._timers, loop._keys, loop._heap) == ({}, {}, [])
+    loop.close()
+
+
+class CountedTime(int):
+    """A moment that counts how often one is compared."""
+
+    compared = 0
+
+    def _counted(name):
+        def compare(self, other):
+            CountedTime.compared += 1
+            return getattr(int, name)(self, other)
+
+        return compare
+
+    __lt__, __le__, __gt__ = _counted("__lt__"), _counted("__le__"), _counted("__gt__")
+    __ge__, __eq__ = _counted("__ge__"), _counted("__eq__")
+    __hash__ = int.__hash__
+
+
+def compared_in(turns, timers):
+    """How many times moments are compared while one timer of many is due in each turn."""
+    clock = FakeClock()
+    loop, now_ns = EventLoop(clock), clock.monotonic_ns()
+    for number in range(timers):
+        loop.at(number, CountedTime(now_ns + 30 * 10**9 + number), print)
+    CountedTime.compared = 0
+    for _ in range(turns):
+        loop.at("due", CountedTime(now_ns), lambda _now: None)
+        loop.step()
+    loop.close()
+    return CountedTime.compared
+
+
+def test_a_turn_looks_at_what_is_due_and_not_at_every_timer():
+    assert 0 < compared_in(50, timers=100) <= 50 * 40
+    assert compared_in(50, timers=10_000) <= 50 * 60, "the height of the heap"
+
+
+def test_timers_that_are_moved_at_each_io_leave_no_heap_behind():
+    clock = FakeClock()
+    loop, now_ns = EventLoop(clock), clock.monotonic_ns()
+    most = 0
+    for number in range(10_000):
+        loop.at(number % 100, now_ns + 10**9 + number, print)
+        most = max(most, len(loop._heap))
+    assert most <= 2 * 100 + 64
+    for number in range(100):
+        loop.cancel(number)
+    assert loop._timeout_s() == 60.0
+    assert loop._heap == []
+    loop.close()
+
+
 @pytest.mark.parametrize("error", [NbdProtocolError("client", "magic"), ZeroDivisionError("a bug")])
 def test_a_handler_that_raises_costs_its_own_connection_only(pipe, error):
     read_fd, write_fd = pipe

@@ -1,13 +1,15 @@
 import dataclasses
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway_agent.errors import UpstreamError
 from gateway_agent.nbd import negotiation, proxy_session
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.listeners import ListenerSecurity
 from gateway_agent.nbd.loop import GONE, IN, OUT
-from gateway_agent.nbd.negotiation import Negotiation
+from gateway_agent.nbd.negotiation import MOST_NEGOTIATIONS, Negotiation, NegotiationTable
 from pmdaemon.wire.cut import COL, FAILED, OUTSTANDING
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 from tests.support.nbd_certificates import NbdAuthority
@@ -263,6 +265,82 @@ def test_a_client_that_is_let_in_ends_the_stall_of_those_that_were_refused(gatew
     assert stall_of(gateway) == 0
 
 
+class Crowd:
+    """Clients of one plane, each with its socket."""
+
+    def __init__(self, gateway, most=MOST_NEGOTIATIONS):
+        self.rig, self._exports = gateway.rig, gateway.exports
+        self.guard = guard_of(ListenerSecurity(), self.rig.loop)
+        self.table = NegotiationTable(self.guard, most)
+        self.socks = []
+
+    def come(self, *said, times=1):
+        for _ in range(times):
+            sock = FakeSocket()
+            self.socks.append(sock)
+            if not self.table.make_room(negotiation.identity_of(sock)):
+                sock.close()
+                continue
+            talk = Negotiation(self.rig.loop, sock, self._exports, self.table.discard, self.guard)
+            self.table.add(talk)
+            talk.start()
+            self.rig.deliver(sock, b"".join(said))
+
+    @property
+    def gone(self):
+        return [number for number, sock in enumerate(self.socks) if sock.is_closed]
+
+
+def test_of_a_crowd_that_says_nothing_the_oldest_goes_and_the_loop_has_no_more_to_look_at(gateway):
+    crowd = Crowd(gateway)
+    before = len(gateway.rig.loop.masks), len(gateway.rig.loop.timers)
+    with capture_logs() as lines:
+        crowd.come(FLAGS)
+        crowd.come(times=3000)
+    assert not crowd.socks[0].is_closed, "it has spoken"
+    assert crowd.gone == list(range(1, 1 + 3001 - 1024))
+    assert len(crowd.table) == len(list(crowd.table)) == 1024
+    assert len(gateway.rig.loop.masks) - before[0] == 1024
+    assert len(gateway.rig.loop.timers) - before[1] == 1024 + 1, "and the line of totals"
+    assert crowd.guard.turned_away == {"crowd": 3001 - 1024}
+    shown = [line["event"] for line in lines if line["log_level"] != "debug"]
+    assert shown == ["client-refused"] * 10
+
+
+def test_of_a_crowd_that_has_spoken_the_oldest_goes_but_none_that_waits_for_its_upstream(gateway):
+    crowd = Crowd(gateway, most=3)
+    crowd.come(FLAGS, go("up"))
+    crowd.come(FLAGS, times=3)
+    assert crowd.gone == [1]
+    crowd.come(b"\0\0", times=2)
+    assert crowd.gone == [1, 2, 4], "half a word is nothing valid"
+    crowd.come(FLAGS, go("file"), times=50)
+    assert crowd.gone == [1, 2, 4, 5], "who is let in is in negotiation no more"
+
+
+def test_a_client_is_turned_away_while_all_others_wait_for_their_upstream(gateway):
+    crowd = Crowd(gateway, most=3)
+    crowd.come(FLAGS, go("up"), times=5)
+    assert crowd.gone == [3, 4]
+    assert crowd.guard.turned_away == {"crowd": 2}
+    gateway.refusal = "Connection refused"
+    crowd.rig.loop.fire(0)
+    crowd.come(FLAGS)
+    assert crowd.gone == [0, 3, 4], "they were refused, and may ask again"
+
+
+def test_room_is_made_with_few_looks_however_many_wait(gateway, monkeypatch):
+    looks = []
+    crowd = Crowd(gateway)
+    for name in ("has_spoken", "awaits_storage"):
+        monkeypatch.setattr(Negotiation, name, property(lambda _self, name=name: looks.append(name) or True))
+    crowd.come(times=1024)
+    assert looks == []
+    crowd.come(times=100)
+    assert looks.count("has_spoken") == 1024, "each is looked at once"
+    assert looks.count("awaits_storage") == 100 * 16
+
+
 STARTTLS = p.option(p.Opt.STARTTLS)
 
 
@@ -420,3 +498,14 @@ def test_without_usable_certificates_a_client_is_let_go(secure_gateway):
     gateway.turn()
     assert gateway.near.is_closed
     assert gateway.guard.turned_away == {"tls": 1}
+
+
+@pytest.mark.parametrize("name", ["mine@\x1b[31mred\nlevel=error\x07", "no\x1b]0;\u202e\x07", "n" * 4000])
+def test_what_a_stranger_asks_for_reaches_the_log_printable_and_bounded(secure_gateway, name):
+    gateway = secure_gateway("host-b").secure()
+    with capture_logs() as lines:
+        ((_, said),) = gateway.ask(go(name))[0]
+    (line,) = [line for line in lines if line["event"] == "client-refused"]
+    for text in (line["reason"], line["peer"], said.decode()):
+        assert text.isprintable()
+        assert len(text) < 500
