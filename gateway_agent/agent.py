@@ -162,6 +162,7 @@ class Agent:
         self._record = ReloadRecord()
         self._record_ends_ns = 0
         self._parts: dict[str, str] = {}
+        self._left_undone = ""  # of the newest reload, if it met a fault on its way
         self.children = [self._child(name, command) for name, command in commands.items()]
 
     def _child(self, name: str, command: Sequence[str]) -> Child:
@@ -258,20 +259,34 @@ class Agent:
         """Read the agent's file again, and apply it if it is right."""
         if self._file is None:
             return
-        former = self._record
+        former, in_force = self._record, self._config
         self._record = ReloadRecord(former.number + 1, self._clock.unix_us(), cause)
+        self._left_undone = ""
         try:
             plan = prepare(self._file, self._config)
             self._apply(plan, former)
         except (ConfigError, BackingFileError) as exc:
-            self._record = self._record.ended("refused", in_words(exc))
             log.warning("reload-refused", cause=cause, problem=str(exc))
-            self.publish()
-            self._signal_link()  # which makes an alert of it
+            self._refused(in_words(exc))
+            return
+        except Exception as exc:  # application I/O does not end for a fault of ours
+            log.exception("reload-failed", cause=cause)
+            problem = f"this is a fault of the agent, see its log: {type(exc).__name__}: {exc}"
+            if self._config is in_force:
+                self._refused(f"{problem}. Nothing was changed; what was in force stays so")
+            else:
+                self._left_undone = f"{problem}. Some of it is in force; restart the agent"
+                self._conclude(self._record.ended("incomplete", self._left_undone))
+                self._signal_link()
             return
         log.info(
             "reload", cause=cause, changes=self._record.changes, needs_restart=self._record.needs_restart
         )
+
+    def _refused(self, text: str) -> None:
+        self._record = self._record.ended("refused", text)
+        self.publish()
+        self._signal_link()  # which makes an alert of it
 
     def _apply(self, plan: ReloadPlan, former: ReloadRecord) -> None:
         """Give every process its part of a configuration that was found right.
@@ -341,6 +356,8 @@ class Agent:
         except StateFileBroken:  # written whole, so this is another program's doing
             said = {}
         late, problems = planes_behind(self._parts, said)
+        if self._left_undone:
+            problems.append(self._left_undone)
         if not late and not problems:
             self._conclude(self._record.ended("applied"))
         elif not late or self._clock.monotonic_ns() >= self._record_ends_ns:

@@ -28,6 +28,7 @@ from gateway_agent.nbd.access import UNIX, ClientRule
 from gateway_agent.nbd.listeners import ListenerSecurity
 from gateway_agent.nbd.sockets import (
     Address,
+    check_host,
     is_own_host,
     parse_listen,
     parse_network,
@@ -37,7 +38,7 @@ from gateway_agent.nbd.sockets import (
 from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
-from pmdaemon.runtime.config import StrictModel, describe, parse_address
+from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE
 
@@ -347,7 +348,10 @@ class AgentConfig(StrictModel):
     @field_validator("state_dir", "runtime_dir")
     @classmethod
     def _made_absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()  # as the server does; control sockets are named in full
+        try:
+            return value.expanduser().absolute()  # as the server does; control sockets are named in full
+        except RuntimeError as exc:
+            raise ValueError(f"{value}: there is no such user; write the path in full") from exc
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
@@ -512,7 +516,8 @@ def parse_server(text: str) -> tuple[str, int]:
         ValueError: another form.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not is_port(port) or not int(port):
         raise ValueError(f"{text!r} is not HOST:PORT")
     host = host.strip("[]")
+    check_host(host)
     return ("127.0.0.1" if host == "localhost" else host), int(port)

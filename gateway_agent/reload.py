@@ -18,6 +18,7 @@ Thread: the parent's only one.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,6 +102,8 @@ class ConfigFile:
             found = self.path.stat()
         except OSError:  # between an editor's two steps, or away: what is in force stays so
             return None
+        if not stat.S_ISREG(found.st_mode):  # to read a pipe would wait for its other end
+            return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _content(self) -> bytes | None:
@@ -127,6 +130,8 @@ class ConfigFile:
             ConfigError: the file cannot be read.
         """
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise ConfigError(str(self.path), "is not a regular file", "Put it back")
             self._tried = self.path.read_bytes()
         except OSError as exc:
             raise ConfigError(str(self.path), f"cannot be read: {exc.strerror}", "Put it back") from exc

@@ -2,16 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import socket
+import ssl
 
 import pytest
+from click.testing import CliRunner
 
 from gateway_agent import agent
 from gateway_agent.agent import Agent, planes_behind
+from gateway_agent.cli import cli
 from gateway_agent.config import load_agent
 from gateway_agent.errors import BackingFileError
 from gateway_agent.link import state_files
+from gateway_agent.nbd.tls import load_own
 from gateway_agent.reload import ConfigFile, ReloadRecord, prepare
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
@@ -105,6 +110,17 @@ def test_a_file_is_checked_whole_before_anything_changes(folder):
         other.bind(str(folder.path / "nbd-1"))
         other.listen()
         refused(folder, current, "another process is listening there")
+
+
+def test_a_file_that_has_become_a_pipe_is_not_read(folder):
+    file = ConfigFile(folder.file)
+    folder.file.unlink()
+    os.mkfifo(folder.file)
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        file.read()
+    with pytest.raises(ConfigError, match="it is a pipe, not a file"):
+        load_own(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "tls_certificate", str(folder.file), "")
 
 
 def test_a_file_of_an_export_that_stays_is_not_looked_at(folder):
@@ -214,6 +230,55 @@ def test_a_refused_file_changes_nothing_and_is_said_to_the_link(folder, parent):
     found = record(folder)
     assert (found["state"], found["cause"], found["number"]) == ("refused", "SIGHUP", 1)
     assert "colour: no such key" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            'listen = "unix:',
+            'listen = "tcp:gw\u00e4..x:1" #',
+            r"listen: 'gw\u00e4\.\.x' is no name of a host",
+        ),
+        ('listen = "unix:', 'listen = "unix:\\u0000', r"plane\.0\.listen: 'unix:\\x00.* NUL"),
+        ('file = "', 'file = "\\u0000', r"export\.0\.file: '\\x00.* NUL"),
+        ("[[plane]]", f"spool_bytes = {'1' * 5000}\n[[plane]]", r"line 4: spool_bytes: 1{32}\.\.\. has more"),
+        (
+            "[[plane]]",
+            f"spool_bytes = 0x{'f' * 5000}\n[[plane]]",
+            "spool_bytes: 0xf{30}... is a number of more",
+        ),
+        ('runtime_dir = "', 'runtime_dir = "~nobody-has-it/', "runtime_dir: ~nobody-has-it/.*no such user"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_and_the_agent_lives(folder, parent, old, new, problem):
+    folder.file.write_text(folder.file.read_text().replace(old, new))
+    said = CliRunner().invoke(cli, ["run", "--check-config", "--config", str(folder.file)])
+    assert said.exit_code == 78
+    assert re.search(problem, said.output)
+    parent.reload("the file was changed")
+    assert record(folder)["state"] == "refused"
+    assert re.search(problem, record(folder)["text"])
+    assert children(parent)["link"].sent == ["SIGHUP"]
+
+
+def test_a_fault_of_the_agent_ends_the_reload_and_not_the_agent(folder, parent, monkeypatch):
+    folder.write({"nbd-0": ["a", "b"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "prepare", lambda *_: 1 / 0)
+        parent.reload("SIGHUP")
+    assert record(folder)["state"] == "refused"
+    assert "ZeroDivisionError" in record(folder)["text"]
+    assert {name: child.sent for name, child in children(parent).items()} == {"nbd-0": [], "link": ["SIGHUP"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "_change_planes", lambda _: 1 / 0)
+        parent.reload("SIGHUP")
+    answer(folder, parent)
+    parent._each_second()
+    assert record(folder)["state"] == "incomplete", "whatever the planes say"
+    parent.reload("SIGHUP")
+    answer(folder, parent)
+    assert record(folder)["state"] != "incomplete"
 
 
 def test_the_same_file_is_unchanged_but_credentials_are_read_again(folder, parent):
