@@ -29,6 +29,7 @@ from gateway_agent.nbd.listeners import ListenerSecurity
 from gateway_agent.nbd.sockets import (
     Address,
     check_host,
+    collide,
     is_own_host,
     parse_listen,
     parse_network,
@@ -382,6 +383,7 @@ class AgentConfig(StrictModel):
             raise ValueError("two [[plane]] tables have the same name")
         for name in names:
             self._check_plane_name(name)
+        self._check_addresses()
         self._check_number_of_exports()
         volumes = [export.volume for export in self.export]
         if len(set(volumes)) != len(volumes):
@@ -396,6 +398,19 @@ class AgentConfig(StrictModel):
                 raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
         self._check_names_of_clients()
         return self
+
+    def _check_addresses(self) -> None:
+        seen: list[tuple[str, str, Address]] = []
+        for plane in self.plane:
+            for text in plane.listen:
+                address = parse_listen(text)
+                for name, former, taken in seen:
+                    if collide(address, taken) or (name, former) == (plane.name, text):
+                        raise ValueError(
+                            f"plane {plane.name}: listen {text!r} is taken by {former!r} of plane {name}; "
+                            "give each its own port or path"
+                        )
+                seen.append((plane.name, text, address))
 
     def _check_groups(self) -> None:
         seen: set[str] = set()

@@ -23,6 +23,8 @@ _BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kerne
 _UCRED = struct.Struct("3i")
 _NO_NAME = re.compile(r"[^A-Za-z0-9._:@-]")
 
+_ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -83,6 +85,23 @@ def parse_listen(text: str) -> Address:
     address = Address(host=host.strip("[]"), port=int(port))
     check_host(address.host)
     return address
+
+
+def collide(one: Address, other: Address) -> bool:
+    """Whether two sockets cannot listen at both: the same path, or the same port of one or of all hosts."""
+    if one.path or other.path:
+        return bool(one.path and other.path) and os.path.abspath(one.path) == os.path.abspath(other.path)
+    hosts = {_canonical(one.host), _canonical(other.host)}
+    families = {":" in host for host in hosts}
+    is_shared = len(hosts) == 1 or (len(families) == 1 and not hosts.isdisjoint(_ALL_HOSTS))
+    return is_shared and one.port == other.port and bool(one.port)
+
+
+def _canonical(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:
+        return host
 
 
 def check_host(host: str) -> None:

@@ -144,6 +144,28 @@ def test_an_address_is_only_tried_and_what_is_listened_on_already_is_left_alone(
         assert not (folder.path / "nbd-1").exists()
 
 
+def test_an_address_that_collides_with_one_of_ours_is_left_to_the_plane(folder):
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        old, new = f'"tcp:127.0.0.1:{port}"', f'"tcp:0.0.0.0:{port}"\nplain_networks = ["10.0.0.0/8"]'
+        text = folder.file.read_text()
+        folder.file.write_text(text.replace(f'"unix:{folder.path}/nbd-0"', old))
+        current = folder.config()
+        folder.file.write_text(folder.file.read_text().replace(old, new))
+        assert prepare(ConfigFile(folder.file), current).difference.planes.changed == ("nbd-0",)
+        current = folder.config()
+        folder.file.write_text(folder.file.read_text().replace("0.0.0.0:", "192.0.2.1:"))
+        refused(folder, current, "tcp:192.0.2.1:0: cannot listen")  # no address of this host
+
+
+def test_a_pipe_as_a_backing_file_is_refused_and_not_waited_for(folder):
+    current = folder.config()
+    folder.write({"nbd-0": ["a", "b"]}, more="read_only = true\n")
+    (folder.path / "b.img").unlink()
+    os.mkfifo(folder.path / "b.img")
+    refused(folder, current, "neither a regular file nor a block device", BackingFileError)
+
+
 # -- the agent
 
 
@@ -283,6 +305,7 @@ def test_a_fault_of_the_agent_ends_the_reload_and_not_the_agent(folder, parent, 
 
 def test_the_same_file_is_unchanged_but_credentials_are_read_again(folder, parent):
     parent.reload("SIGHUP")
+    answer(folder, parent)
     assert record(folder)["state"] == "unchanged"
     assert children(parent)["nbd-0"].sent == children(parent)["link"].sent == ["SIGHUP"]
 
@@ -295,6 +318,7 @@ def test_a_command_behind_the_editor_shows_what_was_found_just_before(folder, pa
     assert (record(folder)["state"], record(folder)["changes"]) == ("applied", ["exports added: b"])
     parent._clock.advance(61)
     parent.reload("SIGHUP")
+    answer(folder, parent)
     assert record(folder)["state"] == "unchanged"
 
 
@@ -369,6 +393,52 @@ def test_a_plane_that_takes_no_part_or_not_all_of_it_is_named(folder, parent):
     parent._clock.advance(10)
     parent._step()
     assert record(folder)["text"] == "nbd-0 has not confirmed its part"
+
+
+def test_a_command_behind_an_incomplete_reload_does_not_call_it_complete(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    parent.reload("the file was changed")
+    answer(folder, parent, **{"nbd-0": ["unix:x: cannot listen"]})
+    for wait_s in (0, 61):
+        parent._clock.advance(wait_s)
+        parent.reload("SIGHUP")
+        parent._step()
+        assert record(folder)["state"] == "incomplete"
+        assert record(folder)["text"] == "nbd-0: unix:x: cannot listen"
+    answer(folder, parent)
+    parent._each_second()
+    assert record(folder)["state"] == "unchanged", "it has succeeded since"
+
+
+def test_limits_of_a_group_that_left_are_released_when_the_link_that_set_them_has_ended(
+    folder, parent, monkeypatch
+):
+    released, group = [], '[[cgroup]]\nname = "x"\nbackend = "b"\ngroup = "x.service"\ndevice = "sda"\n'
+    monkeypatch.setattr(agent.cgroups, "release", lambda groups: released.extend(groups) or [])
+    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]}, more=group)
+    parent.reload("SIGHUP")
+    link = children(parent)["link"]
+    link.status = 0
+    parent._step()
+    link = children(parent)["link"]
+    folder.write({"nbd-0": ["a"]})
+    parent.reload("SIGHUP")
+    children(parent)["nbd-1"].status = 0
+    parent._step()
+    parent._each_second()
+    assert link.sent[-1] == "SIGTERM"
+    assert released == [], "this link would set them again"
+    link.status = 0
+    parent._step()
+    assert released == [("x.service", "sda")]
+
+
+def test_a_group_that_cannot_be_released_ends_nothing(monkeypatch):
+    def broken(groups):
+        raise OSError(36, "File name too long")
+
+    monkeypatch.setattr(agent.cgroups, "release", broken)
+    Agent._release([("/x", "sda"), ("/y", "sda")])
 
 
 def test_a_full_disk_refuses_the_reload(folder, parent, monkeypatch):
