@@ -87,6 +87,9 @@ def run(config: AgentConfig, path: Path) -> None:
         for directory in sorted({config.state_dir.resolve(), config.runtime_dir.resolve()}):
             locks.callback(os.close, state_files.lock_directory(directory))
         gateway_id = state_files.gateway_id(config.state_dir)
+        state_files.write_json(  # `status` and `reload` find it also when the file has another place by then
+            config.state_dir / state_files.PLACE, {"runtime_dir": str(config.runtime_dir)}, synced=False
+        )
         file = ConfigFile(path)
         commands = child_commands(config, path)
         log.info("agent-starts", name=config.name, gateway_id=gateway_id, planes=len(config.plane))
@@ -162,6 +165,8 @@ class Agent:
         self._record = ReloadRecord()
         self._record_ends_ns = 0
         self._parts: dict[str, str] = {}
+        self._groups_left: set[tuple[str, str]] = set()  # the link that runs still limits them
+        self._left_undone = ""  # of the newest reload, if it met a fault on its way
         self.children = [self._child(name, command) for name, command in commands.items()]
 
     def _child(self, name: str, command: Sequence[str]) -> Child:
@@ -177,14 +182,25 @@ class Agent:
         log.info("stopping", reason=self._stop.reason)
         stop_together([child for child in self.children if child.name != LINK], self._clock)
         stop_together(self.children, self._clock)
-        self._release((each.group, each.device) for each in self._config.cgroup)
+        self._release(_groups(self._config) | self._groups_left)
         self._pipe.close()
         self.publish()
 
     @staticmethod
     def _release(groups: Iterable[tuple[str, str]]) -> None:
-        for problem in cgroups.release(groups):
-            log.warning("limits-stay", problem=problem)
+        for group in groups:
+            try:
+                problems = cgroups.release([group])
+            except (OSError, ValueError) as exc:  # a path that is too long, or no path
+                problems = [f"{group[0]} on {group[1]}: {exc}"]
+            for problem in problems:
+                log.warning("limits-stay", problem=problem)
+
+    def _release_left(self) -> None:
+        """Take away limits of groups that left the file, once no link runs that would set them again."""
+        if not any(child.name == LINK and child.is_running for child in self.children):
+            self._release(self._groups_left)
+            self._groups_left.clear()
 
     def _step(self) -> None:
         """Notice children that have ended, start those that are due, look for one that hangs, reload."""
@@ -212,6 +228,7 @@ class Agent:
             return child.start()
 
     def _ended(self, child: Child, status: int) -> None:
+        self._release_left()
         if child in self._retiring:
             del self._retiring[child]
             self.children.remove(child)
@@ -258,20 +275,34 @@ class Agent:
         """Read the agent's file again, and apply it if it is right."""
         if self._file is None:
             return
-        former = self._record
+        former, in_force = self._record, self._config
         self._record = ReloadRecord(former.number + 1, self._clock.unix_us(), cause)
+        self._left_undone = ""
         try:
             plan = prepare(self._file, self._config)
             self._apply(plan, former)
         except (ConfigError, BackingFileError) as exc:
-            self._record = self._record.ended("refused", in_words(exc))
             log.warning("reload-refused", cause=cause, problem=str(exc))
-            self.publish()
-            self._signal_link()  # which makes an alert of it
+            self._refused(in_words(exc))
+            return
+        except Exception as exc:  # application I/O does not end for a fault of ours
+            log.exception("reload-failed", cause=cause)
+            problem = f"this is a fault of the agent, see its log: {type(exc).__name__}: {exc}"
+            if self._config is in_force:
+                self._refused(f"{problem}. Nothing was changed; what was in force stays so")
+            else:
+                self._left_undone = f"{problem}. Some of it is in force; restart the agent"
+                self._conclude(self._record.ended("incomplete", self._left_undone))
+                self._signal_link()
             return
         log.info(
             "reload", cause=cause, changes=self._record.changes, needs_restart=self._record.needs_restart
         )
+
+    def _refused(self, text: str) -> None:
+        self._record = self._record.ended("refused", text)
+        self.publish()
+        self._signal_link()  # which makes an alert of it
 
     def _apply(self, plan: ReloadPlan, former: ReloadRecord) -> None:
         """Give every process its part of a configuration that was found right.
@@ -288,22 +319,21 @@ class Agent:
             (runtime_dir / f"{RUNNING}.new").replace(runtime_dir / RUNNING)
         except OSError as exc:
             raise ConfigError("runtime_dir", f"{exc.filename} cannot be written: {exc.strerror}") from exc
-        left = {(each.group, each.device) for each in self._config.cgroup}
-        left -= {(each.group, each.device) for each in plan.config.cgroup}
+        self._groups_left |= _groups(self._config)
+        self._groups_left -= _groups(plan.config)
         self._config = plan.config
-        self._release(left)
         self._parts = {name: digest(parts[name]) for name in names}
         self._change_planes(plan)
         self._link_is_outdated |= bool(difference.link)
         # What the agent found by itself is the answer to a command that comes right behind the editor, too.
         changes = difference.lines() or former.recent_changes(self._clock.unix_us())
-        state: ReloadState = "pending" if difference or changes else "unchanged"
-        text = "the file says what is in force" if state == "unchanged" else ""
+        # Also without any: what was incomplete stays so until the planes say that they have all of it.
         self._record = replace(
-            self._record, state=state, text=text, changes=changes, needs_restart=list(difference.agent)
+            self._record, state="pending", changes=changes, needs_restart=list(difference.agent)
         )
         self._record_ends_ns = self._clock.monotonic_ns() + round(PENDING_S * 1e9)
         self.publish()
+        self._release_left()
         self._restart_link()
         self._signal_link()
 
@@ -341,8 +371,14 @@ class Agent:
         except StateFileBroken:  # written whole, so this is another program's doing
             said = {}
         late, problems = planes_behind(self._parts, said)
+        if self._left_undone:
+            problems.append(self._left_undone)
         if not late and not problems:
-            self._conclude(self._record.ended("applied"))
+            is_change = bool(self._record.changes or self._record.needs_restart)
+            done: tuple[ReloadState, str] = (
+                ("applied", "") if is_change else ("unchanged", "the file says what is in force")
+            )
+            self._conclude(self._record.ended(*done))
         elif not late or self._clock.monotonic_ns() >= self._record_ends_ns:
             waits = [f"{name} has not confirmed its part" for name in late]
             self._conclude(self._record.ended("incomplete", "; ".join([*waits, *problems])))
@@ -354,6 +390,10 @@ class Agent:
         write = log.info if record.state == "applied" else log.warning
         write(f"reload-{record.state}", number=record.number, problem=record.text)
         self.publish()
+
+
+def _groups(config: AgentConfig) -> set[tuple[str, str]]:
+    return {(each.group, each.device) for each in config.cgroup}
 
 
 def planes_behind(parts: Mapping[str, str], said: Mapping[str, Any]) -> tuple[list[str], list[str]]:

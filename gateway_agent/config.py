@@ -28,6 +28,8 @@ from gateway_agent.nbd.access import UNIX, ClientRule
 from gateway_agent.nbd.listeners import ListenerSecurity
 from gateway_agent.nbd.sockets import (
     Address,
+    check_host,
+    collide,
     is_own_host,
     parse_listen,
     parse_network,
@@ -37,7 +39,7 @@ from gateway_agent.nbd.sockets import (
 from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
-from pmdaemon.runtime.config import StrictModel, describe, parse_address
+from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE
 
@@ -347,7 +349,10 @@ class AgentConfig(StrictModel):
     @field_validator("state_dir", "runtime_dir")
     @classmethod
     def _made_absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()  # as the server does; control sockets are named in full
+        try:
+            return value.expanduser().absolute()  # as the server does; control sockets are named in full
+        except RuntimeError as exc:
+            raise ValueError(f"{value}: there is no such user; write the path in full") from exc
 
     @model_validator(mode="after")
     def _is_consistent(self) -> AgentConfig:
@@ -378,6 +383,7 @@ class AgentConfig(StrictModel):
             raise ValueError("two [[plane]] tables have the same name")
         for name in names:
             self._check_plane_name(name)
+        self._check_addresses()
         self._check_number_of_exports()
         volumes = [export.volume for export in self.export]
         if len(set(volumes)) != len(volumes):
@@ -392,6 +398,19 @@ class AgentConfig(StrictModel):
                 raise ValueError(f"plane {name!r} serves no [[export]]; it needs at least 1")
         self._check_names_of_clients()
         return self
+
+    def _check_addresses(self) -> None:
+        seen: list[tuple[str, str, Address]] = []
+        for plane in self.plane:
+            for text in plane.listen:
+                address = parse_listen(text)
+                for name, former, taken in seen:
+                    if collide(address, taken) or (name, former) == (plane.name, text):
+                        raise ValueError(
+                            f"plane {plane.name}: listen {text!r} is taken by {former!r} of plane {name}; "
+                            "give each its own port or path"
+                        )
+                seen.append((plane.name, text, address))
 
     def _check_groups(self) -> None:
         seen: set[str] = set()
@@ -516,7 +535,8 @@ def parse_server(text: str) -> tuple[str, int]:
         ValueError: another form.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not is_port(port) or not int(port):
         raise ValueError(f"{text!r} is not HOST:PORT")
     host = host.strip("[]")
+    check_host(host)
     return ("127.0.0.1" if host == "localhost" else host), int(port)

@@ -18,6 +18,7 @@ Thread: the parent's only one.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from pydantic import ValidationError
 from gateway_agent.config import AgentConfig, ExportConfig, load_agent
 from gateway_agent.difference import Difference, compare, in_force
 from gateway_agent.errors import BackingFileError
-from gateway_agent.nbd.sockets import listen_at, parse_listen, unlink_own
+from gateway_agent.nbd.sockets import collide, listen_at, parse_listen, unlink_own
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import describe, show
 from pmdaemon.runtime.files import write_whole
@@ -68,9 +69,9 @@ class ReloadRecord:
         return replace(self, state=state, text=text)
 
     def recent_changes(self, now_unix_us: int) -> list[str]:
-        """What it changed, if that was within the last ``RECENT_S``."""
+        """What it changed, wholly or in part, if that was within the last ``RECENT_S``."""
         is_recent = now_unix_us - self.at_unix_us < RECENT_S * 1e6
-        return self.changes if is_recent and self.state in ("pending", "applied") else []
+        return self.changes if is_recent and self.state in ("pending", "applied", "incomplete") else []
 
 
 class ReloadPlan(NamedTuple):
@@ -101,6 +102,8 @@ class ConfigFile:
             found = self.path.stat()
         except OSError:  # between an editor's two steps, or away: what is in force stays so
             return None
+        if not stat.S_ISREG(found.st_mode):  # to read a pipe would wait for its other end
+            return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _content(self) -> bytes | None:
@@ -127,6 +130,8 @@ class ConfigFile:
             ConfigError: the file cannot be read.
         """
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise ConfigError(str(self.path), "is not a regular file", "Put it back")
             self._tried = self.path.read_bytes()
         except OSError as exc:
             raise ConfigError(str(self.path), f"cannot be read: {exc.strerror}", "Put it back") from exc
@@ -200,13 +205,19 @@ def _check_addresses(current: AgentConfig, wanted: AgentConfig) -> None:
     Raises:
         ConfigError: the first address that cannot.
     """
-    known = {text for plane in current.plane for text in plane.listen}
+    known = {text: parse_listen(text) for plane in current.plane for text in plane.listen}
     for plane in wanted.plane:
         for text in plane.listen:
-            if text not in known:
-                address = parse_listen(text)
-                listen_at(address, _CLIENT_MODE).close()
-                unlink_own(address)
+            if text in known:
+                continue
+            address = parse_listen(text)
+            if any(collide(address, own) for own in known.values()):
+                # Ours until the planes take their parts; they close before they listen. Try the host alone.
+                if address.path:
+                    continue
+                address = replace(address, port=0)
+            listen_at(address, _CLIENT_MODE).close()
+            unlink_own(address)
 
 
 def in_words(error: ConfigError | BackingFileError) -> str:

@@ -5,8 +5,8 @@
     runtime_dir/NAME.sock    each data plane, asked with DP_STATUS: volumes, clients, caps
 
 A part that does not answer is shown so; the others are shown all the same. ``reload`` is SIGHUP to the
-parent, and the record of what came of it. Of the agent's file only ``runtime_dir`` is used, so both work
-while the file has a mistake.
+parent, and the record of what came of it. Of the agent's file only ``runtime_dir`` and ``state_dir`` are
+used, so both work while the file has a mistake.
 """
 
 from __future__ import annotations
@@ -43,16 +43,35 @@ DASH: Final = "-"
 
 
 def runtime_dir_of(path: Path) -> Path:
-    """``runtime_dir`` of an agent's file, also of one that is not valid just now.
+    """Where the agent of this file runs, also if the file is not valid now, or names another place since.
 
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
     try:
-        return load_agent(path).runtime_dir
+        config = load_agent(path)
+        runtime_dir, state_dir = config.runtime_dir, config.state_dir
     except ConfigError:
-        text = read_toml(path).get("runtime_dir", AgentConfig.model_fields["runtime_dir"].default)
-        return Path(str(text)).expanduser().absolute()
+        said = read_toml(path)
+        runtime_dir, state_dir = _directory(said, "runtime_dir"), _directory(said, "state_dir")
+    return _started_in(state_dir) or runtime_dir
+
+
+def _directory(said: dict[str, Any], key: str) -> Path:
+    path = Path(str(said.get(key, AgentConfig.model_fields[key].default)))
+    with contextlib.suppress(RuntimeError):  # ~ of a user who is not there
+        path = path.expanduser()
+    return path.absolute()
+
+
+def _started_in(state_dir: Path) -> Path | None:
+    """runtime_dir of the agent with this state_dir, if it runs there: a reload does not change it."""
+    try:
+        place = Path(str(state_files.read_json(state_dir / state_files.PLACE, "")["runtime_dir"]))
+        is_ours = parent(place)["gateway_id"] == state_files.gateway_id(state_dir, may_make=False)
+    except (AgentNotRunning, StateFileBroken, TypeError, KeyError, ValueError):
+        return None
+    return place if is_ours else None
 
 
 def parent(runtime_dir: Path) -> dict[str, Any]:

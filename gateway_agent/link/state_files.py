@@ -16,6 +16,9 @@ from typing import Any
 from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
+PLACE = "place.json"
+"""In state_dir: ``{runtime_dir}`` of the agent's newest start."""
+
 
 def read_json(path: Path, fix: str) -> Any:
     """The file's value, or None when there is no such file.

@@ -15,12 +15,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from gateway_agent.errors import UpstreamError
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.config import is_port
 
 NBD_PORT = 10809  # IANA
 _BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
 _BUFFER_BYTES = 1 << 20  # a batch of 64 replies of 4 KiB in one send; the kernel may allow less
 _UCRED = struct.Struct("3i")
 _NO_NAME = re.compile(r"[^A-Za-z0-9._:@-]")
+
+_ALL_HOSTS = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -77,9 +80,40 @@ def parse_listen(text: str) -> Address:
     if scheme == "unix" and rest:
         return Address(path=rest)
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+    if scheme != "tcp" or not host or not is_port(port):
         raise ValueError(f"{text!r} is neither unix:PATH nor tcp:HOST:PORT")
-    return Address(host=host.strip("[]"), port=int(port))
+    address = Address(host=host.strip("[]"), port=int(port))
+    check_host(address.host)
+    return address
+
+
+def collide(one: Address, other: Address) -> bool:
+    """Whether two sockets cannot listen at both: the same path, or the same port of one or of all hosts."""
+    if one.path or other.path:
+        return bool(one.path and other.path) and os.path.abspath(one.path) == os.path.abspath(other.path)
+    hosts = {_canonical(one.host), _canonical(other.host)}
+    families = {":" in host for host in hosts}
+    is_shared = len(hosts) == 1 or (len(families) == 1 and not hosts.isdisjoint(_ALL_HOSTS))
+    return is_shared and one.port == other.port and bool(one.port)
+
+
+def _canonical(host: str) -> str:
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
+    except ValueError:
+        return host
+
+
+def check_host(host: str) -> None:
+    """See that a host's name has a form that can be looked up; whether there is one is not asked.
+
+    Raises:
+        ValueError: a label is empty or longer than 63 characters, or has a character that no name has.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError as exc:
+        raise ValueError(f"{host!r} is no name of a host: {exc}; write its IP address") from exc
 
 
 def parse_upstream(uri: str) -> tuple[Address, str]:
@@ -92,7 +126,7 @@ def parse_upstream(uri: str) -> tuple[Address, str]:
     name = unquote(parts.path.removeprefix("/"))
     if parts.scheme == "nbd+unix":
         path = parse_qs(parts.query).get("socket", [""])[0]
-        if not path or parts.netloc:
+        if not path or "\0" in path or parts.netloc:
             raise ValueError(f"{uri!r} must look like nbd+unix:///NAME?socket=PATH")
         return Address(path=path), name
     if parts.scheme in ("nbd", "nbds") and parts.hostname:
@@ -151,7 +185,9 @@ def listen_at(address: Address, mode: int) -> socket.socket:
         else:
             sock = _listen_unix(address.path, mode)
     except OSError as exc:
-        raise ConfigError(str(address), f"cannot listen: {exc.strerror}", "Choose another address") from exc
+        raise ConfigError(
+            str(address), f"cannot listen: {exc.strerror or exc}", "Choose another address"
+        ) from exc
     sock.setblocking(False)
     return sock
 

@@ -38,6 +38,11 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
     return 0 if _libc.fallocate(fd, mode, offset, length) == 0 else ctypes.get_errno()
 
 
+def _check_kind(mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise ValueError("it is neither a regular file nor a block device")
+
+
 class VolumeStorage:
     """See the module docstring.
 
@@ -56,9 +61,12 @@ class VolumeStorage:
         self._holders = 1
         self._impossible: set[int] = set()  # modes of fallocate that this file does not know
         try:
+            _check_kind(os.stat(path).st_mode)  # before: the open of a pipe would wait for its other end
             self._fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
         except OSError as exc:
             raise BackingFileError(volume, path, exc.strerror or str(exc)) from exc
+        except ValueError as exc:
+            raise BackingFileError(volume, path, str(exc)) from exc
         try:
             size_bytes = self._size_bytes()
         except (OSError, ValueError) as exc:
@@ -69,9 +77,7 @@ class VolumeStorage:
         self.facts = p.ExportFacts(size_bytes, flags | changes)
 
     def _size_bytes(self) -> int:
-        mode = os.fstat(self._fd).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-            raise ValueError("it is neither a regular file nor a block device")
+        _check_kind(os.fstat(self._fd).st_mode)
         size_bytes = os.lseek(self._fd, 0, os.SEEK_END)  # block devices have no size in fstat
         if not size_bytes or size_bytes % SECTOR_BYTES:
             raise ValueError(

@@ -23,10 +23,12 @@ No renegotiation, no session tickets: each connection shows its certificate.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import socket
 import ssl
+import stat
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -71,6 +73,7 @@ def load_own(context: ssl.SSLContext, setting: str, certificate: str, key: str) 
         ConfigError: names the setting.
     """
     try:
+        _refuse_pipes(certificate, key)
         # A password would be asked for at the terminal; an empty one makes an encrypted key an error.
         context.load_cert_chain(certificate, key or None, password=lambda: "")
     except OSError as exc:  # ssl.SSLError too
@@ -86,9 +89,17 @@ def load_authority(context: ssl.SSLContext, setting: str, path: str, fix: str) -
         ConfigError: names the setting.
     """
     try:
+        _refuse_pipes(path)
         context.load_verify_locations(path)
     except OSError as exc:
         raise ConfigError(setting, f"{path} cannot be used: {_problem(exc)}", fix) from exc
+
+
+def _refuse_pipes(*paths: str) -> None:
+    """To open one would wait for its other end, for ever."""
+    for path in paths:
+        if path and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe, not a file", path)
 
 
 def _problem(exc: OSError) -> str:

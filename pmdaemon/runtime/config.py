@@ -23,6 +23,11 @@ Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
 AGENT_ENV_PREFIX = "SLA_AGENT__"
 TOO_DEEP: Final = ("is nested too deeply", "Remove brackets: no setting needs more than 5 levels")
+_SHOWN: Final = 32  # characters of a value that is too long
+_MOST_BITS: Final = 1000  # floats hold 1,024; Python shows numbers up to 4,300 digits
+_TOO_LONG: Final = "has more than 4,300 digits; write a smaller number"
+_DIGITS: Final = re.compile(r"\d[\d_]{4300,}")
+_SECRETS: Final = ("password", "secret", "token")
 # The secret ends at the last @ before the next URL of the line; it may hold blanks.
 _USERINFO: Final = re.compile(r"(://[^:/@\s]*):(?:\S|[^\S\n](?!\S*://))*@")
 _PARAMETER: Final = re.compile(
@@ -62,6 +67,8 @@ def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, 
             node[key] = text
         except RecursionError as exc:
             raise ConfigError(variable, *TOO_DEEP) from exc
+        except ValueError as exc:
+            raise ConfigError(variable, f"{text[:_SHOWN]}... {_TOO_LONG}") from exc
     return tree
 
 
@@ -93,6 +100,40 @@ def read_toml(path: Path | None) -> dict[str, Any]:
         raise ConfigError(str(path), f"is not TOML: {exc}") from exc
     except RecursionError as exc:
         raise ConfigError(str(path), *TOO_DEEP) from exc
+    except ValueError as exc:  # of int(), which says neither where nor what
+        raise ConfigError(str(path), _long_number(path.read_text())) from exc
+
+
+def _long_number(text: str) -> str:
+    """Where the number is that Python does not read."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _DIGITS.search(line):
+            key = line[: found.start()].partition("=")[0].strip()
+            return f"line {number}: {key[:_SHOWN]}: {found[0][:_SHOWN]}... {_TOO_LONG}"
+    return f"a number {_TOO_LONG}"
+
+
+def _check_values(value: Any, key: str) -> None:
+    """Refuse what no setting can be, and what later would fail far from the file: as a path, or when shown.
+
+    Raises:
+        ValueError: names the key and the value.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_values(name, key or "(whole file)")
+            _check_values(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_values(item, f"{key}.{number}")
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(f"{key}: {hex(value)[:_SHOWN]}... is a number of more than {_MOST_BITS} bits")
+    elif isinstance(value, str):
+        shown = "***" if key.endswith(_SECRETS) else masked(repr(value))
+        if "\0" in value:
+            raise ValueError(f"{key}: {shown} has a NUL character; remove it")
+        if not value.isascii() and value.encode(errors="replace").decode() != value:
+            raise ValueError(f"{key}: {shown} is not UTF-8; write it so")
 
 
 def load(
@@ -111,6 +152,10 @@ def load(
     variables = os.environ if environment is None else environment
     tree = _merge(read_toml(path), _from_environment(variables, prefix))
     tree = _merge(tree, overrides or {})
+    try:
+        _check_values(tree, "")
+    except ValueError as exc:
+        raise ConfigError(str(path or "configuration"), str(exc)) from exc
     try:
         return model.model_validate(tree)
     except ValidationError as exc:
@@ -191,7 +236,7 @@ def show(model: BaseModel) -> str:
         if prefix and plain:
             lines.extend(("", f"[{prefix}]"))
         for key, item in plain.items():
-            shown = "***" if key.endswith(("password", "secret", "token")) and item else item
+            shown = "***" if key.endswith(_SECRETS) and item else item
             lines.append(f"{key} = {_toml_value(shown)}")
         for key, item in values.items():
             if isinstance(item, dict):
@@ -199,6 +244,11 @@ def show(model: BaseModel) -> str:
 
     table("", model.model_dump(mode="json"))
     return "\n".join(lines).strip() + "\n"
+
+
+def is_port(text: str) -> bool:
+    """Whether this is a port's number, 0 to 65535."""
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
 
 
 def parse_address(value: str) -> tuple[str, int]:
@@ -209,7 +259,7 @@ def parse_address(value: str) -> tuple[str, int]:
     """
     host, _, port_text = value.rpartition(":")
     host = host.strip("[]")
-    if not host or not port_text.isdigit() or int(port_text) > 65535:
+    if not host or not is_port(port_text):
         raise ValueError('expected "address:port", the port at most 65535, for example "127.0.0.1:7411"')
     if host == "localhost":
         host = "127.0.0.1"

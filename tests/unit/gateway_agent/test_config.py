@@ -1,5 +1,6 @@
 """The operator's file, what the children take of it, what the agent says of its children."""
 
+import itertools
 import json
 import os
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from gateway_agent.cli import cli
 from gateway_agent.config import AgentConfig, load_agent, parse_server
 from gateway_agent.errors import AlreadyRunning, StateFileBroken
 from gateway_agent.link import state_files
+from gateway_agent.nbd.sockets import collide, parse_listen
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
@@ -258,6 +260,34 @@ tls = "require"
 tls_certificate = "{dir}/server.pem"
 listen = "tcp:0.0.0.0:10809"
 """
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("tcp:127.0.0.1:9", "tcp:localhost:9"),
+        ("tcp:127.0.0.1:9", "tcp:0.0.0.0:9"),
+        ("tcp:[::1]:9", "tcp:[0:0::1]:9"),
+        ("unix:/a/b", "unix:/a//b"),
+    ],
+)
+def test_an_address_belongs_to_one_plane(write, first, second):
+    other = f'[[plane]]\nname = "nbd-1"\nlisten = "{second}"\nplain_networks = ["10.0.0.0/8"]\n'
+    other += (
+        '[[export]]\nvolume = "v"\nbackend = "b"\nfile = "/v"\nplane = "nbd-1"\n[[export]]\nplane = "nbd-0"'
+    )
+    text = GOOD.replace('"unix:{dir}/nbd.sock"', f'"{first}"')
+    with pytest.raises(ConfigError, match=r"plane nbd-1: listen .* is taken by .* of plane nbd-0"):
+        load_agent(write(text, "[[export]]", other))
+    twice = GOOD.replace('"unix:{dir}/nbd.sock"', f'["{first}", "{first}"]')
+    with pytest.raises(ConfigError, match="is taken by"):
+        load_agent(write(twice))
+
+
+def test_addresses_of_two_families_or_of_free_ports_do_not_collide():
+    texts = ["tcp:0.0.0.0:9", "tcp:[::]:9", "tcp:127.0.0.1:0", "tcp:127.0.0.2:0", "unix:/a", "unix:/b"]
+    pairs = itertools.combinations(map(parse_listen, texts), 2)
+    assert not any(collide(one, other) for one, other in pairs)
 
 
 def test_a_plane_gets_the_settings_of_its_listeners_and_the_stored_authority(write, tmp_path):

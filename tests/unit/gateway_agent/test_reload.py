@@ -2,16 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import socket
+import ssl
 
 import pytest
+from click.testing import CliRunner
 
 from gateway_agent import agent
 from gateway_agent.agent import Agent, planes_behind
+from gateway_agent.cli import cli
 from gateway_agent.config import load_agent
 from gateway_agent.errors import BackingFileError
 from gateway_agent.link import state_files
+from gateway_agent.nbd.tls import load_own
 from gateway_agent.reload import ConfigFile, ReloadRecord, prepare
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
@@ -107,6 +112,17 @@ def test_a_file_is_checked_whole_before_anything_changes(folder):
         refused(folder, current, "another process is listening there")
 
 
+def test_a_file_that_has_become_a_pipe_is_not_read(folder):
+    file = ConfigFile(folder.file)
+    folder.file.unlink()
+    os.mkfifo(folder.file)
+    assert [file.has_changed() for _ in range(3)] == [False] * 3
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        file.read()
+    with pytest.raises(ConfigError, match="it is a pipe, not a file"):
+        load_own(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "tls_certificate", str(folder.file), "")
+
+
 def test_a_file_of_an_export_that_stays_is_not_looked_at(folder):
     """It may be away for a moment, and others must not wait for it."""
     current = folder.config()
@@ -126,6 +142,28 @@ def test_an_address_is_only_tried_and_what_is_listened_on_already_is_left_alone(
         prepare(ConfigFile(folder.file), current)
         assert (folder.path / "nbd-0").exists()
         assert not (folder.path / "nbd-1").exists()
+
+
+def test_an_address_that_collides_with_one_of_ours_is_left_to_the_plane(folder):
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        old, new = f'"tcp:127.0.0.1:{port}"', f'"tcp:0.0.0.0:{port}"\nplain_networks = ["10.0.0.0/8"]'
+        text = folder.file.read_text()
+        folder.file.write_text(text.replace(f'"unix:{folder.path}/nbd-0"', old))
+        current = folder.config()
+        folder.file.write_text(folder.file.read_text().replace(old, new))
+        assert prepare(ConfigFile(folder.file), current).difference.planes.changed == ("nbd-0",)
+        current = folder.config()
+        folder.file.write_text(folder.file.read_text().replace("0.0.0.0:", "192.0.2.1:"))
+        refused(folder, current, "tcp:192.0.2.1:0: cannot listen")  # no address of this host
+
+
+def test_a_pipe_as_a_backing_file_is_refused_and_not_waited_for(folder):
+    current = folder.config()
+    folder.write({"nbd-0": ["a", "b"]}, more="read_only = true\n")
+    (folder.path / "b.img").unlink()
+    os.mkfifo(folder.path / "b.img")
+    refused(folder, current, "neither a regular file nor a block device", BackingFileError)
 
 
 # -- the agent
@@ -216,8 +254,58 @@ def test_a_refused_file_changes_nothing_and_is_said_to_the_link(folder, parent):
     assert "colour: no such key" in found["text"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            'listen = "unix:',
+            'listen = "tcp:gw\u00e4..x:1" #',
+            r"listen: 'gw\u00e4\.\.x' is no name of a host",
+        ),
+        ('listen = "unix:', 'listen = "unix:\\u0000', r"plane\.0\.listen: 'unix:\\x00.* NUL"),
+        ('file = "', 'file = "\\u0000', r"export\.0\.file: '\\x00.* NUL"),
+        ("[[plane]]", f"spool_bytes = {'1' * 5000}\n[[plane]]", r"line 4: spool_bytes: 1{32}\.\.\. has more"),
+        (
+            "[[plane]]",
+            f"spool_bytes = 0x{'f' * 5000}\n[[plane]]",
+            "spool_bytes: 0xf{30}... is a number of more",
+        ),
+        ('runtime_dir = "', 'runtime_dir = "~nobody-has-it/', "runtime_dir: ~nobody-has-it/.*no such user"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_and_the_agent_lives(folder, parent, old, new, problem):
+    folder.file.write_text(folder.file.read_text().replace(old, new))
+    said = CliRunner().invoke(cli, ["run", "--check-config", "--config", str(folder.file)])
+    assert said.exit_code == 78
+    assert re.search(problem, said.output)
+    parent.reload("the file was changed")
+    assert record(folder)["state"] == "refused"
+    assert re.search(problem, record(folder)["text"])
+    assert children(parent)["link"].sent == ["SIGHUP"]
+
+
+def test_a_fault_of_the_agent_ends_the_reload_and_not_the_agent(folder, parent, monkeypatch):
+    folder.write({"nbd-0": ["a", "b"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "prepare", lambda *_: 1 / 0)
+        parent.reload("SIGHUP")
+    assert record(folder)["state"] == "refused"
+    assert "ZeroDivisionError" in record(folder)["text"]
+    assert {name: child.sent for name, child in children(parent).items()} == {"nbd-0": [], "link": ["SIGHUP"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "_change_planes", lambda _: 1 / 0)
+        parent.reload("SIGHUP")
+    answer(folder, parent)
+    parent._each_second()
+    assert record(folder)["state"] == "incomplete", "whatever the planes say"
+    parent.reload("SIGHUP")
+    answer(folder, parent)
+    assert record(folder)["state"] != "incomplete"
+
+
 def test_the_same_file_is_unchanged_but_credentials_are_read_again(folder, parent):
     parent.reload("SIGHUP")
+    answer(folder, parent)
     assert record(folder)["state"] == "unchanged"
     assert children(parent)["nbd-0"].sent == children(parent)["link"].sent == ["SIGHUP"]
 
@@ -230,6 +318,7 @@ def test_a_command_behind_the_editor_shows_what_was_found_just_before(folder, pa
     assert (record(folder)["state"], record(folder)["changes"]) == ("applied", ["exports added: b"])
     parent._clock.advance(61)
     parent.reload("SIGHUP")
+    answer(folder, parent)
     assert record(folder)["state"] == "unchanged"
 
 
@@ -304,6 +393,52 @@ def test_a_plane_that_takes_no_part_or_not_all_of_it_is_named(folder, parent):
     parent._clock.advance(10)
     parent._step()
     assert record(folder)["text"] == "nbd-0 has not confirmed its part"
+
+
+def test_a_command_behind_an_incomplete_reload_does_not_call_it_complete(folder, parent):
+    folder.write({"nbd-0": ["a", "b"]})
+    parent.reload("the file was changed")
+    answer(folder, parent, **{"nbd-0": ["unix:x: cannot listen"]})
+    for wait_s in (0, 61):
+        parent._clock.advance(wait_s)
+        parent.reload("SIGHUP")
+        parent._step()
+        assert record(folder)["state"] == "incomplete"
+        assert record(folder)["text"] == "nbd-0: unix:x: cannot listen"
+    answer(folder, parent)
+    parent._each_second()
+    assert record(folder)["state"] == "unchanged", "it has succeeded since"
+
+
+def test_limits_of_a_group_that_left_are_released_when_the_link_that_set_them_has_ended(
+    folder, parent, monkeypatch
+):
+    released, group = [], '[[cgroup]]\nname = "x"\nbackend = "b"\ngroup = "x.service"\ndevice = "sda"\n'
+    monkeypatch.setattr(agent.cgroups, "release", lambda groups: released.extend(groups) or [])
+    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]}, more=group)
+    parent.reload("SIGHUP")
+    link = children(parent)["link"]
+    link.status = 0
+    parent._step()
+    link = children(parent)["link"]
+    folder.write({"nbd-0": ["a"]})
+    parent.reload("SIGHUP")
+    children(parent)["nbd-1"].status = 0
+    parent._step()
+    parent._each_second()
+    assert link.sent[-1] == "SIGTERM"
+    assert released == [], "this link would set them again"
+    link.status = 0
+    parent._step()
+    assert released == [("x.service", "sda")]
+
+
+def test_a_group_that_cannot_be_released_ends_nothing(monkeypatch):
+    def broken(groups):
+        raise OSError(36, "File name too long")
+
+    monkeypatch.setattr(agent.cgroups, "release", broken)
+    Agent._release([("/x", "sda"), ("/y", "sda")])
 
 
 def test_a_full_disk_refuses_the_reload(folder, parent, monkeypatch):

@@ -161,6 +161,19 @@ def test_a_file_with_a_mistake_does_not_hide_the_status(folder):
     assert what["planes"]["nbd-0"]["problem"] == "does not answer: No such file or directory"
 
 
+def test_an_agent_is_found_where_it_was_started_though_the_file_names_another_place(folder):
+    path, state = folder / "agent.toml", folder / "s"
+    state.mkdir()
+    identity = state_files.gateway_id(state)
+    state_files.write_json(state / state_files.PLACE, {"runtime_dir": f"{folder}/r"}, synced=False)
+    path.write_text(f'name = "gw-a"\nruntime_dir = "{folder}/r2"\nstate_dir = "{state}"\n')
+    assert status.runtime_dir_of(path) == folder / "r2", "it does not run"
+    with running(folder, gateway_id=identity):
+        assert status.runtime_dir_of(path) == folder / "r"
+    with running(folder, gateway_id="of another agent"):
+        assert status.runtime_dir_of(path) == folder / "r2"
+
+
 def test_an_agent_of_before_is_not_sent_a_signal_that_would_end_it(folder):
     with (
         running(folder, children={}, pid=os.getpid()),
