@@ -8,7 +8,8 @@
 into this cut. It is not waited for again until it has answered, so a stalled plane costs one poll 200 ms and
 the later ones nothing. Its late answer stays with the source and is taken by the next collection, which then
 asks it once more. Where a plane made that answer seconds after it was asked, its cut says for how long it was
-silent: it was stopped, and may have served nothing.
+silent: it was stopped, and may have served nothing. It says so, too, where the link itself did not run for
+seconds when a collection was due (a paused machine): the planes, not asked, may have been stopped with it.
 
 ``sample_groups`` and ``make_cut`` merge. A cut has one interval, one threshold version and one throttle
 generation, so only samples that agree may share one:
@@ -149,21 +150,26 @@ MAX_ROUNDS: Final = 72  # a plane keeps at most 64 finished cuts; the deadline b
 
 
 class CollectionRound:
-    """State: whether a collection runs, its deadline, which sources it waits for, and when each was asked."""
+    """State: whether a collection runs, its deadline, which sources it waits for, and when each was asked.
+
+    Also when this collection should have begun, if the link was stopped then.
+    """
 
     def __init__(self, sources: Sequence[StatisticsSource]) -> None:
         self._sources = sources
         self._waiting: list[StatisticsSource] = []
         self._again: list[StatisticsSource] = []
         self._asked_ns: dict[str, int] = {}
+        self._missed_ns: int | None = None
         self._rounds = 0
         self.busy = False
         self.deadline_ns = 0
         self.failures: list[SourceReadFailed] = []
 
-    def begin(self, now_ns: int) -> None:
-        """Ask all sources that can be asked."""
+    def begin(self, now_ns: int, due_ns: int | None = None) -> None:
+        """Ask all sources that can be asked; it was due, at the latest, at some time before."""
         assert not self.busy  # the core begins one only when none runs
+        self._missed_ns = due_ns if due_ns is not None and now_ns - due_ns >= SILENT_NS else None
         self.busy = True
         self.deadline_ns = now_ns + DEADLINE_NS
         self._rounds = 0
@@ -195,7 +201,10 @@ class CollectionRound:
 
     def _with_silence(self, sample: Sample) -> Sample:
         """By the monotonic clock that link and planes share: a slow link makes no plane silent."""
-        silent_ns = sample.end_ns - self._asked_ns.get(sample.source, sample.end_ns)
+        since_ns = self._asked_ns.get(sample.source, sample.end_ns)
+        if self._missed_ns is not None and sample.start_ns <= self._missed_ns:
+            since_ns = min(since_ns, self._missed_ns)
+        silent_ns = sample.end_ns - since_ns
         return replace(sample, silent_us=silent_ns // 1000) if silent_ns >= SILENT_NS else sample
 
     def next_round(self, now_ns: int, taken: Sequence[Sample]) -> None:

@@ -107,6 +107,7 @@ class LinkCore:
         self._leaving: set[str] = set()
         self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
+        self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns
         self.on_planes_changed: Callable[[], None] = lambda: None
         if spool.damaged:
             text = (
@@ -349,7 +350,7 @@ class LinkCore:
         if self._wants_cut and not self._collection.busy:
             self._wants_cut = self._wants_proof = False
             self._collected_ns = self._clock.monotonic_ns()
-            self._collection.begin(self._collected_ns)
+            self._collection.begin(self._collected_ns, self._cut_due_ns)
             self._advance()
 
     def _advance(self) -> None:
@@ -445,6 +446,7 @@ class LinkCore:
             self._alerts.tell("lease-expired", "warning", "caps", text, gen=lapsed.gen)
         if not self._collection.busy and now_ns - self._collected_ns >= self._unpolled_cut_ns:
             self.collect_now()
+        self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by
         self._renew_if_due()
         silent_ns = now_ns - self._received_ns
         if self.session.state is not SessionState.CLOSED and silent_ns >= self._silence_ns:

@@ -112,6 +112,27 @@ class SlotTable:
         found, _ = self.counts(row, io, np.zeros(len(row), dtype=np.int64))
         return found["overdue"], found["settled"] * 1000
 
+    def arrivals(self, row: Ints, io: Ints) -> Floats:
+        """I/Os of a kind that arrived, by row.
+
+        Arrivals are not counted by kind; completions and what was given up are. What is left waits. It is
+        shared out by how long the kinds do: many gather of one that hangs, and few of one that is served.
+        Where nothing says what waits, all arrivals are shared out as what ended.
+        """
+        c = self.columns
+        arrived, reads, writes = (c[name][row] for name in ("arrived", "reads", "writes"))
+        read_ms, write_ms = (
+            np.maximum(c[f"oldest_{kind}_ms"][row], c[f"stalled_{kind}_ms"][row])
+            for kind in ("read", "write")
+        )
+        ended = of_kind(io, reads, writes) + self.abandoned(row, io)[0]
+        all_ended = reads + writes + self.abandoned(row, np.full_like(io, IO_ANY))[0]
+        left, waits_ms = arrived - all_ended, read_ms + write_ms
+        waiting = ended + left * (of_kind(io, read_ms, write_ms) / np.maximum(waits_ms, 1))
+        shared = arrived * (ended / np.maximum(all_ended, 1))
+        found: Floats = np.where((left >= 0) & (waits_ms > 0), waiting, shared)
+        return np.where(io == IO_ANY, arrived.astype(np.float64), found)
+
     def slower(self, row: Ints, io: Ints, than_us: Ints) -> Ints:
         """I/Os that may have taken longer than a time, by upper bucket edges, by row."""
         first = np.maximum(np.searchsorted(EDGES_NS, than_us * 1000, side="right") - 1, 0)

@@ -199,16 +199,8 @@ class _Params:
 
 
 def _offered(table: SlotTable, params: _Params, pair_slice: Ints, row: Ints) -> Floats:
-    """I/Os of the promised kind that arrived, by slice.
-
-    ``arrived`` is not split by kind: I/Os that are held are shared out as those that completed.
-    """
-    c, io = table.columns, params.io[pair_slice]
-    reads, writes = c["reads"][row], c["writes"][row]
-    both = reads + writes
-    arrived = c["arrived"][row].astype(np.float64)
-    shared = arrived * of_kind(io, reads, writes) / np.maximum(both, 1)
-    return float_sums(pair_slice, np.where(io == IO_ANY, arrived, shared), len(params.io))
+    """I/Os of the promised kind that arrived, by slice."""
+    return float_sums(pair_slice, table.arrivals(row, params.io[pair_slice]), len(params.io))
 
 
 class _Judging:
@@ -303,9 +295,7 @@ class _Judging:
         self._own_oldest_us = own_oldest * 1000
         self._oldest_us = np.maximum(self._own_oldest_us, self._kindless_oldest_us)
         self._stalled_us = np.maximum(own_stalled * 1000, self._kindless_stalled_us)
-        reads, writes = (c[by_kind[at]] | c[by_kind[at + 1]] for at in (0, 2))
-        self._waits = np.choose(io, (reads | writes, reads, writes)) > 0
-        self._other_waits = np.choose(io, (np.zeros_like(io), writes, reads)) > 0
+        self._is_known_to_wait = np.bitwise_or.reduce([c[name] for name in by_kind]) > 0
 
     def _stuck(self) -> None:
         """Hangs: of all I/O (a stall), and of some while others complete (stuck)."""
@@ -500,17 +490,16 @@ class _Judging:
         self.is_measurable &= ~(mine & unclear)
 
     def _asked(self) -> Floats:
-        """I/Os of the promised kind that arrived; of what did not complete, what may be of it."""
-        c, io, done, both = self._c, self._io, self._done, self._both
-        arrived, mine, other = c["arrived"].astype(np.float64), self._waits, self._other_waits
-        open_ = np.maximum(c["arrived"] - both, 0)
-        # Of agents that do not tell what was given up: those not in flight at the end of a cut.
+        """I/Os of the promised kind that arrived, or that their clients gave up."""
+        c, io, done = self._c, self._io, self._done
+        arrived = c["arrived"].astype(np.float64)
         ended, _ = self._table.abandoned(self._row, io)
         every, _ = self._table.abandoned(self._row, np.zeros_like(io))
-        gone = np.where(every > 0, ended, np.maximum(open_ - c["outstanding"], 0))
-        shared = np.where(done > 0, arrived * done / np.maximum(both, 1), gone.astype(np.float64))
-        shared = np.maximum(shared, np.where(every > 0, done + ended, 0))
-        found = np.select([mine & ~other, other & ~mine], [done + open_, done], shared)
+        found = self._table.arrivals(self._row, io)
+        found = np.maximum(found, np.where(every > 0, done + ended, 0))
+        # Of agents that do not tell what was given up: those not in flight at the end of a cut.
+        gone = np.maximum(c["arrived"] - self._both - c["outstanding"], 0)
+        found = np.where((done == 0) & (every == 0) & ~self._is_known_to_wait, gone, found)
         return np.where(io == IO_ANY, arrived, found)
 
     def _find_availability(self, mine: Bools) -> None:

@@ -12,9 +12,10 @@ less the time that the plane is missing from them.
 ``silent``: a plane that was stopped hands over one long cut when it goes on. Its counts are true, and prove
 nothing of the time in between: it served no I/O, and clients that sent some meanwhile were not heard. So that
 time is taken off again. Header key ``un`` says for how long before the cut's end the plane gave its link no
-answer, since it was asked; the time in which cuts of other sources came without it says so, too, from
-``SILENT_US`` on. (Of an agent that does not send the key, where there is no other source, a stopped plane
-looks like a link that was away while its planes went on serving: its time counts.)
+answer, since it was asked, or should have been by a link that was stopped, too (a paused machine); the
+time in which cuts of other sources came without it says so, too, from ``SILENT_US`` on. (Of an agent that
+does not send the key, where there is no other source, a stopped plane looks like a link that was away while
+its planes went on serving: its time counts.)
 
 Whose streams: header key ``of`` of a cut with the samples of several sources says it row by row, as a bitmap
 for each plane (bit i, from the lowest of the first byte, is row i). An agent of before does not send it: the

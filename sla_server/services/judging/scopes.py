@@ -32,8 +32,9 @@ class JudgeScopes:
         """All streams there are, as table ``streams`` has them; none can have come after now."""
         self._by_volume = {}
         for row in rows:
-            stream = JudgedStream(row["stream_id"], row["gateway_id"], min(row["first_seen_us"], now_us))
-            self._by_volume.setdefault(row["volume"], []).append((row["client"], stream))
+            first_us, volume = min(row["first_seen_us"], now_us), row["volume"]
+            stream = JudgedStream(row["stream_id"], row["gateway_id"], first_us, volume)
+            self._by_volume.setdefault(volume, []).append((row["client"], stream))
         self.streams = len(rows)
 
     def set_tracks(self, tracks: Mapping[Name, Track]) -> None:

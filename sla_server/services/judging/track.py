@@ -28,7 +28,7 @@ from sla_server.services.store import Row
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
 RETIRED_US: Final = DAY_US
-"""A gateway silent for a day leaves the scope if another one in it is not: its volumes have moved."""
+"""A gateway silent for a day leaves the scope if others that report have its volumes: these have moved."""
 OPEN_US: Final = 2 * DAY_US
 """How long late data may revise a slice: rollups stay in SQL 48 h."""
 JUDGE_BACK_US: Final = 7 * DAY_US
@@ -47,6 +47,7 @@ class JudgedStream:
     stream_id: int
     gateway_id: str
     first_seen_us: int
+    volume: str = ""
 
 
 @dataclass(slots=True)
@@ -157,12 +158,18 @@ class Track:
     ) -> frozenset[str]:
         """Gateways whose data a slice needs: with a stream in scope by its end, and not retired.
 
-        If all are, it needs all of them: what nobody observes is no_data, however long it lasts.
+        One that has a volume in scope which no other one has that reports is not retired, however long it is
+        silent: what nobody observes is no_data.
         """
         seen = frozenset([stream.gateway_id for stream in scope if stream.first_seen_us < end_us])
         if len(seen) < 2:
             return seen
-        return frozenset([name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US]) or seen
+        alive = frozenset([name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US])
+        if len(alive) == len(seen):
+            return seen
+        there = [stream for stream in scope if stream.first_seen_us < end_us]
+        moved = {stream.volume for stream in there if stream.gateway_id in alive}
+        return alive | {stream.gateway_id for stream in there if stream.volume not in moved}
 
     def due(
         self, scope: Sequence[JudgedStream], progress: Mapping[str, int], now_us: int, late_us: int

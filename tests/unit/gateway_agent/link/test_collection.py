@@ -183,6 +183,24 @@ def test_a_plane_is_silent_from_the_question_to_its_answer(made_s, heard_s, sile
     assert found.silent_us == silent_s * 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("due_s", "made_s", "silent_s"), [(None, 70, 0), (3, 70, 67), (66, 70, 0), (65, 70, 5), (3, 4, 0)]
+)
+def test_a_link_that_did_not_run_says_so_for_its_planes(due_s, made_s, silent_s):
+    """A paused machine: link and planes stop together. A cut that was made before says nothing."""
+    source = AskedSource()
+    one = collection.CollectionRound([source])
+    one.begin(70 * SECOND, None if due_s is None else due_s * SECOND)
+    source.answer(made_s * SECOND)
+    (found,) = one.gather(70 * SECOND)
+    assert found.silent_us == silent_s * 1_000_000
+    one.next_round(71 * SECOND, [found])
+    source.sample = None
+    one.begin(72 * SECOND, 72 * SECOND)
+    source.answer(72 * SECOND)
+    assert [each.silent_us for each in one.gather(72 * SECOND)] == [0]
+
+
 KEY = StreamKey("vol-1", "c", "b0")
 
 

@@ -56,6 +56,21 @@ def test_an_idle_poll_covers_its_time_with_a_cut_without_rows(bench):
     assert (one.rows, one.duration_us) == (0, 1_000_000)
 
 
+@pytest.mark.parametrize(("away_s", "said"), [(5, None), (25, {"nbd-0": 23_500_000})])
+def test_a_machine_that_was_paused_accounts_for_no_plane(bench, away_s, said):
+    """Until 1.5 intervals behind the cut before the link need not have asked."""
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 1))
+    bench.core.tick()
+    bench.clock.advance(away_s)
+    bench.poll(start=(EPOCH, 2))
+    assert bench.server.cuts[EPOCH, 2].extra.get("un") == said
+    bench.core.tick()
+    bench.clock.advance(1)
+    bench.poll(start=(EPOCH, 3))
+    assert "un" not in bench.server.cuts[EPOCH, 3].extra
+
+
 def test_streams_are_announced_once_and_before_their_first_cut(bench, plane):
     plane.io()
     bench.poll(start=(EPOCH, 1))

@@ -626,10 +626,10 @@ def test_a_late_cut_of_a_slice_that_was_not_judged_is_no_news() -> None:
 
 
 def test_a_gateway_that_comes_back_after_days_revises_what_was_judged_without_it() -> None:
-    """It leaves the scope of a promise over two gateways after a day, and hands over 30 h of slow I/O."""
-    item = in_force(simple(volumes="vol-1, vol-2", slice_text="15m"), applied_us=START_US)
+    """Its volume has moved, so it leaves the scope after a day; then it hands over 30 h of slow I/O."""
+    item = in_force(simple(volumes="vol-1", slice_text="15m"), applied_us=START_US)
     scene, hour = Scene(item), 60
-    scene.store.add_stream(2, volume="vol-2", gateway=OTHER)
+    scene.store.add_stream(2, volume="vol-1", gateway=OTHER)
     for minute in range(30 * hour):
         scene.store.add_slot(at(minute), stream_id=2, gateway=OTHER)
     scene.store.add_slot(at(0))

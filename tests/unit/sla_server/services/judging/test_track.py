@@ -52,6 +52,24 @@ def test_the_next_slice_waits_for_its_gateway_or_until_it_is_late() -> None:
     assert rest(track, {GATEWAY: 1}) == (2.5, {GATEWAY: 2})
 
 
+def test_a_gateway_leaves_the_scope_when_its_volumes_have_moved() -> None:
+    """It is silent for more than a day; another one reports."""
+    progress = {"a": at(0), "b": at(2000)}
+    slice_us = at(1500), at(1501)
+    for at_a, at_b, late, found in (
+        ("v", "v", 0, {"b"}),
+        ("v w", "v", 0, {"a", "b"}),
+        ("v", "w", 0, {"a", "b"}),
+        ("v", "v w", 0, {"b"}),
+        ("v", "v", 1600, {"a"}),  # it appears there later
+    ):
+        scope = [JudgedStream(1, "a", 0, volume) for volume in at_a.split()]
+        scope += [JudgedStream(2, "b", at(late), volume) for volume in at_b.split()]
+        assert Track.gateways(scope, progress, *slice_us) == found
+    both = [JudgedStream(1, "a", 0, "v"), JudgedStream(2, "b", 0, "v")]
+    assert Track.gateways(both, {}, *slice_us) == {"a", "b"}
+
+
 def test_of_several_gateways_one_that_lacks_is_waited_for() -> None:
     track, scope = made(), [JudgedStream(1, "a", 0), JudgedStream(2, "b", 0), JudgedStream(3, "c", 0)]
     progress = {"a": at(1), "b": at(0.5), "c": at(1)}
