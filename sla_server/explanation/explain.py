@@ -213,7 +213,7 @@ def _purpose(throttle: Row, times: Times) -> str:
         by = f" by {throttle['who']}" if throttle.get("who") else ""
         return f"set by hand{by} at {times.when(throttle['requested_us'])}"
     if throttle.get("reason") == "agreed-cap":
-        return "the cap of its own agreement"
+        return words.reason_of(throttle)
     if source == "policy":
         return "asked for by the policy"
     if throttle.get("reason") in words.AHEAD:

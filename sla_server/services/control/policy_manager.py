@@ -5,14 +5,14 @@ Layers of wishes for a volume, each with a throttle row of its own:
     manual     an operator's, in any mode, until released or expired
     control    the loop's, in mode enforce
     policy     the Spark policy of this hour, in mode enforce; a manual one on the volume takes its place
-    agreed     the cap written in the volume's own agreement, in mode enforce
+    agreed     the cap written in an agreement of the volume, or of a client of it, in mode enforce
 
 In force is the lowest of them, rate by rate, but never below the volume's floor: the loop and the policies
 respect every floor, an operator only those that an agreement promises (the 50 IOPS of a volume without one
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
-A wish of the layers manual and control may be about one client of a volume (a *target*, see ``targets``). It
+A wish of the layers manual, control and agreed may be about one client of a volume (a *target*, see ``targets``). It
 holds beside what is in force for the volume, and is sent to gateways that apply caps of clients.
 
 Pure: no clock, no I/O. Changed only by the controller's one thread.
@@ -82,6 +82,7 @@ class PolicyManager:
     log: DecisionLog = field(default_factory=DecisionLog)
     uses: ClientUses = field(default_factory=ClientUses)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    _agreed_by: dict[str, str] = field(default_factory=dict)
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
     _dirty: dict[str, Throttle] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class PolicyManager:
     def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
         tables = self.carriers_of(volume)
-        place = backend or backend_among(tables, volume)
+        place = backend or backend_among(tables, volume_of(volume))
         agreement = victim.partition("/")[0] if layer == "control" else ""
         return self.mode_of(place, agreement) == "enforce"
 
@@ -169,15 +170,23 @@ class PolicyManager:
                 self._dirty[throttle.throttle_id] = throttle
 
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
-        """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
+        """Caps of layer "policy" or "agreed" by target, complete; they act in mode enforce."""
         self._wanted[layer] = dict(wanted)
         self._followed = ""
         if layer == "policy":
             self.policy_version = version
 
-    def add_wanted(self, layer: str, wanted: Mapping[str, Rates]) -> None:
-        """Caps of more volumes, or other caps of the same ones; the rest stays."""
-        self._wanted[layer].update(wanted)
+    def set_agreed(self, caps: Mapping[str, tuple[Rates, str]]) -> None:
+        """Caps of layer "agreed" by target, complete: rates, and the agreement that has them."""
+        self._agreed_by = {target: sla for target, (_, sla) in caps.items()}
+        self.set_wanted("agreed", {target: rates for target, (rates, _) in caps.items()})
+
+    def change_agreed(self, caps: Mapping[str, tuple[Rates, str]], gone: Iterable[str]) -> None:
+        """Caps of more targets, or other caps of the same ones, and targets without one now."""
+        for target in gone:
+            self._wanted["agreed"].pop(target, None)
+        self._wanted["agreed"].update({target: rates for target, (rates, _) in caps.items()})
+        self._agreed_by.update({target: sla for target, (_, sla) in caps.items()})
         self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
@@ -215,7 +224,7 @@ class PolicyManager:
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
-                self._wanted[layer][throttle.volume] = throttle.rates
+                self._wanted[layer][throttle.target] = throttle.rates
             self._followed = ""
             restored.append(throttle)
         return restored
@@ -465,21 +474,21 @@ class PolicyManager:
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer = self.layers[name]
             wanted = {v: rates for v, rates in self._wanted[name].items() if self._enforces(name, v)}
-            for volume in [v for v in layer if v not in wanted]:
-                self._end(name, volume, "released", Reason.WITHDRAWN, "no longer asked for")
-            for volume, rates in wanted.items():
-                if volume in layer and layer[volume].rates == rates:
-                    continue
-                text = (
-                    f"policy version {self.policy_version}"
-                    if name == "policy"
-                    else "cap of the volume's own agreement"
-                )
-                if volume in layer:
-                    layer[volume].rates, layer[volume].text = rates, text
-                    self._dirty[layer[volume].throttle_id] = layer[volume]
-                else:
-                    self._begin(name, volume, Throttle("", volume, "", "policy", rates, reason, text))
+            for target in [t for t in layer if t not in wanted]:
+                self._end(name, target, "released", Reason.WITHDRAWN, "no longer asked for")
+            for target, rates in wanted.items():
+                found = layer.get(target)
+                sla = self._agreed_by.get(target, "") if name == "agreed" else ""
+                text = f"policy version {self.policy_version}"
+                if name == "agreed":
+                    text = f"cap of agreement {sla}" if sla else "cap of its own agreement"
+                if found is None:
+                    volume, client = volume_of(target), client_of(target)
+                    begun = Throttle("", volume, "", "policy", rates, reason, text, client=client)
+                    self._begin(name, target, begun)
+                elif found.rates != rates or (sla and found.text != text):
+                    found.rates, found.text = rates, text
+                    self._dirty[found.throttle_id] = found
 
     def _expire(self, now_ns: int, unix_us: int) -> None:
         for key, throttle in list(self.layers["manual"].items()):
