@@ -1,9 +1,9 @@
 """Caps that agreements have for their own use: of whole volumes, or of the clients that they name.
 
-An agreement for all clients caps each of its volumes. One that names clients caps each of those on each of its
-volumes, and nothing else: another agreement may have promised the same volume to other clients. Such a cap
-needs gateways that apply caps of clients. Where one does not, the cap is not applied, and an event says so,
-once until it can be.
+An agreement for all clients caps each of its volumes. One that names clients caps each of those on each of
+its volumes, and nothing else: another agreement may have promised the same volume to other clients. Such a
+cap needs gateways that apply caps of clients. Where one does not, the cap is not applied, and an event says
+so, once until it can be.
 
 State: what is asked for of each volume, and where it cannot be applied. No clock, no I/O. Changed only by the
 controller's one thread.
@@ -107,8 +107,9 @@ class AgreedCaps:
             if table.state == "up" and table.caps_clients is False
         }
         text = (
-            f"the cap of {sla} is not applied on {named(volumes)}: it is for some clients only, and the agent "
-            f"of {named(old)} caps whole volumes (a cap of clients needs agents with client-caps): upgrade it"
+            f"the cap of {sla} is not applied on {named(volumes)}: it is for some clients only, and the "
+            f"agent of {named(old)} caps whole volumes (a cap of clients needs agents with client-caps): "
+            "upgrade it"
         )
         details = {"sla": sla, "volumes": len(volumes), "gateways": len(old)}
         return RaiseEvent("throttle-not-effective", "warning", "sla", sla, text, details)

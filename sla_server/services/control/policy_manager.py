@@ -12,8 +12,9 @@ respect every floor, an operator only those that an agreement promises (the 50 I
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
-A wish of the layers manual, control and agreed may be about one client of a volume (a *target*, see ``targets``). It
-holds beside what is in force for the volume, and is sent to gateways that apply caps of clients.
+A wish of the layers manual, control and agreed may be about one client of a volume (a *target*, see
+``targets``). It holds beside what is in force for the volume, and is sent to gateways that apply caps of
+clients.
 
 Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
@@ -373,10 +374,11 @@ class PolicyManager:
         self._fresh = []
         for throttle, state, reason, text in self._ended:
             self._note_ended(throttle, reason, text, unix_us)
-            throttle.end(state, reason.value, text, unix_us)
+            throttle.end(state, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
-                event = _event("throttle-released", throttle, throttle.text)
+                said = throttle.text if throttle.source == "manual" else text
+                event = _event("throttle-released", throttle, said)
                 event.details["ended"] = reason.value
                 self._events.append(event)
         self._ended = []
@@ -477,18 +479,18 @@ class PolicyManager:
             for target in [t for t in layer if t not in wanted]:
                 self._end(name, target, "released", Reason.WITHDRAWN, "no longer asked for")
             for target, rates in wanted.items():
-                found = layer.get(target)
+                known = layer.get(target)
                 sla = self._agreed_by.get(target, "") if name == "agreed" else ""
                 text = f"policy version {self.policy_version}"
                 if name == "agreed":
                     text = f"cap of agreement {sla}" if sla else "cap of its own agreement"
-                if found is None:
+                if known is None:
                     volume, client = volume_of(target), client_of(target)
                     begun = Throttle("", volume, "", "policy", rates, reason, text, client=client)
                     self._begin(name, target, begun)
-                elif found.rates != rates or (sla and found.text != text):
-                    found.rates, found.text = rates, text
-                    self._dirty[found.throttle_id] = found
+                elif known.rates != rates or (sla and known.text != text):
+                    known.rates, known.text = rates, text
+                    self._dirty[known.throttle_id] = known
 
     def _expire(self, now_ns: int, unix_us: int) -> None:
         for key, throttle in list(self.layers["manual"].items()):
@@ -512,7 +514,7 @@ class PolicyManager:
             if not (gateway.issued or gateway.reported or gateway_id in shares_of):
                 continue  # it holds nothing, and should
             table, wanted = tables[gateway_id], shares_of.get(gateway_id, {})
-            shares = fitting(wanted, table.caps_large is not False)
+            shares = fitting(wanted, table.caps_large is not False, gateway.issued.keys())
             moved = gateway.changed(shares, totals, self.settings, now_ns)
             stray = gateway.stray(self.settings, now_ns)
             if not gateway.up or not (moved or stray):
