@@ -50,6 +50,7 @@ from sla_server.services.control.throttle import (
     Throttle,
     new_id,
 )
+from sla_server.services.control.throttle_index import ThrottleIndex
 from sla_server.services.control.usage import GatewayTable, backend_among
 
 _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
@@ -82,6 +83,7 @@ class PolicyManager:
     gateways: dict[str, GatewayCaps] = field(default_factory=dict)
     log: DecisionLog = field(default_factory=DecisionLog)
     uses: ClientUses = field(default_factory=ClientUses)
+    index: ThrottleIndex = field(default_factory=ThrottleIndex)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _agreed_by: dict[str, str] = field(default_factory=dict)
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
@@ -103,8 +105,7 @@ class PolicyManager:
 
     def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
-        tables = self.carriers_of(volume)
-        place = backend or backend_among(tables, volume_of(volume))
+        place = backend or backend_among(self.carriers_of(volume), volume_of(volume))
         agreement = victim.partition("/")[0] if layer == "control" else ""
         return self.mode_of(place, agreement) == "enforce"
 
@@ -192,7 +193,8 @@ class PolicyManager:
 
     def manual_set(self, throttle: Throttle) -> None:
         """An operator's throttle; a second one with the same id replaces the first."""
-        self.layers["manual"].pop(throttle.throttle_id, None)
+        if (before := self.layers["manual"].pop(throttle.throttle_id, None)) is not None:
+            self.index.remove(before)
         self._begin("manual", throttle.throttle_id, throttle)
 
     def manual_release(
@@ -221,7 +223,10 @@ class PolicyManager:
             throttle = Throttle.of(row)
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.target
+            if (before := self.layers[layer].get(key)) is not None:
+                self.index.remove(before)
             self.layers[layer][key] = throttle
+            self.index.add(throttle)
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
@@ -255,6 +260,7 @@ class PolicyManager:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
+            self.index.look_after(throttle)
 
     def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
@@ -271,10 +277,8 @@ class PolicyManager:
             return
         if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
-        for throttle in self.throttles():
+        for throttle in self.index.about(gateway.issued):
             target = throttle.target
-            if target not in gateway.issued:
-                continue
             changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
             use = self.uses.of(table, target)
             if use is not None and table.gateway_id not in throttle.waiting:
@@ -282,24 +286,24 @@ class PolicyManager:
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
+                self.index.look_after(throttle)
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
 
     def held_late(self, late: Late) -> None:
         """A gateway's caps held I/Os of these volumes for too long; live views say so, nothing is decided."""
-        for throttle in self.throttles():
-            if throttle.volume in late:
-                ios, longest_us = late[throttle.volume]
-                throttle.late_ios += ios
-                throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
+        for throttle in self.index.of_volumes(late):
+            ios, longest_us = late[throttle.volume]
+            throttle.late_ios += ios
+            throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
         gateway = self.gateways.get(gateway_id)
         if gateway is None or gen != gateway.gen:
             return
-        for throttle in self.throttles():
-            if throttle.target not in gateway.issued or throttle.waiting.get(gateway_id) != gen:
+        for throttle in self.index.about(gateway.issued):
+            if throttle.waiting.get(gateway_id) != gen:
                 continue
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
@@ -322,9 +326,8 @@ class PolicyManager:
     def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:
         """A gateway does not serve these volumes: it gets no caps for them until its exports change."""
         for volume in sorted(volumes):
-            for throttle in self.throttles():
-                if throttle.volume == volume:
-                    throttle.forget(table.gateway_id)
+            for throttle in self.index.of_volumes((volume,)):
+                throttle.forget(table.gateway_id)
             where = table.name or table.gateway_id
             text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
             details = {"gateway_id": table.gateway_id, "volume": volume}
@@ -336,18 +339,20 @@ class PolicyManager:
 
     def effective(self, target: str) -> Rates:
         """What is in force for a volume or a client: the lowest wish, not below the floor."""
-        floor = self.terms_of(target)
         manual = Rates()
-        for throttle in self.layers["manual"].values():
-            if throttle.target == target:
+        for throttle in self.index.about((target,)) if self.layers["manual"] else ():
+            if throttle.source == "manual":
                 manual = manual.tighter(throttle.rates)
-        manual = self.manual_held(target, manual)
+        if not manual.is_open:
+            manual = self.manual_held(target, manual)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(target)
             if found is not None and (name != "policy" or manual.is_open):
                 automatic = automatic.tighter(found.rates)
-        return self._lift(automatic, floor, target).tighter(manual)
+        if automatic.is_open:
+            return manual
+        return self._lift(automatic, self.terms_of(target), target).tighter(manual)
 
     def manual_held(self, target: str, rates: Rates) -> Rates:
         """What an operator's rates come to on this target: never below a floor that an agreement promises."""
@@ -382,7 +387,7 @@ class PolicyManager:
                 event.details["ended"] = reason.value
                 self._events.append(event)
         self._ended = []
-        for throttle in self.throttles():
+        for throttle in self.index.unproven():
             if why := throttle.failure(self.settings, now_ns):
                 self._events.append(_event("throttle-not-effective", throttle, why))
                 self._failed.append((throttle, why))
@@ -503,7 +508,7 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        totals = {v: r for v in {t.target for t in self.throttles()} if not (r := self.effective(v)).is_open}
+        totals = {v: r for v in self.index.targets() if not (r := self.effective(v)).is_open}
         shares_of: dict[str, dict[str, Rates]] = {}
         for target, rates in totals.items():
             for gateway_id, share in self._shares(target, rates, now_ns).items():
@@ -530,11 +535,11 @@ class PolicyManager:
             decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares)))
             for target in touched:
                 waits.setdefault(volume_of(target), {})[gateway_id] = gen
-            for throttle in self.throttles():
-                if throttle.target in touched:
-                    throttle.backend = throttle.backend or table.backend_of(throttle.volume)
-                    throttle.issued(gateway_id, gen, now_ns)
-                    self._dirty[throttle.throttle_id] = throttle
+            for throttle in self.index.about(sorted(touched)):
+                throttle.backend = throttle.backend or table.backend_of(throttle.volume)
+                throttle.issued(gateway_id, gen, now_ns)
+                self.index.look_after(throttle)
+                self._dirty[throttle.throttle_id] = throttle
         return waits
 
     def _shares(self, target: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
@@ -576,10 +581,12 @@ class PolicyManager:
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
         self.layers[layer][key] = throttle
+        self.index.add(throttle)
         self._fresh.append(throttle)
 
     def _end(self, layer: str, key: str, state: str, reason: Reason, text: str) -> None:
         throttle = self.layers[layer].pop(key)
+        self.index.remove(throttle)
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))

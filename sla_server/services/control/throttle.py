@@ -278,6 +278,11 @@ class Throttle:
         self.state, self.seen_us = "seen", unix_us
         return True
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether ``failure`` may have something to say."""
+        return bool(self.waiting) or any(self.over_cuts.values())
+
     def failure(self, settings: ControlSettings, now_ns: int) -> str:
         """Why it is not effective, or ""; says each kind of failure once."""
         exceeded = sorted(g for g, cuts in self.over_cuts.items() if cuts >= settings.not_effective_cuts)
