@@ -241,6 +241,7 @@ class PolicyManager:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
         if self.backend_modes:  # which backend a volume is on may be known only now
             self._followed = ""
+        self.index.changed()
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
@@ -267,6 +268,7 @@ class PolicyManager:
         gateway = self.gateways.get(gateway_id)
         if gateway is not None and gateway.up:
             gateway.up, gateway.lost_ns = False, now_ns
+        self.index.changed()
         for throttle in self.throttles():
             throttle.forget(gateway_id)
 
@@ -275,6 +277,7 @@ class PolicyManager:
         gateway = self.gateways.get(table.gateway_id)
         if gateway is None:
             return
+        self.index.changed(gateway.issued)  # their mean I/O, and with it their floor
         if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
         for throttle in self.index.about(gateway.issued):
@@ -315,11 +318,9 @@ class PolicyManager:
                 continue
             self._dirty[throttle.throttle_id] = throttle
         if state == "refused" and gateway.refused != reason:
-            text = f"gateway {gateway_id} refused its caps: {reason}"
+            text, what = f"gateway {gateway_id} refused its caps: {reason}", "throttle-not-effective"
             details = {"gateway_id": gateway_id, "gen": gen, "reason": reason}
-            self._events.append(
-                RaiseEvent("throttle-not-effective", "critical", "gateway", gateway_id, text, details)
-            )
+            self._events.append(RaiseEvent(what, "critical", "gateway", gateway_id, text, details))
         if state != "sent":
             gateway.refused = reason if state == "refused" else ""
 
@@ -330,10 +331,8 @@ class PolicyManager:
                 throttle.forget(table.gateway_id)
             where = table.name or table.gateway_id
             text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
-            details = {"gateway_id": table.gateway_id, "volume": volume}
-            self._events.append(
-                RaiseEvent("throttle-not-effective", "critical", "volume", volume, text, details)
-            )
+            details, what = {"gateway_id": table.gateway_id, "volume": volume}, "throttle-not-effective"
+            self._events.append(RaiseEvent(what, "critical", "volume", volume, text, details))
 
     # Decisions.
 
@@ -441,7 +440,7 @@ class PolicyManager:
     def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
         target, floor = throttle.target, self.terms_of(throttle.target)
         carriers = self.carriers_of(target)
-        up = {gateway_id: table for gateway_id, table in carriers.items() if table.state == "up"}
+        up = {g: table for g, table in carriers.items() if table.state == "up"}
         uses = [self.uses.of(table, target) for table in up.values()]
         holders, others = up, dict[str, GatewayTable]()
         if rates is not None:
@@ -474,6 +473,7 @@ class PolicyManager:
         if self._followed == self.mode:
             return
         self._followed = self.mode
+        self.index.changed()
         for name in ("control", "policy", "agreed"):
             for key, found in list(self.layers[name].items()):
                 if not self._enforces(name, found.volume, found.backend, found.victim):
@@ -508,7 +508,7 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        totals = {v: r for v in self.index.targets() if not (r := self.effective(v)).is_open}
+        totals = self.index.totals(self.effective, self._dirty.values())
         shares_of: dict[str, dict[str, Rates]] = {}
         for target, rates in totals.items():
             for gateway_id, share in self._shares(target, rates, now_ns).items():

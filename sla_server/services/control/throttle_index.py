@@ -9,8 +9,9 @@ I/O. Changed only by the policy manager.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from pmdaemon.wire.rates import Rates
 from sla_server.services.control.throttle import Throttle
 
 
@@ -26,15 +27,19 @@ class ThrottleIndex:
         self._targets: dict[str, list[Throttle]] = {}
         self._volumes: dict[str, list[Throttle]] = {}
         self._unproven: dict[int, Throttle] = {}
+        self._stale: dict[str, None] = {}
+        self._totals: dict[str, Rates] = {}
 
     def add(self, throttle: Throttle) -> None:
         """It is in force from now on."""
         self._targets.setdefault(throttle.target, []).append(throttle)
         self._volumes.setdefault(throttle.volume, []).append(throttle)
+        self.changed((throttle.target,))
 
     def remove(self, throttle: Throttle) -> None:
         """It has ended."""
         self._unproven.pop(id(throttle), None)
+        self.changed((throttle.target,))
         for index, key in ((self._targets, throttle.target), (self._volumes, throttle.volume)):
             kept = [each for each in index[key] if each is not throttle]
             if kept:
@@ -45,6 +50,27 @@ class ThrottleIndex:
     def targets(self) -> list[str]:
         """Every target with a throttle."""
         return list(self._targets)
+
+    def changed(self, targets: Iterable[str] | None = None) -> None:
+        """What is in force of these targets, or of all, may be another now: a wish, a floor, their I/Os."""
+        self._stale.update(dict.fromkeys(self._targets if targets is None else targets))
+
+    def totals(self, effective: Callable[[str], Rates], changed: Iterable[Throttle]) -> dict[str, Rates]:
+        """What is in force of each target that is not free.
+
+        Args:
+            effective: is asked for those that changed alone.
+            changed: throttles whose rates may be others now.
+        """
+        self.changed(throttle.target for throttle in changed)
+        for target in self._stale:
+            rates = effective(target) if target in self._targets else Rates()
+            if rates.is_open:
+                self._totals.pop(target, None)
+            else:
+                self._totals[target] = rates
+        self._stale = {}
+        return self._totals
 
     def about(self, targets: Iterable[str]) -> Iterator[Throttle]:
         """Throttles of these targets."""

@@ -76,7 +76,8 @@ def test_the_demo(seed):
     assert released[0] <= 75 + 6.5
     assert world.greedy.rate_between(83, 89) > 490  # all of the disk
     (row,) = [r for r in rows(world.sim).values() if r["state"] != "observed"]
-    assert (row["state"], row["reason"], row["victim"]) == ("released", "victim-idle", "gold/latency")
+    assert released[1].details["ended"] == "victim-idle"
+    assert (row["state"], row["reason"], row["victim"]) == ("released", "recovery-step", "gold/latency")
 
 
 def test_few_bad_seconds_over_many_seeds():

@@ -55,3 +55,26 @@ def test_a_cut_looks_at_the_caps_of_its_gateway_alone() -> None:
     before = policy.index.looked_at
     fed.step((A, use, gen))
     assert policy.index.looked_at - before == 2
+
+
+def test_only_what_changed_is_worked_out() -> None:
+    index, asked = ThrottleIndex(), list[str]()
+
+    def effective(target: str) -> Rates:
+        asked.append(target)
+        return Rates(cost_per_s=9.0)
+
+    one, two = throttle("v"), throttle("w")
+    index.add(one)
+    index.add(two)
+    assert index.totals(effective, ()).keys() == {"v", "w"}
+    index.totals(effective, ())
+    assert asked == ["v", "w"]
+    index.changed(["w"])
+    index.totals(effective, [one])
+    assert asked == ["v", "w", "w", "v"]
+    index.remove(one)
+    assert index.totals(effective, ()).keys() == {"w"}
+    index.changed()
+    index.totals(effective, ())
+    assert asked[4:] == ["w"]
