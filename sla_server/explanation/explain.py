@@ -44,6 +44,8 @@ RECENT_US: Final = 120_000_000
 """A finding is repeated once in a minute while it lasts; an older one may be past."""
 MOST_DECISIONS: Final = 5
 MANUAL: Final = "manual"
+RATES: Final = ("cost_per_s", "ops_per_s", "bytes_per_s")
+SETS_A_CAP: Final = ("cap-set", "cap-changed", "cap-released")
 AT_RISK: Final = ("violating", "at-risk", "bad")
 
 
@@ -97,11 +99,12 @@ def _volume(facts: Row, times: Times) -> Explanation:
     newest = next(iter(as_rows(facts.get("decisions"))), None)
     observed = _observed(facts, newest)
     if throttles:
-        tightest = throttles[0]
+        tightest = next(row for row in throttles if not _is_replaced(row, throttles))
         status = "throttled"
         alike = [row for row in throttles if _is_alike(row, tightest)]
         limit = words.rates(_in_force(alike, facts)) or "a rate that is no longer stored"
-        headline = f"{words.capped(tightest)} {be} throttled to {limit}{moment}, {_purpose(tightest, times)}."
+        purpose = _purpose(_as_then(tightest, facts), times)
+        headline = f"{words.capped(tightest)} {be} throttled to {limit}{moment}, {purpose}."
     elif observed is not None:
         status = "observed"
         client = (observed.get("figures") or {}).get("client")
@@ -155,18 +158,49 @@ def _observed(facts: Row, newest: Row | None) -> Row | None:
 
 
 def _in_force(throttles: Sequence[Row], facts: Row) -> Row:
-    """The lowest of each rate over all throttles of the volume, as far as their rates then are stored.
+    """What is in force of throttles that are about the same: the newest decision about any of them says so.
 
-    A cap below a floor is lifted to it; the newest decision about the throttle says to what.
+    Without one, the lowest of each rate, as far as their rates then are stored. A cap below a floor is lifted
+    to it; the newest decision about the throttle says to what.
     """
+    if (held := _held(throttles, facts)) is not None:
+        return held
     lowest: dict[str, float] = {}
-    for throttle in throttles:
+    for throttle in (row for row in throttles if not _is_replaced(row, throttles)):
         found = _rates_then(throttle, facts)
-        for name in ("cost_per_s", "ops_per_s", "bytes_per_s"):
+        for name in RATES:
             rate = (found or {}).get(name)
             if rate is not None:
                 lowest[name] = min(rate, lowest.get(name, rate))
     return lowest
+
+
+def _held(throttles: Sequence[Row], facts: Row) -> Row | None:
+    """What the newest decision about their target put in force; None if one of them has no decision."""
+    if any(_decision_of(throttle, facts) is None for throttle in throttles):
+        return None
+    about = (
+        row
+        for row in as_rows(facts.get("decisions"))
+        if row.get("kind") in SETS_A_CAP and words.capped(row) == words.capped(throttles[0])
+    )
+    held: Row | None = (next(about, {}).get("figures") or {}).get("in_force")
+    return held or None
+
+
+def _is_replaced(throttle: Row, throttles: Sequence[Row]) -> bool:
+    """Whether a throttle by hand takes the place of the policy's on the same target."""
+    if throttle.get("source") != "policy" or throttle.get("reason") == words.AGREED:
+        return False
+    return any(other.get("source") == MANUAL and _is_alike(other, throttle) for other in throttles)
+
+
+def _as_then(throttle: Row, facts: Row) -> Row:
+    """A throttle with the reason that it had then: its row has that of its last step, or of its end."""
+    decision = None if facts["is_now"] or throttle.get("source") == MANUAL else _decision_of(throttle, facts)
+    if decision is None:
+        return throttle
+    return {**throttle, **{key: decision[key] for key in ("reason", "text") if decision.get(key)}}
 
 
 def _decision_of(throttle: Row, facts: Row) -> Row | None:
@@ -212,8 +246,8 @@ def _purpose(throttle: Row, times: Times) -> str:
     if source == MANUAL:
         by = f" by {throttle['who']}" if throttle.get("who") else ""
         return f"set by hand{by} at {times.when(throttle['requested_us'])}"
-    if throttle.get("reason") == "agreed-cap":
-        return "the cap of its own agreement"
+    if throttle.get("reason") == words.AGREED:
+        return words.reason_of(throttle)
     if source == "policy":
         return "asked for by the policy"
     if throttle.get("reason") in words.AHEAD:
@@ -231,7 +265,9 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
-        lines.append(f"{since}: {asked} at most{alone}, {_purpose(throttle, times)}.")
+        lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
+        if _is_replaced(throttle, throttles):
+            lines.append("It is not in force: one set by hand takes the place of the policy's.")
         if throttle.get("source") == MANUAL and throttle.get("text"):
             lines.append(f"Its reason: {words.sentence(str(throttle['text']).partition('; ')[0])}")
         if throttle.get("expires_us"):
@@ -250,7 +286,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         lines += _filled(_changes_of(throttle, facts, times))
         proof = decision if decision is not None and not facts["is_now"] else throttle
         lines.append(evidence.proof_line(proof, figures, facts["at_us"], times, is_now=facts["is_now"]))
-    if any(_is_alike(row, other) for row, other in itertools.combinations(throttles, 2)):
+    counting = [row for row in throttles if not _is_replaced(row, throttles)]
+    if any(_is_alike(row, other) for row, other in itertools.combinations(counting, 2)):
         lines.append("Of several throttles the lowest rate holds.")
     return lines
 
@@ -453,7 +490,7 @@ def _own_throttles(facts: Row, times: Times) -> list[str]:
         verb = "is" if facts["is_now"] else "was"
         lines.append(
             f"{words.capped(row)} {verb} throttled itself since {times.when(row['requested_us'])}, "
-            f"{_purpose(row, times)}: the delay counts against this promise."
+            f"{_purpose(_as_then(row, facts), times)}: the delay counts against this promise."
         )
     return lines
 

@@ -39,6 +39,9 @@ REASONS: Final = {
 """Every ``Reason`` of the controller."""
 
 WITHDRAWN: Final = "withdrawn"
+AGREED: Final = "agreed-cap"
+CAP_OF: Final = "cap of agreement "
+"""How the text of a cap begins that an agreement has; its name follows."""
 ENDED: Final = frozenset(("release", "cap-released"))
 """Decisions that end a cap: their text says what ended it."""
 AHEAD: Final = frozenset(("recurring-burst", "policy-ahead"))
@@ -161,6 +164,8 @@ def reason_of(row: Row) -> str:
     reason = str(row.get("reason") or "")
     if reason == WITHDRAWN and row.get("kind") in ENDED and row.get("text"):
         return str(row["text"]).rstrip(".")
+    if reason == AGREED and str(row.get("text") or "").startswith(CAP_OF):
+        return f"the {str(row['text']).partition('; ')[0]}"
     return REASONS.get(reason, reason)
 
 

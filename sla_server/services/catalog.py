@@ -325,6 +325,12 @@ def _warnings(agreement: Agreement, now_us: int) -> Iterable[str]:
         if notice_s is not None and _is_short(span, now_us, notice_s):
             when = window.start.isoformat(" ", "minutes")
             yield f"{agreement.name}: maintenance at {when} has less notice than was agreed"
+    if agreement.spec.cap is not None and "*" not in agreement.spec.scope.clients:
+        clients = ", ".join(agreement.spec.scope.clients[:5])
+        yield (
+            f"{agreement.name}: cap is for {clients} alone, each on each volume: a cap of clients needs "
+            "agents with client-caps, and is not applied to volumes that others carry"
+        )
 
 
 def _unseen(agreed: Sequence[Loaded], volumes: Collection[str]) -> Iterable[str]:

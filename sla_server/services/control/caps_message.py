@@ -3,7 +3,8 @@
 A set is one message, so its length has a limit: what agents of before take, or a folded header
 (``wire.frame``) for those that say ``large-caps``. Names are 128 characters at most, so that an entry alone
 always fits. Where a set would be longer, volumes come before clients, and of each those with the largest
-rates, which are those that use the most.
+rates, which are those that use the most. What a gateway holds keeps its place until another has more than
+``HELD_FACTOR`` times its rate: use is noisy, and a cap that comes and goes with it holds nothing.
 
 Pure functions.
 """
@@ -30,18 +31,23 @@ def entry_bytes(target: str) -> int:
     return ENTRY_BYTES + len(target)
 
 
-def fitting(shares: Mapping[str, Rates], is_large: bool) -> dict[str, Rates]:
+HELD_FACTOR: Final = 2.0
+
+
+def fitting(shares: Mapping[str, Rates], is_large: bool, held: Collection[str] = ()) -> dict[str, Rates]:
     """Those of a gateway's caps that fit into one message; all of them as a rule.
 
     Args:
         shares: rates by target.
         is_large: whether its agent takes a folded set.
+        held: targets that it has caps of now.
     """
     left = (MAX_FOLDED_BYTES if is_large else MAX_HEADER_BYTES) - HEAD_BYTES
     if sum(map(entry_bytes, shares)) <= left:
         return dict(shares)
     found: dict[str, Rates] = {}
-    for target in sorted(shares, key=lambda t: (bool(client_of(t)), -_strength(shares[t]), t)):
+    weight = {t: _strength(r) * (HELD_FACTOR if t in held else 1.0) for t, r in shares.items()}
+    for target in sorted(shares, key=lambda t: (bool(client_of(t)), -weight[t], t)):
         left -= entry_bytes(target)
         if left < 0:
             break

@@ -28,6 +28,7 @@ from pmdaemon.wire.cut import Cut
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
+from sla_server.services.control.agreed_caps import AgreedCaps
 from sla_server.services.control.cut_intake import CutIntake
 from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
@@ -82,7 +83,7 @@ class Controller:
         self._intake = CutIntake(
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage, self.planes
         )
-        self._restored = False
+        self._agreed = AgreedCaps(self.inventory, self.policy)
         self._excluded: dict[str, str] = {}
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
@@ -100,7 +101,7 @@ class Controller:
                 kept = LiveState(self.settings, promise, excluded=self._excluded.get(promise.sla, ""))
             self.live[promise.key] = kept
         self._link_rows(self.live)
-        self._set_agreed_caps(self.inventory.volumes() | self.policy.layers["agreed"].keys(), complete=True)
+        self._agreed.follow(complete=True)
 
     def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
         """Error budget of one objective: what its urgency follows."""
@@ -181,7 +182,7 @@ class Controller:
         self.scopes.replan(gateway_id)
         self._locate(table, table.exports)
         self.policy.gateway_up(table, now_ns)
-        self._set_agreed_caps(table.exports)
+        self._agreed.follow(table.exports)
 
     def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
         """How many cuts its spool has lost in its life, as it says; for the live view."""
@@ -198,6 +199,7 @@ class Controller:
         self.policy.gateway_lost(gateway_id, now_ns)
         self.loops.gateway_lost(table)
         self._move(v for v in {*table.exports, *table.use} if self.inventory.locate(v))
+        self._agreed.follow({*table.exports, *table.use})
 
     def add_streams(self, gateway_id: str, streams: Iterable[Mapping[str, Any]]) -> None:
         """Streams of a gateway, all or only new ones."""
@@ -210,7 +212,7 @@ class Controller:
         self._locate(table, {table.streams[row].volume for row in rows} | elsewhere.keys())
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
-            self._set_agreed_caps({table.streams[row].volume for row in rows})
+            self._agreed.follow({table.streams[row].volume for row in rows})
 
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
         """One cut, in order or not, for the first time or again.
@@ -242,6 +244,7 @@ class Controller:
         if table is not None and state != "sent" and (names := frozenset(refused)) - table.refused:
             table.refused |= names
             self.policy.volumes_refused(table, names)
+            self._agreed.follow(names)
         self.policy.caps_state(gateway_id, gen, state, reason, at_unix_us)
 
     # What people and policies ask for.
@@ -350,7 +353,7 @@ class Controller:
         """
         self._intake.flush()
         restored = self.policy.restore(throttle_rows)
-        self._restored = True
+        self._agreed.restored()
         if any(t.source != "manual" for t in restored):
             # What was in force was so in that mode; the process sets the mode next.
             self.policy.mode = "enforce"
@@ -367,7 +370,7 @@ class Controller:
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
-        return [*decisions, *plan.decisions, *self.log.take()]
+        return [*decisions, *self._agreed.events(), *plan.decisions, *self.log.take()]
 
     def snapshot(self, unix_us: int, most: int = 200) -> dict[str, Any]:
         """The live view of docs/formats/messages.md, without compliance, processes, events and policy.
@@ -468,16 +471,3 @@ class Controller:
             if event is not None:
                 decisions.append(event)
         return decisions
-
-    def _set_agreed_caps(self, volumes: Iterable[str], *, complete: bool = False) -> None:
-        """What agreements cap of these volumes; ``complete``: they are all, restored ones included."""
-        if self._restored:  # what was found in force is asked for only if the agreements still say so
-            self._restored, complete = False, True
-            volumes = self.inventory.volumes() | self.policy.layers["agreed"].keys()
-        caps = {
-            v: Rates(ops_per_s=c) for v in volumes if (c := self.inventory.terms_of(v).cap_iops) is not None
-        }
-        if complete:
-            self.policy.set_wanted("agreed", caps)
-        elif caps:
-            self.policy.add_wanted("agreed", caps)

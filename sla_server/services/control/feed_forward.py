@@ -42,7 +42,7 @@ from sla_server.services.control.loop_context import LoopContext
 from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 from sla_server.services.control.sharing import Neighbour, floor_for, may_slow
-from sla_server.services.control.targets import volume_of
+from sla_server.services.control.targets import named, volume_of
 from sla_server.services.control.throttle import LoopMemory
 from sla_server.services.control.victims import Need, Victim
 
@@ -336,7 +336,7 @@ class FeedForward:
                 f"a burst is expected in {left_s:.0f} s, as every {period_s:.0f} s "
                 f"(correlation {watched.pattern.strength:.2f})"
             )
-        return f"ahead of time for {lead.name}: {why}; {', '.join(managed)} to {allowed:.0f} cost/s"
+        return f"ahead of time for {lead.name}: {why}; {named(managed)} to {allowed:.0f} cost/s"
 
     # What came of it.
 

@@ -276,7 +276,7 @@ class BackendInventory:
 
     def targets(self, volume: str) -> list[str]:
         """What control may slow down of a volume: itself, or while it is divided its clients."""
-        if not self._is_divided(volume):
+        if not self.is_divided(volume):
             return [volume]
         tables = self.carriers_of(volume).values()
         return sorted({target_of(volume, c) for table in tables for c in self.uses.clients(table, volume)})
@@ -294,10 +294,10 @@ class BackendInventory:
 
     def can_be_managed(self, target: str) -> bool:
         """Whether caps of it are what control uses now; True while that is not known."""
-        divided = self._is_divided(target)
+        divided = self.is_divided(target)
         return self.can_throttle(target) and (divided is None or divided == bool(client_of(target)))
 
-    def _is_divided(self, target: str) -> bool | None:
+    def is_divided(self, target: str) -> bool | None:
         """See the module; None while none of its gateways is up, or one did not say yet what it can do."""
         if not self._any_names_clients:
             return False

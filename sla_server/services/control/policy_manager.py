@@ -5,15 +5,16 @@ Layers of wishes for a volume, each with a throttle row of its own:
     manual     an operator's, in any mode, until released or expired
     control    the loop's, in mode enforce
     policy     the Spark policy of this hour, in mode enforce; a manual one on the volume takes its place
-    agreed     the cap written in the volume's own agreement, in mode enforce
+    agreed     the cap written in an agreement of the volume, or of a client of it, in mode enforce
 
 In force is the lowest of them, rate by rate, but never below the volume's floor: the loop and the policies
 respect every floor, an operator only those that an agreement promises (the 50 IOPS of a volume without one
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
-A wish of the layers manual and control may be about one client of a volume (a *target*, see ``targets``). It
-holds beside what is in force for the volume, and is sent to gateways that apply caps of clients.
+A wish of the layers manual, control and agreed may be about one client of a volume (a *target*, see
+``targets``). It holds beside what is in force for the volume, and is sent to gateways that apply caps of
+clients.
 
 Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
@@ -49,6 +50,7 @@ from sla_server.services.control.throttle import (
     Throttle,
     new_id,
 )
+from sla_server.services.control.throttle_index import ThrottleIndex
 from sla_server.services.control.usage import GatewayTable, backend_among
 
 _IN_FORCE: Final = frozenset(("requested", "sent", "confirmed", "seen", "refused"))
@@ -81,7 +83,9 @@ class PolicyManager:
     gateways: dict[str, GatewayCaps] = field(default_factory=dict)
     log: DecisionLog = field(default_factory=DecisionLog)
     uses: ClientUses = field(default_factory=ClientUses)
+    index: ThrottleIndex = field(default_factory=ThrottleIndex)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    _agreed_by: dict[str, str] = field(default_factory=dict)
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
     _dirty: dict[str, Throttle] = field(default_factory=dict)
@@ -101,8 +105,7 @@ class PolicyManager:
 
     def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
-        tables = self.carriers_of(volume)
-        place = backend or backend_among(tables, volume)
+        place = backend or backend_among(self.carriers_of(volume), volume_of(volume))
         agreement = victim.partition("/")[0] if layer == "control" else ""
         return self.mode_of(place, agreement) == "enforce"
 
@@ -169,20 +172,29 @@ class PolicyManager:
                 self._dirty[throttle.throttle_id] = throttle
 
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
-        """Caps of layer "policy" or "agreed", complete; they act in mode enforce."""
+        """Caps of layer "policy" or "agreed" by target, complete; they act in mode enforce."""
         self._wanted[layer] = dict(wanted)
         self._followed = ""
         if layer == "policy":
             self.policy_version = version
 
-    def add_wanted(self, layer: str, wanted: Mapping[str, Rates]) -> None:
-        """Caps of more volumes, or other caps of the same ones; the rest stays."""
-        self._wanted[layer].update(wanted)
+    def set_agreed(self, caps: Mapping[str, tuple[Rates, str]]) -> None:
+        """Caps of layer "agreed" by target, complete: rates, and the agreement that has them."""
+        self._agreed_by = {target: sla for target, (_, sla) in caps.items()}
+        self.set_wanted("agreed", {target: rates for target, (rates, _) in caps.items()})
+
+    def change_agreed(self, caps: Mapping[str, tuple[Rates, str]], gone: Iterable[str]) -> None:
+        """Caps of more targets, or other caps of the same ones, and targets without one now."""
+        for target in gone:
+            self._wanted["agreed"].pop(target, None)
+        self._wanted["agreed"].update({target: rates for target, (rates, _) in caps.items()})
+        self._agreed_by.update({target: sla for target, (_, sla) in caps.items()})
         self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
         """An operator's throttle; a second one with the same id replaces the first."""
-        self.layers["manual"].pop(throttle.throttle_id, None)
+        if (before := self.layers["manual"].pop(throttle.throttle_id, None)) is not None:
+            self.index.remove(before)
         self._begin("manual", throttle.throttle_id, throttle)
 
     def manual_release(
@@ -211,11 +223,14 @@ class PolicyManager:
             throttle = Throttle.of(row)
             layer = "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source
             key = throttle.throttle_id if layer == "manual" else throttle.target
+            if (before := self.layers[layer].get(key)) is not None:
+                self.index.remove(before)
             self.layers[layer][key] = throttle
+            self.index.add(throttle)
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
-                self._wanted[layer][throttle.volume] = throttle.rates
+                self._wanted[layer][throttle.target] = throttle.rates
             self._followed = ""
             restored.append(throttle)
         return restored
@@ -226,6 +241,7 @@ class PolicyManager:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
         if self.backend_modes:  # which backend a volume is on may be known only now
             self._followed = ""
+        self.index.changed()
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
@@ -245,12 +261,14 @@ class PolicyManager:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
+            self.index.look_after(throttle)
 
     def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
         gateway = self.gateways.get(gateway_id)
         if gateway is not None and gateway.up:
             gateway.up, gateway.lost_ns = False, now_ns
+        self.index.changed()
         for throttle in self.throttles():
             throttle.forget(gateway_id)
 
@@ -259,12 +277,11 @@ class PolicyManager:
         gateway = self.gateways.get(table.gateway_id)
         if gateway is None:
             return
+        self.index.changed(gateway.issued)  # their mean I/O, and with it their floor
         if not gateway.report(table.throttle_gen, table.last_cut_ns) or not gateway.issued:
             return
-        for throttle in self.throttles():
+        for throttle in self.index.about(gateway.issued):
             target = throttle.target
-            if target not in gateway.issued:
-                continue
             changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
             use = self.uses.of(table, target)
             if use is not None and table.gateway_id not in throttle.waiting:
@@ -272,24 +289,24 @@ class PolicyManager:
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
+                self.index.look_after(throttle)
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
 
     def held_late(self, late: Late) -> None:
         """A gateway's caps held I/Os of these volumes for too long; live views say so, nothing is decided."""
-        for throttle in self.throttles():
-            if throttle.volume in late:
-                ios, longest_us = late[throttle.volume]
-                throttle.late_ios += ios
-                throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
+        for throttle in self.index.of_volumes(late):
+            ios, longest_us = late[throttle.volume]
+            throttle.late_ios += ios
+            throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
         gateway = self.gateways.get(gateway_id)
         if gateway is None or gen != gateway.gen:
             return
-        for throttle in self.throttles():
-            if throttle.target not in gateway.issued or throttle.waiting.get(gateway_id) != gen:
+        for throttle in self.index.about(gateway.issued):
+            if throttle.waiting.get(gateway_id) != gen:
                 continue
             if state == "sent" and throttle.state == "requested":
                 throttle.state = "sent"
@@ -301,43 +318,40 @@ class PolicyManager:
                 continue
             self._dirty[throttle.throttle_id] = throttle
         if state == "refused" and gateway.refused != reason:
-            text = f"gateway {gateway_id} refused its caps: {reason}"
+            text, what = f"gateway {gateway_id} refused its caps: {reason}", "throttle-not-effective"
             details = {"gateway_id": gateway_id, "gen": gen, "reason": reason}
-            self._events.append(
-                RaiseEvent("throttle-not-effective", "critical", "gateway", gateway_id, text, details)
-            )
+            self._events.append(RaiseEvent(what, "critical", "gateway", gateway_id, text, details))
         if state != "sent":
             gateway.refused = reason if state == "refused" else ""
 
     def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:
         """A gateway does not serve these volumes: it gets no caps for them until its exports change."""
         for volume in sorted(volumes):
-            for throttle in self.throttles():
-                if throttle.volume == volume:
-                    throttle.forget(table.gateway_id)
+            for throttle in self.index.of_volumes((volume,)):
+                throttle.forget(table.gateway_id)
             where = table.name or table.gateway_id
             text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
-            details = {"gateway_id": table.gateway_id, "volume": volume}
-            self._events.append(
-                RaiseEvent("throttle-not-effective", "critical", "volume", volume, text, details)
-            )
+            details, what = {"gateway_id": table.gateway_id, "volume": volume}, "throttle-not-effective"
+            self._events.append(RaiseEvent(what, "critical", "volume", volume, text, details))
 
     # Decisions.
 
     def effective(self, target: str) -> Rates:
         """What is in force for a volume or a client: the lowest wish, not below the floor."""
-        floor = self.terms_of(target)
         manual = Rates()
-        for throttle in self.layers["manual"].values():
-            if throttle.target == target:
+        for throttle in self.index.about((target,)) if self.layers["manual"] else ():
+            if throttle.source == "manual":
                 manual = manual.tighter(throttle.rates)
-        manual = self.manual_held(target, manual)
+        if not manual.is_open:
+            manual = self.manual_held(target, manual)
         automatic = Rates()
         for name in ("control", "policy", "agreed"):
             found = self.layers[name].get(target)
             if found is not None and (name != "policy" or manual.is_open):
                 automatic = automatic.tighter(found.rates)
-        return self._lift(automatic, floor, target).tighter(manual)
+        if automatic.is_open:
+            return manual
+        return self._lift(automatic, self.terms_of(target), target).tighter(manual)
 
     def manual_held(self, target: str, rates: Rates) -> Rates:
         """What an operator's rates come to on this target: never below a floor that an agreement promises."""
@@ -364,14 +378,15 @@ class PolicyManager:
         self._fresh = []
         for throttle, state, reason, text in self._ended:
             self._note_ended(throttle, reason, text, unix_us)
-            throttle.end(state, reason.value, text, unix_us)
+            throttle.end(state, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
-                event = _event("throttle-released", throttle, throttle.text)
+                said = throttle.text if throttle.source == "manual" else text
+                event = _event("throttle-released", throttle, said)
                 event.details["ended"] = reason.value
                 self._events.append(event)
         self._ended = []
-        for throttle in self.throttles():
+        for throttle in self.index.unproven():
             if why := throttle.failure(self.settings, now_ns):
                 self._events.append(_event("throttle-not-effective", throttle, why))
                 self._failed.append((throttle, why))
@@ -425,7 +440,7 @@ class PolicyManager:
     def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
         target, floor = throttle.target, self.terms_of(throttle.target)
         carriers = self.carriers_of(target)
-        up = {gateway_id: table for gateway_id, table in carriers.items() if table.state == "up"}
+        up = {g: table for g, table in carriers.items() if table.state == "up"}
         uses = [self.uses.of(table, target) for table in up.values()]
         holders, others = up, dict[str, GatewayTable]()
         if rates is not None:
@@ -458,6 +473,7 @@ class PolicyManager:
         if self._followed == self.mode:
             return
         self._followed = self.mode
+        self.index.changed()
         for name in ("control", "policy", "agreed"):
             for key, found in list(self.layers[name].items()):
                 if not self._enforces(name, found.volume, found.backend, found.victim):
@@ -465,21 +481,21 @@ class PolicyManager:
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer = self.layers[name]
             wanted = {v: rates for v, rates in self._wanted[name].items() if self._enforces(name, v)}
-            for volume in [v for v in layer if v not in wanted]:
-                self._end(name, volume, "released", Reason.WITHDRAWN, "no longer asked for")
-            for volume, rates in wanted.items():
-                if volume in layer and layer[volume].rates == rates:
-                    continue
-                text = (
-                    f"policy version {self.policy_version}"
-                    if name == "policy"
-                    else "cap of the volume's own agreement"
-                )
-                if volume in layer:
-                    layer[volume].rates, layer[volume].text = rates, text
-                    self._dirty[layer[volume].throttle_id] = layer[volume]
-                else:
-                    self._begin(name, volume, Throttle("", volume, "", "policy", rates, reason, text))
+            for target in [t for t in layer if t not in wanted]:
+                self._end(name, target, "released", Reason.WITHDRAWN, "no longer asked for")
+            for target, rates in wanted.items():
+                known = layer.get(target)
+                sla = self._agreed_by.get(target, "") if name == "agreed" else ""
+                text = f"policy version {self.policy_version}"
+                if name == "agreed":
+                    text = f"cap of agreement {sla}" if sla else "cap of its own agreement"
+                if known is None:
+                    volume, client = volume_of(target), client_of(target)
+                    begun = Throttle("", volume, "", "policy", rates, reason, text, client=client)
+                    self._begin(name, target, begun)
+                elif known.rates != rates or (sla and known.text != text):
+                    known.rates, known.text = rates, text
+                    self._dirty[known.throttle_id] = known
 
     def _expire(self, now_ns: int, unix_us: int) -> None:
         for key, throttle in list(self.layers["manual"].items()):
@@ -492,7 +508,7 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
-        totals = {v: r for v in {t.target for t in self.throttles()} if not (r := self.effective(v)).is_open}
+        totals = self.index.totals(self.effective, self._dirty.values())
         shares_of: dict[str, dict[str, Rates]] = {}
         for target, rates in totals.items():
             for gateway_id, share in self._shares(target, rates, now_ns).items():
@@ -503,7 +519,7 @@ class PolicyManager:
             if not (gateway.issued or gateway.reported or gateway_id in shares_of):
                 continue  # it holds nothing, and should
             table, wanted = tables[gateway_id], shares_of.get(gateway_id, {})
-            shares = fitting(wanted, table.caps_large is not False)
+            shares = fitting(wanted, table.caps_large is not False, gateway.issued.keys())
             moved = gateway.changed(shares, totals, self.settings, now_ns)
             stray = gateway.stray(self.settings, now_ns)
             if not gateway.up or not (moved or stray):
@@ -519,11 +535,11 @@ class PolicyManager:
             decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares)))
             for target in touched:
                 waits.setdefault(volume_of(target), {})[gateway_id] = gen
-            for throttle in self.throttles():
-                if throttle.target in touched:
-                    throttle.backend = throttle.backend or table.backend_of(throttle.volume)
-                    throttle.issued(gateway_id, gen, now_ns)
-                    self._dirty[throttle.throttle_id] = throttle
+            for throttle in self.index.about(sorted(touched)):
+                throttle.backend = throttle.backend or table.backend_of(throttle.volume)
+                throttle.issued(gateway_id, gen, now_ns)
+                self.index.look_after(throttle)
+                self._dirty[throttle.throttle_id] = throttle
         return waits
 
     def _shares(self, target: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
@@ -565,10 +581,12 @@ class PolicyManager:
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
         self.layers[layer][key] = throttle
+        self.index.add(throttle)
         self._fresh.append(throttle)
 
     def _end(self, layer: str, key: str, state: str, reason: Reason, text: str) -> None:
         throttle = self.layers[layer].pop(key)
+        self.index.remove(throttle)
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))

@@ -92,13 +92,20 @@ def count_of(neighbours: Mapping[str, Neighbour]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourTerms:
-    """What the agreements say of a volume as a neighbour."""
+    """What the agreements say of a volume as a neighbour.
+
+    Attributes:
+        cap_iops: the smallest of the agreements for all clients; ``cap_of``: the agreement that has it.
+        client_caps: those that cap clients that they name.
+    """
 
     priority: Priority
     floor_iops: float
     floor_bytes_per_s: float
     cap_iops: float | None
     agreed: bool
+    cap_of: str = ""
+    client_caps: tuple[VolumeClass, ...] = ()
 
     def floor_cost(self, mean_cost: float) -> float:
         """Floor as a cost rate, for I/Os of ``mean_cost`` each (1 + bytes / 65,536)."""
@@ -132,6 +139,8 @@ def terms(
 ) -> NeighbourTerms:
     """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``.
 
+    An agreement that names clients caps those, not the volume.
+
     With a ``client`` only those that cover its use of the volume. A floor is promised to the volume, so a
     client has ``parts`` of it (``client_floors``).
     """
@@ -139,13 +148,16 @@ def terms(
     if not found:
         floor_iops = settings.default_floor_iops * parts.get(None, 1.0)
         return NeighbourTerms(Priority.BEST_EFFORT, floor_iops, 0.0, None, agreed=False)
-    caps = [c.cap_iops for c in found if c.cap_iops is not None]
+    capped = [c for c in found if c.cap_iops is not None]
+    whole = min((c for c in capped if "*" in c.clients), key=lambda c: c.cap_iops or 0.0, default=None)
     return NeighbourTerms(
         priority=max(c.priority for c in found),
         floor_iops=max(c.floor_iops * parts.get(c, 1.0) for c in found),
         floor_bytes_per_s=max(c.floor_bytes_per_s * parts.get(c, 1.0) for c in found),
-        cap_iops=min(caps) if caps else None,
+        cap_iops=None if whole is None else whole.cap_iops,
         agreed=True,
+        cap_of="" if whole is None else whole.sla,
+        client_caps=tuple(c for c in capped if "*" not in c.clients),
     )
 
 

@@ -242,17 +242,14 @@ class Throttle:
         self.state, self.confirmed_us = "confirmed", unix_us
         return True
 
-    def end(self, state: str, reason: str, text: str, unix_us: int) -> None:
+    def end(self, state: str, text: str, unix_us: int) -> None:
         """It has ended: released or expired.
 
-        What an operator wrote when he set it stays, with how it ended behind it; the loop's own reason is
-        always that of its last step.
+        What it was set for, by an operator or in the loop's last step, stays, with how it ended behind it;
+        its decision and its event have the reason of the end.
         """
         self.state, self.released_us = state, unix_us
-        if self.source == "manual":
-            self.text = f"{self.text}; {text}" if self.text else text
-        else:
-            self.reason, self.text = reason, text
+        self.text = f"{self.text}; {text}" if self.text else text
 
     def forget(self, gateway_id: str) -> None:
         """The gateway is gone; it has nothing to prove any more."""
@@ -280,6 +277,11 @@ class Throttle:
             return False
         self.state, self.seen_us = "seen", unix_us
         return True
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether ``failure`` may have something to say."""
+        return bool(self.waiting) or any(self.over_cuts.values())
 
     def failure(self, settings: ControlSettings, now_ns: int) -> str:
         """Why it is not effective, or ""; says each kind of failure once."""

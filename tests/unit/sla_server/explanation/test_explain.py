@@ -546,3 +546,35 @@ def test_what_was_withdrawn_says_why() -> None:
     assert f"released batch from its cap ({text})." in said(explain(volume(decisions=[row])), "Decisions")
     step = {**STEP, "kind": "release", "reason": "withdrawn", "text": text}
     assert f"because {text}." in said(explain(agreement(decisions=[step])), "Decisions")
+
+
+def test_one_set_by_hand_takes_the_place_of_the_policys() -> None:
+    policy = throttle(source="policy", victim="", reason="policy", cost_per_s=60.0)
+    hand = throttle(throttle_id="t-2", source="manual", victim="", who="root", reason="manual", text="a copy",
+                    cost_per_s=None, ops_per_s=1000.0)  # fmt: skip
+    found = explain(volume(throttles=[policy, hand]))
+    assert found.headline == "batch is throttled to 1,000 IOPS, set by hand by root at 07:59:18."
+    assert "It is not in force: one set by hand takes the place of the policy's." in said(found, "Why")
+    assert "Of several throttles" not in said(found, "Why")
+
+
+def test_the_headline_of_several_throttles_is_what_their_newest_decision_put_in_force() -> None:
+    agreed = throttle(throttle_id="t-2", source="policy", victim="", reason="agreed-cap", cost_per_s=None,
+                      ops_per_s=400.0, text="cap of agreement batch-bronze")  # fmt: skip
+    held = {"cost_per_s": 425.0, "ops_per_s": 400.0}
+    first = cap(throttle_id="t-2", source="agreed", after={"ops_per_s": 400.0}, in_force={"ops_per_s": 400.0})
+    facts = throttled(throttles=[throttle(), agreed], decisions=[cap(in_force=held), first])
+    found = explain(facts)
+    assert found.headline == "batch is throttled to 425 cost/s and 400 IOPS, to keep erp-gold/latency."
+    assert "400 IOPS at most, the cap of agreement batch-bronze." in said(found, "Why")
+
+
+def test_the_cause_then_is_that_of_its_decision_not_of_its_end() -> None:
+    """A row of before has the reason of its end."""
+    row = throttle(victim="", source="policy", reason="withdrawn", text="no longer asked for")
+    made = {**cap(source="agreed"), "reason": "agreed-cap", "text": "cap of agreement batch-bronze"}
+    found = explain(volume(is_now=False, throttles=[row], decisions=[made]))
+    assert found.headline.endswith("the cap of agreement batch-bronze.")
+    ahead = throttle(reason="victim-idle")
+    found = explain(volume(is_now=False, throttles=[ahead], decisions=[{**CAP, "reason": "recurring-burst"}]))
+    assert found.headline.endswith("to keep erp-gold/latency: a burst that recurs was expected.")

@@ -33,6 +33,18 @@ def test_what_is_chosen_fits_and_is_what_uses_most(is_large, volumes, clients):
     }
 
 
+def test_what_a_gateway_holds_keeps_its_place_while_use_is_noisy():
+    wanted = {t: Rates(cost_per_s=100.0) for t in shares(0, 1000)}
+    held = fitting(wanted, is_large=False)
+    noisy = {t: Rates(cost_per_s=90.0 if t in held else 110.0) for t in wanted}
+    assert fitting(noisy, is_large=False, held=held).keys() == held.keys()
+    greedy = max(wanted.keys() - held.keys())
+    much = {**noisy, greedy: Rates(cost_per_s=200.0)}
+    found = fitting(much, is_large=False, held=held)
+    assert greedy in found
+    assert len(held.keys() - found.keys()) == 1, "one made room"
+
+
 def test_as_a_rule_all_fit():
     wanted = shares(50, 50)
     assert fitting(wanted, is_large=False) == wanted

@@ -193,7 +193,7 @@ def test_what_may_not_be_slowed_in_the_other_form_is_let_go():
     fed.controller.set_features(A, ())
     found = suffer(fed, first.gen)
     assert (caps_of(found, A).caps, caps_of(found, A).clients) == ([], [])
-    assert rows_of(found)[-1]["reason"] == "withdrawn"
+    assert events_of(found, "throttle-released")[-1].details["ended"] == "withdrawn"
 
 
 def renamed(fed: Feeder, every: int, seconds: int = 120) -> tuple[int, list[SetCaps]]:

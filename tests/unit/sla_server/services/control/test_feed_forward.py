@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -465,3 +466,12 @@ def test_a_client_with_a_promise_of_its_own_is_left_to_the_loop() -> None:
     world = Divided(square(), promises=both, classes=classes).run(KNOWN)
     assert len(world.of("start")) >= 5
     assert world.of("pre-position") == []
+
+
+def test_its_text_names_a_few_of_many_targets(known: World) -> None:
+    made = forward(known.controller)
+    watched = SimpleNamespace(pattern=SimpleNamespace(period_bins=10, strength=0.9))
+    targets = dict.fromkeys(f"vol/{'c' * 100}{n:04}" for n in range(1000))
+    lead = SimpleNamespace(name="gold/latency")
+    text = made._text(watched, Reason.RECURRING_BURST, 130.0, lead, targets, 100.0)
+    assert "and 990 more to 100 cost/s" in text

@@ -150,7 +150,9 @@ def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
     made.controller.set_policy_caps(4, {"v": None})
     found = busy(made)
     assert caps_of(found, A).caps == []
-    assert rows_of(found)[0]["reason"] == "withdrawn"
+    assert rows_of(found)[0]["reason"] == "policy", "what it was set for stays"
+    assert rows_of(found)[0]["text"] == "policy version 3; no longer asked for"
+    assert events_of(found, "throttle-released")[0].details["ended"] == "withdrawn"
 
 
 def test_back_to_observe_releases_all_but_the_operators():
@@ -161,7 +163,8 @@ def test_back_to_observe_releases_all_but_the_operators():
     made.controller.set_mode("observe")
     found = busy(made)
     assert [c["volume"] for c in caps_of(found, A).caps] == ["w"]
-    assert [r["reason"] for r in rows_of(found) if r["state"] == "released"] == ["mode-observe"]
+    assert [e.details["ended"] for e in events_of(found, "throttle-released")] == ["mode-observe"]
+    assert [r["reason"] for r in rows_of(found) if r["state"] == "released"] == ["policy"]
 
 
 def test_floors_hold_against_policies_and_agreed_ones_against_operators_too():

@@ -1,0 +1,85 @@
+"""Caps that agreements have for themselves: of a volume, or of the clients that they name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from sla_server.agreements.promise import Priority, VolumeClass
+from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, exports, rows_of, streams
+
+CAN = (CLIENT_CAPS,)
+BATCH = VolumeClass("batch-bronze", Priority.BRONZE, ("erp",), cap_iops=60.0, clients=("batch*",))
+GOLD = VolumeClass("erp-gold", Priority.GOLD, ("erp",), clients=("db",))
+USE = {"erp/db": (40, 5.0), "erp/batch-1": (40, 5.0)}
+
+
+def world(*classes: VolumeClass, features: tuple[str, ...] = CAN) -> Feeder:
+    return Feeder(controller((), classes or (BATCH, GOLD)), (A, tuple(USE)), features=features)
+
+
+def entries(decisions: list[Any]) -> list[tuple[str, str, float]]:
+    sent = caps_of(decisions, A)
+    return [(e["volume"], e.get("client", ""), e["ops_per_s"]) for e in (*sent.caps, *sent.clients)]
+
+
+def test_a_cap_of_named_clients_is_of_those_and_of_no_other_agreements_client() -> None:
+    fed = world()
+    decided = fed.step((A, USE, 0))
+    assert entries(decided) == [("erp", "batch-1", 60.0)]
+    (row,) = rows_of(decided)
+    assert (row["client"], row["text"], row["reason"]) == (
+        "batch-1",
+        "cap of agreement batch-bronze",
+        "agreed-cap",
+    )
+    fed.controller.add_streams(A, streams(A, "erp/batch-2"))
+    assert [e[1] for e in entries(fed.step((A, USE, 0)))] == ["batch-1", "batch-2"]
+    fed.controller.set_agreements((), (GOLD,))
+    assert entries(fed.step((A, USE, 0))) == []
+
+
+def test_an_agreement_for_all_clients_caps_the_volume_beside_it() -> None:
+    whole = VolumeClass("erp-silver", Priority.SILVER, ("erp",), cap_iops=900.0)
+    decided = world(BATCH, GOLD, whole).step((A, USE, 0))
+    assert entries(decided) == [("erp", "", 900.0), ("erp", "batch-1", 60.0)]
+    assert {row["text"] for row in rows_of(decided)} == {
+        "cap of agreement erp-silver",
+        "cap of agreement batch-bronze",
+    }
+
+
+def test_without_client_caps_it_is_not_applied_and_said_once() -> None:
+    fed = world(features=())
+    decided = fed.step((A, USE, 0))
+    assert rows_of(decided) == []
+    (event,) = events_of(decided, "throttle-not-effective")
+    assert (event.element, event.subject) == ("sla", "batch-bronze")
+    assert "needs agents with client-caps" in event.text
+    assert events_of(fed.step((A, USE, 0))) == []
+    fed.controller.set_features(A, CAN)
+    fed.controller.gateway_up(A, "A", exports("erp"), 10**9)
+    assert entries(fed.step((A, USE, 0))) == [("erp", "batch-1", 60.0)], "it was upgraded"
+
+
+def test_a_gateway_that_cannot_takes_the_cap_away_and_gives_it_back_when_it_is_lost() -> None:
+    fed = world()
+    fed.step((A, USE, 0))
+    fed.controller.set_features(B, ())
+    fed.controller.gateway_up(B, "B", exports("erp"), 10**9)
+    decided = fed.step((A, USE, 0))
+    assert entries(decided) == []
+    assert "the agent of B caps whole volumes" in events_of(decided, "throttle-not-effective")[0].text
+    fed.controller.gateway_lost(B, "gone", 2 * 10**9)
+    assert entries(fed.step((A, USE, 0))) == [("erp", "batch-1", 60.0)]
+
+
+def test_after_a_restart_it_stays_and_that_of_the_whole_volume_is_withdrawn() -> None:
+    (row,) = rows_of(world().step((A, USE, 0)))
+    whole = {**row, "throttle_id": "t-2", "client": "", "text": "cap of the volume's own agreement"}
+    made = controller((), ())
+    made.restore([{**row, "state": "seen"}, {**whole, "state": "seen"}])
+    made.set_agreements((), (BATCH, GOLD))
+    decided = made.tick(10**9, row["requested_us"] + 10**6)
+    assert [r["throttle_id"] for r in rows_of(decided) if r["released_us"]] == ["t-2"]
+    assert list(made.policy.layers["agreed"]) == ["erp/batch-1"]
