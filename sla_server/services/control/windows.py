@@ -10,6 +10,7 @@ all through it, and for longer than the threshold, is *stalled*: it breaks the p
 and closes at once. So does, of what people see, one in which one stream completed nothing for ``hung_us``
 (``promise_terms``), over clients that give up and come again, whatever others completed. That one closes
 with the second piece that says so: cuts of the other streams may be kept apart.
+An I/O that hung already while others completed stalls no window before nothing has completed for ``lost_us``.
 
 A pause (``idle``) empties the windows. What people see does not pause while an I/O is in no closed window,
 and keeps the newest one if it was broken (``kept``): that counts again with the next one.
