@@ -43,12 +43,12 @@ _INDICATORS: Final = {
 Script = Callable[[Sequence[History], int], None]
 
 
-def agreement_text(errors: str = "bad") -> str:
-    """An objective of every indicator, by its name."""
-    curve = f"    demand_curve: [{{value_ms: {LIMIT_MS}}}]\n"
+def agreement_text(errors: str = "bad", up_to_iops: str = ".inf", clause: str = "") -> str:
+    """An objective of every indicator, by its name; ``clause``: of its applicability."""
+    curve = f"    demand_curve: [{{up_to_iops: {up_to_iops}, value_ms: {LIMIT_MS}}}]\n"
     objectives = "".join(
         f"  - name: {name}\n    indicator: {indicator}\n{curve if 'latency' in name else ''}"
-        f"    applicability: {{min_ios_per_slice: 1}}\n    errors: {errors}\n"
+        f"    applicability: {{min_ios_per_slice: 1{clause}}}\n    errors: {errors}\n"
         f"    budgeting: {{slice: {SLICE_S}s, target: 0.9}}\n"
         for name, indicator in _INDICATORS.items()
     )
@@ -71,8 +71,8 @@ class Both:
         states: the live state, likewise.
     """
 
-    def __init__(self, clients: Sequence[str] = ("c",), errors: str = "bad") -> None:
-        item = in_force(agreement_text(errors), rollup_s=SLICE_S)
+    def __init__(self, clients: Sequence[str] = ("c",), text: str | None = None) -> None:
+        item = in_force(text or agreement_text(), rollup_s=SLICE_S)
         self.promises = {promise.objective: promise for promise in item.all_promises}
         self._clauses = {each.name: each.applicability for each in item.agreement.judged}
         limits = tuple((io, us) for io in (0, 1, 2) for us in (LIMIT_MS * 1000, OUTAGE_S * 1_000_000))

@@ -267,8 +267,9 @@ class CutBatch:
             use: of all lines.
             hung: what is outstanding in rows where some of it has been for too long, shape (lines,).
         """
-        in_slice = use.offered * 1e6 / use.covered_us * _joined([plan.slice_s for plan in self.plans])
-        stuck = (self._promised > 0) & (hung > MOST_FAILED_RATIO * np.maximum(in_slice, hung))
+        served = use.done - use.left_out  # n of a slice; a cut in which nothing completes says nothing of it
+        in_slice = served * 1e6 / use.covered_us * _joined([plan.slice_s for plan in self.plans])
+        stuck = (self._promised > 0) & (served > 0) & (hung > MOST_FAILED_RATIO * np.maximum(in_slice, hung))
         found.silence_us = np.maximum(found.silence_us, found.oldest_us * stuck)
 
     @cached_property

@@ -405,7 +405,7 @@ class FeedForward:
             if scope is None or scope.row.is_excluded:
                 continue
             signal = scope.row.signal()
-            if signal.windows and signal.threshold_us is not None and signal.applies:
+            if signal.windows and not signal.excuse:
                 expected.is_asked, expected.r = True, max(expected.r, signal.r)
 
     def _switch_off(self, backend: str, watched: Watched, kind: Reason, why: Reason, unix_us: int) -> None:

@@ -380,12 +380,10 @@ class BackendInventory:
         signal = row.signal()
         if signal is NOTHING:
             return Need.UNKNOWN
-        if signal.threshold_us is None:
-            return Need.OUT_OF_CURVE
-        if not signal.applies:
-            return Need.NOT_APPLICABLE
         if signal.at_risk:
             return Need.AT_RISK
+        if signal.excuse and not signal.over:
+            return Need.OUT_OF_CURVE if signal.threshold_us is None else Need.NOT_APPLICABLE
         if signal.windows < s.at_risk_windows:
             return Need.UNKNOWN
         calm = not signal.risky and signal.u <= s.clear_u and signal.r <= s.clear_r

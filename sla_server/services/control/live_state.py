@@ -2,7 +2,7 @@
 
     no-data       no cut for ``stale_intervals`` polls, or none yet
     idle          no I/O for ``idle_release_s``, and what was before is in windows that have closed
-    out-of-curve  demand above the curve: nothing is promised
+    out-of-curve  demand above the curve: nothing is promised, but that storage does not hang or fail
     violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
     at-risk       2 of 3 windows at risk
@@ -145,14 +145,12 @@ class LiveState:
             return "idle"
         if not signal.windows:
             return "violating" if was_violating else "no-data"
-        if signal.threshold_us is None:
-            return "out-of-curve"
-        if not signal.applies:
-            return "not-applicable"
         enough = self.settings.at_risk_windows
-        if signal.over >= enough:
+        if signal.over >= enough or (was_violating and signal.over):  # no clause excuses that
             return "violating"
-        if was_violating and (signal.over or signal.u >= signal.near_u):
+        if signal.excuse:
+            return signal.excuse
+        if was_violating and signal.u >= signal.near_u:
             return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
@@ -172,7 +170,7 @@ class LiveState:
             why = f"nothing is promised at present: {self.excluded}"
         elif self.state == "not-applicable":
             why = "its I/Os are not such as the promise is about (applicability)"
-        elif signal.threshold_us is None:
+        elif self.state == "out-of-curve":
             why = f"{signal.offered_iops:.0f} I/O/s offered are more than its curve promises for"
         else:
             why = self._figures_text(signal, figures)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sla_server.agreements.promise import Promise
+from sla_server.agreements.promise import NO_PERCENTILE, Promise
 from sla_server.agreements.verdicts import DELIVERED_RATIO, HUNG_US
 
 
@@ -29,6 +29,8 @@ class PromiseTerms:
         is_outage: of availability: a silence counts though it has ended.
         hung_us: a stream that completes nothing for so long, though I/O of it is outstanding, breaks the
             promise whatever others complete; infinite where that does not count.
+        lost_us: a time without completion that breaks it whatever its curve and its applicability say;
+            most_failed: share of the I/Os that may fail, likewise.
         remember_us: for how long a broken window counts beside the first one after a pause; 0: not at all.
         least_iops, least_reads, most_bytes: the applicability, as in ``Promise``.
     """
@@ -44,6 +46,7 @@ class PromiseTerms:
         self.threshold_us = np.ones((rows, self.steps))
         self.is_outage = np.zeros(rows, np.bool_)
         self.hung_us, self.remember_us = np.full(rows, np.inf), np.zeros(rows)
+        self.lost_us, self.most_failed = np.full(rows, np.inf), np.ones(rows)
         self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
         self.most_bytes = np.full(rows, np.inf)
 
@@ -70,7 +73,9 @@ class PromiseTerms:
         self.r_on[row], self.is_outage[row] = r_on, promise.metric == "availability"
         self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
         self.most_bytes[row] = promise.max_mean_bytes
-        self.hung_us[row] = hung_us(promise) if is_shown else np.inf
+        self.lost_us[row] = hung_us(promise)
+        self.most_failed[row] = 1 - (promise.percentile or NO_PERCENTILE) / 100
+        self.hung_us[row] = self.lost_us[row] if is_shown else np.inf
         self.remember_us[row] = promise.slice_s * 1e6 if is_shown else 0.0
         self.up_to[row], self.threshold_us[row] = -1.0, 1.0
         for index, step in enumerate(promise.curve):

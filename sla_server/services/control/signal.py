@@ -177,7 +177,7 @@ class SignalTable:
         found = verdict(self.windows, rows)
         speaking = now_ns - self.windows.last_ns[rows] <= s.lease_s * 1e9
         speaking &= ~self.excluded[rows] & ~self.windows.idle(rows)
-        asks = speaking & ((found.count == 0) | (found.inside & found.applies))
+        asks = speaking & ((found.count == 0) | found.holds)
         counted = np.maximum((found.counted * found.valid).sum(axis=0), 1)
         u = (found.missed * found.valid).sum(axis=0) / counted / found.allowed
         hist = (self.windows.w_hist[found.slots] * found.valid[:, :, None]).sum(axis=0)
@@ -200,11 +200,12 @@ class SignalTable:
     def newest_over(self, rows: Ints) -> tuple[Ints, Bools]:
         """Of each row a number that changes with its windows, and whether the newest closed one is bad.
 
-        A window in which nothing was promised does not: excluded, above the curve, or not applicable.
+        One in which nothing was promised is not (excluded, above the curve, or not applicable), unless
+        storage hung or failed.
         """
         found = verdict(self.windows, rows)
         over: Bools = found.over[np.maximum(found.count - 1, 0), np.arange(len(rows))]
-        return self.windows.version[rows], over & found.inside & found.applies & ~self.excluded[rows]
+        return self.windows.version[rows], over & ~self.excluded[rows]
 
     def assess(self, now_ns: int, silent_s: float) -> list[tuple[int, int]]:
         """Look at the rows fed since the last time; those over all backends whose live state has changed.
@@ -239,17 +240,17 @@ class SignalTable:
         found = verdict(self.windows, rows)
         known, over = found.count > self.windows.kept[rows], found.over.sum(axis=0)
         counted = (found.counted * found.valid).sum(axis=0)
-        holds = found.applies & ~self.excluded[rows]
-        self.at_risk[rows] = found.at_risk & found.inside & ~idle & holds
-        self.outside[rows] = known & ~found.inside & ~idle & holds
+        is_live = ~idle & ~self.excluded[rows]
+        self.at_risk[rows] = found.at_risk & is_live
+        self.outside[rows] = known & ~found.inside & found.applies & is_live & ~found.at_risk
         ratio = (found.missed * found.valid).sum(axis=0) / np.maximum(counted, 1)
         self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=0), 1.0, ratio) / found.allowed
         code = np.where(found.risky.sum(axis=0) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
-        code[broken & ((over > 0) | (self.u[rows] >= self.windows.terms.near_u[rows]))] = VIOLATING
-        code[over >= s.at_risk_windows] = VIOLATING
+        code[broken & (self.u[rows] >= self.windows.terms.near_u[rows])] = VIOLATING
         code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE
+        code[(over >= s.at_risk_windows) | (broken & (over > 0))] = VIOLATING  # no clause excuses that
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
         code[idle] = IDLE
         code[self.excluded[rows]] = EXCLUDED

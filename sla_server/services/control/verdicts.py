@@ -41,12 +41,15 @@ class Signal:
     """What the last windows of a promise say; ``windows`` 0 means nothing is known.
 
     Attributes:
-        threshold_us: of the curve at the offered rate, None outside the curve.
+        threshold_us: of the curve at the offered rate, None outside the curve; of storage that hangs or
+            fails there, its last one.
         u: misses / misses allowed over all windows.
         r: interpolated percentile / threshold over all windows.
         latency_us: that percentile, interpolated.
         risky: windows at risk; over: windows with u > 1.
         of_over: u, that percentile and the offered rate of the windows with u > 1 alone; zeros without one.
+        excuse: the live state that says why nothing is promised of these I/Os, "" if something is; only
+            windows in which storage hung or failed are risky, or over, then.
         at_risk: the neighbours must be slowed down: enough windows are at risk, the newest too, also without
             what is excused, and r does not fall by itself.
         r_step: by how much: the r, without what is excused, that ``at_risk_windows`` windows reached.
@@ -56,8 +59,6 @@ class Signal:
         is_partial: other I/O completed in that one.
         failed_ratio: share of the I/Os that failed, and count as missed because of it.
         near_u: the u from which it is at risk.
-        applies: the I/Os are such as the promise is about (its applicability); storage that hangs or fails
-            them is no excuse.
     """
 
     windows: int
@@ -77,7 +78,7 @@ class Signal:
     stall_us: float = 0.0
     is_partial: bool = False
     failed_ratio: float = 0.0
-    applies: bool = True
+    excuse: str = ""
     near_u: float = 0.7
 
 
@@ -91,7 +92,11 @@ class Verdict:
     Attributes:
         slots: where they are stored; valid: whether there is one at all.
         count, offered, inside, applies, threshold_us, allowed: of each row; shape (rows,).
-        missed, counted, risky, over: of each window, every I/O counted.
+        missed, counted, risky, over: of each window, every I/O counted; what is not promised is neither
+            risky nor over, unless it is lost.
+        holds: whether something is promised of these I/Os: they are inside the curve and apply, or some
+            window is lost, for that is no excuse; shape (rows,).
+        lost: windows in which nothing completed for ``lost_us``, or more failed than may.
         stalled: windows without completion for longer than the threshold, or with a stream that hung.
         sure_r: r without what is excused.
         at_risk: see ``Signal``; shape (rows,).
@@ -112,6 +117,8 @@ class Verdict:
     stalled: Bools
     sure_r: Floats
     at_risk: Bools
+    holds: Bools
+    lost: Bools
 
 
 def verdict(windows: WindowTable, rows: Ints) -> Verdict:
@@ -126,16 +133,19 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
         missed, counted = windows.w_missed[:, 0][slots], windows.w_counted[:, 0][slots]
     else:
         fits = offered[:, None] <= terms.up_to[rows]
-        inside, step = fits.any(axis=1), fits.argmax(axis=1)
+        inside = fits.any(axis=1)
+        step = np.where(inside, fits.argmax(axis=1), (terms.up_to[rows] >= 0).sum(axis=1) - 1)
         limit_us = terms.threshold_us[rows, step]
         missed, counted = windows.w_missed[slots, step], windows.w_counted[slots, step]
     failed, stall_us = windows.w_failed[slots], windows.w_stall_us[slots]
     left_out = windows.w_excused[slots] + failed
     stalled = ((stall_us > limit_us) | (stall_us >= terms.hung_us[rows])) & valid
     breaks, near_u = stalled, terms.near_u[rows]
+    lost = hangs = (stall_us >= terms.lost_us[rows]) & valid
     if failed.any():  # a promise without a percentile has its failed I/Os in no count of misses
-        most = MOST_FAILED_RATIO * np.maximum(windows.w_done[slots], failed)
-        breaks = stalled | ((failed > most) & (terms.percentile[rows] == 0))
+        fails = failed > terms.most_failed[rows] * np.maximum(windows.w_done[slots], failed)
+        lost = hangs | (fails & valid)
+        breaks = stalled | (fails & (terms.percentile[rows] == 0))
 
     def risky(u: Floats, r: Floats) -> Bools:
         found: Bools = ((u >= near_u) | (r >= r_on) | breaks) & valid
@@ -149,26 +159,33 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
     if left_out.any():
         sure_r = np.where(stalled, r, windows.w_sure[slots] / limit_us)
         sure = risky(np.maximum(missed - left_out, 0.0) / np.maximum(counted, 1) / allowed, sure_r)
+    over = ((u > 1) | breaks) & valid
+    applies = _applies(windows, rows, slots, valid, offered) | (count == 0)
+    is_promised = inside & applies
+    if not is_promised.all():  # of the others, only what no clause excuses
+        all_risky, over = (np.where(is_promised, found, lost) for found in (all_risky, over))
+        sure = np.where(is_promised, sure, hangs)  # load does not make them fail
     every, newest = np.arange(len(rows)), np.maximum(count - 1, 0)
     falls = sure_r[newest, every] <= s.falling_ratio * sure_r[newest - 1, every]
     enough = sure.sum(axis=0) >= s.at_risk_windows
-    applies = _applies(windows, rows, slots, valid, offered) | (count == 0)
     return Verdict(
         slots,
         valid,
         count,
         offered,
         inside,
-        applies | (stalled | ((failed > 0) & valid)).any(axis=0),
+        applies,
         limit_us,
         allowed,
         missed,
         counted,
         all_risky,
-        ((u > 1) | breaks) & valid,
+        over,
         stalled,
         sure_r,
         enough & sure[newest, every] & ~(falls & (count > 1)),
+        is_promised | lost.any(axis=0),
+        lost,
     )
 
 
@@ -197,8 +214,11 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
     if count <= windows.kept[row]:
         return NOTHING
     offered = float(found.offered[at])
+    excuse = "" if found.applies[at] else "not-applicable"
     if not found.inside[at]:
-        return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False)
+        excuse = "out-of-curve"
+        if not found.lost[:, at].any():
+            return Signal(count, offered, None, 0.0, 0.0, 0.0, 0, 0, False, excuse=excuse)
     counted = max(float(found.counted[:count, at].sum()), 1.0)
     threshold_us, slots = int(found.threshold_us[at]), found.slots[:count, at]
     newest_stalled = slots[found.stalled[:count, at]][-1:]
@@ -224,7 +244,7 @@ def _signal(windows: WindowTable, found: Verdict, row: int, at: int) -> Signal:
         stall_us=float(windows.w_stall_us[newest_stalled].sum()),
         is_partial=bool((windows.w_done[newest_stalled] > 0).any()),
         failed_ratio=float(windows.w_failed[slots].sum() / counted),
-        applies=bool(found.applies[at]),
+        excuse=excuse,
     )
 
 

@@ -10,6 +10,7 @@ all through it, and for longer than the threshold, is *stalled*: it breaks the p
 and closes at once. So does, of what people see, one in which one stream completed nothing for ``hung_us``
 (``promise_terms``), over clients that give up and come again, whatever others completed. That one closes
 with the second piece that says so: cuts of the other streams may be kept apart.
+An I/O that hung already while others completed stalls no window before nothing has completed for ``lost_us``.
 
 A pause (``idle``) empties the windows. What people see does not pause while an I/O is in no closed window,
 and keeps the newest one if it was broken (``kept``): that counts again with the next one.
@@ -30,7 +31,8 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                (gateways run side by side, so rates are sums of theirs); covered 0: has not spoken in it.
                ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
                piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
-               were outstanding; ``m_measures``: its source measures what is promised, so windows wait for it,
+               were outstanding, ``m_unsure`` that it may be longer, for its beginning was not seen;
+               ``m_measures``: its source measures what is promised, so windows wait for it,
                unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while
     gateways   when each spoke last, and whether it is up
 
@@ -84,6 +86,7 @@ class WindowTable:
         self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
         self.m_stall_us = np.zeros(_FIRST)
         self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
+        self.m_unsure = np.ones(_FIRST, np.bool_)
         self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
         self._make_rows(_FIRST)
 
@@ -165,7 +168,7 @@ class WindowTable:
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
         self.m_covered[member] = self.m_stall_us[member] = 0
         self.m_end_us[member], self.m_measures[member] = NEVER, True
-        self.m_fed_ns[member], self.m_mute[member] = NEVER, False
+        self.m_fed_ns[member], self.m_mute[member], self.m_unsure[member] = NEVER, False, True
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -230,6 +233,7 @@ class WindowTable:
         self.m_new_us[members] = new_us
         self.m_end_us[members] = np.where(is_put_back, end_us, np.maximum(end_us, former_us))
         self.m_stall_us[members] = (self.m_stall_us[members] + new_us) * pieces.is_stuck[pick]
+        self.m_unsure[members] &= pieces.is_stuck[pick]
         self.m_measures[members[pieces.done[pick] > 0]] = True
 
     def pass_over(self, members: Ints, now_ns: Ints) -> None:
@@ -239,7 +243,7 @@ class WindowTable:
 
     def resync(self, members: Ints) -> None:
         """A cut of the gateway of these members was not seen: in that time I/O may have completed."""
-        self.m_stall_us[members] = 0.0
+        self.m_stall_us[members], self.m_unsure[members] = 0.0, True
 
     def _stall_us(self, members: Ints, pick: Pick, pieces: Pieces) -> tuple[Floats, Bools]:
         """For how long nothing has completed, of pieces all through which an I/O was outstanding; else 0.
@@ -250,7 +254,13 @@ class WindowTable:
             That, and where it is longer than the threshold, a hang aside.
         """
         seen_us, rows, silence_us = self.m_stall_us[members], self.m_row[members], pieces.silence_us[pick]
-        stall: Floats = np.where(seen_us > 0, np.maximum(pieces.oldest_us[pick], seen_us), 0.0)
+        oldest_us = pieces.oldest_us[pick]
+        # What is much older than the silence hung while others completed: as long as no more than that waits,
+        # it is no proof that storage is dead. Of a silence whose beginning was not seen, its age is all.
+        is_new = (oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members]
+        counts = is_new | (seen_us >= self.terms.lost_us[rows])
+        age_us = np.where(is_new, oldest_us, 0.0)
+        stall: Floats = np.where((seen_us > 0) & counts, np.maximum(age_us, seen_us), 0.0)
         stall = np.maximum(stall, silence_us * self.terms.is_outage[rows])
         is_long: Bools = stall > self.terms.threshold_us[rows, 0]
         return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
-from tests.support.live_and_stored import SLICE_S, Both, Script, serve
+from tests.support.live_and_stored import SLICE_S, Both, Script, agreement_text, serve
 from tests.support.streams import History
 
 HEALTHY = 25  # I/Os a second
@@ -83,8 +83,53 @@ def comes(every_s: int, ios: int, ms: float) -> Script:
     return script
 
 
-def play(script: Script, errors: str = "bad") -> Both:
-    both = Both(("c", "d") if script is one_stream_hangs else ("c",), errors)
+def floods(how: str) -> Script:
+    """200 new I/Os a second, whether or not those before completed: they fail, or hang."""
+
+    def script(streams: Sequence[History], second: int) -> None:
+        for _ in range(200):
+            number = streams[0].arrive()
+            streams[0].pass_ms(4)
+            if how == "failed":
+                streams[0].complete(number, how)
+
+    return script
+
+
+def slow_writes(failed: int, every_s: int) -> Script:
+    """Writes are slow, and some of them fail."""
+
+    def script(streams: Sequence[History], second: int) -> None:
+        serve(streams[0], HEALTHY, 30.0, KIND_WRITE)
+        for _ in range(0 if second % every_s else failed):
+            streams[0].complete(streams[0].arrive(KIND_WRITE), "failed")
+
+    return script
+
+
+def one_hangs(every_s: int, ios: int) -> Script:
+    """One read hangs for good; others complete from time to time, and fast."""
+
+    def script(streams: Sequence[History], second: int) -> None:
+        if second == SLICE_S:
+            streams[0].arrive()
+        if second % every_s == 0:
+            serve(streams[0], ios)
+
+    return script
+
+
+def two_hang(streams: Sequence[History], second: int) -> None:
+    """Two reads hang for good; of the others most fail."""
+    for _ in range(2 if second == SLICE_S else 0):
+        streams[0].arrive()
+    for _ in range(22):
+        streams[0].complete(streams[0].arrive(), "failed")
+    serve(streams[0], 7)
+
+
+def play(script: Script, text: str | None = None) -> Both:
+    both = Both(("c", "d") if script is one_stream_hangs else ("c",), text)
     both.run(lambda streams, _second: [serve(each, HEALTHY) for each in streams] and None, SLICE_S)
     both.run(script, (SLICES - 1) * SLICE_S)
     return both
@@ -107,6 +152,7 @@ EXAMPLES: dict[str, tuple[Script, tuple[str, ...]]] = {
     "refused every 10 s": (refused(10), EVERY),
     "one stream of two hangs": (one_stream_hangs, EVERY),
     "reads hang, writes go on": (hangs((KIND_READ,), KIND_WRITE), ("mean_latency",)),
+    "one I/O hangs, others come in bursts": (one_hangs(3, 30), ("mean_latency",)),
     "slow, with pauses": (comes(6, 20, 30.0), ("latency", "mean_latency")),
     "fast, with pauses": (comes(6, 20, 2.0), ()),
 }
@@ -117,6 +163,32 @@ def test_what_is_broken_is_seen_by_both(name: str) -> None:
     script, broken = EXAMPLES[name]
     both = play(script)
     assert tuple(each for each in EVERY if any(both.is_open[each])) == broken
+    agree(both)
+
+
+READS = ", min_read_fraction: 0.5"
+CLAUSES: dict[str, tuple[Script, str, tuple[str, ...]]] = {
+    "all fail above the curve": (floods("failed"), agreement_text(up_to_iops="50"), EVERY),
+    "all hang above the curve": (floods("hung"), agreement_text(up_to_iops="50"), EVERY),
+    "dead above the curve now and then": (gives_up(2, 0, 128), agreement_text(up_to_iops="50"), EVERY),
+    "they do not apply, and few fail": (slow_writes(1, 6), agreement_text(clause=READS), ()),
+    "they do not apply, and many fail": (slow_writes(5, 1), agreement_text(clause=READS), EVERY),
+}
+
+
+def test_what_failed_and_is_excluded_is_no_reason_to_let_others_hang() -> None:
+    both = play(two_hang, agreement_text("exclude"))
+    assert both.is_open["iops"][-1]
+    agree(both)
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_no_clause_excuses_storage_that_is_dead(name: str) -> None:
+    script, text, broken = CLAUSES[name]
+    both = play(script, text)
+    assert tuple(each for each in EVERY if any(both.is_open[each])) == broken
+    for each in broken:
+        assert set(both.states[each][-SLICE_S:]) == {"violating"}
     agree(both)
 
 
@@ -136,4 +208,4 @@ TROUBLES: st.SearchStrategy[Script] = st.one_of(
 @settings(max_examples=8)
 @given(TROUBLES, st.sampled_from(["bad", "exclude"]))
 def test_live_and_stored_agree(script: Script, errors: str) -> None:
-    agree(play(script, errors))
+    agree(play(script, agreement_text(errors)))
