@@ -288,7 +288,8 @@ def test_a_plane_that_is_stopped(says: bool, load: Load, beside_it: Load, first:
         if seconds >= 5 and len(stopped) > 1:
             assert (each.state, each.reason) == ("no_data", "no-samples"), "it served nothing"
         elif not each.inexact and seconds < 5:
-            assert each.state == state
+            # Of an agent of before a short stop may look like an absent link: never good without proof.
+            assert each.state == state or (not says and each.state == "no_data")
 
 
 @few
