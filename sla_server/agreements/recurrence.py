@@ -217,6 +217,9 @@ def _happens(rrule: str, start: datetime) -> bool:
 
 def _check_parts(rrule: str) -> None:
     """Refuse what dateutil would take but never come back from, or what brings dates of its own."""
+    name, colon, rest = rrule.partition(":")
+    if colon and name.strip().upper() == "RRULE" and rest.isprintable() and ":" not in rest:
+        raise refuse(f"{shown(rrule)} begins with 'RRULE:'", f"Write {shown(rest)} alone", key="rrule")
     if not rrule.isprintable() or ":" in rrule:
         raise refuse(
             f"{shown(rrule)} is more than one rule",
