@@ -134,7 +134,7 @@ def top(client: Client, once: bool, interval: float) -> None:
     snapshot: dict[str, Any] = client.get("/live")
     if once or not sys.stdout.isatty():
         if silence := formatting.silence_of(snapshot.get("server") or {}):
-            raise LiveValuesMissing(silence)  # a program that reads this would take old values for those of now
+            raise LiveValuesMissing(silence)
         console().print(frame(snapshot, trouble_of(snapshot)))
         return
     trouble = trouble_of(snapshot)
