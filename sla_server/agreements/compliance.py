@@ -182,6 +182,44 @@ def periods_back(window: Window, now_us: int, most: int) -> list[Span]:
     return found
 
 
+def agreed_periods(
+    windows: Sequence[tuple[int, Window]], now_us: int, most: int, most_rolling: int = 1
+) -> list[Span]:
+    """As ``periods_back``; where the window was edited, an ended period keeps the one it ended under.
+
+    The first period of a new window begins where the last of the old one ended: no time is lost or counts
+    twice. Under a rolling window nothing ends.
+
+    Args:
+        windows: (from when in force, window) of the versions, oldest first; at least one.
+        now_us: wall clock.
+        most: how many periods.
+        most_rolling: how many of a rolling window.
+    """
+    edits = [each for i, each in enumerate(windows) if i == 0 or each[1] != windows[i - 1][1]]
+    edits[0] = 0, edits[0][1]
+    since_us, newest = edits[-1]
+    is_rolling = isinstance(newest, RollingWindow)  # such a period is not cut
+    spans = periods_back(newest, now_us, most_rolling if is_rolling else most)
+    found = [span for i, span in enumerate(spans) if i == 0 or span[1] > since_us]
+    if len(edits) == 1 or (not is_rolling and found[-1][0] > since_us):
+        return found
+    for from_us, window in reversed(edits[:-1]):
+        at_us, since_us = periods.period_bounds(window, since_us)[0], from_us
+        is_rolling = is_rolling or isinstance(window, RollingWindow)
+        if isinstance(window, RollingWindow) or at_us <= from_us:
+            continue  # none ended under it
+        if not is_rolling:
+            found[-1] = (at_us, found[-1][1])
+        is_rolling = False
+        while at_us > from_us:
+            if len(found) >= most:
+                return found
+            found.append(periods.period_bounds(window, at_us - 1))
+            at_us = found[-1][0]
+    return found
+
+
 def _burning(
     terms: Terms, slices: JudgedTime, period_us: int, judged_to_us: int
 ) -> tuple[float, int, frozenset[str]]:

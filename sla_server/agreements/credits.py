@@ -55,6 +55,7 @@ class PeriodCredit:
         so_far: the period has not ended
         credit: 0..1, all objectives together, at most the cap
         uncapped: the same without the cap
+        has_penalties: whether that version has any; without them nothing is owed
     """
 
     start_us: int
@@ -64,6 +65,7 @@ class PeriodCredit:
     objectives: tuple[ObjectiveCredit, ...]
     credit: float
     uncapped: float
+    has_penalties: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As the API answers."""
@@ -130,4 +132,5 @@ def period_credit(
         objectives=tuple(found),
         credit=min(uncapped, spec.credit_cap),
         uncapped=uncapped,
+        has_penalties=bool(spec.penalties),
     )

@@ -384,6 +384,8 @@ def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreem
     if kind == "missing":
         return "is required", f"Add the key {path[-1]}"
     if kind == "extra_forbidden":
+        if value is None and str(path[-1]).isdigit():  # {up_to_iops: 3,000} is two keys to YAML
+            return "a number with a comma is two values to YAML", "Write it without: 3000, not 3,000"
         return "there is no such key here", _other_key(str(path[-1]), model)
     if kind in ("literal_error", "enum", "union_tag_invalid"):
         expected = context.get("expected") or context.get("expected_tags")

@@ -36,7 +36,7 @@ from sla_server.agreements.fields import (
     format_duration,
     refuse,
 )
-from sla_server.agreements.recurrence import check_rule, rule_of
+from sla_server.agreements.recurrence import check_rule, recurrence_of
 
 if TYPE_CHECKING:  # both import this module for the models of time
     from sla_server.agreements.document import Agreement
@@ -79,6 +79,7 @@ def from_local(local: datetime, tz: str) -> int:
     return before_us
 
 
+@lru_cache(maxsize=65_536)
 def span_of(start: datetime, end: datetime | timedelta, tz: str) -> Span:
     """What begins at a local time and ends at another one, or when some time has elapsed.
 
@@ -197,7 +198,7 @@ def occurrences(window: PlannedWindow, from_us: int, to_us: int, default_tz: str
     if window.rrule is not None:
         # A day of slack on both sides: wall-clock arithmetic may be off by a change of offset.
         earliest = to_local(from_us, tz) - window.length - _DAY
-        starts = rule_of(window.rrule, window.start).between(earliest, to_local(to_us, tz) + _DAY, inc=True)
+        starts = recurrence_of(window.rrule, window.start).between(earliest, to_local(to_us, tz) + _DAY)
     for start in starts:
         begin_us, end_us = window.span(start, tz)
         if begin_us < min(end_us, to_us) and end_us > from_us:

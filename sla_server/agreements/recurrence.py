@@ -1,11 +1,17 @@
 """Recurrence rules of maintenance (RFC 5545), over naive local time: what is accepted, and when they happen.
 
 dateutil reads them. What it would search for very long is refused before it is asked, and what it refuses is
-worded here: its own messages are for programmers. Pure; parsed rules are cached.
+worded here: its own messages are for programmers. It walks a rule from its start; ``Occurrences`` begins such
+a walk shortly before the time that is asked about, and remembers what it found there.
+
+State: parsed rules and their occurrences, cached; any thread.
 """
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -40,10 +46,112 @@ _PARTS: Final = {
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
-@lru_cache(maxsize=256)
-def rule_of(rrule: str, start: datetime) -> Any:
+MOST_KEPT: Final = 20_000
+"""Occurrences that are remembered of one rule: two years of hourly work."""
+_STEPS: Final = {"HOURLY": timedelta(hours=1), "DAILY": timedelta(days=1), "WEEKLY": timedelta(weeks=1)}
+_MONTHS: Final = {"MONTHLY": 1, "YEARLY": 12}
+_DAY_PARTS: Final = frozenset(("BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY", "BYWEEKDAY", "BYEASTER"))
+"""With one of these a rule says itself on which days it happens; else its start says so."""
+
+
+class Occurrences:
+    """When a rule happens; walked from near the time asked for, with a COUNT once from its start."""
+
+    def __init__(self, rrule: str, start: datetime) -> None:
+        self.walked = 0
+        """Occurrences that were computed so far."""
+        self._text = rrule
+        self._start = start.replace(microsecond=0)
+        self._parts = _parts_of(rrule)
+        self._limit_by_date()
+        is_frequent = self._parts.get("FREQ", "") in {**_STEPS, **_MONTHS}
+        self._can_begin_later = is_frequent and "COUNT" not in self._parts
+        self._lock = threading.Lock()
+        self._starts: list[datetime] = []
+        self._from = self._reached = datetime.min  # what is known: all of [from, reached]
+        self._walk: Iterator[datetime] = iter(self._rule(self._start, {}))
+
+    def between(self, first: datetime, last: datetime) -> list[datetime]:
+        """Its occurrences in [first, last], in order."""
+        with self._lock:
+            is_known = self._from <= first <= self._reached and len(self._starts) <= MOST_KEPT
+            if not is_known and self._can_begin_later:
+                self._begin_near(first)
+            while self._reached <= last:
+                at = next(self._walk, None)
+                if at is None:
+                    self._reached = datetime.max
+                    break
+                self.walked += 1
+                self._starts.append(at)
+                self._reached = at
+            return self._starts[bisect_left(self._starts, first) : bisect_right(self._starts, last)]
+
+    def _rule(self, start: datetime, more: dict[str, str]) -> Iterable[datetime]:
+        text = ";".join(f"{key}={value}" for key, value in {**self._parts, **more}.items()) or self._text
+        rule: Iterable[datetime] = rrulestr(text, dtstart=start)
+        return rule
+
+    def _limit_by_date(self) -> None:
+        """Where nothing is left out between two occurrences, COUNT is as good as an UNTIL."""
+        parts = self._parts
+        step = _STEPS.get(parts.get("FREQ", ""))
+        if step is None or "COUNT" not in parts or any(key.startswith("BY") for key in parts):
+            return
+        try:
+            last = self._start + (int(parts["COUNT"]) - 1) * int(parts.get("INTERVAL", "1")) * step
+        except OverflowError:
+            last = datetime.max
+        if "UNTIL" in parts:
+            until = _until(parts["UNTIL"])
+            if until is None:
+                return
+            last = min(last, until)
+        if last >= self._start:
+            del parts["COUNT"]
+            parts["UNTIL"] = f"{last:%Y%m%dT%H%M%S}"
+
+    def _begin_near(self, first: datetime) -> None:
+        """Walk again, from a whole number of intervals after the start, and at least one before ``first``."""
+        start, more = self._start, dict[str, str]()
+        interval = int(self._parts.get("INTERVAL", "1"))
+        frequency = self._parts.get("FREQ", "")
+        if frequency in _STEPS:
+            count = (first - start) // _STEPS[frequency] // interval - 1
+            if count > 0:
+                start += count * interval * _STEPS[frequency]
+        elif frequency in _MONTHS:
+            months = (first.year - start.year) * 12 + first.month - start.month
+            count = months // _MONTHS[frequency] // interval - 1
+            if count > 0:
+                more = self._days_of_start(frequency)
+                month = start.month - 1 + count * interval * _MONTHS[frequency]
+                start = start.replace(year=start.year + month // 12, month=month % 12 + 1, day=1)
+                start = start.replace(month=1) if frequency == "YEARLY" else start
+        self._walk = iter(self._rule(start, more))
+        self._starts = []
+        self._from = datetime.min if start == self._start else first
+        self._reached = self._from
+
+    def _days_of_start(self, frequency: str) -> dict[str, str]:
+        """What the rule says by its start alone, and must say itself where it is walked from another."""
+        if not _DAY_PARTS.isdisjoint(self._parts):
+            return {}
+        month = {"BYMONTH": str(self._start.month)} if frequency == "YEARLY" else {}
+        return {"BYMONTHDAY": str(self._start.day)} | (month if "BYMONTH" not in self._parts else {})
+
+
+def _parts_of(rrule: str) -> dict[str, str]:
+    """Key of a part -> its value; of what is more than one rule {}."""
+    lines = rrule.upper().split()
+    pairs = [part.partition("=") for part in lines[0].split(";")] if len(lines) == 1 else []
+    return {key: value for key, _, value in pairs}
+
+
+@lru_cache(maxsize=4096)
+def recurrence_of(rrule: str, start: datetime) -> Occurrences:
     """The parsed rule over naive local time; it remembers the occurrences it has computed."""
-    return rrulestr(rrule, dtstart=start, cache=True)
+    return Occurrences(rrule, start)
 
 
 def check_rule(rrule: str, start: datetime, length: timedelta) -> None:
@@ -57,7 +165,7 @@ def check_rule(rrule: str, start: datetime, length: timedelta) -> None:
     second: datetime | None = None
     try:
         if _happens(rrule, start):
-            rule = rule_of(rrule, start)
+            rule: Any = rrulestr(rrule, dtstart=start)
             first = rule.after(start, inc=True)
             second = rule.after(first) if first is not None else None
     except _UNREADABLE as exc:
@@ -109,6 +217,9 @@ def _happens(rrule: str, start: datetime) -> bool:
 
 def _check_parts(rrule: str) -> None:
     """Refuse what dateutil would take but never come back from, or what brings dates of its own."""
+    name, colon, rest = rrule.partition(":")
+    if colon and name.strip().upper() == "RRULE" and rest.isprintable() and ":" not in rest:
+        raise refuse(f"{shown(rrule)} begins with 'RRULE:'", f"Write {shown(rest)} alone", key="rrule")
     if not rrule.isprintable() or ":" in rrule:
         raise refuse(
             f"{shown(rrule)} is more than one rule",

@@ -307,7 +307,7 @@ def _period_lines(period: Row, credits: Row) -> Iterator[str]:
 
 
 def _credit(period: Row, credits: Row) -> str:
-    if not credits["penalties"]:
+    if not period.get("has_penalties", credits["penalties"]):
         return ""
     capped = (
         f" ({formatting.percent(period['uncapped'])} without credit_cap)"

@@ -127,11 +127,11 @@ def indicator(metric: Any, value: Any) -> str:
 
 
 def percent(ratio: Any, digits: int = 1) -> str:
-    """A ratio in percent, rounded down: 99.996 % must not read as 100 %."""
+    """A ratio in percent, rounded down: 99.996 % must not read as 100 %, nor -0.4 % as 0 %."""
     if ratio is None:
         return DASH
     scale = 10**digits
-    return f"{int(ratio * 100 * scale + 1e-9) / scale:.{digits}f}%"
+    return f"{math.floor(ratio * 100 * scale + 1e-9) / scale:.{digits}f}%"
 
 
 def span(seconds: float) -> str:
@@ -296,7 +296,7 @@ def print_json(value: Any) -> None:
 
 
 def duration_s(text: str, option: str = "", most_s: float = DURATION_MAX_S) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
+    """Seconds of ``90s``, ``10m``, ``2h`` or ``1d``; a number without a unit is refused, as in documents.
 
     Args:
         text: as it was written.
@@ -309,6 +309,9 @@ def duration_s(text: str, option: str = "", most_s: float = DURATION_MAX_S) -> f
     match = _DURATION.fullmatch(text.strip())
     seconds = float(match[1]) * UNITS_S[match[2] or "s"] if match else 0.0
     of = f"{option} " if option else ""
+    if match and not match[2] and seconds > 0:
+        number = match[1][:40]
+        raise BadUsage(f"{of}{number!r} has no unit; write {number}s, {number}m, {number}h or {number}d")
     if not seconds > 0:
         raise BadUsage(f"{of}{text[:40]!r} is not a duration; write for example 90s, 10m, 2h or 1d")
     if seconds > most_s:

@@ -26,7 +26,7 @@ from rich.text import Text
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import CliError
+from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, Row, build, console, pass_client
 from sla_server.cli.get import now_of, objective_of, promise, state_of, what_of
 
@@ -133,6 +133,8 @@ def top(client: Client, once: bool, interval: float) -> None:
     """Watch agreements, volumes and throttles live; q ends it."""
     snapshot: dict[str, Any] = client.get("/live")
     if once or not sys.stdout.isatty():
+        if silence := formatting.silence_of(snapshot.get("server") or {}):
+            raise LiveValuesMissing(silence)
         console().print(frame(snapshot, trouble_of(snapshot)))
         return
     trouble = trouble_of(snapshot)

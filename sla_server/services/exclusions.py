@@ -50,7 +50,7 @@ class Exclusions:
         answers: dict[tuple[object, ...], str | None] = {}
         found = dict(self._found)
         for item in asked:
-            key = _key_of(item)
+            key = key_of(item)
             if key not in answers:
                 answers[key] = item.excluded(now_us)
             if reason := answers[key]:
@@ -66,7 +66,7 @@ def _may_be_excluded(item: InForce) -> bool:
     return bool(spec.service_hours is not None or spec.maintenance.windows or item.work)
 
 
-def _key_of(item: InForce) -> tuple[object, ...]:
+def key_of(item: InForce) -> tuple[object, ...]:
     """What the answer depends on: equal keys have equal answers. Parts of agreements are shared objects."""
     spec = item.agreement.spec
     parts = (spec.service_hours, spec.maintenance, spec.window)

@@ -15,18 +15,18 @@ from sla_server.agreements.admission import KnownCapacity, VolumeUse, admit
 from sla_server.agreements.compliance import (
     PeriodSums,
     agreed_objectives,
-    periods_back,
+    agreed_periods,
     sums_of_rows,
     terms_by_version,
     terms_of,
 )
 from sla_server.agreements.credits import PeriodCredit, period_credit
 from sla_server.agreements.difference import bounded, differences
-from sla_server.agreements.document import Agreement
+from sla_server.agreements.document import Agreement, Window
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.periods import CalendarWindow, Span
+from sla_server.agreements.periods import Span
 from sla_server.agreements.schema import document_schema
 from sla_server.api import responses
 from sla_server.api.context import AppContext
@@ -59,8 +59,7 @@ def sla_credits(context: AppContext, request: Request, name: str) -> Response:
     now_us = context.clock.unix_us()
     newest = _read(versions[-1])
     found: list[PeriodCredit] = []
-    most = count if isinstance(newest.spec.window, CalendarWindow) else 1  # a rolling one ends now
-    for bounds in periods_back(newest.spec.window, now_us, most):
+    for bounds in agreed_periods(windows_of(versions, newest), now_us, count):  # a rolling one ends now
         held = [row for row in versions if row["applied_us"] < min(bounds[1], now_us + 1)]
         if not held:
             break
@@ -90,6 +89,21 @@ def _credit(context: AppContext, versions: list[Row], bounds: Span, now_us: int)
             sums[name] = sums_of_rows(context.source.slice_sums(newest["name"], name, *bounds), terms, last)
             former[name] = last.target
     return period_credit(agreement, newest["version"], sums, bounds, now_us, former)
+
+
+def windows_of(versions: list[Row], newest: Agreement) -> list[tuple[int, Window]]:
+    """(from when in force, window) of the versions, oldest first; those of another release are left out."""
+    found: list[tuple[int, Window]] = []
+    before: Any = None
+    for row in versions[:-1]:
+        window = ((row.get("spec") or {}).get("spec") or {}).get("window")
+        if window != before or not found:
+            try:
+                found.append((row["applied_us"], Agreement.from_spec(row["spec"]).spec.window))
+            except ValidationError:
+                continue
+            before = window
+    return [*found, (versions[-1]["applied_us"], newest.spec.window)]
 
 
 def _read(row: Row) -> Agreement:

@@ -21,8 +21,8 @@ from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
 from sla_server.agreements.compliance import (
     Terms,
     agreed_objectives,
+    agreed_periods,
     past_period,
-    periods_back,
     sums_of_rows,
     terms_by_version,
 )
@@ -34,6 +34,7 @@ from sla_server.agreements.selectors import has_labels, parse_labels
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
 from sla_server.api.metrics import FRESH_S
@@ -253,7 +254,7 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
     row = _agreement(context, name)
     wanted, terms = _asked_objective(context, request, row)
     try:
-        spec = Agreement.from_spec(row["spec"]).spec
+        newest = Agreement.from_spec(row["spec"])
     except ValidationError as exc:
         problem = f"agreement {name!r} was stored by another release and cannot be read"
         raise NotFound(problem, "Apply it again: sla apply -f FILE") from exc
@@ -262,10 +263,13 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
     last = terms[max(terms)]
     now_us = context.clock.unix_us()
     first = context.source.agreement(name, 1) or row
-    calendar = _calendar(context, spec.service_hours)
+    calendar = _calendar(context, newest.spec.service_hours)
+    windows = windows_of(context.source.agreement_versions(name) or [row], newest)
     items = []
-    for bounds in periods_back(spec.window, now_us, most):
+    for bounds in agreed_periods(windows, now_us, most, most):
         if bounds[1] > first["applied_us"]:
+            window = next((one for from_us, one in reversed(windows) if from_us < bounds[1]), windows[-1][1])
+            spec = newest.spec.model_copy(update={"window": window})
             sums = sums_of_rows(context.source.slice_sums(name, wanted, *bounds), terms, last)
             items.append(past_period(spec, last, bounds, sums, now_us, calendar).as_dict())
     return responses.as_list(items, objective=wanted)

@@ -353,8 +353,7 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     source, at_us = context.source, facts["at_us"]
     key = promise["sla"], promise["objective"]
     now = next((row for row in live.get("slas", ()) if (row.get("name"), row.get("objective")) == key), None)
-    is_live = facts["is_now"] and (now is not None or not live)  # an old view says nothing of now
-    judged = None if is_live else source.slice_at(*key, at_us)
+    judged = source.slice_at(*key, at_us) if now is None else None
     if judged is not None:
         reason = str(judged.get("reason") or "")  # of an excluded slice what excuses it, in words
         judged = {**judged, "why": REASONS.get(reason, reason)}
@@ -362,7 +361,9 @@ def _state(context: AppContext, promise: Row, facts: Row, live: Row) -> Row:
     is_open = bool(episodes) and (episodes[0]["closed_us"] is None or episodes[0]["closed_us"] > at_us)
     closed = episodes[1:] if is_open else episodes
     episode = episodes[0] if is_open else None
-    state = now["state"] if now is not None else judged["state"] if judged is not None else None
+    state = now["state"] if now is not None else None
+    if judged is not None and not facts["live_is_stale"]:  # of now the newest slice says nothing
+        state = judged["state"]
     if now is None and facts["is_now"] and live:  # not one of the rows that the snapshot has room for
         state = context.live.others().get(key, {}).get("state") or state
     return {

@@ -200,7 +200,7 @@ class LiveState:
             failed = f"{signal.failed_ratio:.1%} of the I/Os failed"
             return f"{stall}, {failed}, {offered}"
         return what + (
-            f"{figures.u:.2f} of the misses allowed, p{self.promise.percentile:g} "
+            f"{figures.u:.2f} times the misses allowed, p{self.promise.percentile:g} "
             f"{figures.latency_us / 1000:.1f} ms of {limit_ms:g} ms allowed, "
             f"{offered}"
         )

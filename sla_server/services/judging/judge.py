@@ -46,6 +46,7 @@ from sla_server.agreements.verdicts import (
     judge_slices,
     thresholds_us,
 )
+from sla_server.services.exclusions import key_of
 from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
 from sla_server.services.judging.scopes import DueQueue, JudgeScopes, Name
@@ -416,7 +417,7 @@ class _Part:
     def judged(self) -> tuple[list[SliceVerdict], list[str]]:
         """Of each slice the verdict, and how we lost the data that are missing, if it was us."""
         dues = self._dues
-        excuses = [due.track.item.excluded(due.start_us, due.end_us) for due in dues]
+        excuses = _excuses(dues)
         found = self._verdicts(np.array([excuse is not None for excuse in excuses]))
         verdicts = verdicts_of(found)
         lost = []
@@ -503,6 +504,16 @@ def _parts(dues: Iterable[_Due]) -> list[list[_Due]]:
         parts[-1].append(due)
         slots += weight
     return parts
+
+
+def _excuses(dues: Sequence[_Due]) -> list[str | None]:
+    """Why each slice is excluded, or None; asked once of all with the same hours and work."""
+    answers: dict[tuple[object, ...], str | None] = {}
+    keys = [(key_of(due.track.item), due.start_us, due.end_us) for due in dues]
+    for key, due in zip(keys, dues, strict=True):
+        if key not in answers:
+            answers[key] = due.track.item.excluded(due.start_us, due.end_us)
+    return [answers[key] for key in keys]
 
 
 def _is_thin(covered_us: int, due: _Due) -> bool:

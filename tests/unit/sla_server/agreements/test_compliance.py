@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sla_server.agreements import compliance
-from sla_server.agreements.compliance import JudgedTime, Terms, standing, terms_of
-from sla_server.agreements.document import NoDataPolicy
+from sla_server.agreements.compliance import JudgedTime, Terms, agreed_periods, standing, terms_of
+from sla_server.agreements.document import NoDataPolicy, Window
+from sla_server.agreements.periods import CalendarWindow, RollingWindow
 from sla_server.agreements.slice_history import (
     BAD,
     EXCLUDED,
@@ -229,3 +231,30 @@ def test_the_short_way_without_bad_slices_says_the_same_as_the_long_one(
     assert standing(item, objective, made, now_us, now_us) == short
     if policy == "bad":
         assert (short.consecutive_bad > 0) == (since < compliance.LOOK_BACK_SLICES)
+
+
+MONTH, DAY, YEAR = (CalendarWindow(type="calendar", period=each) for each in ("month", "day", "year"))
+ROLLING = RollingWindow.model_validate({"type": "rolling", "duration": "7d"})
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "wanted"),
+    [
+        (MONTH, MONTH, ["11-01 12-01", "10-01 11-01", "09-01 10-01", "08-01 09-01"]),
+        (MONTH, DAY, ["11-07 11-08", "11-06 11-07", "11-01 11-06", "10-01 11-01"]),
+        (MONTH, YEAR, ["11-01 01-01", "10-01 11-01", "09-01 10-01", "08-01 09-01"]),
+        (MONTH, ROLLING, ["10-31 11-07", "10-01 11-01", "09-01 10-01", "08-01 09-01"]),
+        (ROLLING, MONTH, ["11-01 12-01"]),
+        (DAY, MONTH, ["11-05 12-01", "11-04 11-05", "11-03 11-04", "11-02 11-03"]),
+    ],
+)
+def test_a_period_that_has_ended_keeps_the_window_it_ended_under(
+    first: Window, then: Window, wanted: list[str]
+) -> None:
+    def at_us(text: str) -> int:
+        return int(datetime.fromisoformat(f"{text}+00:00").timestamp()) * 1_000_000
+
+    windows = [(at_us("2026-09-01T00:00"), first), (at_us("2026-11-05T12:00"), then)]
+    found = agreed_periods(windows, at_us("2026-11-07T12:00"), 4)
+    shown = [" ".join(f"{datetime.fromtimestamp(us / 1e6, UTC):%m-%d}" for us in span) for span in found]
+    assert shown == wanted

@@ -158,6 +158,17 @@ def test_a_rule_that_would_be_searched_for_ever_is_refused_unsearched(interval: 
     assert "INTERVAL" in found.problem
 
 
+def test_a_rule_with_the_name_of_its_property_is_refused_with_what_to_leave_out() -> None:
+    (found,) = problems_of(simple(extra=MAINTENANCE.format('rrule: "RRULE:FREQ=WEEKLY", ')))
+    assert "begins with 'RRULE:'" in found.problem
+    assert found.fix == "Write 'FREQ=WEEKLY' alone"
+
+
+def test_a_number_with_a_comma_is_two_keys_to_yaml() -> None:
+    (found,) = problems_of(simple().replace("up_to_iops: 500", "up_to_iops: 3,000"))
+    assert found.problem == "a number with a comma is two values to YAML"
+
+
 @pytest.mark.parametrize("rule", ["RDATE:20270101T000000", "DTSTART:19970902T090000\\nRRULE:FREQ=DAILY"])
 def test_a_rule_brings_no_dates_of_its_own(rule: str) -> None:
     (found,) = problems_of(simple(extra=MAINTENANCE.format(f'rrule: "{rule}", ')))

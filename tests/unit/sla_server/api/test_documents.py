@@ -139,6 +139,42 @@ def test_what_an_objective_owed_until_it_was_removed_is_credited(
     assert web.get("/api/v1/slas/erp-gold/slices?objective=latency").status_code == 200
 
 
+def test_penalties_edited_away_are_those_of_the_periods_before(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = versions_of(("1m", 0.995), ("1m", 0.995))
+    versions[1]["spec"]["spec"]["penalties"] = []
+    versions[0]["applied_us"] -= 60 * 24 * HOUR_US
+    versions[1]["applied_us"] -= 20 * 24 * HOUR_US  # in the month before
+    versions[0]["ended_us"] = versions[1]["applied_us"]
+    monkeypatch.setattr(source, "slice_sums", lambda *_: [api.slice_sum("bad", 1, version=1)])
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: versions)
+    answer = web.get("/api/v1/slas/erp-gold/credits").json
+    assert answer["penalties"] == []
+    found = [(row["version"], row["has_penalties"], row["credit"]) for row in answer["items"]]
+    assert found == [(2, False, 0.0), (2, False, 0.0), (1, True, 0.5)]
+
+
+def test_an_edit_of_the_window_keeps_the_periods_that_ended_before_it(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = versions_of(("1m", 0.995), ("1m", 0.995))
+    versions[1]["spec"]["spec"]["window"] = {"type": "rolling", "duration": "7d"}
+    versions[0]["applied_us"] -= 60 * 24 * HOUR_US
+    monkeypatch.setattr(source, "slice_sums", lambda *_: [api.slice_sum("bad", 1, version=1)])
+    monkeypatch.setattr(source, "agreement_versions", lambda _name: versions)
+    monkeypatch.setattr(source, "agreement", lambda _name, version=None: versions[(version or 2) - 1])
+    items = web.get("/api/v1/slas/erp-gold/credits").json["items"]
+    assert [(row["version"], row["so_far"], row["credit"]) for row in items] == [
+        (2, True, 0.5),
+        (1, False, 0.5),
+        (1, False, 0.5),
+    ]
+    assert items[1]["end_us"] - items[1]["start_us"] == 31 * 24 * HOUR_US
+    shown = web.get("/api/v1/slas/erp-gold/periods?limit=20").json["items"]
+    assert len(shown) == len({(row["from_us"], row["to_us"]) for row in shown}) > 1
+
+
 def test_periods_without_slices_have_no_credit(
     web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

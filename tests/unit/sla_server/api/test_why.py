@@ -75,6 +75,8 @@ def test_a_live_view_that_is_old_is_not_taken_for_now(
     assert "services part is silent" in answer["sections"][0]["lines"][0]
     assert facts["measured"] is None
     assert facts["protected"]["state"] is None
+    promise = web.get("/api/v1/why/erp-gold").json["facts"]["promises"][0]
+    assert (promise["state"], promise["live"], promise["slice"]["n"]) == (None, None, 4_820)
 
 
 def test_an_unknown_name_is_answered_with_near_ones(web: FlaskClient) -> None:

@@ -38,7 +38,7 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "periods":
-        monkeypatch.setattr("sla_server.api.handlers.read.periods_back", lambda *_: [])
+        monkeypatch.setattr("sla_server.api.handlers.read.agreed_periods", lambda *_: [])
     names = {"slas": "agreements", "maintenance": "documents", "calendars": "documents"}
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])

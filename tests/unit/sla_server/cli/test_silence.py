@@ -27,6 +27,13 @@ def test_old_live_values_are_not_shown_as_current(sla: Terminal, words: list[str
     assert json.loads(shown.stdout)
 
 
+def test_one_picture_of_old_values_is_not_printed(sla: Terminal) -> None:
+    sla.clock.advance(12)
+    done = sla("top", "--once")
+    assert (done.exit_code, done.stdout) == (75, "")
+    assert "No live data for 12s: the services part is silent" in done.stderr
+
+
 def test_counts_are_shown_all_the_same(sla: Terminal) -> None:
     sla.clock.advance(12)
     row = next(line for line in sla("get", "volumes").stdout.splitlines() if line.startswith("erp-db"))

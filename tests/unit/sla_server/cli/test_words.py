@@ -35,6 +35,7 @@ def as_services_do(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
     ("words", "says"),
     [
         (["gold", "--for", "500d"], "--for '500d' is too long; give at most 400d"),
+        (["gold", "--for", "2"], "--for '2' has no unit; write 2s, 2m, 2h or 2d"),
         (["gold", "--for", "nan"], "--for 'nan' is not a duration"),
         (["gold", "--for", "2h", "--reason", "x" * 600], "--reason: has 600 characters, at most 500"),
         (["gold", "--for", "2h", "--reason", ""], "--reason: is empty"),

@@ -187,7 +187,7 @@ def test_the_event_tells_the_windows_that_were_over_not_all_of_them():
     assert made.controller.live[KEY].signal.u < 1
     assert (event.details["u"], event.details["windows_over"], event.details["windows"]) == (20.0, 2, 3)
     assert event.details["latency_us"] > 12_000
-    assert "in 2 of the last 3 windows, 20.00 of the misses allowed, p95 3" in event.text
+    assert "in 2 of the last 3 windows, 20.00 times the misses allowed, p95 3" in event.text
     assert "25 I/O/s" in event.text
 
 
