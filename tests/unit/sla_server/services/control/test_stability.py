@@ -210,7 +210,7 @@ def test_a_victim_whose_gateway_is_gone_frees_its_neighbours_also_when_its_agree
     enforced(made, disturb)
     ((released_at, event),) = worlds[0].of_kind("throttle-released")
     assert 49 <= released_at <= 52, "a lease after its last cut, however often it is applied"
-    assert event.details["reason"] == "victim-gone"
+    assert event.details["ended"] == "victim-gone"
     assert in_force(worlds[0]) == []
 
 
