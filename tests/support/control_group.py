@@ -43,6 +43,12 @@ def why_not() -> str:
         return "control groups and loop devices are root's"
     if not (ROOT / "blkio" / "cgroup.procs").exists() and not (ROOT / "cgroup.subtree_control").exists():
         return "no cgroup tree is mounted"
+    trial = (ROOT / "blkio" if (ROOT / "blkio").is_dir() else ROOT) / f"sla-trial-{os.getpid()}"
+    try:
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as exc:
+        return f"no group can be made here: {exc.strerror}"
     probe = subprocess.run(["losetup", "-f"], capture_output=True, check=False)
     return "" if probe.returncode == 0 else f"no loop device: {probe.stderr.decode().strip()}"
 
