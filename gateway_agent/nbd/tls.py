@@ -112,7 +112,7 @@ class TlsConnection:
     """An encrypted connection with the methods of a socket that sessions use (``sockets.Connection``).
 
     Args:
-        loop: is told of bytes that are invisible to epoll.
+        loop: serves bytes that were decrypted already, which epoll does not show.
         sock: connected, non-blocking.
         context: of the server's side if ``server_side``.
         hostname: what the peer's certificate must be for, on the client's side.

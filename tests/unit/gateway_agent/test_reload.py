@@ -434,11 +434,15 @@ def test_limits_of_a_group_that_left_are_released_when_the_link_that_set_them_ha
 
 
 def test_a_group_that_cannot_be_released_ends_nothing(monkeypatch):
+    tried = []
+
     def broken(groups):
+        tried.extend(groups)
         raise OSError(36, "File name too long")
 
     monkeypatch.setattr(agent.cgroups, "release", broken)
     Agent._release([("/x", "sda"), ("/y", "sda")])
+    assert tried[0] == ("/x", "sda"), "it was tried, and its failure stays there"
 
 
 def test_a_full_disk_refuses_the_reload(folder, parent, monkeypatch):
