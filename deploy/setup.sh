@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
-#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, qemu-nbd, Chromium (through apt when root)
+#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, libnbd, nbd-client, QEMU's tools and storage daemon, Chromium
+#         (through apt when root)
 #   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
 set -eu
@@ -31,8 +32,12 @@ if [ "$what" != demo ]; then
     need fio fio
     need nbdkit nbdkit
     need nbdinfo libnbd-bin
+    need nbdsh python3-libnbd
+    need /usr/sbin/nbd-client nbd-client
+    need /sbin/mkfs.ext4 e2fsprogs
     need ip iproute2
     need qemu-nbd qemu-utils
+    need qemu-storage-daemon qemu-system-common
     need chromium chromium
     need chromedriver chromium-driver
 fi

@@ -76,6 +76,8 @@ REQUESTS = """\
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
+| `volumes_approve` | `volumes: [str], gateways: [str]` | `approved: [DECIDED]`, or 404, 409 |
+| `volumes_revoke` | `volumes: [str], gateways: [str]` | `revoked: [DECIDED]`, or 404, 409 |
 
 `apply`: YAML, one document or several, at most 60,000 bytes and 200 documents (`sla apply` divides longer
 files); it may also be answered 422 with `errors: [{line, field, problem, fix, document}]`. `throttle_set`:
@@ -85,14 +87,18 @@ volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`
 promises), `holds: str` (the rate that holds, if the floor lies above the one asked for).
 Entries of `applied` that are no agreements have `kind` too, those of maintenance `agreements: int` in scope.
 `policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
+`volumes_approve`, `volumes_revoke`: names or patterns of volumes, names or ids of gateways; without gateways
+the one that is meant, 409 if that is not clear. DECIDED: `{volume, gateway, gateway_id, backend, owners}`,
+the last are the names of all gateways that it belongs to then.
 """
 SNAPSHOT = """\
 ### Live snapshot
 
 - `at_us, mode`; `backend_modes`: `{backend: "observe" | "enforce"}` of those that have one of their own
 - `gateways`: `[{gateway_id, name, state, address, last_cut_us, clock_offset_us, exports: int, streams: int,
-  dropped_cuts: int, starved_ratio: float}]`; the last is the share of the newest cut in which its data
-  plane was kept waiting for the processor of its host
+  dropped_cuts: int, starved_ratio: float, io_waited_ratio: float | nil}]`; `starved_ratio` is the share of
+  the newest cut in which its data plane was kept waiting for the processor of its host, `io_waited_ratio`
+  that of the time since the cut before in which tasks of its host waited for I/O; nil if it is not known
 - `volumes`: `[{volume, backend, iops, read_iops, write_iops, bytes_per_s, p50_us, p95_us, p99_us,
   service_p95_us, held, inflight, cap_cost_per_s, delay_us (mean), gateways: [str]}]` over the last 1 to 3
   cuts (rates per second, percentiles are bucket upper edges)
@@ -106,11 +112,14 @@ SNAPSHOT = """\
   that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
   there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
   slice. Objectives left out of the live ones follow, at most 200, by their newest slice
-- `throttles`: `[{throttle_id, volume, client, backend, source: "manual" | "control" | "policy", cost_per_s,
-  reason: str (enum), text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us:
-  int}]`; `client` is "" where the whole volume is capped; texts end after 400 characters
+- `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
+  "manual" | "control" | "policy", cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum), text: str,
+  victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us, worst_hold_us:
+  int}]`; `client` is "" where the whole volume is capped, `volume` where a group is; mean and worst hold are
+  of the last 1 to 3 cuts, the worst a bucket's upper edge; texts end after 400 characters
 - `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase",
-  fault: "" | "hangs" | "fails"}]`
+  fault: "" | "hangs" | "fails", victims: [str]}]`; `victims`: the promises that its loop helps now by each of
+  its throttles, at most 50
 - `processes`: `[{name, state, restarts, since_us, pressure: {fullness, refused} | nil}]` (supervisor's
   RECORDs; newest PRESSURE)
 - `problems`: `[{process, what, since_us, reason: str}]`: those of PRESSURE, the supervisor's as those of
@@ -179,6 +188,9 @@ ROUTES = {
     Kind.DP_LEASE: "link",
     Kind.DP_STATUS: "another program of the host",
     Kind.DP_REPORT: "plane",
+    Kind.DP_TAKE_OVER: "the plane's next process",
+    Kind.DP_HAND_OVER: "plane",
+    Kind.DP_TAKEN: "the plane's next process",
 }
 
 

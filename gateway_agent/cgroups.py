@@ -20,20 +20,21 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gateway_agent.containers import CONTAINERS, container_id
+from gateway_agent.devices import device_number
 from gateway_agent.errors import GroupUnusable
 
 ROOT: Final = Path("/sys/fs/cgroup")
-BY_NAME: Final = Path("/dev/mapper")
-BLOCKS: Final = Path("/sys/class/block")
 MOST_DIRECTORIES: Final = 20_000  # looked at for a unit or a container
 UNIT_SUFFIXES: Final = (".service", ".slice", ".scope")
 CONTAINER: Final = "container:"
 MIN_ID_CHARACTERS: Final = 12
+_ID: Final = re.compile("[0-9a-f]+")
 _V1_COUNTS: Final = ("blkio.throttle.io_serviced", "blkio.throttle.io_service_bytes")
 _RECURSIVE: Final = "_recursive"  # with the groups within
 _V1_LIMITS: Final = (
@@ -43,8 +44,6 @@ _V1_LIMITS: Final = (
     "blkio.throttle.write_bps_device",
 )
 _V2_LIMITS: Final = ("riops", "wiops", "rbps", "wbps")
-SECTOR_BYTES: Final = 512  # the unit of the kernel's sizes, whatever the device's own sector size
-_DEVICE: Final = re.compile(r"\d+:\d+")
 
 
 class IoCounts(NamedTuple):
@@ -171,14 +170,16 @@ class Group:
         return GroupUnusable(str(self.path), f"{what}: {exc.strerror}")
 
 
-def find_group(name: str, device: str, root: Path = ROOT) -> Group:
+def find_group(name: str, device: str, root: Path = ROOT, containers: Path = CONTAINERS) -> Group:
     """The group of a path, a systemd unit or a container, on a device.
 
     Args:
-        name: ``/sys/fs/cgroup/...``, ``mysql.service``, ``batch.slice`` or ``container:ID`` (12 digits of the
-            ID at least: as docker, podman and Kubernetes put it into the name of the group).
-        device: as ``device_number`` takes it.
+        name: ``/sys/fs/cgroup/...``, ``mysql.service``, ``system.slice/mysql.service``, ``batch.slice``,
+            ``container:ID`` (12 digits of the ID at least: as docker, podman and Kubernetes put it into the
+            name of the group), ``container:NAME``, or a pattern that one group alone has.
+        device: as ``devices.device_number`` takes it.
         root: where the kernel's tree is mounted.
+        containers: as ``containers.container_id`` takes it.
 
     Raises:
         GroupUnusable: there is none, or several.
@@ -190,23 +191,53 @@ def find_group(name: str, device: str, root: Path = ROOT) -> Group:
         if not path.is_dir():
             raise GroupUnusable(name, "there is no such directory now; its unit or container does not run")
         return Group(path, number, is_v2=is_v2)
-    if name.startswith(CONTAINER):
-        wanted = name.removeprefix(CONTAINER)
-        if len(wanted) < MIN_ID_CHARACTERS:
-            raise GroupUnusable(name, f"the ID of a container needs {MIN_ID_CHARACTERS} digits at least")
-        found = [path for path in _directories(tree) if _is_container(path.name, wanted)]
-    elif name.endswith(UNIT_SUFFIXES):
-        found = [path for path in _directories(tree) if path.name == name]
-    else:
-        raise GroupUnusable(
-            name, "expected a path, a systemd unit (NAME.service, .slice, .scope) or container:ID"
-        )
+    found = list(_named(name, tree, containers))
     if not found:
         raise GroupUnusable(name, f"no group of this name below {tree}; its unit or container does not run")
     if len(found) > 1:
         paths = ", ".join(str(path) for path in found[:3])
         raise GroupUnusable(name, f"{len(found)} groups have this name: {paths}; write the path of one")
     return Group(found[0], number, is_v2=is_v2)
+
+
+def _check_name(name: str) -> None:
+    """See that a name has a form that ``find_group`` knows.
+
+    Raises:
+        GroupUnusable: says which there are.
+    """
+    if name.startswith(CONTAINER):
+        is_known = len(name) > len(CONTAINER)
+    else:
+        is_known = "/" in name or name.endswith(UNIT_SUFFIXES) or _is_pattern(name)
+    if not is_known:
+        raise GroupUnusable(
+            name,
+            "expected a path, a systemd unit (NAME.service, .slice, .scope), container:ID, container:NAME or "
+            "a pattern (docker-4f1d*.scope)",
+        )
+
+
+def _named(name: str, tree: Path, containers: Path) -> Iterator[Path]:
+    _check_name(name)
+    if name.startswith(CONTAINER):
+        wanted = name.removeprefix(CONTAINER)
+        is_id = len(wanted) >= MIN_ID_CHARACTERS and _ID.fullmatch(wanted)
+        identity = wanted if is_id else container_id(wanted, containers)
+        yield from (path for path in _directories(tree) if _is_container(path.name, identity))
+    elif _is_pattern(name):
+        for path in _directories(tree):
+            if fnmatchcase(str(path.relative_to(tree)) if "/" in name else path.name, name):
+                yield path
+    elif "/" in name:
+        if (tree / name).is_dir():
+            yield tree / name
+    else:
+        yield from (path for path in _directories(tree) if path.name == name)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(character in name for character in "*?[")
 
 
 def release(groups: Iterable[tuple[str, str]]) -> list[str]:
@@ -250,51 +281,9 @@ def _directories(tree: Path) -> Iterator[Path]:
 
 
 def _is_container(name: str, wanted: str) -> bool:
-    """``docker-ID.scope``, ``cri-containerd-ID.scope``, ``libpod-ID.scope`` or the ID alone."""
-    stem = name.removesuffix(".scope")
-    return stem.rpartition("-")[2].startswith(wanted)
+    """``docker-ID.scope``, ``cri-containerd-ID.scope``, ``libpod-ID.scope`` or the ID alone.
 
-
-def device_number(device: str) -> str:
-    """MAJOR:MINOR of ``sda``, ``/dev/sda``, ``/dev/mapper/vg-lv``, ``vg-lv`` or ``8:0``.
-
-    Raises:
-        GroupUnusable: no block device of this name.
+    Not ``libpod-conmon-ID.scope``: that is the process that looks after the container, and does its log.
     """
-    if _DEVICE.fullmatch(device):
-        return device
-    places = [Path(device)] if device.startswith("/") else [Path("/dev", device), BY_NAME / device]
-    for place in places:
-        try:
-            found = place.stat()
-        except OSError:
-            continue
-        if stat.S_ISBLK(found.st_mode):
-            return f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
-    if not device.startswith("/"):
-        for folder in (BLOCKS / device, *BLOCKS.glob("dm-*")):
-            if folder.name == device or _mapper_name(folder) == device:
-                number = _text(folder / "dev")
-                if number:
-                    return number
-    raise GroupUnusable(device, "no block device of this name; lsblk lists them")
-
-
-def size_bytes(device: str) -> int:
-    """Size of a block device as the kernel knows it, 0 when it does not say."""
-    try:
-        sectors = _text(Path("/sys/dev/block", device_number(device), "size"))
-    except GroupUnusable:
-        return 0
-    return int(sectors) * SECTOR_BYTES if sectors.isdigit() else 0
-
-
-def _mapper_name(folder: Path) -> str:
-    return _text(folder / "dm" / "name")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    kind, _, identity = name.removesuffix(".scope").rpartition("-")
+    return identity.startswith(wanted) and not kind.endswith("conmon")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from gateway_agent import agent, cgroups
+from gateway_agent import agent, cgroups, upgrade
 from gateway_agent.config import load_agent, parse_server
-from gateway_agent.errors import GroupUnusable, ReloadFailed
+from gateway_agent.errors import GroupUnusable, ReloadFailed, UpgradeFailed
 from gateway_agent.link import state_files
 from gateway_agent.reload import check_files
 from pmdaemon.errors import ConfigError
@@ -36,10 +36,12 @@ def cli() -> None:
 @CONFIG
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Say whether the configuration is valid and exit.")
-def run(path: Path, show_config: bool, check_config: bool) -> None:
+@click.option(upgrade.PROBE, "is_probe", is_flag=True, hidden=True)  # see there
+def run(path: Path, show_config: bool, check_config: bool, is_probe: bool) -> None:
     """Run the agent in the foreground: its data planes and its link to the SLA server."""
     with outermost("gateway-agent"):
-        config = load_agent(path)
+        left = upgrade.left_by_former()
+        config = load_agent(path if left is None else Path(left.running))
         if show_config:
             click.echo(show(config), nl=False)
         elif check_config:
@@ -49,7 +51,7 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
             click.echo(f"{path}: valid; {_counted(planes, 'data plane')}, {_counted(volumes, 'volume')}")
         else:
             logs.configure("gateway-agent")
-            agent.run(config, path)
+            agent.run(config, path, left)
 
 
 @cli.command()
@@ -57,12 +59,20 @@ def run(path: Path, show_config: bool, check_config: bool) -> None:
     "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
 )
 def release(path: Path) -> None:
-    """Take away the limits of control groups that an agent left which was killed."""
+    """Take away the limits of control groups and of QEMU that an agent left which was killed."""
     with outermost("gateway-agent"):
         config = load_agent(path)
-        if problems := cgroups.release((each.group, each.device) for each in config.cgroup):
+        problems = cgroups.release((each.group, each.device) for each in config.cgroup)
+        places = [place for entry in config.qemu for place in entry.places()]
+        if places:
+            from gateway_agent import qmp  # asyncio, which the other commands need not have
+
+            problems += qmp.release(places)
+        if problems:
             raise GroupUnusable("release", "; ".join(problems))
-        click.echo(f"no limits are left on {_counted(len(config.cgroup), 'control group')}")
+        found = [_counted(len(config.cgroup), "control group")] if config.cgroup or not places else []
+        found += [_counted(len(places), "QEMU volume")] if places else []
+        click.echo(f"no limits are left on {' and '.join(found)}")
 
 
 @cli.command()
@@ -122,6 +132,24 @@ def reload_file(path: Path) -> None:
             click.echo(line)
         if record["state"] not in ("applied", "unchanged"):
             raise SystemExit(ReloadFailed.exit_status)
+
+
+@cli.command(name="upgrade")
+@CONFIG
+def upgrade_agent(path: Path) -> None:
+    """Let the release that is installed now take the place of the agent that runs. No connection is refused.
+
+    The new release checks the configuration first. Then it takes over the sockets, and clients that are
+    connected may stay with the former processes for drain_s; then they are asked to connect again.
+    """
+    from gateway_agent import status  # see above
+
+    with outermost("gateway-agent"), status.as_one_line():
+        found = status.upgrade(status.runtime_dir_of(path))
+        for line in status.upgrade_lines(found, time.time_ns() // 1000):
+            click.echo(line)
+        if found["upgrade"]["state"] != "done":
+            raise SystemExit(UpgradeFailed.exit_status)
 
 
 @cli.command(name="status")

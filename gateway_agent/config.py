@@ -24,6 +24,16 @@ from pydantic import (
     model_validator,
 )
 
+from gateway_agent.host_config import (
+    NAME_RULE,
+    UNIX_PATH_BYTES,
+    CgroupEntry,
+    HostConfig,
+    QemuEntry,
+    Rate,
+    StaticCap,
+    check_qemu,
+)
 from gateway_agent.nbd.access import UNIX, ClientRule
 from gateway_agent.nbd.listeners import ListenerSecurity
 from gateway_agent.nbd.sockets import (
@@ -41,17 +51,13 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
 from pmdaemon.wire.names import is_name
-from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE
+from pmdaemon.wire.rates import COST_BYTES
 
 MIB = 1 << 20
 MAX_EXPORTS = 512  # the server takes no more of one gateway
 MAX_EXPORT_BYTES = 60_000  # all of them are named in one frame header, which holds 65,535 bytes
 EXPORT_OVERHEAD_BYTES = 70  # keys, size and flag of one export in msgpack
 MAX_NAME_OF_HOST = 90  # leaves 32 of the 128 characters of a volume's name to the device, as the kernel does
-UNIX_PATH_BYTES = 107  # sun_path of Linux, less its final NUL
-NAME_RULE = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
-
-Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
 
 class PlaneEntry(ListenerSecurity):
@@ -93,14 +99,6 @@ def may_be_far(address: Address) -> bool:
     return not address.path and address.host != "localhost" and not is_own_host(address.host)
 
 
-class StaticCap(StrictModel):
-    """Caps of one volume that always hold, with or without a server; null is no cap."""
-
-    ops_per_s: Rate | None = None
-    bytes_per_s: Rate | None = None
-    cost_per_s: Rate | None = None
-
-
 class ExportConfig(StrictModel):
     """``[[export]]``: one volume."""
 
@@ -126,11 +124,17 @@ class ExportConfig(StrictModel):
     read_only: bool = False
     """Refuse every change."""
     cost_read: Rate = 1.0
-    """Cost of a read before its bytes are added (bytes / 65,536)."""
+    """Cost of a read before its bytes are added (bytes / `cost_bytes`)."""
     cost_write: Rate = 1.0
-    """Cost of a write before its bytes are added."""
+    """Cost of a write, trim, zeroing or flush before its bytes are added."""
+    cost_bytes: Annotated[float, Field(ge=512, le=1e9)] = float(COST_BYTES)
+    """Bytes that cost as much as 1: how the backend's time grows with the size of its I/Os. The same in all
+    exports of a backend; `sla policy run` estimates it from what is stored."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """File mode: threads for files that can block."""
+    reconnect_s: Annotated[float, Field(ge=0, le=300)] = 0
+    """Upstream mode: for so long clients are kept when the upstream has gone and a restart of it cannot have
+    lost anything; then, or else, they get EIO."""
     cap: StaticCap | None = None
     """Static limits, in force with or without a server: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
     allow_names: tuple[str, ...] = ()
@@ -176,6 +180,10 @@ class ExportConfig(StrictModel):
             raise ValueError(f"volume {self.volume}: set exactly one of upstream and file")
         if self.workers and self.file is None:
             raise ValueError(f"volume {self.volume}: workers belong to file mode; an upstream never blocks")
+        if self.reconnect_s and self.upstream is None:
+            raise ValueError(
+                f"volume {self.volume}: reconnect_s belongs to upstream mode; a file does not go away"
+            )
         is_tls = self.upstream is not None and uses_tls(self.upstream)
         if self.upstream is not None and not is_tls:
             self._check_upstream(parse_upstream(self.upstream)[0])
@@ -220,61 +228,7 @@ class PlaneConfig:
     exports: list[ExportConfig]
     client_rule: ClientRule = "address"
     security: ListenerSecurity = field(default_factory=ListenerSecurity)
-
-
-class HostConfig(StrictModel):
-    """Statistics of the host's own block devices, beside the I/O path."""
-
-    enabled: bool = False
-    """Whether /proc/diskstats is read."""
-    devices: tuple[str, ...] = (
-        "sd?",
-        "sd[a-z][a-z]",
-        "vd?",
-        "xvd?",
-        "nvme*n?",
-        "nvme*n??",
-        "mmcblk?",
-        "dm-*",
-        "md*",
-    )
-    """Patterns of kernel device names; the default takes whole devices, not their partitions."""
-    backends: dict[str, str] = Field(default_factory=dict)
-    """Backend of a device; a device that is not named is a backend of its own, NAME:DEVICE."""
-
-    @field_validator("backends")
-    @classmethod
-    def _are_names(cls, value: dict[str, str]) -> dict[str, str]:
-        for device, backend in value.items():
-            if not is_name(backend):
-                raise ValueError(f"backend {backend!r} of {device} must be letters, digits and . _ : @ -")
-        return value
-
-
-class CgroupEntry(StrictModel):
-    """``[[cgroup]]``: processes of this host that use a block device, counted and slowed by the kernel."""
-
-    name: str
-    """Its volume is ``cgroup:GATEWAY:NAME``."""
-    group: str
-    """Path below ``/sys/fs/cgroup``, systemd unit (``mysql.service``) or ``container:ID``."""
-    device: str
-    """Block device: ``sda``, ``/dev/mapper/vg-lv``, a device-mapper name, or ``MAJOR:MINOR``."""
-    backend: str
-    """What this device shares with others: judging and throttling go by it."""
-    cap: StaticCap | None = None
-    """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
-
-    @field_validator("name", "backend")
-    @classmethod
-    def _are_names(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
-
-    def volume(self, gateway: str) -> str:
-        """Its name at the server."""
-        return f"cgroup:{gateway}:{self.name}"
+    drain_s: float = 30.0
 
 
 class ReconnectConfig(StrictModel):
@@ -310,6 +264,9 @@ class AgentConfig(StrictModel):
     client_rule: ClientRule = "address"
     """How a client is named: by its address, by VOLUME@CLIENT in the export it asks for (`export-suffix`), or
     by its certificate (`tls-name`; without one by its address)."""
+    drain_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """At an upgrade: how long clients may keep their connection to the former process of a plane, before they
+    are disconnected so that they connect to the next one."""
     reconnect: ReconnectConfig = Field(default_factory=ReconnectConfig)
     """How the link tries again to reach the server."""
     plane: Annotated[list[PlaneEntry], Field(default_factory=list)]
@@ -320,6 +277,8 @@ class AgentConfig(StrictModel):
     """Statistics of the host's own block devices."""
     cgroup: Annotated[list[CgroupEntry], Field(default_factory=list)]
     """Control groups of this host's processes."""
+    qemu: Annotated[list[QemuEntry], Field(default_factory=list)]
+    """QEMU processes of this host: virtual machines, and storage daemons."""
 
     @field_validator("name")
     @classmethod
@@ -373,11 +332,12 @@ class AgentConfig(StrictModel):
                 "because volumes are called host:NAME:DEVICE"
             )
         self._check_groups()
+        check_qemu(self.qemu, self.name)
         names = [plane.name for plane in self.plane]
-        if not names and not self.host.enabled and not self.cgroup:
+        if not names and not self.host.enabled and not self.cgroup and not self.qemu:
             raise ValueError(
                 "nothing to do: add a [[plane]] with an [[export]], set enabled = true in [host], or add a "
-                "[[cgroup]]"
+                "[[cgroup]] or a [[qemu]]"
             )
         if len(set(names)) != len(names):
             raise ValueError("two [[plane]] tables have the same name")
@@ -484,6 +444,7 @@ class AgentConfig(StrictModel):
                     exports,
                     self.client_rule,
                     self._security(plane),
+                    self.drain_s,
                 )
         known = ", ".join(plane.name for plane in self.plane)
         raise ConfigError("--plane", f"{name} is no [[plane]] of this file", f"It has: {known}")

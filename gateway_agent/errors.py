@@ -14,12 +14,15 @@
         ├── SpoolUnusable          the spool's directory cannot be read or written at all
         ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
         ├── GroupUnusable          a control group cannot be counted or limited (retryable)
+        │   └── DeviceNotFound     no block device has this name now (retryable)
+        ├── QemuUnusable           a QEMU process cannot be asked, or refused what it was asked (retryable)
         ├── StateFileBroken        a file in state_dir is not what the agent wrote
         ├── NotEnrolled            `tls` is on and this gateway has no certificate
         ├── EnrolmentFailed        the server, or what it sent, was not what `enrol` needs
         ├── AlreadyRunning         another agent holds the lock of this state_dir or runtime_dir
         ├── AgentNotRunning        `status` and `reload` found no agent of this runtime_dir
-        └── ReloadFailed           the agent did not say what came of a reload, or cannot do it
+        ├── ReloadFailed           the agent did not say what came of a reload, or cannot do it
+        └── UpgradeFailed          an upgrade was refused, or the agent did not say what came of it
 
 ``retryable`` says whether the same action may succeed later. Wrong configuration is
 ``pmdaemon.errors.ConfigError``.
@@ -171,6 +174,29 @@ class GroupUnusable(GatewayError):
         super().__init__(f"{name}: {problem}")
 
 
+class DeviceNotFound(GroupUnusable):
+    """No block device has this name now."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, "no block device of this name; lsblk lists them")
+
+
+class QemuUnusable(GatewayError):
+    """A QEMU process that cannot be asked now, or has refused what it was asked.
+
+    Attributes:
+        name: the socket, or what was asked for.
+        problem: why not, and what to do.
+    """
+
+    retryable = True
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self.problem = problem
+        super().__init__(f"{name}: {problem}")
+
+
 class StateFileBroken(GatewayError):
     """A file in state_dir is not what the agent wrote."""
 
@@ -232,6 +258,16 @@ class AgentNotRunning(GatewayError):
 
 class ReloadFailed(GatewayError):
     """The agent did not take its file, or did not say what came of it."""
+
+    exit_status = 1
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(problem)
+
+
+class UpgradeFailed(GatewayError):
+    """The agent's processes were not replaced, or not all of them; what ran goes on."""
 
     exit_status = 1
 

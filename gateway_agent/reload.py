@@ -123,6 +123,10 @@ class ConfigFile:
         self._at_rest = signature
         return self._content() not in (None, self._tried)
 
+    def differs_from(self, other: Path) -> bool:
+        """Whether the file has other content than ``other``, which must be there."""
+        return self._content() not in (None, other.read_bytes())
+
     def read(self) -> bytes:
         """The content now; from here on it is the one that was dealt with.
 

@@ -1,12 +1,12 @@
-"""``gateway-agent status`` and ``reload``: what the agent on this host does, found without the server.
+"""``gateway-agent status``, ``reload``, ``upgrade``: what the agent on this host does, without the server.
 
     runtime_dir/agent.json   the parent: children, the newest reload       a lock says whether the agent runs
     runtime_dir/link.json    the link: session to the server, spool
     runtime_dir/NAME.sock    each data plane, asked with DP_STATUS: volumes, clients, caps
 
 A part that does not answer is shown so; the others are shown all the same. ``reload`` is SIGHUP to the
-parent, and the record of what came of it. Of the agent's file only ``runtime_dir`` and ``state_dir`` are
-used, so both work while the file has a mistake.
+parent, ``upgrade`` SIGUSR2, and the record of what came of it. Of the agent's file only ``runtime_dir`` and
+``state_dir`` are used, so all work while the file has a mistake.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ import os
 import signal
 import socket
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from gateway_agent.config import AgentConfig, load_agent
-from gateway_agent.errors import AgentNotRunning, AlreadyRunning, PlaneLost, ReloadFailed, StateFileBroken
+from gateway_agent.errors import (
+    AgentNotRunning,
+    AlreadyRunning,
+    PlaneLost,
+    ReloadFailed,
+    StateFileBroken,
+    UpgradeFailed,
+)
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime.clock import Deadline
@@ -33,6 +41,7 @@ from pmdaemon.wire.messages.planes import DpStatus
 
 ANSWER_S: Final = 2.0  # a plane answers within milliseconds; one that is stopped does not
 RELOAD_S: Final = 30.0
+UPGRADE_S: Final = 240.0  # the check, a link that ends, and two minutes for a plane
 _LOOK_S: Final = 0.05
 WIDTH: Final = 80
 _FIGURES: Final = ("READ/S", "WRITE/S", "MB/S", "LATENCY", "HELD", "DEPTH", "OLDEST")
@@ -46,15 +55,38 @@ def runtime_dir_of(path: Path) -> Path:
     """Where the agent of this file runs, also if the file is not valid now, or names another place since.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: it cannot be read, or is not TOML, and no agent that runs with it was found.
     """
     try:
         config = load_agent(path)
         runtime_dir, state_dir = config.runtime_dir, config.state_dir
     except ConfigError:
-        said = read_toml(path)
+        try:
+            said = read_toml(path)
+        except ConfigError as exc:
+            return _running_with(path, exc)
         runtime_dir, state_dir = _directory(said, "runtime_dir"), _directory(said, "state_dir")
     return _started_in(state_dir) or runtime_dir
+
+
+def _running_with(path: Path, problem: ConfigError) -> Path:
+    """Where an agent runs that says it was started with this file, by those lines that can be read.
+
+    Raises:
+        ConfigError: none was found.
+    """
+    said: dict[str, Any] = {}
+    with contextlib.suppress(OSError):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                said |= tomllib.loads(line)
+    runtime_dir = _directory(said, "runtime_dir")
+    place = _started_in(_directory(said, "state_dir")) or runtime_dir
+    with contextlib.suppress(AgentNotRunning, StateFileBroken, KeyError, TypeError):
+        if Path(parent(place)["config"]).resolve() == path.resolve():
+            return place
+    fix = "Correct it; which agent runs with it could not be found"
+    raise ConfigError(problem.where, problem.problem, fix) from problem
 
 
 def _directory(said: dict[str, Any], key: str) -> Path:
@@ -167,6 +199,33 @@ def reload(runtime_dir: Path) -> dict[str, Any]:
     raise ReloadFailed(f"the agent has said nothing for {RELOAD_S:.0f} s. See its log")
 
 
+def upgrade(runtime_dir: Path) -> dict[str, Any]:
+    """Ask the agent to let the release that is installed now take its place, and wait: ``agent.json`` then.
+
+    Raises:
+        AgentNotRunning: see ``parent``; it has ended since.
+        UpgradeFailed: it says nothing in time, is at it already, or is of a release that would end.
+    """
+    said = parent(runtime_dir)
+    if "upgrade" not in said:
+        raise UpgradeFailed("the agent that runs is of a release without upgrade. Restart it")
+    if said["upgrade"]["state"] == "pending":
+        raise UpgradeFailed("an upgrade is under way. See gateway-agent status")
+    number, deadline = said["upgrade"]["number"], Deadline(UPGRADE_S)
+    try:
+        os.kill(said["pid"], signal.SIGUSR2)
+    except OSError as exc:
+        raise UpgradeFailed(
+            f"process {said['pid']}: {exc.strerror}. Run this as the agent's user, or root"
+        ) from exc
+    while not deadline.passed:
+        time.sleep(_LOOK_S)
+        said = parent(runtime_dir)
+        if said["upgrade"]["number"] > number and said["upgrade"]["state"] != "pending":
+            return said
+    raise UpgradeFailed(f"the agent has said nothing for {UPGRADE_S:.0f} s. See its log")
+
+
 # -- for people
 
 
@@ -174,11 +233,19 @@ def lines(found: dict[str, Any], now_unix_us: int) -> Iterator[str]:
     """The status in at most ``WIDTH`` columns; names that are longer are broken."""
     yield from _agent_lines(found["agent"], now_unix_us)
     yield from _link_lines(found["link"], found["agent"], now_unix_us)
+    yield from _pressure_lines((found["link"] or {}).get("pressure"))
     yield from reload_lines(found["agent"].get("reload"), now_unix_us)
+    if found["agent"].get("upgrade", {}).get("number"):
+        yield from upgrade_lines(found["agent"], now_unix_us)
     yield ""
     yield from _process_lines(found)
     reports = [report for report in found["planes"].values() if "problem" not in report]
-    volumes = [(report, volume) for report in reports for volume in report["volumes"]]
+    volumes = [
+        (report, volume)
+        for report in reports
+        for volume in report["volumes"]
+        if volume["streams"] or "handed_over" not in report
+    ]
     if volumes:
         yield ""
         yield from _volume_lines(volumes)
@@ -186,6 +253,7 @@ def lines(found: dict[str, Any], now_unix_us: int) -> Iterator[str]:
         yield ""
         yield from _client_lines(volumes)
     yield from _cap_lines(volumes)
+    yield from _beside_lines(found["link"] or {})
     for report in reports:
         for volume, connections in report["leaving"].items():
             yield f"leaving  {volume}: {connections} connections use what was removed or replaced"
@@ -231,6 +299,18 @@ def reload_lines(record: dict[str, Any] | None, now_us: int) -> Iterator[str]:
         yield from _folded("         ", detail)
 
 
+def upgrade_lines(agent: dict[str, Any], now_us: int) -> Iterator[str]:
+    """What came of the newest upgrade; ``agent``: as ``parent`` returns it."""
+    record = agent["upgrade"]
+    age = span(max(now_us - record["at_unix_us"], 0) / 1e6)
+    releases = f" ({record['former']} to {record['release']})" if record["release"] else ""
+    yield f"upgrade  {record['state']} {age} ago{releases}"
+    if record["text"]:
+        yield from _folded("         ", record["text"])
+    if agent.get("leaving"):
+        yield from _folded("         ", f"these let their clients go: {', '.join(agent['leaving'])}")
+
+
 def _process_lines(found: dict[str, Any]) -> Iterator[str]:
     agent = found["agent"]
     rows: list[tuple[str, ...]] = [("PROCESS", "PID", "RESTARTS", "LISTENS ON")]
@@ -238,18 +318,28 @@ def _process_lines(found: dict[str, Any]) -> Iterator[str]:
         report = found["planes"].get(name, {})
         notes = [report["problem"]] if "problem" in report else report.get("problems", [])
         words = "; ".join([*report.get("listening", []), *notes]) if pid is not None else "does not run"
+        if handed := report.get("handed_over"):
+            left = (
+                f"asked to go in {span(handed['drain_left_s'])}" if handed["drain_left_s"] else "asked to go"
+            )
+            words = f"no more; {handed['connections']} connections stay, {left}"
         rows.append((name, str(pid or DASH), str(agent["restarts"].get(name, 0)), words))
     yield from _table(rows, right=(1, 2))
 
 
 def _volume_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [("VOLUME", "BACKEND", "CLIENTS", *_FIGURES)]
-    for _, volume in volumes:
+    for report, volume in volumes:
         streams = volume["streams"]
+        marks = [
+            mark
+            for mark, is_so in (("ro", volume["read_only"]), ("former", "handed_over" in report))
+            if is_so
+        ]
         ages = [each["oldest_s"] for each in streams if each["oldest_s"] is not None]
         rows.append(
             (
-                volume["volume"] + (" (ro)" if volume["read_only"] else ""),
+                volume["volume"] + (f" ({', '.join(marks)})" if marks else ""),
                 volume["backend"],
                 str(sum(each["connections"] for each in streams)),
                 *_rates_of(streams),
@@ -269,6 +359,12 @@ def _client_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Itera
             conn = str(each["connections"])
             rows.append((volume["volume"], each["client"], conn, *_rates_of([each]), depth, oldest))
     yield from _table(rows, right=tuple(range(2, 10)))
+    for _, volume in volumes:
+        for each in volume["streams"]:
+            if names := each.get("members"):  # a plane of before does not say it
+                more = each["member_count"] - len(names)
+                listed = ", ".join(names) + (f" and {more:,} more" if more else "")
+                yield from _folded("  ", f"{each['client']} of {volume['volume']}: {listed}")
 
 
 def _rates_of(streams: list[dict[str, Any]]) -> tuple[str, str, str, str, str]:
@@ -292,9 +388,12 @@ def _cap_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator
             lease = f"{caps_of['lease_left_s']:.0f} s, generation {caps_of['generation']}"
         targets = {volume["volume"]: volume["caps"]}
         targets |= {f"{volume['volume']}/{client}": caps for client, caps in volume["client_caps"].items()}
+        if group := volume.get("group"):  # a plane of before does not say it
+            targets[f"group {group['group']}"] = group["caps"]
         for target, caps in targets.items():
-            if caps:
-                rows.append((target, *_caps_of(caps), lease))
+            row = (target, *_caps_of(caps), lease)
+            if caps and row not in rows:
+                rows.append(row)
     if len(rows) > 1:
         yield ""
         yield from _table(rows, right=(1, 2, 3))
@@ -304,6 +403,49 @@ def _caps_of(caps: dict[str, float]) -> tuple[str, str, str]:
     moved = caps.get("bytes_per_s")
     ops, cost = (f"{caps[name]:,.0f}" if name in caps else DASH for name in ("ops_per_s", "cost_per_s"))
     return ops, DASH if moved is None else f"{moved / 1e6:,.1f}", cost
+
+
+def _pressure_lines(said: dict[str, float] | None) -> Iterator[str]:
+    if said is not None:
+        ten, sixty = said["some_10s"], said["some_60s"]
+        waited = f"{ten:.1f}% of the last 10 s, {sixty:.1f}% of the last 60 s"
+        yield f"I/O      tasks waited for it {waited}"
+
+
+def _beside_lines(link: dict[str, Any]) -> Iterator[str]:
+    """Control groups and QEMU: what limits them, and what is wrong with them."""
+    rows: list[tuple[str, ...]] = [("BESIDE THE PATH", "WHERE", "OPERATIONS/S", "MB/S", "WAITED")]
+    problems: list[str] = []
+    for each in link.get("cgroups", []):
+        limits, pressure = each["limits"], each["pressure"]
+        waited = f"{pressure['some_10s']:.1f}%" if pressure else DASH
+        ops = _two(limits["read_iops"], limits["write_iops"], 1)
+        size = _two(limits["read_bps"], limits["write_bps"], 1e6)
+        where = each["group"].rpartition("/")[2] or "not there"
+        rows.append((each["volume"], where, ops, size, waited))
+        problems += [f"{each['volume']}: {each['problem']}"] if each["problem"] else []
+    for name, monitor in link.get("qemu", {}).items():
+        for each in monitor["volumes"]:
+            limits = each["limits"]
+            where = f"drive {each['drive']}" if each["drive"] else f"group {each['group']}"
+            ops, size = _one(limits.get("iops"), 1), _one(limits.get("bytes_per_s"), 1e6)
+            rows.append((each["volume"], where if each["is_there"] else "not there", ops, size, DASH))
+            problems += [f"{each['volume']}: {each['problem']}"] if each["problem"] else []
+        problems += [f"{name} ({monitor['socket']}): {monitor['problem']}"] if monitor["problem"] else []
+    if len(rows) > 1:
+        yield ""
+        yield from _table(rows, right=(2, 3, 4))
+    for problem in problems:
+        yield from _folded("         ", problem)
+
+
+def _one(limit: float | None, unit: float) -> str:
+    return DASH if limit is None else f"{limit / unit:,.{0 if unit == 1 else 1}f}"
+
+
+def _two(reads: float | None, writes: float | None, unit: float) -> str:
+    """Limits of reads and of writes."""
+    return DASH if reads is None and writes is None else f"{_one(reads, unit)}+{_one(writes, unit)}"
 
 
 # -- forms

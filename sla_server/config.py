@@ -17,6 +17,7 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
+from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
 
 
@@ -39,6 +40,10 @@ class ServerConfig(StrictModel):
     """Everything durable: database (SQLite), ingest queue, Parquet files, tokens."""
     runtime_dir: Path | None = None
     """Mailbox segments and doorbells, on tmpfs; default: a private directory (systemd's or in /dev/shm)."""
+    volume_ownership: Ownership = "first"
+    """Which gateway a volume belongs to: `first`, the first one that shows it, and others once they are
+    approved (`sla volumes approve`); `approve`: each once it is approved; `open`: all that show it. The key
+    comes before the first table of the file."""
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)

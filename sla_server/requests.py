@@ -13,6 +13,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from pmdaemon.poller.config import ListedGateway
+from pmdaemon.wire.names import NAME_RE
+from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
+from sla_server.services.control.groups import MOST_VOLUMES, MOST_WEIGHT
 from sla_server.services.control.throttle import LEAST
 
 RATES: Final = ("iops", "bytes_per_s", "cost_per_s")
@@ -52,15 +55,26 @@ class DocumentEnd(RequestBody):
     name: str
 
 
-class ThrottleSet(RequestBody):
-    """Exactly one of iops, bytes_per_s and cost_per_s."""
+GroupName = Annotated[str, StringConstraints(pattern=f"^{NAME_RE.pattern}$")]
 
-    volume: str = Field(min_length=1)
+
+class ThrottleSet(RequestBody):
+    """Exactly one of iops, bytes_per_s and cost_per_s; of a volume, or of a group of volumes."""
+
+    volume: str | None = Field(default=None, min_length=1)
     client: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
     """Only this client of the volume, beside what holds for the volume."""
+    group: GroupName | None = None
+    """Instead of a volume: a name for several that share the rate. A group of that name is replaced."""
+    volumes: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] | None = Field(
+        default=None, min_length=1, max_length=MOST_VOLUMES
+    )
+    """Of the group: the weight of each volume. While all of them wait, each has that share of the rate."""
     iops: float | None = Field(default=None, ge=LEAST.ops_per_s, lt=1e12)
     bytes_per_s: float | None = Field(default=None, ge=LEAST.bytes_per_s, lt=1e15)
     cost_per_s: float | None = Field(default=None, ge=LEAST.cost_per_s, lt=1e12)
+    burst_s: float | None = Field(default=None, ge=LEAST_BURST_S, le=MOST_BURST_S)
+    """So many seconds' worth of the rate may pass at once after a pause; 0.02 without it."""
     duration_s: float | None = Field(default=None, gt=0, le=366 * 86_400)
     """Without it the throttle holds until it is released."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
@@ -76,19 +90,30 @@ class ThrottleSet(RequestBody):
             raise ValueError(f"needs exactly one of {', '.join(RATES)}")
         return members
 
+    @model_validator(mode="after")
+    def _one_subject(self) -> Self:
+        if (self.volume is None) == (self.group is None):
+            raise ValueError("give either volume, or group and its volumes")
+        if (self.group is None) != (self.volumes is None):
+            raise ValueError("a group has volumes: give both group and volumes, or neither")
+        if self.group is not None and self.client is not None:
+            raise ValueError("a client is one of a volume, not of a group: leave client out")
+        return self
+
 
 class ThrottleRelease(RequestBody):
-    """Either the throttles of a volume or one throttle."""
+    """The throttles of a volume, that of a group, or one throttle."""
 
     volume: str | None = None
     client: str | None = None
     """With a volume: only those of this client of it."""
+    group: str | None = None
     throttle_id: str | None = None
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
-        if (self.volume is None) == (self.throttle_id is None):
-            raise ValueError("give either volume or throttle_id")
+        if sum(each is not None for each in (self.volume, self.group, self.throttle_id)) != 1:
+            raise ValueError("give one of volume, group and throttle_id")
         if self.client is not None and self.volume is None:
             raise ValueError("a client is one of a volume: give volume, too")
         return self
@@ -108,6 +133,19 @@ class ModeSet(RequestBody):
         if self.mode == "inherit" and self.backend is None:
             raise ValueError("mode inherit is for one backend: give backend, or observe or enforce")
         return self
+
+
+class VolumesDecision(RequestBody):
+    """Volumes to approve, or to revoke: which gateway they belong to."""
+
+    volumes: list[Annotated[str, StringConstraints(min_length=1, max_length=200)]] = Field(
+        min_length=1, max_length=1000
+    )
+    """Names, or patterns with * and ?."""
+    gateways: list[Annotated[str, StringConstraints(min_length=1, max_length=GATEWAY_NAME_MAX)]] = Field(
+        default_factory=list, max_length=1000
+    )
+    """Names or ids; none: the one gateway that is meant, or 409."""
 
 
 class GatewayName(RequestBody):

@@ -4,7 +4,7 @@ import {call, read} from "./api.js";
 import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
 import {startFind} from "./find.js";
-import {clock, duration, measured, metric, promised, sentence, stateWords} from "./format.js";
+import {clock, duration, helpedBy, measured, metric, promised, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
 import * as views from "./views.js";
 import {startWhy} from "./why.js";
@@ -57,7 +57,9 @@ function onSnapshot(snapshot) {
   page.snapshot = snapshot;
   page.takenMs = snapshot.at_us === page.old?.atUs ? page.old.takenMs : Date.now();
   page.database = snapshot.database || "";
-  const helped = new Set(snapshot.throttles.filter((row) => ACTIVE.has(row.state)).map((row) => (row.victim || "").split("/")[0]));
+  const acting = snapshot.throttles.filter((row) => ACTIVE.has(row.state));
+  const names = acting.flatMap((row) => helpedBy(row, snapshot.backends));
+  const helped = new Set(names.map((name) => name.split("/")[0]));
   for (const row of snapshot.slas) addPoint(views.keyOf(row), snapshot.at_us, row, helped.has(row.name));
   if (!snapshot.slas.some((row) => views.keyOf(row) === page.selected)) {
     const worst = snapshot.slas.find((row) => row.state === "violating") || snapshot.slas[0];

@@ -1,16 +1,19 @@
 // Latency against promise: a spark line a row, and one large chart (plotly, loaded when first needed).
 //
-// A trend is {at: [ms], latency: [us|null], promise: [us|null], throttled: [bool]}, 15 minutes at one a second.
+// A trend is {at: [ms], latency: [us|null], promise: [us|null], throttled: [bool]}, 15 minutes at one a second, and
+// stepMs, how far apart its points are. A silence is one point of nulls: no line is drawn over it.
 
 import {measuredUs} from "./format.js";
 
 const KEEP = 900;
+const COLUMNS = ["at", "latency", "promise", "throttled"];
+const SILENCE_MS = 5000; // as api.stale_after_s; of a large installation points are further apart
 const LEAST_MS = 60000; // of the axis, so that the first seconds are not stretched over it
 const SVG = "http://www.w3.org/2000/svg";
 const trends = new Map();
 
 function trendOf(key) {
-  if (!trends.has(key)) trends.set(key, {at: [], latency: [], promise: [], throttled: []});
+  if (!trends.has(key)) trends.set(key, {at: [], latency: [], promise: [], throttled: [], stepMs: 1000});
   return trends.get(key);
 }
 
@@ -19,19 +22,29 @@ export const hasTrend = (key) => (trends.get(key)?.at.length || 0) > 0;
 export function loadTrend(answer) {
   trends.clear();
   for (const [key, columns] of Object.entries(answer.slas)) {
-    trends.set(key, {at: answer.at_us.map((us) => us / 1000), latency: columns.latency_us,
-      promise: columns.threshold_us, throttled: columns.throttled});
+    answer.at_us.forEach((us, i) =>
+      push(trendOf(key), us / 1000, columns.latency_us[i], columns.threshold_us[i], columns.throttled[i]));
   }
 }
 
 export function addPoint(key, atUs, row, throttled) {
-  const trend = trendOf(key);
-  if (trend.at.at(-1) >= atUs / 1000) return;
-  trend.at.push(atUs / 1000);
-  trend.latency.push(measuredUs(row));
-  trend.promise.push(row.threshold_us ?? null);
-  trend.throttled.push(throttled);
-  if (trend.at.length > KEEP) for (const column of Object.values(trend)) column.shift();
+  push(trendOf(key), atUs / 1000, measuredUs(row), row.threshold_us ?? null, throttled);
+}
+
+function push(trend, atMs, latency, promise, throttled) {
+  const last = trend.at.at(-1) ?? -Infinity;
+  if (last >= atMs) return;
+  const stepMs = atMs - last;
+  if (trend.at.length && stepMs > Math.max(SILENCE_MS, 3 * trend.stepMs)) append(trend, last + 1, null, null, false);
+  else if (trend.at.length) trend.stepMs = stepMs;
+  append(trend, atMs, latency, promise, throttled);
+}
+
+function append(trend, ...values) {
+  COLUMNS.forEach((name, i) => {
+    trend[name].push(values[i]);
+    if (trend[name].length > KEEP) trend[name].shift();
+  });
 }
 
 // [first, last] time in ms of what was measured: nothing before the first sample, 15 minutes once they are full.

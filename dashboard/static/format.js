@@ -102,13 +102,25 @@ const THROTTLE_STATES = {
   seen: "confirmed, and seen in the measured rate",
 };
 
-export function throttleWords(row) {
-  const source = SOURCES[row.source] || row.source;
-  const victim = row.victim ? ` to keep ${row.victim}` : "";
-  return `${source}${victim} · ${THROTTLE_STATES[row.state] || row.state}`;
+// Promises that a throttle helps, first the one that asked for it: the loop helps all of its backend by each.
+export function helpedBy(row, backends) {
+  const own = [row.victim].filter(Boolean);
+  if (row.source !== "control" || row.state === "observed") return own;
+  const others = backends.find((each) => each.backend === row.backend)?.victims;
+  return [...new Set([...own, ...(others || [])])];
+}
+const MOST_HELPED = 5;
+
+export function throttleWords(row, backends) {
+  const source = row.reason === "agreed-cap" ? "the cap of its own agreement" : SOURCES[row.source] || row.source;
+  const helped = helpedBy(row, backends);
+  const more = helped.length > MOST_HELPED ? ` and ${helped.length - MOST_HELPED} more` : "";
+  const victims = helped.length ? ` to keep ${helped.slice(0, MOST_HELPED).join(", ")}${more}` : "";
+  return `${source}${victims} · ${THROTTLE_STATES[row.state] || row.state}`;
 }
 
 export function throttled(row) {
+  if (row.group_name) return `group ${row.group_name}`;
   return row.client ? `${row.volume}/${row.client}` : row.volume;
 }
 
@@ -117,5 +129,6 @@ export function capWords(row) {
   if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} cost/s`);
   if (row.ops_per_s) parts.push(`${count(row.ops_per_s)} IOPS`);
   if (row.bytes_per_s) parts.push(bytesRate(row.bytes_per_s));
+  if (row.burst_s) parts.push(`burst ${row.burst_s} s`);
   return parts.join(", ") || DASH;
 }

@@ -181,7 +181,7 @@ export function showThrottles(snapshot, nowUs) {
       setText(li.querySelector("span"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
       const [why, how] = li.querySelectorAll("p");
       setText(why, row.text || row.reason);
-      setText(how, f.throttleWords(row));
+      setText(how, f.throttleWords(row, snapshot.backends));
     },
     () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);
 }

@@ -18,49 +18,27 @@ Thread: the link's loop only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
 
 from gateway_agent.cgroups import Group, IoCounts, IoLimits
+from gateway_agent.enforcers.base import caps_by_volume, without_cost
 from gateway_agent.errors import GroupUnusable
+from gateway_agent.pressure import read_pressure
+from gateway_agent.sources.counted import is_later, minus
 from pmdaemon.wire.messages.agent import CapSet
+from pmdaemon.wire.rates import NO_CAPS, Rates
 
-COST_BYTES: Final = 65_536  # bytes of one cost unit, docs/formats/messages.md
+CLIENT: Final = "cgroup"
+"""The one client of each of its volumes."""
 SIZE_AT_FIRST: Final = 4096.0
 FULL_RATIO: Final = 0.9  # of a limit: the group waits for it
 LEAST_SHARE: Final = 0.05  # of reads and of writes, so that a group that turns to the other kind shows it
 TOWARDS_HALVES: Final = 0.1
 CHANGE_RATIO: Final = 0.05  # smaller changes of a limit are not written
 log = structlog.get_logger("cgroup")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCap:
-    """Rates a second, None without one; of several all hold."""
-
-    ops_per_s: float | None = None
-    bytes_per_s: float | None = None
-    cost_per_s: float | None = None
-
-    @classmethod
-    def of(cls, rates: Mapping[str, Any]) -> GroupCap:
-        """From the keys of an entry of CAPS, or of a static cap."""
-        return cls(*(rates.get(key) for key in ("ops_per_s", "bytes_per_s", "cost_per_s")))
-
-    def with_other(self, other: GroupCap) -> GroupCap:
-        """Both hold: the lower of each."""
-        return GroupCap(
-            _lower(self.ops_per_s, other.ops_per_s),
-            _lower(self.bytes_per_s, other.bytes_per_s),
-            _lower(self.cost_per_s, other.cost_per_s),
-        )
-
-
-def _lower(one: float | None, other: float | None) -> float | None:
-    return min((rate for rate in (one, other) if rate is not None), default=None)
 
 
 class Mix:
@@ -83,13 +61,12 @@ class Mix:
             steps, bounds = (step.read_bytes, step.write_bytes), (limits.read_bps, limits.write_bps)
             self.read_byte_share = _share(self.read_byte_share, steps, bounds, elapsed_s)
 
-    def limits(self, cap: GroupCap) -> IoLimits:
+    def limits(self, cap: Rates) -> IoLimits:
         """The kernel's limits that keep a cap."""
-        ops, size = cap.ops_per_s, cap.bytes_per_s
-        if cap.cost_per_s is not None:
-            ops = _lower(ops, cap.cost_per_s / (1 + self.mean_bytes / COST_BYTES))
-            size = _lower(size, cap.cost_per_s * COST_BYTES)
-        return IoLimits(*_divided(ops, self.read_share), *_divided(size, self.read_byte_share))
+        found = without_cost(cap, self.mean_bytes)
+        return IoLimits(
+            *_divided(found.ops_per_s, self.read_share), *_divided(found.bytes_per_s, self.read_byte_share)
+        )
 
 
 def _share(
@@ -129,7 +106,7 @@ class LimitedGroup:
         self,
         volume: str,
         find: Callable[[], Group],
-        static: GroupCap,
+        static: Rates,
         taken: dict[tuple[str, str], str] | None = None,
     ) -> None:
         self.volume = volume
@@ -144,9 +121,9 @@ class LimitedGroup:
         self._limits = IoLimits()
         self._before: IoCounts | None = None
 
-    def set_cap(self, cap: GroupCap) -> bool:
+    def set_cap(self, cap: Rates) -> bool:
         """Another cap of the server's, beside the static one; whether it is certainly in force."""
-        self._cap = self._static.with_other(cap)
+        self._cap = self._static.tighter(cap)
         return self._look() is None or self._enforce(always=True)
 
     def count(self, elapsed_s: float) -> IoCounts | None:
@@ -168,7 +145,7 @@ class LimitedGroup:
             self._limits = limits
             self._note(f"{group.path}: its limits were {tuple(limits)}, not those that were written")
         if before is not None and is_later(before, now):
-            step = IoCounts(*(a - b for a, b in zip(now, before, strict=True)))
+            step = minus(now, before)
             self.is_full = _any_full(step, self._limits, elapsed_s)
             self._mix.counted(step, elapsed_s, self._limits)
         self._enforce(always=False)
@@ -220,10 +197,17 @@ class LimitedGroup:
             log.warning("group-unusable", volume=self.volume, problem=problem)
         self._problem = problem
 
-
-def is_later(before: IoCounts, now: IoCounts) -> bool:
-    """Whether ``now`` can have been counted behind ``before``: not if the group was made again."""
-    return all(a >= b for a, b in zip(now, before, strict=True))
+    def record(self) -> dict[str, Any]:
+        """What it is, what limits it, and how its processes wait for I/O; for `status`."""
+        group = self._group
+        pressure = read_pressure(group.path / "io.pressure") if group is not None else None
+        return {
+            "volume": self.volume,
+            "group": str(group.path) if group is not None else "",
+            "problem": self._problem,
+            "limits": self._limits._asdict(),
+            "pressure": pressure.record() if pressure is not None else None,
+        }
 
 
 def _any_full(step: IoCounts, limits: IoLimits, elapsed_s: float) -> bool:
@@ -258,8 +242,8 @@ class CgroupEnforcer:
 
     def apply(self, caps: CapSet, lease_us: int) -> None:
         """See ``Enforcer``."""
-        rates = {entry["volume"]: GroupCap.of(entry) for entry in caps.caps}
-        in_force = [group.set_cap(rates.get(group.volume, GroupCap())) for group in self._groups]
+        rates = caps_by_volume(caps, CLIENT)
+        in_force = [group.set_cap(rates.get(group.volume, NO_CAPS)) for group in self._groups]
         if all(in_force):
             self.took, self.refused, self.gen = caps.gen, None, caps.gen
         else:
@@ -271,5 +255,5 @@ class CgroupEnforcer:
     def lapsed(self) -> None:
         """See ``Enforcer``."""
         for group in self._groups:
-            group.set_cap(GroupCap())
+            group.set_cap(NO_CAPS)
         self.gen = 0

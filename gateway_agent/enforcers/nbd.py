@@ -68,7 +68,7 @@ class NbdEnforcer:
         self._sent_gen, self.took, self._denials = caps.gen, None, 0
         # A question that is open now was sent before the caps: only the next one's answer proves anything.
         self._proof_at = self._source.questions + 1
-        self._send(DpCaps(caps.gen, lease_us, caps.caps, caps.clients).encode())
+        self._send(DpCaps(caps.gen, lease_us, caps.caps, caps.clients, caps.groups).encode())
 
     def renew_lease(self) -> None:
         """See ``Enforcer``."""

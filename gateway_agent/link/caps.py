@@ -16,7 +16,7 @@ Thread: the link's loop only; time comes as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +25,14 @@ import structlog
 from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
+from gateway_agent.link.group_shares import GroupShares, caps_of_plane
+from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet, Thresholds
 
-ONLY_OBSERVES: Final = "this gateway only observes: it has neither data plane nor control group"
+ONLY_OBSERVES: Final = (
+    "this gateway only observes: it has no data plane, control group or QEMU process that it could slow down"
+)
 log = structlog.get_logger("caps")
 ANSWER_BYTES: Final = 60_000
 """Of the names in an answer, whose header holds 64 KiB; a set of caps may name more."""
@@ -42,21 +46,44 @@ class LeasedCaps:
         self._caps: CapSet | None = None
         self._lease_end_ns = 0
         self._ack_due = False
+        self._shares = GroupShares()
 
     def replace(self, caps: CapSet, now_ns: int) -> None:
         """The server sent a set: hand it to every enforcer that is reachable."""
         self._caps = caps
         self._lease_end_ns = now_ns + caps.lease_us * 1000
         self._ack_due = True
+        self._hand_over(caps, caps.lease_us)
+
+    def _hand_over(self, caps: CapSet, lease_us: int) -> None:
+        parts = self._shares.parts(caps, self._planes())
+        self._shares.sent(parts)
         for enforcer in self._enforcers:
             if enforcer.reachable:
-                enforcer.apply(caps, caps.lease_us)
+                enforcer.apply(caps_of_plane(caps, parts.get(enforcer.name, {})), lease_us)
 
-    def enforcer_connected(self, enforcer: Enforcer, now_ns: int) -> None:
-        """An enforcer became reachable: give it what still holds."""
+    def _planes(self) -> dict[str, frozenset[str]]:
+        return {enforcer.name: enforcer.volumes for enforcer in self._enforcers if enforcer.reachable}
+
+    def used(self, samples: Iterable[Sample], now_ns: int) -> None:
+        """Samples were collected: groups of several planes are divided by what their volumes use."""
+        self._shares.count(self._caps, samples)
+        caps, left_us = self._caps, (self._lease_end_ns - now_ns) // 1000
+        if caps is None or not caps.groups or left_us <= 0 or self._ack_due:
+            return
+        if self._shares.have_moved(self._shares.parts(caps, self._planes())):
+            self._hand_over(caps, left_us)
+
+    def enforcer_connected(self, enforcer: Enforcer, now_ns: int) -> bool:
+        """An enforcer became reachable: give it what still holds; whether there is any."""
         left_us = (self._lease_end_ns - now_ns) // 1000
-        if self._caps is not None and left_us > 0:
+        if self._caps is None or left_us <= 0:
+            return False
+        if self._caps.groups:  # whose parts at the other planes are smaller now
+            self._hand_over(self._caps, left_us)
+        else:
             enforcer.apply(self._caps, left_us)
+        return True
 
     def renew(self, now_ns: int) -> None:
         """The server renewed the lease of all caps."""

@@ -36,7 +36,7 @@ Thread: the link's loop only; time comes as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -241,6 +241,8 @@ class CutIdentity:
     seq: int
     marks: dict[str, int]
     """Per plane, also those not in it, the id of the newest DP_CUT that is spooled once this cut is."""
+    waited_us: int | None = None
+    """Time since the boot in which tasks of this host waited for I/O; None if it is not known."""
 
 
 def sample_groups(samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -288,6 +290,8 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
         extra["of"] = _planes_of_rows(group, stream_names, counters[cut.COL["stream_id"]])
     if silent := {sample.source: sample.silent_us for sample in group if sample.silent_us and sample.mark}:
         extra["un"] = silent
+    if identity.waited_us is not None:
+        extra["psi"] = identity.waited_us
     if late := joined_late(sample.late for sample in group):
         extra["late"] = late
     return cut.Cut(
@@ -310,13 +314,17 @@ def make_cut(group: Sequence[Sample], stream_names: StreamNames, identity: CutId
 def _planes_of_rows(
     group: Sequence[Sample], stream_names: StreamNames, ids: npt.NDArray[np.int64]
 ) -> dict[str, bytes]:
-    """Key ``of``: which rows each plane has counted in; those of no plane are the host's."""
-    found = {}
+    """Key ``of``: which rows each plane has counted in; those of no plane are the host's.
+
+    Streams of a process that has handed over are those of its plane already: it will be named no more, and
+    the server should not look for them there.
+    """
+    found = {sample.source: np.zeros(len(ids), dtype=np.bool_) for sample in group if sample.mark}
     for sample in group:
         if sample.mark:
             mine = np.array([stream_names.add(key) for key in sample.streams], dtype=np.int64)
-            found[sample.source] = np.packbits(np.isin(ids, mine), bitorder="little").tobytes()
-    return found
+            found[sample.plane if sample.plane in found else sample.source] |= np.isin(ids, mine)
+    return {name: np.packbits(rows, bitorder="little").tobytes() for name, rows in found.items()}
 
 
 def _common(generations: set[int | None]) -> int:
@@ -395,6 +403,7 @@ class CutSpooler:
         spool: Spool,
         stream_names: StreamNames,
         sources: Sequence[StatisticsSource],
+        waited_us: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._gateway_id = gateway_id
         self.epoch = epoch
@@ -402,6 +411,7 @@ class CutSpooler:
         self._spool = spool
         self._stream_names = stream_names
         self._all_sources = sources  # the core adds and removes some
+        self._waited_us = waited_us
 
     @property
     def _sources(self) -> dict[str, StatisticsSource]:
@@ -429,7 +439,7 @@ class CutSpooler:
         # A plane that is no longer configured is named no more: the server would wait for it.
         marks = {name: mark for name, mark in self._spool.marks.items() if name in self._sources}
         marks |= {sample.source: sample.mark for sample in group if sample.mark}
-        identity = CutIdentity(self._gateway_id, self.epoch, self.seq + 1, marks)
+        identity = CutIdentity(self._gateway_id, self.epoch, self.seq + 1, marks, self._waited_us())
         raw = cut.encode(make_cut(group, self._stream_names, identity))
         if len(raw) > MAX_CUT_BYTES:
             raise FrameTooLarge("cut", len(raw), MAX_CUT_BYTES)

@@ -22,14 +22,16 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from gateway_agent.enforcers.base import Enforcer
-from gateway_agent.errors import ServerLost, SpoolWriteFailed
+from gateway_agent.errors import PlaneLost, ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
-from gateway_agent.link.alerts import Alerts
+from gateway_agent.link.alerts import Alerts, Severity
 from gateway_agent.link.caps import LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
+from gateway_agent.link.qemu_client import QemuClient
 from gateway_agent.link.spool import Spool
+from gateway_agent.qemu import QmpAnswer, QmpConnected, QmpEvent, QmpLost
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import WireError
@@ -70,8 +72,9 @@ class LinkCore:
     """See the module docstring.
 
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
-    planes known as stalled and those that leave for good, and the times of the last collection, of the last
-    poll and of the server's last bytes.
+    planes known as stalled, those that leave for good and those of them that have handed over to another
+    process (``_former``, and what the spool has of them), the newest reload reported, and the times of the
+    last collection, of the last poll and of the server's last bytes.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class LinkCore:
         sources: Sequence[StatisticsSource] = (),
         identity: Identity | None = None,
         enforcers: Sequence[Enforcer] = (),
+        qemu: Sequence[QemuClient] = (),
+        waited_us: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -92,19 +97,33 @@ class LinkCore:
         self._thresholds = thresholds
         self._clock = clock
         self.planes = {plane.name: plane for plane in planes}
-        self._sources: list[StatisticsSource] = [*(plane.source for plane in planes), *sources]
+        self.qemu = {client.name: client for client in qemu}
+        self._sources: list[StatisticsSource] = [
+            *(plane.source for plane in planes),
+            *(client.source for client in qemu),
+            *sources,
+        ]
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
         self._identity = identity
-        self._enforcers: list[Enforcer] = [*(plane.enforcer for plane in planes), *enforcers]
+        self._enforcers: list[Enforcer] = [
+            *(plane.enforcer for plane in planes),
+            *(client.enforcer for client in qemu),
+            *enforcers,
+        ]
         self._caps = LeasedCaps(self._enforcers)
         self._collection = CollectionRound(self._sources)
-        self._cut_spooler = CutSpooler(facts.gateway_id, facts.epoch, spool, stream_names, self._sources)
+        self._cut_spooler = CutSpooler(
+            facts.gateway_id, facts.epoch, spool, stream_names, self._sources, waited_us
+        )
         self._interval_ns = DEFAULT_INTERVAL_NS
         self._polls: list[Poll] = []
         self._wants_cut = self._wants_proof = False
         self._stalled: set[str] = set()
         self._leaving: set[str] = set()
+        self._former: set[str] = set()
+        self._former_marks: dict[str, int] = {}
+        self._reload_number: int | None = None
         self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns
@@ -144,21 +163,52 @@ class LinkCore:
         """
         for name, volumes in wanted.items():
             if name not in self.planes:
-                self.planes[name] = plane = PlaneClient(name, self._spool.marks.get(name, 0))
-                self._sources.append(plane.source)
-                self._enforcers.append(plane.enforcer)
+                self._add_plane(PlaneClient(name, self._spool.marks.get(name, 0)))
             self._leaving.discard(name)
             self.planes[name].enforcer.configure(frozenset(volumes))
-        for name in self.planes.keys() - wanted.keys():
+        for name in self.planes.keys() - wanted.keys() - self._former:
             if self.planes[name].enforcer.reachable:
                 self._leaving.add(name)
             else:
                 self._forget_plane(name)
         self.on_planes_changed()
 
+    def _add_plane(self, plane: PlaneClient) -> None:
+        self.planes[plane.name] = plane
+        self._sources.append(plane.source)
+        self._enforcers.append(plane.enforcer)
+
+    def follow_former(self, handed_over: Collection[str], handing_over: Collection[str]) -> None:
+        """Which processes (NAME.PID) have handed over to another one and let their clients go; which will.
+
+        The ids of the next process replace those of the former one in the spool's marks: what the spool has
+        of the former one is noted before.
+        """
+        marks, known = self._spool.marks, {*handed_over, *handing_over}
+        for name in known:
+            plane = name.rpartition(".")[0]
+            self._former_marks.setdefault(name, marks.get(name, marks.get(plane, 0)))
+        for name in handed_over:
+            self._add_former(name)
+        for name in self._former - known:
+            if not self.planes[name].enforcer.reachable:
+                self._forget_plane(name)
+        self._former_marks = {name: mark for name, mark in self._former_marks.items() if name in known}
+
+    def _add_former(self, name: str) -> None:
+        if name not in self.planes:
+            self._spool.marks[name] = self._former_marks.get(name, 0)
+            plane = name.rpartition(".")[0]
+            now = self.planes.get(plane)
+            volumes = now.enforcer.volumes if now is not None else ()  # its parts of groups, from the first
+            self._add_plane(PlaneClient(name, self._spool.marks[name], volumes, plane))
+            self._leaving.add(name)
+            self._former.add(name)
+
     def _forget_plane(self, name: str) -> None:
         plane = self.planes.pop(name)
         self._leaving.discard(name)
+        self._former.discard(name)
         self._sources.remove(plane.source)
         self._enforcers.remove(plane.enforcer)
         log.info("plane-removed", plane=name)
@@ -167,6 +217,10 @@ class LinkCore:
 
     def reload_ended(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload; ``record``: as in the parent's ``agent.json``."""
+        number = record.get("number")
+        if number is not None and number == self._reload_number:
+            return
+        self._reload_number = number
         state, text = record.get("state"), str(record.get("text", ""))
         if state == "refused":
             self._alerts.tell("reload-refused", "warning", "configuration", text)
@@ -317,6 +371,8 @@ class LinkCore:
         plane = self.planes[name]
         before = plane.config, plane.problems, plane.listening
         has_other_exports = plane.receive(data)
+        if plane.leaving is not None:
+            self._handed_over(plane, plane.leaving)
         if has_other_exports:
             self._register_again()
         if has_other_exports or before != (plane.config, plane.problems, plane.listening):
@@ -327,18 +383,57 @@ class LinkCore:
         if plane.has_more:
             self.collect_now()
 
+    def _handed_over(self, plane: PlaneClient, name: str) -> None:
+        """Another process serves this plane; the one on this connection is called ``name`` from now on.
+
+        Raises:
+            PlaneLost: always: close this connection, and dial both.
+        """
+        self._former_marks[name] = plane.source.mark
+        self._add_former(name)
+        raise PlaneLost(plane.name, f"another process serves now; this one is {name} until its clients go")
+
     def plane_lost(self, name: str, reason: str) -> None:
         """The control socket of a plane is gone: it stopped, died, or was closed for what it sent."""
         self.planes[name].closed()
         self._stalled.discard(name)
         if name in self._leaving:
+            if name in self._former and not self.planes[name].is_stopping:
+                text = f"{name}, which let its clients go, is gone: {reason}; its last counts are lost"
+                self._alerts.tell("plane-died", "critical", name, text)
             self._forget_plane(name)
         elif self.planes[name].is_stopping:
             log.info("plane-stopped", plane=name)
+        elif self.planes[name].leaving is not None:
+            log.info("plane-handed-over", plane=name, former=self.planes[name].leaving)
         else:
             self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
         self.on_planes_changed()
         self._advance()
+
+    # -- QEMU's side
+
+    def qemu_event(self, event: QmpEvent) -> None:
+        """A monitor was connected, lost, or has answered."""
+        client = self.qemu[event.name]
+        match event:
+            case QmpConnected():
+                log.info("qemu-connected", monitor=event.name)
+                client.connected(event.daemon)
+            case QmpAnswer():
+                if client.answered(event) and not self._caps.enforcer_connected(
+                    client.enforcer, self._clock.monotonic_ns()
+                ):
+                    client.enforcer.lapsed()  # static caps; limits that a killed link has left go
+                self._advance()
+            case QmpLost():
+                if event.was_connected:
+                    text = f"the monitor of {event.name} is gone: {event.reason}"
+                    self._alerts.tell("qemu-lost", "warning", event.name, text)
+                elif client.problem != event.reason:  # logged once, not at every try
+                    log.warning("cannot-connect", to=event.name, address=client.socket, reason=event.reason)
+                client.lost(event.reason, is_off=event.is_off)
+                self._advance()
 
     # -- collecting
 
@@ -372,6 +467,7 @@ class LinkCore:
             self._alerts.tell("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
             return
         self._alerts.late(late)
+        self._caps.used(samples, self._clock.monotonic_ns())
         if dropped:
             text = f"the spool is full: {self._spool.dropped} cuts were dropped so far; their time is no-data"
             self._alerts.tell("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
@@ -394,11 +490,13 @@ class LinkCore:
 
     def _report_stalled(self, overdue: set[str]) -> None:
         for name in sorted(overdue - self._stalled):
-            self._alerts.tell(
-                "plane-stalled", "critical", name, f"data plane {name} does not answer; it is left out"
-            )
+            what = "monitor" if name in self.qemu else "data plane"
+            severity: Severity = "warning" if name in self.qemu else "critical"
+            text = f"{what} {name} does not answer; it is left out"
+            self._alerts.tell("plane-stalled", severity, name, text)
         for name in sorted(self._stalled - overdue):
-            self._alerts.tell("plane-back", "info", name, f"data plane {name} answers again")
+            what = "monitor" if name in self.qemu else "data plane"
+            self._alerts.tell("plane-back", "info", name, f"{what} {name} answers again")
         self._stalled = overdue
 
     # -- time

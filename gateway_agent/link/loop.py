@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import selectors
 from collections.abc import Callable, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import structlog
 
@@ -25,6 +26,7 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import sni
 from pmdaemon.wire.messages.ends import Bye
 
@@ -83,6 +85,19 @@ class PlanePeer:
         return self._core.planes[self._name].outgoing
 
 
+class InboxReader:
+    """Passes what another thread has left in an inbox on to the core."""
+
+    def __init__(self, inbox: ThreadInbox[Any], take: Callable[[Any], None]) -> None:
+        self._inbox = inbox
+        self._take = take
+
+    def ready(self, _events: int) -> None:
+        """The selector says that something is in it."""
+        for item in self._inbox.drain():
+            self._take(item)
+
+
 class LinkLoop:
     """Runs one core. Thread: constructed and run by one and the same.
 
@@ -123,23 +138,33 @@ class LinkLoop:
         )
         self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._planes: list[PeerConnection] = []
+        self._sockets: dict[str, str] = {}  # of each of them
         self.add_planes(plane_sockets)
         self._grace_end_ns = clock.monotonic_ns() + PLANES_GRACE_NS
 
+    def add_inbox(self, inbox: ThreadInbox[Any], take: Callable[[Any], None]) -> None:
+        """Call ``take`` with whatever comes into an inbox."""
+        self._selector.register(inbox, selectors.EVENT_READ, InboxReader(inbox, take))
+
     def add_planes(self, sockets: Mapping[str, str]) -> None:
         """Dial the control sockets of planes, but of those that are known already."""
-        known = {connection.name for connection in self._planes}
         for name, path in sockets.items():
-            if name not in known:
+            if name not in self._sockets:
+                self._sockets[name] = path
                 backoff = Backoff(*PLANE_RETRY_S, 0.1, self._chance)
                 peer = PlanePeer(self._core, name)
                 self._planes.append(PeerConnection(name, path, peer, backoff, self._selector, self._clock))
 
-    def _leave_planes(self) -> None:
-        """Let go of planes that the core has forgotten."""
+    def _match_planes(self) -> None:
+        """Let go of planes that the core has forgotten; dial processes that have handed over to another."""
+        for name in self._core.planes.keys() - self._sockets.keys():
+            path = self._sockets.get(name.rpartition(".")[0])
+            if path is not None:
+                self.add_planes({name: str(Path(path).with_name(f"{name}.sock"))})
         for connection in [each for each in self._planes if each.name not in self._core.planes]:
             connection.abandon()
             self._planes.remove(connection)
+            del self._sockets[connection.name]
 
     def dial_again(self, reason: str) -> None:
         """End the session to the PMDaemon, if there is one, and begin another."""
@@ -162,12 +187,12 @@ class LinkLoop:
         return self._planes
 
     def _turn(self, limit_s: float | None = None) -> None:
-        self._leave_planes()
+        self._match_planes()
         self.on_turn()
         for connection in self._connections():
             connection.turn()
         for key, events in self._selector.select(self._timeout_s(limit_s)):
-            if isinstance(key.data, PeerConnection | LinkListener):
+            if isinstance(key.data, PeerConnection | LinkListener | InboxReader):
                 key.data.ready(events)
         if self._hangup is not None and self._hangup.take():
             self.on_hangup()

@@ -10,24 +10,29 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
+import contextlib
 import functools
 import os
 import random
 import secrets
 import socket
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 import structlog
 
-from gateway_agent.cgroups import find_group, size_bytes
+from gateway_agent.cgroups import find_group
 from gateway_agent.clock import agent_clock
 from gateway_agent.config import AgentConfig, load_agent, parse_server
+from gateway_agent.devices import size_bytes
 from gateway_agent.enforcers.base import Enforcer
-from gateway_agent.enforcers.cgroup import CgroupEnforcer, GroupCap, LimitedGroup
+from gateway_agent.enforcers.cgroup import CgroupEnforcer, LimitedGroup
+from gateway_agent.enforcers.qemu import LimitedPlace
 from gateway_agent.errors import StateFileBroken
+from gateway_agent.host_config import QemuEntry
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
@@ -35,7 +40,10 @@ from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
+from gateway_agent.link.qemu_client import QemuClient
 from gateway_agent.link.spool import Spool
+from gateway_agent.pressure import read_pressure, waited_us
+from gateway_agent.qemu import QmpRequest
 from gateway_agent.sources.base import StatisticsSource
 from gateway_agent.sources.cgroup import CgroupSource
 from gateway_agent.sources.host import HostSource
@@ -49,6 +57,10 @@ from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
+from pmdaemon.wire.rates import NO_CAPS
+
+if TYPE_CHECKING:
+    from gateway_agent.qmp import QmpThread
 
 log = structlog.get_logger("link")
 
@@ -60,10 +72,26 @@ def draw_epoch() -> int:
     return secrets.randbits(64) or 1
 
 
+def _no_monitor(_name: str, _request: QmpRequest) -> None:
+    """Without ``[[qemu]]`` there is none to ask."""
+
+
+class Built(NamedTuple):
+    """The core, and the parts of it that are asked directly."""
+
+    core: LinkCore
+    spool: Spool
+    groups: Sequence[LimitedGroup]
+
+
 def build(
-    config: AgentConfig, gateway_id: str, clock: Clock, identity: Identity | None = None
-) -> tuple[LinkCore, Spool]:
-    """Open what is on disk and put the core together.
+    config: AgentConfig,
+    gateway_id: str,
+    clock: Clock,
+    identity: Identity | None = None,
+    post: Callable[[str, QmpRequest], None] = _no_monitor,
+) -> Built:
+    """Open what is on disk and put the core together; ``post`` sends a request to a monitor of QEMU.
 
     Raises:
         SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
@@ -78,14 +106,28 @@ def build(
     if config.host.enabled:
         sources.append(HostSource(clock, config.name, config.host.devices, config.host.backends))
     enforcers: list[Enforcer] = []
-    if config.cgroup:
-        source, enforcer = cgroups_of(config, clock)
+    groups = limited_groups(config)
+    if groups:
+        source, enforcer = cgroups_of(config, groups, clock)
         sources.append(source)
         enforcers.append(enforcer)
     software = f"gateway-agent {version('storage-sla-server')}"
     facts = AgentFacts(gateway_id, config.name, draw_epoch(), software)
-    core = LinkCore(facts, spool, stream_names, thresholds, clock, planes, sources, identity, enforcers)
-    return core, spool
+    qemu = qemu_clients(config, clock, post)
+    core = LinkCore(
+        facts,
+        spool,
+        stream_names,
+        thresholds,
+        clock,
+        planes,
+        sources,
+        identity,
+        enforcers,
+        qemu,
+        waited_us,
+    )
+    return Built(core, spool, groups)
 
 
 def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
@@ -95,20 +137,48 @@ def limited_groups(config: AgentConfig) -> list[LimitedGroup]:
         LimitedGroup(
             each.volume(config.name),
             functools.partial(find_group, each.group, each.device),
-            GroupCap.of(each.cap.model_dump()) if each.cap is not None else GroupCap(),
+            each.cap.rates if each.cap is not None else NO_CAPS,
             taken,
         )
         for each in config.cgroup
     ]
 
 
-def cgroups_of(config: AgentConfig, clock: Clock) -> tuple[CgroupSource, CgroupEnforcer]:
+def cgroups_of(
+    config: AgentConfig, groups: Sequence[LimitedGroup], clock: Clock
+) -> tuple[CgroupSource, CgroupEnforcer]:
     """The two faces of the control groups; limits that a killed link has left are taken away."""
-    groups = limited_groups(config)
     enforcer = CgroupEnforcer(groups)
     backends = {each.volume(config.name): each.backend for each in config.cgroup}
     sizes = {each.volume(config.name): each.device for each in config.cgroup}
     return CgroupSource(clock, groups, backends, enforcer, lambda volume: size_bytes(sizes[volume])), enforcer
+
+
+def qemu_clients(
+    config: AgentConfig, clock: Clock, post: Callable[[str, QmpRequest], None]
+) -> list[QemuClient]:
+    """What ``[[qemu]]`` names; no process need be there yet."""
+    found = []
+    for entry in config.qemu:
+        name = monitor_name(entry)
+        places = [
+            LimitedPlace(
+                each.volume(config.name),
+                each.drive,
+                each.group,
+                each.cap.rates if each.cap is not None else NO_CAPS,
+            )
+            for each in entry.volume
+        ]
+        backends = {each.volume(config.name): each.backend for each in entry.volume}
+        send = functools.partial(post, name)
+        found.append(QemuClient(name, entry.socket, places, backends, send, clock))
+    return found
+
+
+def monitor_name(entry: QemuEntry) -> str:
+    """Its name among the sources; no plane has it."""
+    return f"qemu:{entry.name}"
 
 
 class LinkFacts:
@@ -117,8 +187,11 @@ class LinkFacts:
     At once when a plane or the session has changed, else once a second while there is something to do.
     """
 
-    def __init__(self, config: AgentConfig, core: LinkCore, clock: Clock) -> None:
+    def __init__(
+        self, config: AgentConfig, core: LinkCore, clock: Clock, groups: Sequence[LimitedGroup] = ()
+    ) -> None:
         self._config = config
+        self._groups = groups
         self._core = core
         self._clock = clock
         self._state, self._since_unix_us = core.session.state, clock.unix_us()
@@ -153,6 +226,7 @@ class LinkFacts:
             for name, plane in core.planes.items()
         }
         caps = core.caps_in_force
+        pressure = read_pressure()
         return {
             "pid": os.getpid(),
             "at_unix_us": self._clock.unix_us(),
@@ -166,11 +240,14 @@ class LinkFacts:
             },
             "spool": core.spool_facts | {"limit_bytes": config.spool_bytes},
             "caps": None if caps is None else {"generation": caps[0], "lease_left_s": caps[1]},
+            "cgroups": [group.record() for group in self._groups],
+            "qemu": {client.name: client.record() for client in core.qemu.values()},
+            "pressure": pressure.record() if pressure is not None else None,
         }
 
 
 def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity | None) -> None:
-    """SIGHUP: follow the planes of the file, report what came of the reload, use another certificate.
+    """SIGHUP: follow the planes, report what came of a reload, use another certificate.
 
     The parent has checked the file; where settings of the link itself differ, it is started again instead.
     """
@@ -180,14 +257,21 @@ def take_reload(path: Path, core: LinkCore, loop: LinkLoop, identity: Identity |
     except (ConfigError, StateFileBroken) as exc:
         log.error("reload-not-taken", problem=str(exc))
         return
-    record = said.get("reload", {}) if isinstance(said, dict) else {}
+    said = said if isinstance(said, dict) else {}
+    record = said.get("reload", {})
     core.reload_ended(record)
+    core.follow_former(*former_of(said))
     if record.get("state") == "refused":
         return
     core.replan(volumes_of_planes(config))
     loop.add_planes({plane.name: config.control_socket(plane.name) for plane in config.plane})
     if identity is not None and identity.has_other_on_disk():
         loop.dial_again("another certificate was obtained")
+
+
+def former_of(said: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Processes that have handed over to another one, and those that will, by the parent's ``agent.json``."""
+    return list(said.get("leaving", [])), list(said.get("handing_over", []))
 
 
 def volumes_of_planes(config: AgentConfig) -> dict[str, list[str]]:
@@ -208,11 +292,15 @@ def run(config: AgentConfig, stop: Stop, path: Path, hangup: Hangup) -> None:
     set_os_thread_name("link-loop")
     gateway_id = state_files.gateway_id(config.state_dir, may_make=False)
     identity = Identity(config.state_dir, gateway_id, config.name, clock) if config.tls else None
-    core, spool = build(config, gateway_id, clock, identity)
+    qmp = qmp_thread(config, clock, stop) if config.qemu else None
+    post = qmp.post if qmp is not None else _no_monitor
+    core, spool, groups = build(config, gateway_id, clock, identity, post)
+    with contextlib.suppress(StateFileBroken):  # another program's doing; SIGHUP brings it
+        core.follow_former(*former_of(state_files.read_json(config.runtime_dir / "agent.json", "") or {}))
     restarts, reason = restarts_of_this_process()
     if restarts:
         core.restarted(restarts, reason)
-    facts = LinkFacts(config, core, clock)
+    facts = LinkFacts(config, core, clock, groups)
     core.on_planes_changed = facts.publish
     facts.publish()
     reconnect = config.reconnect
@@ -224,10 +312,30 @@ def run(config: AgentConfig, stop: Stop, path: Path, hangup: Hangup) -> None:
     loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen, hangup)
     loop.on_turn = facts.look
     loop.on_hangup = lambda: take_reload(path, core, loop, identity)
+    if qmp is not None:
+        loop.add_inbox(qmp.inbox, core.qemu_event)
+        qmp.start()
     if loop.listener is not None:
         log.info("listening", port=loop.listener.port)
     loop.run()
+    if qmp is not None:
+        qmp.stop()
     spool.close()
+
+
+def qmp_thread(config: AgentConfig, clock: Clock, stop: Stop) -> QmpThread:
+    """The thread that speaks to the monitors; the link ends with it, and is started again.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+    try:
+        from gateway_agent.qmp import QmpThread  # asyncio, which other links need not have
+    except ImportError as exc:
+        problem = f"the Python package qemu.qmp cannot be used: {exc}"
+        raise ConfigError("qemu", problem, "Install it: pip install qemu.qmp") from exc
+    sockets = {monitor_name(entry): entry.socket for entry in config.qemu}
+    return QmpThread(sockets, clock, lambda name, exc: stop.set(f"thread {name} died: {exc}"))
 
 
 def resolve_server(text: str) -> tuple[str, int]:

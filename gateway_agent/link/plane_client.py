@@ -30,17 +30,19 @@ class PlaneClient:
         name: of the plane.
         got: id of its last DP_CUT in the spool, 0 for none.
         volumes: that it serves by the agent's file.
+        plane: of a process that has handed over to another one, what both serve (``Sample``).
 
     ``outgoing`` are bytes for the socket: the shell takes them away as they are sent.
     """
 
-    def __init__(self, name: str, got: int, volumes: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, got: int, volumes: Iterable[str] = (), plane: str = "") -> None:
         self.name = name
         self.outgoing = bytearray()
-        self.source = NbdSource(name, self._send, got)
+        self.source = NbdSource(name, self._send, got, plane)
         self.enforcer = NbdEnforcer(name, self._send, self.source, frozenset(volumes))
         self.pid = 0
         self.listening: list[str] = []
+        self.leaving: str | None = None  # how the process on this connection is called from now on
         self.is_stopping = False
         self.config: str | None = None  # digest of the part that it runs with
         self.problems: tuple[str, ...] = ()
@@ -57,6 +59,7 @@ class PlaneClient:
         """The control socket is connected."""
         self.outgoing = bytearray()
         self._reader = frame.FrameReader()
+        self.leaving = None
         self.is_stopping = False
         self.source.connected()
         self.enforcer.connected()
@@ -93,6 +96,9 @@ class PlaneClient:
         return changed
 
     def _hello(self, hello: DpHello) -> bool:
+        if hello.leaving is not None:  # what it serves from here on is the next process's business
+            self.leaving = hello.leaving
+            return False
         self.is_stopping, self.pid, self.listening = hello.is_stopping, hello.pid, hello.listening
         self.config, self.problems = hello.config, hello.problems
         return self.source.introduced(hello.exports)

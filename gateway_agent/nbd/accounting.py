@@ -20,7 +20,8 @@ What counts as what:
     arrived          reads and writes offered, so that it compares with reads + writes
     failed entries   completions with an error but ``refused`` ones, and refused connections of a stream whose
                      storage is not there (these are in ``others`` and ``errors``, too)
-    cost             what the throttle charges: all of them, flush as a write without bytes
+    cost             what the throttle charges: all that the gateway does not refuse; flush as a write without
+                     bytes
 
 Invariant: the deltas of all cuts of a stream add up to its cumulative columns, also where units are rounded
 (us, milli-cost): the lifetime value is rounded, the delta is a difference of rounded values.
@@ -53,13 +54,14 @@ from gateway_agent.nbd.stalls import StreamStalls
 from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, OUTSTANDING
-from pmdaemon.wire.rates import COST_BYTES
+from pmdaemon.wire.rates import COST_BYTES, io_cost
 
 FAILED_BIT: Final = 4
 REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
 LENGTH_SHIFT: Final = 4
 PACK_IOS: Final = 256  # more tuples than that cost a stream more memory, and no less time
 FOLD_IOS: Final = 2048  # a fold of so many takes about 0.4 ms, its longest pause
+MOST_MEMBERS: Final = 4096  # names, for people; whoever is counted is counted without one
 _FINISHED_INTS: Final = 5
 
 
@@ -90,6 +92,7 @@ class StreamAccount:
     Attributes:
         arrived: lifetime reads and writes offered; sessions add to it.
         unused_since_ns: when it was first found unused, None while it is not.
+        members: of a stream that clients share, who they are: the newest ``MOST_MEMBERS``, the last one last.
         sessions: open connections of this stream; one with requests outstanding leaves by ``leave``.
     """
 
@@ -101,6 +104,7 @@ class StreamAccount:
         backend: str,
         cost_read: float = 1.0,
         cost_write: float = 1.0,
+        cost_bytes: float = COST_BYTES,
     ) -> None:
         self.index = index
         self.volume = volume
@@ -108,6 +112,7 @@ class StreamAccount:
         self.backend = backend
         self.arrived = 0
         self.unused_since_ns: int | None = None
+        self.members: dict[str, None] = {}
         self._recent: list[Finished] = []
         self._recent_done_ns: list[int] = []  # of each in _recent
         self._packed: list[tuple[Ints, Ints]] = []  # the same, shapes (n, 5) and (n,)
@@ -115,9 +120,11 @@ class StreamAccount:
         self.sessions: list[CountedSession] = []
         self._cost_read = cost_read
         self._cost_write = cost_write
-        self._cost_before = 0.0  # of what was charged at other costs, without its bytes
-        self._charged_before = (0, 0)
+        self._cost_bytes = cost_bytes
+        self._cost_before = 0.0  # of what was charged at other costs
+        self._charged_before = (0, 0, 0)
         self._counts: Ints = np.zeros(4, dtype=np.int64)  # by kind, lifetime
+        self._refused: Ints = np.zeros(4, dtype=np.int64)  # of these, by the gateway: they are not charged
         self._bytes: Ints = np.zeros(3, dtype=np.int64)  # read, written, charged for zeroing; lifetime
         self._flushes = 0  # that succeeded
         self._errors = 0
@@ -127,30 +134,41 @@ class StreamAccount:
         self._stalls = StreamStalls()
         self._reported = self._lifetime()
 
+    def share(self, client: str) -> None:
+        """A client is counted here from now on that has no stream of its own."""
+        self.members.pop(client, None)
+        self.members[client] = None
+        if len(self.members) > MOST_MEMBERS:
+            del self.members[next(iter(self.members))]
+
     @property
     def descriptor(self) -> dict[str, int | str]:
         """What DP_CUT says of this stream."""
         return {"index": self.index, "volume": self.volume, "client": self.client, "backend": self.backend}
 
-    def set_export(self, backend: str, cost_read: float, cost_write: float) -> None:
+    def set_export(self, backend: str, cost_read: float, cost_write: float, cost_bytes: float) -> None:
         """Count for another backend and charge other costs from now on; what was charged stays so."""
-        if (backend, cost_read, cost_write) == (self.backend, self._cost_read, self._cost_write):
+        costs = cost_read, cost_write, cost_bytes
+        if (backend, *costs) == (self.backend, self._cost_read, self._cost_write, self._cost_bytes):
             return
         self.fold()
-        self._cost_before = self._cost_of_requests()
+        self._cost_before = self._cost()
         self._charged_before = self._charged()
-        self.backend, self._cost_read, self._cost_write = backend, cost_read, cost_write
+        self.backend = backend
+        self._cost_read, self._cost_write, self._cost_bytes = costs
 
-    def _charged(self) -> tuple[int, int]:
-        """Lifetime requests charged as reads, and as writes."""
-        reads, writes, zeroing, _ = (int(count) for count in self._counts)
-        return reads, writes + zeroing + self._flushes
+    def _charged(self) -> tuple[int, int, int]:
+        """Lifetime requests charged as reads, and as writes; bytes charged."""
+        reads, writes, zeroing, _ = (int(count) for count in self._counts - self._refused)
+        return reads, writes + zeroing + self._flushes, int(self._bytes.sum())
 
-    def _cost_of_requests(self) -> float:
-        reads, changes = (
+    def _cost(self) -> float:
+        """Lifetime cost, each request at the costs of its time."""
+        reads, changes, size = (
             now - before for now, before in zip(self._charged(), self._charged_before, strict=True)
         )
-        return self._cost_before + reads * self._cost_read + changes * self._cost_write
+        base = self._cost_before + reads * self._cost_read + changes * self._cost_write
+        return io_cost(base, size, self._cost_bytes)
 
     @property
     def is_unused(self) -> bool:
@@ -168,6 +186,14 @@ class StreamAccount:
         """Compare with others from now on; a cut has one set if this comes right after ``take``."""
         self.fold()
         self._limits.set_limits(limits, self._pendings(now_ns))
+
+    def arrived_elsewhere(self) -> None:
+        """A read or write that arrived was not begun: its client repeats it where another process counts it.
+
+        One that a cut has as arrived stays in it: no column of a cut is negative.
+        """
+        if self.arrived > self._reported["arrived"]:
+            self.arrived -= 1
 
     def let_through(self, kind: int, arrived_ns: int, paused_ns: int) -> None:
         """See ``LimitCounter``."""
@@ -251,6 +277,7 @@ class StreamAccount:
         self._add_histograms(compared, service_ns, delay_ns)
         self._limits.completed(compared)
         if flags.any():
+            self._refused += np.bincount(kind[flags >= REFUSED_BIT], minlength=4)
             self._errors += int(np.count_nonzero(flags))
             is_io &= flags < REFUSED_BIT  # what the gateway refuses proves nothing about its storage
             failed = np.bincount(kind[flags == FAILED_BIT], minlength=4).tolist()
@@ -275,9 +302,8 @@ class StreamAccount:
     def _lifetime(self) -> dict[str, int]:
         """Lifetime value of every column that a cut carries as a difference."""
         reads, writes, zeroing, others = (int(count) for count in self._counts)
-        read_bytes, write_bytes, zeroing_bytes = (int(count) for count in self._bytes)
+        read_bytes, write_bytes, _ = (int(count) for count in self._bytes)
         latency_ns, service_ns, delay_ns = (int(total) for total in self._sums_ns)
-        cost = self._cost_of_requests() + (read_bytes + write_bytes + zeroing_bytes) / COST_BYTES
         return {
             "arrived": self.arrived,
             "reads": reads,
@@ -289,7 +315,7 @@ class StreamAccount:
             "lat_sum_us": latency_ns // 1000,
             "svc_sum_us": service_ns // 1000,
             "delay_sum_us": delay_ns // 1000,
-            "cost_milli": int(cost * 1000),
+            "cost_milli": int(self._cost() * 1000),
         }
 
     def take(self, now_ns: int) -> StreamCut | None:

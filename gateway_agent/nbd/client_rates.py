@@ -55,8 +55,8 @@ class ClientRates:
         rates = self._by_client.get(client)
         return 0 if rates is None else rates.ready_ns()
 
-    def charge(self, client: str, now_ns: int, transfer_bytes: int, base_cost: float) -> None:
+    def charge(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
         """Admit one I/O of the client now."""
         rates = self._by_client.get(client)
         if rates is not None:
-            rates.charge(now_ns, transfer_bytes, base_cost)
+            rates.charge(now_ns, transfer_bytes, cost)

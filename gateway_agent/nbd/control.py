@@ -6,6 +6,9 @@ link, or one whose end we have not noticed). Others ask for a report only: ``gat
 No message of the link can hold up I/O: nothing here waits, and a link that does not read is dropped. A link
 that is gone changes nothing: caps stay until their lease ends, cuts are kept until it is back.
 
+A next process of this plane takes its sockets over here, too (``takeover``). One at a time: its connection is
+the *heir*, from DP_TAKE_OVER until DP_TAKEN or its end.
+
 A malformed frame closes the connection with ERROR; caps or thresholds with impossible values are refused
 and logged, the former stay in force (the link sees it by the cuts' ``tg`` and ``ts``).
 """
@@ -56,6 +59,15 @@ class LinkCommands(Protocol):
     def report(self) -> dict[str, Any]:
         """What DP_REPORT carries: see ``report``."""
 
+    def offer(self) -> tuple[bytes, list[socket.socket]] | None:
+        """DP_HAND_OVER, and the sockets for clients, which are accepted no more; None if that cannot be."""
+
+    def keep(self) -> None:
+        """The heir has ended: accept clients again."""
+
+    def handed_over(self) -> None:
+        """The heir serves."""
+
 
 class ControlServer:
     """See the module docstring. Owns the listening socket."""
@@ -65,6 +77,7 @@ class ControlServer:
         self._listener = listener
         self._commands = commands
         self._link: _ControlConnection | None = None
+        self._heir: _ControlConnection | None = None
         self._connections: list[_ControlConnection] = []
         loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
 
@@ -74,9 +87,11 @@ class ControlServer:
         except OSError:  # it was gone before we came, or we are out of descriptors: the link tries again
             return
         if len(self._connections) >= MAX_CONNECTIONS:
-            idle = [each for each in self._connections if each is not self._link]
+            idle = [each for each in self._connections if each not in (self._link, self._heir)]
             idle[0].close("too many connections that are no link")
-        made = _ControlConnection(self._loop, sock, self._commands, self._is_link, self._forget)
+        made = _ControlConnection(
+            self._loop, sock, self._commands, self._is_link, self._take_over, self._forget
+        )
         self._connections.append(made)
         made.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
 
@@ -88,8 +103,34 @@ class ControlServer:
         if former is not None:
             former.close("a new link has connected")
 
+    def _take_over(self, connection: _ControlConnection, kind: int) -> None:
+        if kind == Kind.DP_TAKEN:
+            if connection is self._heir:
+                self._heir = None
+                connection.close("it serves")
+                self._commands.handed_over()
+            return
+        offered = self._commands.offer() if self._heir is None else None
+        if offered is None:
+            connection.close("this process hands over to another one, or stops")
+            return
+        self._heir = connection
+        data, sockets = offered
+        connection.send_sockets(data, [self._listener, *sockets])
+
+    def move(self, listener: socket.socket) -> None:
+        """Listen elsewhere: the former socket is the heir's from now on."""
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+        self._listener = listener
+        self._loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
+
     def _forget(self, connection: _ControlConnection) -> None:
         self._connections.remove(connection)
+        if self._heir is connection:
+            log.warning("heir-gone", reason=connection.reason)
+            self._heir = None
+            self._commands.keep()
         if self._link is connection:
             log.info("link-gone", reason=connection.reason)
             self._link = None
@@ -99,10 +140,10 @@ class ControlServer:
         """Whether a link is connected, or a program that may yet become it."""
         return bool(self._connections)
 
-    def send_hello(self) -> None:
-        """Send the name, the addresses and the exports of this plane to the link, if there is one."""
+    def send_hello(self, **more: Any) -> None:
+        """Send name, addresses and exports of this plane to the link, if there is one; ``more``: keys."""
         for connection in tuple(self._connections):
-            connection.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
+            connection.send(frame.encode(Kind.DP_HELLO, self._commands.hello() | more))
 
     def close(self) -> None:
         """Close the connection and the listening socket."""
@@ -121,6 +162,7 @@ class _ControlConnection:
         sock: socket.socket,
         commands: LinkCommands,
         on_order: Callable[[_ControlConnection], None],
+        on_takeover: Callable[[_ControlConnection, int], None],
         on_closed: Callable[[_ControlConnection], None],
     ) -> None:
         sock.setblocking(False)
@@ -128,6 +170,7 @@ class _ControlConnection:
         self._sock = sock
         self._commands = commands
         self._on_order = on_order
+        self._on_takeover = on_takeover
         self._on_closed = on_closed
         self.reason = ""
         self._reader = frame.FrameReader()
@@ -178,6 +221,8 @@ class _ControlConnection:
                 self.send(answer)
         elif received.kind == Kind.DP_LEASE:
             self._commands.lease()
+        elif received.kind in (Kind.DP_TAKE_OVER, Kind.DP_TAKEN):
+            self._on_takeover(self, received.kind)
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):
             apply = self._commands.caps if received.kind == Kind.DP_CAPS else self._commands.thresholds
             try:
@@ -195,6 +240,21 @@ class _ControlConnection:
         self._flush()
         if len(self._unsent) > MAX_UNSENT_BYTES:
             self.close("the link does not read")
+
+    def send_sockets(self, data: bytes, sockets: list[socket.socket]) -> None:
+        """Send ``data``, and with its first byte the descriptors of ``sockets``."""
+        self._flush()
+        if self._is_closed:
+            return
+        if self._unsent:
+            self.close("it does not read")
+            return
+        try:
+            sent = socket.send_fds(self._sock, [data], [sock.fileno() for sock in sockets])
+        except OSError as exc:
+            self.close(exc.strerror or "send failed")
+            return
+        self.send(data[sent:])
 
     def _flush(self) -> None:
         try:

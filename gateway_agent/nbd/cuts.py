@@ -124,10 +124,12 @@ class StreamTable:
         if not self._make_room(names, limits):
             if client == SHARED_CLIENT:
                 raise self._refusal()
-            return self.get(export, SHARED_CLIENT, thresholds)
+            shared = self.get(export, SHARED_CLIENT, thresholds)
+            shared.share(client)
+            return shared
         if client == SHARED_CLIENT:
             log.warning("clients-share-a-stream", volume=export.volume, client=client, named=MAX_STREAMS)
-        stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write)
+        stream = StreamAccount(self._made, *names, export.cost_read, export.cost_write, export.cost_bytes)
         stream.set_limits(limits, 0)  # it has no session yet
         self._made += 1
         self._by_name[export.volume, client] = stream
@@ -164,7 +166,7 @@ class StreamTable:
         more = len(export.backend.encode()) - len(stream.backend.encode())
         has_room = more <= 0 or self._name_bytes(self.streams) + more <= MAX_DESCRIPTOR_BYTES
         backend = export.backend if has_room else stream.backend
-        stream.set_export(backend, export.cost_read, export.cost_write)
+        stream.set_export(backend, export.cost_read, export.cost_write, export.cost_bytes)
 
     def forget_unused(self, now_ns: int) -> None:
         """Forget what has been unused for ``FORGET_NS``; looks once a minute."""
@@ -268,6 +270,27 @@ class CutMaker:
         self._common_generation = self._generation
         self._version = self.thresholds.version
         self._start_starved_us = self._starved_us()
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """When the cut in progress began: monotonic ns, wall clock us."""
+        return self._start_ns, self._start_unix_us
+
+    def succeed(
+        self, start_ns: int, start_unix_us: int, thresholds: PlaneThresholds | None, generation: int
+    ) -> None:
+        """Before the first I/O: another process has counted the plane's until now, under the same orders.
+
+        Args:
+            start_ns: when its cut in progress began; the first cut here begins there, too.
+            start_unix_us: the same moment on the wall clock.
+            thresholds: that it compared with.
+            generation: of the caps in force.
+        """
+        self.thresholds = thresholds or self.thresholds
+        self._generation = generation
+        self.last = LastCut(start_ns, start_ns, {})
+        self._begin(start_ns, start_unix_us)
 
     def set_generation(self, generation: int) -> None:
         """Caps of another generation are in force from now on."""

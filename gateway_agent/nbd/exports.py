@@ -23,11 +23,13 @@ from gateway_agent.errors import BackingFileError, ExportRefused
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.access import ClientIdentity, why_refused
 from gateway_agent.nbd.accounting import StreamAccount
-from gateway_agent.nbd.file_session import FileSession, LoopRunner, SyncedRunner, WorkerPool
+from gateway_agent.nbd.file_session import FileSession
 from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection, uses_tls
 from gateway_agent.nbd.storage import VolumeStorage
+from gateway_agent.nbd.storage_jobs import LoopRunner, SyncedRunner, WorkerPool
+from gateway_agent.nbd.upstream import Upstream
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, ThrottledSession, Volume
 from pmdaemon.runtime.excerpt import printable
@@ -48,6 +50,7 @@ _LIVE: Final = frozenset(
         "backend",
         "cost_read",
         "cost_write",
+        "cost_bytes",
         "cap",
         "allow_names",
         "allow_networks",
@@ -361,7 +364,7 @@ class ExportTable:
     def _as_seen(volume: Volume, facts: p.ExportFacts) -> p.ExportFacts:
         flags = facts.flags & p.TX_PASSED_ON | p.TX_HAS_FLAGS
         if volume.export.read_only:
-            flags |= p.TX_READ_ONLY
+            flags = flags & ~p.TX_CHANGES | p.TX_READ_ONLY
         return replace(facts, flags=flags)
 
     def session(
@@ -370,17 +373,18 @@ class ExportTable:
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
-        up: Connection | None,
+        up: Upstream | None,
+        mode: p.ReplyMode = p.SIMPLE_REPLIES,
     ) -> NbdSession:
         """Start the transmission phase of one client."""
         name = volume.export.volume
         log.info("client-connected", volume=name, client=stream.client)
         made: NbdSession
         if up is not None:
-            made = ProxySession(self._context, sock, volume, stream, facts, up)
+            made = ProxySession(self._context, sock, volume, stream, facts, up, mode)
         else:
             storage, runner = self._storages[name], self._runners[name]
-            made = FileSession(self._context, sock, volume, stream, storage, facts, runner)
+            made = FileSession(self._context, sock, volume, stream, storage, facts, runner, mode)
         if self.volumes.get(name) is not volume:  # removed while its upstream was asked
             made.drain()
         return made

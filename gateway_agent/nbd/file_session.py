@@ -10,277 +10,27 @@ Theory of operation:
 - Reads wait aside (``_later``) while the client does not take replies, or no memory is free for one; what is
   behind them goes on. So a client that sends a great deal before it reads is never waited for in vain, and
   what it has not read costs bounded memory. NBD leaves the order of requests under way to the server.
-- Nothing here takes long: large requests are jobs, and a turn of the loop ends after ``TURN_BYTES``.
+- Nothing here takes long: large requests are jobs (``storage_jobs``), and a turn of the loop ends after
+  ``TURN_BYTES``.
 
 Without workers a file that blocks stalls every volume of the plane; such files get workers. What makes data
-stable (a flush, FUA) waits for a disk, whatever the file: a thread of the export does it (``SyncedRunner``).
-
-    session ──submit(job)──► LoopRunner: one piece of one job in each turn of the loop, jobs in rotation
-                             WorkerPool: queue ──► nbd-w-N threads ──done list + eventfd──► loop
-    session ◄──job.done(job), in the loop's thread, never from within ``submit``
-
-A job belongs to exactly one side at a time: to a thread between ``submit`` and the done list, else to the
-loop; so jobs need no lock. ``_done`` is a deque (append and popleft are atomic); the eventfd wakes the
-loop. Threads end when they take ``None``, one for each; ``stop`` sends them and joins.
-
-A write that has begun is finished, also when its client has left meanwhile: otherwise its volume would keep
-half of it.
+stable (a flush, FUA) waits for a disk, and block status looks for where data end, whatever the file: a thread
+of the export does these (``SyncedRunner``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
-
-import structlog
+from typing import Final
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount
+from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT, StreamAccount
 from gateway_agent.nbd.buffers import MAX_QUEUED, Finished, MemoryBudget, Request
-from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.session import NbdSession
 from gateway_agent.nbd.sockets import Connection
-from gateway_agent.nbd.storage import VolumeStorage
+from gateway_agent.nbd.storage import HOLE_BYTES, VolumeStorage
+from gateway_agent.nbd.storage_jobs import PIECE_BYTES, JobRunner, StorageJob, may_wait, problem_of
 from gateway_agent.nbd.volume import PlaneContext, Volume
-from pmdaemon.runtime.threads import ThreadGroup
-
-log = structlog.get_logger("file_session")
-
-PIECE_BYTES: Final = 1 << 20  # read or written at a time: well below a millisecond from memory
-MAX_JOBS: Final = 64  # of one connection with a pool of workers at a time
-
-
-class StorageJob:
-    """One request: ``data`` is a write's payload, or a read's reply with room for its header before it."""
-
-    __slots__ = ("_at", "data", "done", "error", "request", "storage")
-
-    def __init__(
-        self, storage: VolumeStorage, request: Request, data: bytearray, done: Callable[[StorageJob], None]
-    ) -> None:
-        self.storage = storage
-        self.request = request
-        self.data = data
-        self.done = done
-        self.error = 0
-        self._at = 0
-
-    def step(self) -> bool:
-        """Do the next piece; returns whether the request is done, or has failed with ``error``.
-
-        Raises nothing: the request is answered, and what does the jobs goes on, whatever happens in one.
-        """
-        try:
-            return self._piece()
-        except MemoryError:
-            self._failed(p.ENOMEM, "no memory is left")
-        except Exception as exc:  # noqa: BLE001 - see above
-            self._failed(p.EIO, repr(exc))
-        return True
-
-    def _failed(self, error: int, problem: str) -> None:
-        self.error = error
-        with contextlib.suppress(MemoryError):
-            log.error("request-failed", error=error, problem=problem, request=self.request[2:6])
-
-    def _piece(self) -> bool:
-        _, _, command, length, offset, flags, _ = self.request
-        fua = bool(flags & p.CMD_FLAG_FUA)
-        at, end = self._at, min(self._at + PIECE_BYTES, length)
-        if command == p.Cmd.READ:
-            head = p.SIMPLE_REPLY_BYTES
-            self.error = self.storage.read(memoryview(self.data)[head + at : head + end], offset + at)
-        elif command == p.Cmd.WRITE:
-            self.error = self.storage.write(memoryview(self.data)[at:end], offset + at, fua=fua)
-        elif command == p.Cmd.FLUSH:
-            self.error, end = self.storage.flush(), length
-        else:
-            self.error, done = self._zero(command, offset + at, length - at, flags)
-            end = at + done
-            if fua and end >= length and not self.error:
-                self.error = self.storage.flush()
-        self._at = end
-        return bool(self.error) or end >= length
-
-    def _zero(self, command: int, offset: int, length: int, flags: int) -> tuple[int, int]:
-        if command == p.Cmd.TRIM:
-            return self.storage.trim(offset, length)
-        return self.storage.write_zeroes(offset, length, may_punch=not flags & p.CMD_FLAG_NO_HOLE)
-
-    def run(self) -> None:
-        """Do all that is left of it."""
-        while not self.step():
-            pass
-
-    @property
-    def is_sync(self) -> bool:
-        """Whether it makes data stable."""
-        return makes_stable(self.request)
-
-    @property
-    def is_half_written(self) -> bool:
-        """Whether its volume holds a part of a write."""
-        return self.request[2] == p.Cmd.WRITE and self._at > 0
-
-
-def makes_stable(request: Request) -> bool:
-    """Whether a request makes data stable: that waits for a disk, whatever the file."""
-    command, flags = request[2], request[5]
-    return command == p.Cmd.FLUSH or bool(flags & p.CMD_FLAG_FUA and command != p.Cmd.READ)
-
-
-class JobRunner(Protocol):
-    """What does the jobs of a session.
-
-    Attributes:
-        most_jobs: of one session at a time.
-        is_loop: what is quickly done needs no job; the session does it itself.
-    """
-
-    most_jobs: int
-    is_loop: bool
-
-    def submit(self, job: StorageJob) -> None:
-        """Take a job; ``job.done`` is called when it is done."""
-
-
-class LoopRunner:
-    """Jobs done by the loop itself, for files that answer from memory. Thread: the loop's only."""
-
-    most_jobs = 1  # a connection's long requests are done one after another, in their order
-    is_loop = True
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-        self._jobs: deque[StorageJob] = deque()
-
-    def submit(self, job: StorageJob) -> None:
-        """See ``JobRunner``."""
-        self._jobs.append(job)
-        self._loop.at(self, self._loop.clock.monotonic_ns(), self._turn)
-
-    def _turn(self, now_ns: int) -> None:
-        job = self._jobs.popleft()
-        if self._jobs:  # before anything of this job can go wrong
-            self._loop.at(self, now_ns, self._turn)
-        if job.step():
-            job.done(job)
-        else:
-            self._jobs.append(job)
-            self._loop.at(self, now_ns, self._turn)
-
-    def stop(self) -> None:
-        """Finish the writes that have begun; drop the rest, as nothing of it was answered."""
-        for job in self._jobs:
-            if job.is_half_written:
-                job.run()
-        self._jobs.clear()
-        self._loop.cancel(self)
-
-
-class WorkerPool:
-    """Threads of one export, for files that can block. See the module docstring.
-
-    Thread: every method is called by the loop's thread, except ``_work``.
-    """
-
-    most_jobs = MAX_JOBS
-    is_loop = False
-
-    def __init__(self, loop: EventLoop, name: str, workers: int) -> None:
-        self._loop = loop
-        self._jobs: queue.SimpleQueue[StorageJob | None] = queue.SimpleQueue()
-        self._done: deque[StorageJob] = deque()
-        self._under_way = 0
-        self._workers = workers
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._group = ThreadGroup()
-        for number in range(workers):
-            self._group.start(f"{name[:11]}-w{number}", self._work)
-        loop.watch(self._wake_fd, IN, self._on_done, lambda _exc: None)
-
-    def submit(self, job: StorageJob) -> None:
-        """See ``JobRunner``."""
-        self._under_way += 1
-        self._jobs.put(job)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether every job is done: ``stop`` then waits for nothing."""
-        return not self._under_way
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            self._done.append(job)
-            os.eventfd_write(self._wake_fd, 1)
-
-    def _on_done(self, _events: int) -> None:
-        os.eventfd_read(self._wake_fd)  # before the list: a job that comes later rings again
-        while self._done:
-            job = self._done.popleft()
-            self._under_way -= 1
-            job.done(job)
-
-    def stop(self) -> None:
-        """End the threads after the jobs they have.
-
-        Raises:
-            ThreadDidNotStop: a file still blocks one.
-        """
-        for _ in range(self._workers):
-            self._jobs.put(None)
-        self._loop.forget(self._wake_fd)
-        self._group.join()
-        os.close(self._wake_fd)
-
-
-class SyncedRunner:
-    """Jobs of one export, done by the loop; those that make data stable by a thread. Thread: the loop's only.
-
-    The requests of a connection are still done one after another. The thread is started for the first such
-    job. A file system that hangs in a flush so holds up the connections that flush there, and no other.
-
-    Args:
-        turns: does the other jobs; the caller stops it.
-    """
-
-    most_jobs = 1
-    is_loop = True
-
-    def __init__(self, loop: EventLoop, name: str, turns: LoopRunner) -> None:
-        self._loop = loop
-        self._name = name
-        self._turns = turns
-        self._thread: WorkerPool | None = None
-
-    def submit(self, job: StorageJob) -> None:
-        """See ``JobRunner``."""
-        if not job.is_sync:
-            self._turns.submit(job)
-            return
-        if self._thread is None:
-            self._thread = WorkerPool(self._loop, self._name, 1)
-        self._thread.submit(job)
-
-    @property
-    def is_idle(self) -> bool:
-        """See ``WorkerPool``."""
-        return self._thread is None or self._thread.is_idle
-
-    def stop(self) -> None:
-        """End the thread after the jobs that it has.
-
-        Raises:
-            ThreadDidNotStop: the file still blocks it.
-        """
-        if self._thread is not None:
-            self._thread.stop()
-
 
 SMALL_BYTES: Final = (
     1 << 20
@@ -290,6 +40,10 @@ SMALL_LIMIT_BYTES: Final = 4 << 20  # of one connection's small jobs, reads and 
 TURN_BYTES: Final = 2 << 20  # work of one turn: well below a millisecond from memory
 _REQUEST_WORK: Final = 4 << 10  # what a request counts at least, in bytes
 _MAX_PIECES: Final = 4  # of a large reply in one turn, when the client takes them at once
+
+_ERROR_BYTES: Final = 256  # room for an error chunk; the texts of ``problem_of`` are below half of that
+_DATA_CHUNK: Final = p.CHUNK_MAGIC, p.CHUNK_DONE, int(p.Chunk.OFFSET_DATA)
+_WITH_PAYLOAD: Final = frozenset((p.Cmd.READ, p.Cmd.BLOCK_STATUS))  # in the answer
 
 _Reply = tuple[memoryview, int]
 """Bytes, and memory to give back."""
@@ -306,9 +60,9 @@ class FileSession(NbdSession):
 
     def __init__(
         self, context: PlaneContext, sock: Connection, volume: Volume, stream: StreamAccount, storage:
-        VolumeStorage, facts: p.ExportFacts, runner: JobRunner,
+        VolumeStorage, facts: p.ExportFacts, runner: JobRunner, mode: p.ReplyMode = p.SIMPLE_REPLIES,
     ) -> None:  # fmt: skip
-        super().__init__(context, sock, volume, stream, facts)
+        super().__init__(context, sock, volume, stream, facts, mode)
         self.admitted = self._ready = deque[Request]()
         self._later: deque[Request] = deque()
         self._replies: deque[_Reply] = deque()
@@ -344,7 +98,7 @@ class FileSession(NbdSession):
         may_read = self._may_read
         if may_read and self._later:
             return self._later
-        while not may_read and self._ready and self._ready[0][2] == p.Cmd.READ:
+        while not may_read and self._ready and self._ready[0][2] in _WITH_PAYLOAD:
             self.requests.sent_pos = self._ready[0][6]
             self._later.append(self._ready.popleft())
         return self._ready
@@ -359,6 +113,69 @@ class FileSession(NbdSession):
 
     # -- small requests of a file without workers -----------------------------------------------------------
 
+    def admit_all(self, now_ns: int) -> None:
+        """See ``volume.ThrottledSession``; what can be done at once is never under way."""
+        is_quiet = not (self.inflight or self._later or self._replies or self._jobs or self._blocked)
+        if is_quiet and self._runner.is_loop and self._out.is_empty and self._drain_ns is None:
+            self._do_plain(now_ns)
+        super().admit_all(now_ns)
+
+    def _do_plain(self, now_ns: int) -> None:
+        """Small reads and writes from the head of the queue, while nothing is special about them.
+
+        The same as to admit them and ``_do_small``, at less cost: this is the hot path of file mode.
+        """
+        if self._pause.total_ns(now_ns):
+            return
+        facts, requests, queue, clock = self._facts, self.requests, self.requests.queue, self._context.clock
+        scratch, storage, filled, done_pos = self._context.scratch, self._storage, 0, -1
+        last_plain = 0 if facts.flags & p.TX_READ_ONLY else 1
+        size_bytes, fraction = facts.size_bytes, facts.blocks.minimum - 1
+        room, limit = min(len(scratch) - _ERROR_BYTES, TURN_BYTES), min(facts.blocks.maximum, SMALL_BYTES)
+        is_structured, head_bytes = self._mode.structured, p.SIMPLE_REPLY_BYTES
+        if is_structured:
+            head_bytes = p.DATA_HEAD_BYTES
+            limit = min(limit, HOLE_BYTES - 1) if storage.may_have_holes else limit
+        finished: list[Finished] = []
+        while queue:
+            arrived_ns, cookie, command, length, offset, flags, end_pos = queue[0]
+            begin = filled + head_bytes
+            if (
+                command > last_plain
+                or flags
+                or length > limit
+                or not length
+                or offset + length > size_bytes
+                or (offset | length) & fraction
+                or begin + length > room
+            ):
+                break
+            if not command:
+                error = storage.read(scratch[begin : begin + length], offset)
+            elif end_pos <= requests.end_pos:
+                error = storage.write(requests.span(end_pos - length, end_pos), offset, fua=False)
+                room -= length
+            else:
+                break
+            queue.popleft()
+            if error:
+                chunk = self._error_reply(cookie, error, problem_of(command, error), offset)
+                scratch[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+            elif is_structured and not command:
+                p.DATA_CHUNK.pack_into(scratch, filled, *_DATA_CHUNK, cookie, length + 8, offset)
+                filled = begin + length
+            else:
+                p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, 0, cookie)
+                filled += p.SIMPLE_REPLY_BYTES + (0 if command else length)
+            done_pos = end_pos
+            word = length << LENGTH_SHIFT | command | (FAILED_BIT if error else 0)
+            finished.append((0, word, arrived_ns, now_ns, clock.monotonic_ns()))
+        if finished:
+            requests.admit_pos = requests.sent_pos = done_pos
+            self._record(finished)
+            self._reply(scratch[:filled])
+
     def _do_small(self) -> int:
         """Do as many small requests as one reply buffer holds; returns the work done, 0 for none."""
         if not self._runner.is_loop or self._jobs:
@@ -366,19 +183,25 @@ class FileSession(NbdSession):
         queue, scratch, filled, work = self._next(), self._context.scratch, 0, 0
         may_read, clock, requests = self._may_read, self._context.clock, self.requests
         finished: list[Finished] = []
+        is_structured = self._mode.structured
+        head_bytes = p.DATA_HEAD_BYTES + _ERROR_BYTES if is_structured else p.SIMPLE_REPLY_BYTES
         reads_ns, others_ns = self._paused_ns(clock.monotonic_ns())
         while queue and work < TURN_BYTES:
             request = queue[0]
             _, cookie, command, length, _, _, end_pos = request
             is_read = command == p.Cmd.READ
-            reply_bytes = p.SIMPLE_REPLY_BYTES + (length if is_read else 0)
+            reply_bytes = head_bytes + (length if is_read else 0)
             if filled + reply_bytes > len(scratch) or not self._is_here(request, may_read):
                 break
             queue.popleft()
-            error = self._do(request, scratch[filled + 16 : filled + reply_bytes])
+            if is_structured:
+                error, reply_bytes = self._do_structured(request, scratch[filled : filled + reply_bytes])
+                filled += reply_bytes
+            else:
+                error = self._do(request, scratch[filled + 16 : filled + reply_bytes])
+                p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, error, cookie)
+                filled += 16 if error else reply_bytes
             requests.sent_pos = max(requests.sent_pos, end_pos)
-            p.SIMPLE_REPLY.pack_into(scratch, filled, p.SIMPLE_REPLY_MAGIC, error, cookie)
-            filled += 16 if error else reply_bytes
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if error else 0
             paused_ns = reads_ns if is_read else others_ns
@@ -403,7 +226,7 @@ class FileSession(NbdSession):
 
     def _is_small(self, request: Request) -> bool:
         command = request[2]
-        if makes_stable(request):
+        if may_wait(request):
             return False
         if command in (p.Cmd.READ, p.Cmd.WRITE):
             return request[3] <= SMALL_BYTES
@@ -420,6 +243,38 @@ class FileSession(NbdSession):
         job = StorageJob(self._storage, request, bytearray(), self._on_job)
         job.run()
         return job.error
+
+    def _do_structured(self, request: Request, room: memoryview) -> tuple[int, int]:
+        """The same for a client with structured replies; returns error number and bytes of the reply."""
+        _, cookie, command, length, offset, _, _ = request
+        if command != p.Cmd.READ:
+            error = self._do(request, room[:0])
+        elif not length or (length >= HOLE_BYTES and self._storage.may_have_holes):
+            return self._read_with_holes(request, room)
+        else:
+            head = p.DATA_HEAD_BYTES
+            error = self._storage.read(room[head : head + length], offset)
+            if not error:
+                p.DATA_CHUNK.pack_into(
+                    room, 0, p.CHUNK_MAGIC, p.CHUNK_DONE, p.Chunk.OFFSET_DATA, cookie, length + 8, offset
+                )
+                return 0, head + length
+        if not error:
+            p.SIMPLE_REPLY.pack_into(room, 0, p.SIMPLE_REPLY_MAGIC, 0, cookie)
+            return 0, p.SIMPLE_REPLY_BYTES
+        place = offset if length else None
+        chunk = self._error_reply(cookie, error, problem_of(command, error), place)
+        room[: len(chunk)] = chunk
+        return error, len(chunk)
+
+    def _read_with_holes(self, request: Request, room: memoryview) -> tuple[int, int]:
+        job = StorageJob(self._storage, request, room, self._on_job, is_structured=True)
+        job.run()
+        reply = self._reply_of(job)
+        size = len(reply)
+        if job.error or not request[3]:
+            room[:size] = reply
+        return job.error, size  # else it was laid out there
 
     # -- jobs -----------------------------------------------------------------------------------------------
 
@@ -438,11 +293,12 @@ class FileSession(NbdSession):
         queue.popleft()
         self.requests.sent_pos = max(self.requests.sent_pos, request[6])
         self._jobs += 1
-        self._runner.submit(StorageJob(self._storage, request, data, self._on_job))
+        job = StorageJob(self._storage, request, data, self._on_job, is_structured=self._mode.structured)
+        self._runner.submit(job)
         return _REQUEST_WORK
 
     def _reply_buffer(self, request: Request) -> bytearray | None:
-        size = p.SIMPLE_REPLY_BYTES + request[3]
+        size = request[3] + (p.DATA_HEAD_BYTES if self._mode.structured else p.SIMPLE_REPLY_BYTES)
         return bytearray(size) if self._take(self._context.reply_memory, size) else None
 
     def _payload_of(self, request: Request) -> bytearray | None:
@@ -501,12 +357,11 @@ class FileSession(NbdSession):
             arrived_ns, sent_ns, word, _ = self.inflight.pop(cookie)
             word |= FAILED_BIT if job.error else 0
             is_reply = is_read and not job.error
-            data = job.data if is_reply else bytearray(p.SIMPLE_REPLY_BYTES)
-            data[: p.SIMPLE_REPLY_BYTES] = p.simple_reply(cookie, job.error)
+            data = self._reply_of(job)
             now_ns = context.clock.monotonic_ns()
             reads_ns, others_ns = self._paused_ns(now_ns)
             self._record([(reads_ns if is_read else others_ns, word, arrived_ns, sent_ns, now_ns)])
-            self._replies.append((memoryview(data), size if is_reply else 0))
+            self._replies.append((data, size if is_reply else 0))
             if is_reply and size > SMALL_BYTES:
                 context.reply_memory.expect(self, size)
         if not is_reply:
@@ -515,6 +370,11 @@ class FileSession(NbdSession):
             self._let_go_of_file()
         else:
             self._serve_on()
+
+    def _reply_of(self, job: StorageJob) -> memoryview:
+        if not job.error:
+            return job.reply()
+        return memoryview(self._error_reply(job.request[1], job.error, job.problem, job.place))
 
     # -- replies --------------------------------------------------------------------------------------------
 

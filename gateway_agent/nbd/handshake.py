@@ -1,8 +1,8 @@
-r"""Negotiation as two transition tables: server's side (our clients), client's side (our upstreams).
+r"""Negotiation with our clients, as a transition table; with our upstreams: ``upstream_handshake``.
 
 Sans-IO: ``feed(data)`` takes received bytes and returns a list of actions; no socket, clock, thread or TLS.
 
-Server side. GO, INFO and EXPORT_NAME need facts that the upstream must be asked for, so they lead to BACKEND:
+GO, INFO and EXPORT_NAME need facts that the upstream must be asked for, so they lead to BACKEND:
 the shell opens the backend (action ``Open``) and calls ``opened`` or ``refused``; bytes that arrive
 meanwhile wait.
 
@@ -16,31 +16,24 @@ STARTTLS leads to TLS (action ``StartTls``): the shell calls ``secured``, and fr
 only what was encrypted. Bytes that came behind STARTTLS, before TLS, may be anyone's: the connection ends.
 Where TLS is required, any other option but ABORT is refused before it, and EXPORT_NAME closes.
 
-Client side. GO, or INFO when only the facts are wanted: a ``qemu-nbd`` without ``-t`` ends after its first
-client in transmission. EXPORT_NAME is the fallback for servers that know neither. Block sizes are asked for
-when our own client asks, because a server may be stricter with clients that ask, and when the server insists.
-
-    GREETING ──greeting──► GO ──ACK──► READY
-       │                   ├──ERR_BLOCK_SIZE_REQD──► GO, now with block sizes
-       │                   └──ERR_UNSUP──► NAME ──size, flags──► READY
-       └──greeting, with TLS──► ASKED ──ACK──► TLS ──secured──► GO
+STRUCTURED_REPLY and SET_META_CONTEXT are remembered, and go into ``Open``. A selected context holds for the
+export that it was selected for, and nothing that was agreed before TLS holds behind it. An option that is too
+long is answered at once, and its data are dropped as they come.
 
 A pair (state, event) that is not in the table is a peer's fault: ``NbdProtocolError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
-from gateway_agent.errors import NbdProtocolError, UpstreamError
+from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
-from pmdaemon.runtime.excerpt import printable
-
-REASON_CHARACTERS: Final = 300
+from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep, ReplyMode
 
 
 class HandshakeState(Enum):
@@ -54,6 +47,8 @@ class HandshakeState(Enum):
     CLOSED = "closed"
     GREETING = "waiting for the server's greeting"
     ASKED = "waiting for the answer to STARTTLS"
+    STRUCTURED = "waiting for the answer to STRUCTURED_REPLY"
+    CONTEXT = "waiting for the answer to SET_META_CONTEXT"
     GO = "waiting for the answer to GO or INFO"
     NAME = "waiting for the answer to EXPORT_NAME"
     READY = "ready"
@@ -74,6 +69,9 @@ class Event(Enum):
     SECURED = "TLS established"
     GREETED = "greeting"
     GREETED_TLS = "greeting, and TLS is wanted"
+    ASKED_STRUCTURED = "structured replies are asked for"
+    ASKED_CONTEXT = "structured replies acknowledged, a context is asked for"
+    DECLINED = "an option refused that is not needed"
     INFO = "information reply"
     ACK = "acknowledgement"
     SIZES_REQUIRED = "block sizes must be asked for"
@@ -95,18 +93,6 @@ SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
     (HandshakeState.BACKEND, Event.REFUSED_NAME): HandshakeState.CLOSED,
 }
 
-CLIENT_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
-    (HandshakeState.GREETING, Event.GREETED): HandshakeState.GO,
-    (HandshakeState.GREETING, Event.GREETED_TLS): HandshakeState.ASKED,
-    (HandshakeState.ASKED, Event.ACK): HandshakeState.TLS,
-    (HandshakeState.TLS, Event.SECURED): HandshakeState.GO,
-    (HandshakeState.GO, Event.INFO): HandshakeState.GO,
-    (HandshakeState.GO, Event.ACK): HandshakeState.READY,
-    (HandshakeState.GO, Event.SIZES_REQUIRED): HandshakeState.GO,
-    (HandshakeState.GO, Event.UNSUPPORTED): HandshakeState.NAME,
-    (HandshakeState.NAME, Event.SIZE): HandshakeState.READY,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -120,6 +106,7 @@ class Open:
     """Open the backend of this export, then call ``opened`` or ``refused``."""
 
     export: str
+    mode: ReplyMode = p.SIMPLE_REPLIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +132,11 @@ Action = Send | Open | StartTls | Transmit | Close
 
 
 TLS_REQUIRED: Final = "this gateway requires TLS: connect with nbds://, or in QEMU with tls-creds"
+_ALL_OF_BASE: Final = "base:"
+_NO_TEXTS: Final[Mapping[p.Info, str]] = MappingProxyType({})
 
 
-class _Machine:
+class Machine:
     """State, input buffer and the one way to change the state."""
 
     def __init__(
@@ -172,7 +161,7 @@ class _Machine:
         return data
 
 
-class ServerHandshake(_Machine):
+class ServerHandshake(Machine):
     """Negotiation with one client.
 
     Args:
@@ -184,7 +173,7 @@ class ServerHandshake(_Machine):
         exports: names to list now; they may be replaced at any time.
         is_secure: whether TLS is established.
         lacked_tls: whether it asked for something without TLS where that is required.
-        wants_block_size: whether the client asked for the block sizes of the backend that ``Open`` names.
+        wanted: kinds of information the client asked for about the export that ``Open`` names.
     """
 
     def __init__(self, exports: list[str], peer: str, tls: p.TlsMode = "off") -> None:
@@ -194,7 +183,10 @@ class ServerHandshake(_Machine):
         self.is_secure = self.lacked_tls = False
         self._no_zeroes = False
         self._option = 0
-        self.wants_block_size = False
+        self._skip_bytes = 0  # of an option that is too long
+        self._is_structured = False
+        self._allocation_of: str | None = None  # the export that the context was selected for
+        self.wanted: tuple[int, ...] = ()
 
     def greeting(self) -> bytes:
         """First bytes to the client."""
@@ -218,15 +210,35 @@ class ServerHandshake(_Machine):
     def _step(self) -> list[Action]:
         if self.state is HandshakeState.FLAGS:
             return self._flags()
+        if self._skip_bytes and not self._skip():
+            return []
         if self.state is not HandshakeState.OPTIONS or len(self._input) < p.OPTION.size:
             return []
         magic, opt, length = p.OPTION.unpack_from(self._input)
         if magic != p.IHAVEOPT:
             raise NbdProtocolError(self.peer, f"option magic {magic:#x}")
         if length > p.MAX_OPTION_BYTES:
-            raise NbdProtocolError(self.peer, f"option of {length} bytes, limit {p.MAX_OPTION_BYTES}")
+            return self._too_big(opt, length)
         raw = self._take(p.OPTION.size + length)
         return self._on_option(opt, raw[p.OPTION.size :]) if raw is not None else []
+
+    def _too_big(self, opt: int, length: int) -> list[Action]:
+        text = f"option {opt} has {length} bytes of data; at most {p.MAX_OPTION_BYTES} are read"
+        if opt == Opt.EXPORT_NAME:  # it has no error reply
+            raise NbdProtocolError(self.peer, text)
+        if opt == Opt.SET_META_CONTEXT:
+            self._allocation_of = None
+        self._skip_bytes = p.OPTION.size + length
+        if opt != Opt.STARTTLS and self._lacks_tls(opt):
+            return self._without_tls(opt)
+        return self._answer(p.option_reply(opt, Rep.ERR_TOO_BIG, text.encode()))
+
+    def _skip(self) -> bool:
+        """Drop what is here of an option that is too long; returns whether that was all of it."""
+        dropped = min(self._skip_bytes, len(self._input))
+        del self._input[:dropped]
+        self._skip_bytes -= dropped
+        return not self._skip_bytes
 
     def _flags(self) -> list[Action]:
         raw = self._take(p.CLIENT_FLAGS.size)
@@ -242,14 +254,16 @@ class ServerHandshake(_Machine):
     def _on_option(self, opt: int, data: bytes) -> list[Action]:
         if opt == Opt.STARTTLS and self._tls != "off":
             return self._start_tls(data)
-        if self._tls == "require" and not self.is_secure and opt != Opt.ABORT:
+        if self._lacks_tls(opt):
             return self._without_tls(opt)
         try:
             if opt in (Opt.GO, Opt.INFO):
                 name, wanted = p.parse_go(data)
-                return self._open(opt, name, p.Info.BLOCK_SIZE in wanted)
+                return self._open(opt, name, wanted)
             if opt == Opt.EXPORT_NAME:
-                return self._open(opt, p.decode_name(data), False)
+                return self._open(opt, p.decode_name(data), ())
+            if opt in (Opt.LIST_META_CONTEXT, Opt.SET_META_CONTEXT):
+                return self._answer(self._meta_contexts(opt, data))
         except p.BadOption as exc:
             if opt == Opt.EXPORT_NAME:
                 raise NbdProtocolError(self.peer, str(exc)) from exc
@@ -259,6 +273,8 @@ class ServerHandshake(_Machine):
             return [Send(p.option_reply(opt, Rep.ACK)), Close("the client aborted negotiation")]
         if opt == Opt.LIST:
             return self._answer(self._listing(data))
+        if opt == Opt.STRUCTURED_REPLY:
+            return self._answer(self._structured(data))
         return self._answer(p.option_reply(opt, Rep.ERR_UNSUP, b"not supported by this gateway"))
 
     def _start_tls(self, data: bytes) -> list[Action]:
@@ -269,6 +285,9 @@ class ServerHandshake(_Machine):
             raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
         self._move(Event.STARTTLS)
         return [Send(p.option_reply(Opt.STARTTLS, Rep.ACK)), StartTls()]
+
+    def _lacks_tls(self, opt: int) -> bool:
+        return self._tls == "require" and not self.is_secure and opt != Opt.ABORT
 
     def _without_tls(self, opt: int) -> list[Action]:
         self.lacked_tls = True
@@ -281,6 +300,7 @@ class ServerHandshake(_Machine):
         """TLS is established."""
         self._move(Event.SECURED)
         self.is_secure = True
+        self._is_structured, self._allocation_of = False, None
 
     def _listing(self, data: bytes) -> bytes:
         if data:
@@ -288,40 +308,73 @@ class ServerHandshake(_Machine):
         entries = [p.option_reply(Opt.LIST, Rep.SERVER, p.server_entry(name)) for name in self.exports]
         return b"".join((*entries, p.option_reply(Opt.LIST, Rep.ACK)))
 
+    def _structured(self, data: bytes) -> bytes:
+        if data:
+            return p.option_reply(Opt.STRUCTURED_REPLY, Rep.ERR_INVALID, b"STRUCTURED_REPLY takes no data")
+        self._is_structured = True
+        return p.option_reply(Opt.STRUCTURED_REPLY, Rep.ACK)
+
+    def _meta_contexts(self, opt: int, data: bytes) -> bytes:
+        """LIST or SET: the same for every export name, so that it says nothing of which there are."""
+        is_set = opt == Opt.SET_META_CONTEXT
+        if is_set:
+            self._allocation_of = None  # replaced, also when this one fails
+        if not self._is_structured:
+            return p.option_reply(opt, Rep.ERR_INVALID, b"ask for STRUCTURED_REPLY first")
+        name, queries = p.parse_meta_context(data)
+        if not (p.ALLOCATION in queries or (not is_set and (not queries or _ALL_OF_BASE in queries))):
+            return p.option_reply(opt, Rep.ACK)
+        if is_set:
+            self._allocation_of = name
+        found = p.meta_context(p.ALLOCATION_ID if is_set else 0, p.ALLOCATION)
+        return p.option_reply(opt, Rep.META_CONTEXT, found) + p.option_reply(opt, Rep.ACK)
+
     def _answer(self, reply: bytes) -> list[Action]:
         self._move(Event.ANSWER)
         return [Send(reply)]
 
-    def _open(self, opt: int, name: str, wants_block_size: bool) -> list[Action]:
+    def _open(self, opt: int, name: str, wanted: tuple[int, ...]) -> list[Action]:
         self._move(Event.OPEN)
-        self._option, self.wants_block_size = opt, wants_block_size
-        return [Open(name)]
+        self._option, self.wanted = opt, wanted
+        return [Open(name, ReplyMode(self._is_structured, self._allocation_of == name))]
+
+    @property
+    def wants_block_size(self) -> bool:
+        """Whether the client asked for the block sizes of the backend that ``Open`` names."""
+        return p.Info.BLOCK_SIZE in self.wanted
 
     @property
     def keeps_backend(self) -> bool:
         """Whether the backend asked for by ``Open`` will carry I/O (else it was for INFO only)."""
         return self._option != Opt.INFO
 
-    def opened(self, facts: ExportFacts) -> list[Action]:
-        """The backend is there."""
+    def opened(self, facts: ExportFacts, texts: Mapping[p.Info, str] = _NO_TEXTS) -> list[Action]:
+        """The backend is there.
+
+        Args:
+            facts: as this client may see them.
+            texts: NAME and DESCRIPTION, for a client that asks for them.
+        """
         if not self.keeps_backend:
             self._move(Event.OPENED_INFO)
-            return [Send(self._export_reply(facts)), *self._advance()]
+            return [Send(self._export_reply(facts, texts)), *self._advance()]
         self._move(Event.OPENED_GO)
         if self._option == Opt.EXPORT_NAME:
             padding = b"" if self._no_zeroes else p.NAME_PADDING
             reply = p.EXPORT_NAME_REPLY.pack(facts.size_bytes, facts.flags) + padding
         else:
-            reply = self._export_reply(facts)
+            reply = self._export_reply(facts, texts)
         left_over = bytes(self._input)
         self._input.clear()
         return [Send(reply), Transmit(left_over)]
 
-    def _export_reply(self, facts: ExportFacts) -> bytes:
-        reply = p.option_reply(self._option, Rep.INFO, p.info_export(facts))
+    def _export_reply(self, facts: ExportFacts, texts: Mapping[p.Info, str]) -> bytes:
+        infos = [p.info_export(facts)]
+        infos += [p.info_text(kind, text) for kind, text in texts.items() if kind in self.wanted]
         if self.wants_block_size:
-            reply += p.option_reply(self._option, Rep.INFO, p.info_block_size(facts.blocks))
-        return reply + p.option_reply(self._option, Rep.ACK)
+            infos.append(p.info_block_size(facts.blocks))
+        replies = [p.option_reply(self._option, Rep.INFO, info) for info in infos]
+        return b"".join((*replies, p.option_reply(self._option, Rep.ACK)))
 
     def refused(self, code: int, text: str) -> list[Action]:
         """The backend is not there; ``text`` is shown to the client's user."""
@@ -330,157 +383,3 @@ class ServerHandshake(_Machine):
             return [Close(text)]
         self._move(Event.REFUSED)
         return [Send(p.option_reply(self._option, code, text.encode()[: p.MAX_NAME_BYTES])), *self._advance()]
-
-
-class ClientHandshake(_Machine):
-    """Negotiation with one upstream, as its client.
-
-    Args:
-        export: name to ask for.
-        upstream: for error texts.
-        will_transmit: else only the facts are wanted.
-        wants_block_size: see the module docstring.
-        wants_tls: nothing but STARTTLS is said in the clear; the shell establishes it in the state TLS.
-    """
-
-    def __init__(
-        self,
-        export: str,
-        upstream: str,
-        *,
-        will_transmit: bool = True,
-        wants_block_size: bool = False,
-        wants_tls: bool = False,
-    ) -> None:
-        super().__init__(CLIENT_TABLE, HandshakeState.GREETING, f"upstream {upstream}")
-        self._export = export
-        self._upstream = upstream
-        self._no_zeroes = False
-        self._option = Opt.GO if will_transmit else Opt.INFO
-        self._infos = (p.Info.BLOCK_SIZE,) if wants_block_size else ()
-        self._wants_tls = wants_tls
-        self._blocks = p.BlockSizes()
-        self.facts: ExportFacts | None = None
-
-    @property
-    def farewell(self) -> bytes:
-        """What ends a READY connection politely."""
-        return p.option(Opt.ABORT) if self._option == Opt.INFO else p.request(p.Cmd.DISC, 0, 0, 0)
-
-    @property
-    def left_over(self) -> bytes:
-        """Bytes behind negotiation (a correct server sends none)."""
-        return bytes(self._input)
-
-    def feed(self, data: bytes | memoryview) -> bytes:
-        """Take received bytes, return what to send. ``state`` is READY and ``facts`` set when it has ended.
-
-        Raises:
-            NbdProtocolError: the server broke the protocol.
-            UpstreamError: it refused the export; the text carries its reason.
-        """
-        self._input += data
-        steps: dict[HandshakeState, Callable[[], bytes | None]] = {
-            HandshakeState.GREETING: self._on_greeting,
-            HandshakeState.ASKED: self._on_tls_reply,
-            HandshakeState.GO: self._on_go_reply,
-            HandshakeState.NAME: self._on_name_reply,
-        }
-        out = b""
-        while (step := steps.get(self.state)) is not None and (sent := step()) is not None:
-            out += sent
-        return out
-
-    def _on_greeting(self) -> bytes | None:
-        raw = self._take(p.GREETING.size)
-        if raw is None:
-            return None
-        magic, have_opt, flags = p.GREETING.unpack(raw)
-        if magic != p.NBDMAGIC or have_opt != p.IHAVEOPT or not flags & p.FLAG_FIXED_NEWSTYLE:
-            raise NbdProtocolError(self.peer, "it does not speak fixed newstyle NBD")
-        self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
-        answer = flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES)
-        self._move(Event.GREETED_TLS if self._wants_tls else Event.GREETED)
-        return p.CLIENT_FLAGS.pack(answer) + (p.option(Opt.STARTTLS) if self._wants_tls else self._question())
-
-    def _on_tls_reply(self) -> bytes | None:
-        reply = self._option_reply(Opt.STARTTLS)
-        if reply is None:
-            return None
-        kind, data = reply
-        if kind != Rep.ACK:
-            raise UpstreamError(self._upstream, f"refused TLS: {_reason(kind, data)}")
-        if self._input:
-            raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
-        self._move(Event.ACK)
-        return b""
-
-    def secured(self) -> bytes:
-        """TLS is established; returns what to send."""
-        self._move(Event.SECURED)
-        return self._question()
-
-    def _question(self) -> bytes:
-        return p.option(self._option, p.go_data(self._export, self._infos))
-
-    def _on_go_reply(self) -> bytes | None:
-        reply = self._option_reply(self._option)
-        return None if reply is None else self._on_go_kind(*reply)
-
-    def _option_reply(self, asked: int) -> tuple[int, bytes] | None:
-        """Type and data of the next reply, if it is here."""
-        if len(self._input) < p.OPTION_REPLY.size:
-            return None
-        magic, opt, kind, length = p.OPTION_REPLY.unpack_from(self._input)
-        if magic != p.OPTION_REPLY_MAGIC or opt != asked or length > p.MAX_OPTION_BYTES:
-            raise NbdProtocolError(
-                self.peer, f"answer to option {asked} with magic {magic:#x}, option {opt}, {length} bytes"
-            )
-        raw = self._take(p.OPTION_REPLY.size + length)
-        return None if raw is None else (kind, raw[p.OPTION_REPLY.size :])
-
-    def _on_go_kind(self, kind: int, data: bytes) -> bytes:
-        if kind == Rep.INFO:
-            self._move(Event.INFO)
-            self._on_info(data)
-            return b""
-        if kind == Rep.ACK and self.facts is not None:
-            self._move(Event.ACK)
-            self.facts = replace(self.facts, blocks=self._blocks)
-            return b""
-        if kind == Rep.ERR_BLOCK_SIZE_REQD and not self._infos:
-            self._move(Event.SIZES_REQUIRED)
-            self._infos = (p.Info.BLOCK_SIZE,)
-            return self._question()
-        if kind == Rep.ERR_UNSUP:
-            self._move(Event.UNSUPPORTED)
-            self._option = Opt.EXPORT_NAME
-            return p.option(Opt.EXPORT_NAME, self._export.encode())
-        if kind & p.REP_ERROR_BIT:
-            raise UpstreamError(self._upstream, f"refused export {self._export!r}: {_reason(kind, data)}")
-        raise NbdProtocolError(self.peer, f"reply type {kind} to option {self._option}")
-
-    def _on_info(self, data: bytes) -> None:
-        about = int.from_bytes(data[:2], "big")
-        if about == p.Info.EXPORT and len(data) == p.EXPORT_INFO.size:
-            self.facts = ExportFacts(*p.EXPORT_INFO.unpack(data)[1:])
-        elif about == p.Info.BLOCK_SIZE:
-            try:
-                self._blocks = p.parse_block_size(data)
-            except p.BadOption as exc:
-                raise NbdProtocolError(self.peer, str(exc)) from exc
-
-    def _on_name_reply(self) -> bytes | None:
-        padding = 0 if self._no_zeroes else len(p.NAME_PADDING)
-        raw = self._take(p.EXPORT_NAME_REPLY.size + padding)
-        if raw is None:
-            return None
-        self.facts = ExportFacts(*p.EXPORT_NAME_REPLY.unpack_from(raw))
-        self._move(Event.SIZE)
-        return b""
-
-
-def _reason(kind: int, data: bytes) -> str:
-    """What an upstream says of its refusal, for a log line and our client."""
-    text = data.decode("utf-8", "replace")
-    return printable(text, REASON_CHARACTERS) or f"error {kind & ~p.REP_ERROR_BIT}"

@@ -45,7 +45,7 @@ from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OVERDUE
 KIND_READ: Final = 0
 KIND_WRITE: Final = 1
 KIND_ZEROING: Final = 2  # trim and write-zeroes
-KIND_FLUSH: Final = 3  # also what was refused because no such command is known; that costs nothing
+KIND_FLUSH: Final = 3  # also cache, block status and unknown commands (refused; they cost nothing)
 
 Entry = tuple[int, int, int, int]
 """(io, threshold_us, counted, missed) as in a missed entry of a cut, without its row."""

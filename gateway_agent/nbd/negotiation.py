@@ -35,9 +35,9 @@ from gateway_agent.nbd.handshake import (
 from gateway_agent.nbd.limits import Pending
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
-from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.sockets import Connection, client_name, peer_address
 from gateway_agent.nbd.tls import TlsConnection, TlsOpening
+from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import Volume
 from pmdaemon.errors import ConfigError
 
@@ -84,6 +84,7 @@ class Negotiation:
         self._opening: UpstreamOpening | None = None
         self._volume: Volume | None = None
         self._stream: StreamAccount | None = None
+        self._mode = p.SIMPLE_REPLIES
         self._left_over = b""
         self._asked_ns = 0  # when the client asked for the volume
         self._has_ended = False
@@ -130,7 +131,7 @@ class Negotiation:
             if isinstance(action, Send):
                 self._send(action.data)
             elif isinstance(action, Open):
-                self._open(action.export)
+                self._open(action.export, action.mode)
             elif isinstance(action, StartTls):
                 self._start_tls()
             elif isinstance(action, Close):
@@ -169,7 +170,8 @@ class Negotiation:
         if taken != len(data):
             self.close("the client does not read its answers")
 
-    def _open(self, export: str) -> None:
+    def _open(self, export: str, mode: p.ReplyMode) -> None:
+        self._mode = mode
         self._asked_ns = self._loop.clock.monotonic_ns()
         try:
             self._volume, client = self._exports.find(export, self.client)
@@ -192,6 +194,7 @@ class Negotiation:
                 will_transmit=self._handshake.keeps_backend,
                 wants_block_size=self._handshake.wants_block_size,
                 tls=self._exports.upstream_tls(self._volume),
+                mode=mode,
             )
 
     def _file_facts(self, volume: Volume) -> p.ExportFacts:
@@ -245,13 +248,13 @@ class Negotiation:
             )
         self._do(self._handshake.refused(code, text))
 
-    def _ready(self, upstream: Connection | None, facts: p.ExportFacts) -> None:
+    def _ready(self, upstream: Upstream | None, facts: p.ExportFacts) -> None:
         assert self._volume is not None  # set by _open
         self._opening = None
-        facts = self._exports.learn(self._volume, facts)
+        facts = self._exports.learn(self._volume, facts).for_client(self._mode)
         if self._stream is None:  # INFO: the client wanted to know, not to use
             self._loop.want(self._sock.fileno(), IN)
-            self._do(self._handshake.opened(facts))
+            self._do(self._handshake.opened(facts, self._texts()))
             return
         self._do(self._handshake_reply(facts))
         if self._has_ended:  # the client left meanwhile
@@ -261,15 +264,21 @@ class Negotiation:
         stream = self._stream
         stream.connection_made(self._loop.clock.monotonic_ns())
         self._let_go()
-        session = self._exports.session(self._sock, self._volume, stream, facts, upstream)
+        session = self._exports.session(self._sock, self._volume, stream, facts, upstream, self._mode)
         self._on_end(self)
         session.start(self._left_over)
 
     def _handshake_reply(self, facts: p.ExportFacts) -> list[Action]:
         """What to send; the bytes that already belong to transmission are kept for the session."""
-        actions = self._handshake.opened(facts)
+        actions = self._handshake.opened(facts, self._texts())
         self._left_over = b"".join(action.left_over for action in actions if isinstance(action, Transmit))
         return [action for action in actions if not isinstance(action, Transmit)]
+
+    def _texts(self) -> dict[p.Info, str]:
+        assert self._volume is not None  # set by _open
+        export = self._volume.export
+        described = f"volume {export.volume} on backend {export.backend}"
+        return {p.Info.NAME: export.volume, p.Info.DESCRIPTION: described}
 
     def _let_go(self) -> None:
         self._has_ended = True

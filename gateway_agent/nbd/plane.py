@@ -4,6 +4,9 @@
     serve   one epoll loop in the main thread: clients, upstreams, link, timers (see ``loop``)
     SIGHUP  take another part of the configuration (``part``); no client of an export that stays is touched. A
             part without exports says that this plane is removed: it lets its clients go, and stops
+    upgrade another process takes over the listening sockets (``takeover``): this one keeps its clients until
+            they go, ends their connections after ``drain_s`` or at another part (SIGHUP), hands its last
+            counts to the link, and stops
     stop    SIGTERM, SIGINT or the parent's end: close the clients, which repeat what was under way; wait for
             the link, if it is there, to spool the last counts (2 s at most); close the rest
 
@@ -26,35 +29,38 @@ import structlog
 
 from gateway_agent.config import PlaneConfig, load_agent
 from gateway_agent.errors import GatewayError
+from gateway_agent.host_config import UNIX_PATH_BYTES
 from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
-from gateway_agent.nbd.exports import ExportTable
+from gateway_agent.nbd.exports import BURST_NS, ExportTable
+from gateway_agent.nbd.groups import GroupTable
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
 from gateway_agent.nbd.negotiation import Negotiation, NegotiationTable, identity_of
 from gateway_agent.nbd.part import PlanePart
 from gateway_agent.nbd.protocol import ExportFacts
-from gateway_agent.nbd.proxy_session import UpstreamOpening
 from gateway_agent.nbd.report import plane_report
 from gateway_agent.nbd.sockets import (
     Address,
-    Connection,
     bound_address,
     listen_at,
     parse_listen,
     prepare,
     unlink_own,
 )
+from gateway_agent.nbd.takeover import MOST_SOCKETS, Inheritance, has_former, take_over
 from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.tls import TlsEngine
+from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
-from pmdaemon.errors import ConfigError
+from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.messages.planes import DpHandOver
 from pmdaemon.wire.rates import Rates
 
 log = structlog.get_logger("plane")
@@ -65,6 +71,7 @@ CONTROL_MODE: Final = 0o600
 DRAIN_LIMIT_NS: Final = 2 * 10**9  # the link needs some milliseconds; the parent kills after 12 s
 LISTEN_AGAIN_NS: Final = 10**9  # an address that another plane has not let go of yet
 REMOVED_CHECK_NS: Final = 100_000_000
+LEAVING_CHECK_NS: Final = 100_000_000
 MOST_PROBLEMS: Final = 8  # in a hello, which has little room beside its exports
 MOST_CHARACTERS: Final = 256
 
@@ -75,12 +82,16 @@ class Plane:
     Args:
         config: of this plane.
         clock: for tests.
+        inherited: what a former process of this plane hands over; the caller confirms it.
 
     Raises:
         ConfigError: an address that cannot be listened on.
+        BadCaps: the former process's orders are not well-formed.
     """
 
-    def __init__(self, config: PlaneConfig, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: PlaneConfig, clock: Clock | None = None, inherited: Inheritance | None = None
+    ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
         self._loop = EventLoop(self._clock)
@@ -92,20 +103,34 @@ class Plane:
         memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
         self._tls_engine = TlsEngine(self._loop)
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
+        self._other = context.other
+        self._other.may_serve = inherited is not None or has_former(config.control_socket)
         self._cuts = cuts
         self._caps = CapsInForce(_static_caps(config))
         self._exports = ExportTable(config, context, self._on_learned)
+        self._groups = GroupTable(self._loop, BURST_NS)
         self._guard = ListenerGuard(config.plane, config.security, self._loop, self._tls_engine)
         self._negotiations = NegotiationTable(self._guard)
         self._is_stopping = False
         self._stop: Stop | None = None
         self._part: PlanePart | None = None
         self._problems: dict[str, str] = {}  # of the newest part, by what it is about
+        self._name = config.plane
+        self._next_control: socket.socket | None = None  # while another process takes over
+        self._was_alone = True  # before
+        self._drain_at_ns: int | None = None  # another one has taken over
+        self._thresholds: dict[str, Any] | None = None
         self._listeners: dict[str, socket.socket] = {}
+        if inherited is not None:
+            self._succeed(inherited)
         for text in config.listen:
-            self._listen(text)
+            if text not in self._listeners:
+                self._listen(text)
         self._control_address = Address(path=config.control_socket)
-        self._control = ControlServer(self._loop, listen_at(self._control_address, CONTROL_MODE), self)
+        control = inherited.control if inherited is not None else None
+        self._control = ControlServer(
+            self._loop, control or listen_at(self._control_address, CONTROL_MODE), self
+        )
         self._enforce(self._clock.monotonic_ns())
         for volume in self._exports.volumes.values():
             self._ask_size(volume)
@@ -126,27 +151,140 @@ class Plane:
         self._loop.run(stop)
         log.info("stopping", reason=stop.reason)
         self._end_clients()
-        self._drain()
+        if not self._is_stopping:
+            self._drain()
 
     def _drain(self) -> None:
         """Let the link spool what was counted; it closes the connection when it has all."""
         now_ns = self._clock.monotonic_ns()
-        self._is_stopping = True
-        self._cuts.finish(now_ns, self._clock.unix_us())
-        self._control.send_hello()
+        self._finish_counts(now_ns)
         end_ns = now_ns + DRAIN_LIMIT_NS
         self._loop.at("drain", end_ns, lambda _now_ns: log.warning("link-does-not-collect"))
         while self._control.has_link and self._clock.monotonic_ns() < end_ns:
             self._loop.step()
 
+    def _finish_counts(self, now_ns: int) -> None:
+        self._is_stopping = True
+        self._cuts.finish(now_ns, self._clock.unix_us())
+        self._control.send_hello()
+
     def step(self) -> None:
         """One turn of the loop, for tests."""
         self._loop.step()
+
+    # -- another process takes over -------------------------------------------------------------------------
+
+    def _succeed(self, former: Inheritance) -> None:
+        """Begin where a former process of this plane is."""
+        now_ns = self._clock.monotonic_ns()
+        if former.caps is not None and former.lease_end_ns is not None:
+            self._caps.inherit(former.caps, former.lease_end_ns, now_ns)
+        self._thresholds = former.thresholds
+        found = parse_thresholds(former.thresholds) if former.thresholds is not None else None
+        self._cuts.succeed(former.start_ns, former.start_us, found, self._caps.generation)
+        for text in self._config.listen:
+            if text in former.listeners:
+                self._watch(text, former.listeners.pop(text))
+
+    def offer(self) -> tuple[bytes, list[socket.socket]] | None:
+        """See ``control.LinkCommands``."""
+        path = self._path_as(f"{self._config.plane}.{os.getpid()}")
+        if self._drain_at_ns is not None or self._is_stopping or len(self._listeners) >= MOST_SOCKETS:
+            return None
+        if len(path.encode()) > UNIX_PATH_BYTES:
+            log.error("cannot-hand-over", control=path, problem="it is too long; shorten runtime_dir")
+            return None
+        caps, lease_end_ns = self._caps.in_words
+        offered = DpHandOver(list(self._listeners), caps, lease_end_ns, self._thresholds, *self._cuts.start)
+        try:
+            data = offered.encode()
+            self._next_control = listen_at(Address(path=self._path_as(str(os.getpid()))), CONTROL_MODE)
+        except (ConfigError, WireError) as exc:
+            log.error("cannot-hand-over", problem=str(exc))
+            return None
+        for sock in self._listeners.values():
+            self._loop.cancel(sock)
+            self._loop.forget(sock.fileno())
+        self._was_alone, self._other.may_serve = not self._other.may_serve, True
+        return data, list(self._listeners.values())
+
+    def keep(self) -> None:
+        """See ``control.LinkCommands``."""
+        self._other.may_serve = not self._was_alone  # the other one has not served
+        if self._next_control is not None:
+            address = bound_address(self._next_control)
+            self._next_control.close()
+            self._next_control = None
+            unlink_own(address)
+        for text, sock in self._listeners.items():
+            self._watch(text, sock)
+
+    def handed_over(self) -> None:
+        """See ``control.LinkCommands``."""
+        assert self._next_control is not None  # ``offer`` has made it
+        name = f"{self._config.plane}.{os.getpid()}"
+        self._control_address = Address(path=self._path_as(name))
+        os.rename(self._next_control.getsockname(), self._control_address.path)
+        for sock in self._listeners.values():
+            sock.close()  # they are the next process's: their files stay
+        self._listeners.clear()
+        self._control.move(self._next_control)
+        self._next_control = None
+        self._drain_at_ns = self._clock.monotonic_ns() + round(self._config.drain_s * 1e9)
+        self._control.send_hello(leaving=name)
+        self._name = name
+        log.info("handed-over", now_called=name, drain_s=self._config.drain_s)
+        self._let_clients_go(self._clock.monotonic_ns())
+
+    def _path_as(self, name: str) -> str:
+        return str(Path(self._config.control_socket).with_name(f"{name}.sock"))
+
+    def _let_clients_go(self, now_ns: int) -> None:
+        """Wait for clients to go, after ``drain_s`` ask them to; then hand over the last counts."""
+        assert self._drain_at_ns is not None  # another process has taken over
+        if self._is_stopping:
+            return
+        if now_ns >= self._drain_at_ns:
+            for negotiation in tuple(self._negotiations):
+                negotiation.close("another process serves this plane now")
+            for volume in self._exports.volumes.values():
+                for session in tuple(volume.sessions):
+                    session.drain(moves=True)
+        if self.connections or len(self._negotiations):
+            self._loop.at("leaving", now_ns + LEAVING_CHECK_NS, self._let_clients_go)
+        else:
+            self._finish_counts(now_ns)
+
+    @property
+    def connections(self) -> int:
+        """Open connections of clients in transmission."""
+        return sum(len(stream.sessions) for stream in self._cuts.table.streams)
+
+    @property
+    def listens(self) -> bool:
+        """Whether clients can connect here."""
+        return self._drain_at_ns is None
+
+    def _wait_no_more(self, part: PlanePart) -> None:
+        """The next process takes another part: our clients find it in force when they come there, now."""
+        before, now_ns = part.digest, self._clock.monotonic_ns()
+        try:
+            part.read()
+            if part.digest == before or self._is_stopping:
+                return
+        except ConfigError as exc:
+            log.error("part-refused", problem=str(exc))
+        log.info("waits-no-more", reason="the configuration was changed")
+        self._drain_at_ns = now_ns
+        self._let_clients_go(now_ns)
 
     # -- another part of the configuration ------------------------------------------------------------------
 
     def _on_hangup(self, part: PlanePart, hangup: Hangup) -> None:
         if not hangup.take():
+            return
+        if self._drain_at_ns is not None:
+            self._wait_no_more(part)
             return
         try:
             self.reconfigure(part.read())
@@ -202,14 +340,18 @@ class Plane:
             self._loop.at(("listen", text), due_ns, lambda _now_ns: self._listen_again(text))
 
     def _listen_again(self, text: str) -> None:
-        if text in self._problems and text in self._config.listen and not self._is_stopping:
+        is_ours = self.listens and self._next_control is None and not self._is_stopping
+        if is_ours and text in self._problems and text in self._config.listen:
             self._try_to_listen(text)
             if text in self._listeners:
                 del self._problems[text]
                 self._control.send_hello()
 
     def _listen(self, text: str) -> None:
-        self._listeners[text] = sock = listen_at(parse_listen(text), CLIENT_MODE)
+        self._watch(text, listen_at(parse_listen(text), CLIENT_MODE))
+
+    def _watch(self, text: str, sock: socket.socket) -> None:
+        self._listeners[text] = sock
         self._loop.watch(sock.fileno(), IN, partial(self._accept, sock), _ignore)
 
     def _listen_no_more(self, text: str) -> None:
@@ -264,7 +406,7 @@ class Plane:
         if uri is None:
             return
 
-        def on_ready(_sock: Connection | None, facts: ExportFacts) -> None:
+        def on_ready(_upstream: Upstream | None, facts: ExportFacts) -> None:
             self._exports.learn(volume, facts)
 
         def on_failed(error: GatewayError) -> None:
@@ -288,9 +430,9 @@ class Plane:
     def hello(self) -> dict[str, Any]:
         """See ``control.LinkCommands``."""
         return {
-            "plane": self._config.plane,
+            "plane": self._name,
             "pid": os.getpid(),
-            "exports": self._exports.describe(),
+            "exports": self._exports.describe() if self.listens else [],
             "listening": [str(address) for address in self.listening],
             "stopping": self._is_stopping,
             "config": self._part.digest if self._part is not None else None,
@@ -301,13 +443,20 @@ class Plane:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
-        return self.hello() | plane_report(self._exports, self._caps, self._cuts, now_ns)
+        found = self.hello() | plane_report(self._exports, self._caps, self._cuts, now_ns)
+        if self._drain_at_ns is not None:
+            left_s = max(self._drain_at_ns - now_ns, 0) / 1e9
+            found["handed_over"] = {"connections": self.connections, "drain_left_s": left_s}
+        return found
 
     def collect(self, got: int) -> bytes | None:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
-        return self._cuts.collect(got, now_ns, self._clock.unix_us())
+        found = self._cuts.collect(got, now_ns, self._clock.unix_us())
+        if found is None and self._drain_at_ns is not None and self._stop is not None:
+            self._stop.set("its clients have gone, and the link has all it has counted")
+        return found
 
     def caps(self, header: dict[str, Any]) -> None:
         """See ``control.LinkCommands``."""
@@ -320,6 +469,7 @@ class Plane:
         """See ``control.LinkCommands``."""
         found = parse_thresholds(header)
         left_out = self._cuts.set_thresholds(found, self._clock.monotonic_ns(), self._clock.unix_us())
+        self._thresholds = header
         if left_out:
             log.warning("thresholds-left-out", version=found.version, left_out=left_out)
 
@@ -339,6 +489,7 @@ class Plane:
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():
             volume.set_caps(self._caps.of(name), now_ns, self._caps.of_clients(name))
+        self._groups.apply(self._caps.groups, self._exports.volumes, now_ns)
         self._plan_expiry()
 
     def _plan_expiry(self) -> None:
@@ -384,7 +535,13 @@ def _ignore(_exc: Exception) -> None:
     "--config", "path", type=click.Path(path_type=Path), required=True, help="The agent's TOML file."
 )
 @click.option("--plane", required=True, help="Name of this plane, as in the file.")
-def main(path: Path, plane: str) -> None:
+@click.option(
+    "--take-over",
+    "takes_over",
+    is_flag=True,
+    help="Serve in the place of the process that does so now, if any.",
+)
+def main(path: Path, plane: str, takes_over: bool) -> None:
     """Serve volumes over NBD, count and throttle their I/O."""
     with outermost(plane):
         part = PlanePart(load_agent(path), plane)
@@ -394,7 +551,10 @@ def main(path: Path, plane: str) -> None:
         hangup = Hangup()
         hangup.install()
         stop.watch_parent()
-        served = Plane(part.config)
+        inherited = take_over(part.config.control_socket, plane, SystemClock()) if takes_over else None
+        served = Plane(part.config, inherited=inherited)
+        if inherited is not None:
+            inherited.confirm()
         try:
             served.run(stop, part, hangup)
         finally:

@@ -9,15 +9,22 @@ No state and no I/O; every structure is big-endian. Used by the gateway's two si
     request             REQUEST_MAGIC u32 | flags u16 | command u16 | cookie u64 | offset u64 |
                         length u32 | [data of a write]
     simple reply        SIMPLE_MAGIC u32 | error u32 | cookie u64 | [data of a read without error]
+    chunk               CHUNK_MAGIC u32 | flags u16 | type u16 | cookie u64 | length u32 | payload
+      data              offset u64 | bytes of the volume
+      hole              offset u64 | length u32
+      block status      context id u32 | (length u32 | state u32) of each extent
+      error             error u32 | length of the text u16 | text | [offset u64]
 
 Source: the NBD protocol document of the NetworkBlockDevice project (doc/proto.md), sections "Newstyle
-negotiation", "Request message", "Simple reply message".
+negotiation", "Request message", "Simple reply message", "Structured reply chunk message", "Structured reply
+types", "Metadata querying".
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, Literal
 
@@ -26,6 +33,7 @@ IHAVEOPT: Final = 0x49484156454F5054
 OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
 REQUEST_MAGIC: Final = 0x25609513
 SIMPLE_REPLY_MAGIC: Final = 0x67446698
+CHUNK_MAGIC: Final = 0x668E33EF
 
 GREETING: Final = struct.Struct(">QQH")
 CLIENT_FLAGS: Final = struct.Struct(">I")
@@ -33,11 +41,19 @@ OPTION: Final = struct.Struct(">QII")
 OPTION_REPLY: Final = struct.Struct(">QIII")
 REQUEST: Final = struct.Struct(">IHHQQI")
 SIMPLE_REPLY: Final = struct.Struct(">IIQ")
+CHUNK: Final = struct.Struct(">IHHQI")
+DATA_CHUNK: Final = struct.Struct(">IHHQIQ")
+HOLE_CHUNK: Final = struct.Struct(">IHHQIQI")
+STATUS_CHUNK: Final = struct.Struct(">IHHQII")
+ERROR_CHUNK: Final = struct.Struct(">IHHQIIH")
+EXTENT: Final = struct.Struct(">II")
 EXPORT_INFO: Final = struct.Struct(">HQH")
 EXPORT_NAME_REPLY: Final = struct.Struct(">QH")
 BLOCK_SIZE_INFO: Final = struct.Struct(">HIII")
 
 SIMPLE_REPLY_BYTES: Final = SIMPLE_REPLY.size
+CHUNK_BYTES: Final = CHUNK.size
+DATA_HEAD_BYTES: Final = DATA_CHUNK.size
 
 FLAG_FIXED_NEWSTYLE: Final = 1
 FLAG_NO_ZEROES: Final = 2
@@ -56,6 +72,9 @@ class Opt(IntEnum):
     INFO = 6
     GO = 7
     STRUCTURED_REPLY = 8
+    LIST_META_CONTEXT = 9
+    SET_META_CONTEXT = 10
+    EXTENDED_HEADERS = 11
 
 
 class Rep(IntEnum):
@@ -64,6 +83,7 @@ class Rep(IntEnum):
     ACK = 1
     SERVER = 2
     INFO = 3
+    META_CONTEXT = 4
     ERR_UNSUP = 0x80000001
     ERR_POLICY = 0x80000002
     ERR_INVALID = 0x80000003
@@ -101,7 +121,30 @@ class Cmd(IntEnum):
 
 CMD_FLAG_FUA: Final = 1
 CMD_FLAG_NO_HOLE: Final = 2
+CMD_FLAG_DF: Final = 4
+CMD_FLAG_REQ_ONE: Final = 8
 CMD_FLAG_FAST_ZERO: Final = 16
+
+
+class Chunk(IntEnum):
+    """Types of structured reply chunk."""
+
+    NONE = 0
+    OFFSET_DATA = 1
+    OFFSET_HOLE = 2
+    BLOCK_STATUS = 5
+    ERROR = 0x8001
+    ERROR_OFFSET = 0x8002
+
+
+CHUNK_DONE: Final = 1 << 0
+CHUNK_ERROR_BIT: Final = 1 << 15
+
+STATE_HOLE: Final = 1 << 0
+STATE_ZERO: Final = 1 << 1
+ALLOCATION: Final = "base:allocation"
+ALLOCATION_ID: Final = 1
+"""Context id of ``ALLOCATION`` for our clients, whatever an upstream calls it."""
 
 TX_HAS_FLAGS: Final = 1 << 0
 TX_READ_ONLY: Final = 1 << 1
@@ -110,8 +153,12 @@ TX_SEND_FUA: Final = 1 << 3
 TX_ROTATIONAL: Final = 1 << 4
 TX_SEND_TRIM: Final = 1 << 5
 TX_SEND_WRITE_ZEROES: Final = 1 << 6
+TX_SEND_DF: Final = 1 << 7
 TX_CAN_MULTI_CONN: Final = 1 << 8
+TX_SEND_CACHE: Final = 1 << 10
 TX_SEND_FAST_ZERO: Final = 1 << 11
+TX_CHANGES: Final = TX_SEND_TRIM | TX_SEND_WRITE_ZEROES | TX_SEND_FAST_ZERO
+"""What a volume that may be changed can offer beside writes."""
 TX_PASSED_ON: Final = (
     TX_HAS_FLAGS
     | TX_READ_ONLY
@@ -120,10 +167,12 @@ TX_PASSED_ON: Final = (
     | TX_ROTATIONAL
     | TX_SEND_TRIM
     | TX_SEND_WRITE_ZEROES
+    | TX_SEND_DF
     | TX_CAN_MULTI_CONN
+    | TX_SEND_CACHE
     | TX_SEND_FAST_ZERO
 )
-"""Transmission flags of an upstream that a cut-through gateway can offer too (no structured replies)."""
+"""Transmission flags of an upstream that the gateway can offer too; SEND_DF only with structured replies."""
 
 EPERM: Final = 1
 EIO: Final = 5
@@ -135,6 +184,7 @@ ENOTSUP: Final = 95
 ESHUTDOWN: Final = 108
 WIRE_ERRORS: Final = frozenset((EPERM, EIO, ENOMEM, EINVAL, ENOSPC, EOVERFLOW, ENOTSUP, ESHUTDOWN))
 """The error numbers the protocol knows; anything else travels as EIO."""
+_MEANS_NO_SPACE: Final = frozenset((27, 122))  # EFBIG, EDQUOT: the protocol wants them so
 
 MAX_OPTION_BYTES: Final = 65_536  # GO with an export name of 4,096 and every information request is far below
 MAX_NAME_BYTES: Final = 4_096  # the protocol's own limit on strings
@@ -165,6 +215,23 @@ class BlockSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyMode:
+    """How a client wants its replies.
+
+    Attributes:
+        structured: in chunks (STRUCTURED_REPLY).
+        allocation: it selected the context ``base:allocation``, and so may ask for block status.
+    """
+
+    structured: bool = False
+    allocation: bool = False
+
+
+SIMPLE_REPLIES: Final = ReplyMode()
+"""What holds for a client that asks for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExportFacts:
     """What negotiation says about an export: its size, its transmission flags and its block sizes."""
 
@@ -172,9 +239,15 @@ class ExportFacts:
     flags: int
     blocks: BlockSizes = BlockSizes()
 
+    def for_client(self, mode: ReplyMode) -> ExportFacts:
+        """What a client is shown: SEND_DF only with structured replies."""
+        return self if mode.structured else replace(self, flags=self.flags & ~TX_SEND_DF)
+
 
 def wire_error(errno: int) -> int:
     """Error number for the wire of an operating-system error; 0 stays 0."""
+    if errno in _MEANS_NO_SPACE:
+        return ENOSPC
     return errno if not errno or errno in WIRE_ERRORS else EIO
 
 
@@ -216,18 +289,18 @@ def parse_go(data: bytes) -> tuple[str, tuple[int, ...]]:
     return decode_name(data[4 : 4 + name_bytes]), struct.unpack_from(f">{wanted}H", data, 6 + name_bytes)
 
 
-def decode_name(raw: bytes) -> str:
-    """An export name.
+def decode_name(raw: bytes, what: str = "export name") -> str:
+    """An export name, or another string of that limit.
 
     Raises:
         BadOption: too long, or not UTF-8.
     """
     if len(raw) > MAX_NAME_BYTES:
-        raise BadOption(f"an export name of {len(raw)} bytes is above the limit of {MAX_NAME_BYTES}")
+        raise BadOption(f"the {what} of {len(raw)} bytes is above the limit of {MAX_NAME_BYTES}")
     try:
         return raw.decode()
     except UnicodeDecodeError as exc:
-        raise BadOption("the export name is not UTF-8") from exc
+        raise BadOption(f"the {what} is not UTF-8") from exc
 
 
 def info_export(facts: ExportFacts) -> bytes:
@@ -258,6 +331,48 @@ def parse_block_size(data: bytes) -> BlockSizes:
     return BlockSizes(minimum, min(preferred, MAX_PAYLOAD_BYTES), maximum - maximum % minimum)
 
 
+def meta_context_data(name: str, queries: Sequence[str]) -> bytes:
+    """Data of LIST_META_CONTEXT and SET_META_CONTEXT."""
+    strings = [each.encode() for each in (name, *queries)]
+    sized = [len(raw).to_bytes(4, "big") + raw for raw in strings]
+    return b"".join((sized[0], len(queries).to_bytes(4, "big"), *sized[1:]))
+
+
+def parse_meta_context(data: bytes) -> tuple[str, list[str]]:
+    """Export name and queries of LIST_META_CONTEXT or SET_META_CONTEXT.
+
+    Raises:
+        BadOption: lengths that contradict each other, or a string that is too long or not UTF-8.
+    """
+    name, at = _sized_string(data, 0, "export name")
+    count, at = int.from_bytes(data[at : at + 4], "big"), at + 4
+    queries: list[str] = []
+    while at < len(data) and len(queries) < count:
+        query, at = _sized_string(data, at, "query")
+        queries.append(query)
+    if at != len(data) or len(queries) != count:
+        raise BadOption(f"{count} queries do not fill the data")
+    return name, queries
+
+
+def _sized_string(data: bytes, at: int, what: str) -> tuple[str, int]:
+    """A string behind its length, and where it ends."""
+    size, begin = int.from_bytes(data[at : at + 4], "big"), at + 4
+    if size > len(data) - begin:
+        raise BadOption(f"the {what} is longer than the data")
+    return decode_name(data[begin : begin + size], what), begin + size
+
+
+def meta_context(context_id: int, name: str) -> bytes:
+    """Data of a META_CONTEXT reply."""
+    return context_id.to_bytes(4, "big") + name.encode()
+
+
+def info_text(kind: Info, text: str) -> bytes:
+    """Data of the INFO replies NAME and DESCRIPTION."""
+    return kind.to_bytes(2, "big") + text.encode()[:MAX_NAME_BYTES]
+
+
 def server_entry(name: str) -> bytes:
     """Data of one LIST reply."""
     raw = name.encode()
@@ -272,3 +387,47 @@ def request(command: int, cookie: int, offset: int, length: int, flags: int = 0)
 def simple_reply(cookie: int, error: int = 0) -> bytes:
     """One simple reply header."""
     return SIMPLE_REPLY.pack(SIMPLE_REPLY_MAGIC, error, cookie)
+
+
+def data_chunk_head(cookie: int, offset: int, length: int, last: bool) -> bytes:
+    """Head of a chunk with ``length`` bytes of the volume, which follow it; ``length`` is above 0."""
+    return DATA_CHUNK.pack(CHUNK_MAGIC, last, Chunk.OFFSET_DATA, cookie, length + 8, offset)
+
+
+def hole_chunk(cookie: int, offset: int, length: int, last: bool) -> bytes:
+    """A range that reads as zeroes; ``length`` is above 0."""
+    return HOLE_CHUNK.pack(CHUNK_MAGIC, last, Chunk.OFFSET_HOLE, cookie, 12, offset, length)
+
+
+def status_chunk(cookie: int, context_id: int, extents: Sequence[tuple[int, int]], last: bool) -> bytes:
+    """Block status.
+
+    Args:
+        cookie: of the request.
+        context_id: the client's.
+        extents: (length in bytes, state) of consecutive ranges, the first at the request's offset; not empty.
+        last: whether it ends the reply.
+    """
+    head = STATUS_CHUNK.pack(CHUNK_MAGIC, last, Chunk.BLOCK_STATUS, cookie, 4 + 8 * len(extents), context_id)
+    return head + b"".join(EXTENT.pack(length, state) for length, state in extents)
+
+
+def error_chunk(cookie: int, error: int, text: str, offset: int | None = None, last: bool = True) -> bytes:
+    """An error, with a text for people.
+
+    Args:
+        cookie: of the request.
+        error: one of ``WIRE_ERRORS``.
+        text: cut at the protocol's limit.
+        offset: where it occurred, within the request; None: it has no place.
+        last: whether it ends the reply.
+    """
+    raw = text.encode()[:MAX_NAME_BYTES].decode(errors="ignore").encode()
+    kind, place = (Chunk.ERROR, b"") if offset is None else (Chunk.ERROR_OFFSET, offset.to_bytes(8, "big"))
+    size = 6 + len(raw) + len(place)
+    return ERROR_CHUNK.pack(CHUNK_MAGIC, last, kind, cookie, size, error, len(raw)) + raw + place
+
+
+def none_chunk(cookie: int) -> bytes:
+    """The end of a reply."""
+    return CHUNK.pack(CHUNK_MAGIC, CHUNK_DONE, Chunk.NONE, cookie, 0)

@@ -6,7 +6,7 @@ a plane that no link collects from shows that. What is under way, and its age, a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gateway_agent.nbd.accounting import StreamAccount
 from gateway_agent.nbd.cuts import CutMaker, LastCut
@@ -15,6 +15,9 @@ from gateway_agent.nbd.volume import CapsInForce, Volume
 from pmdaemon.runtime.config import masked
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.rates import Rates
+
+MOST_NAMED: Final = 16
+"""Clients that share a stream and are named; the newest."""
 
 
 def plane_report(exports: ExportTable, caps: CapsInForce, cuts: CutMaker, now_ns: int) -> dict[str, Any]:
@@ -50,8 +53,14 @@ def _volume(
         "size_bytes": volume.facts.size_bytes if volume.facts is not None else None,
         "caps": _rates(caps.of(export.volume)),
         "client_caps": {client: _rates(rates) for client, rates in caps.of_clients(export.volume).items()},
+        "group": _group(export.volume, caps),
         "streams": shown,
     }
+
+
+def _group(volume: str, caps: CapsInForce) -> dict[str, Any] | None:
+    found = ((name, cap) for name, cap in caps.groups.items() if volume in cap.weights)
+    return next(({"group": name, "caps": _rates(cap.rates)} for name, cap in found), None)
 
 
 def _rates(rates: Rates) -> dict[str, float]:
@@ -73,6 +82,8 @@ def _stream(stream: StreamAccount, last: LastCut, now_ns: int) -> dict[str, Any]
     arrived = [pending[0] for session in stream.sessions for pending in session.outstanding(now_ns)]
     return {
         "client": stream.client,
+        "members": list(stream.members)[-MOST_NAMED:],
+        "member_count": len(stream.members),
         "connections": len(stream.sessions),
         "reads_per_s": a_second("reads"),
         "writes_per_s": a_second("writes"),

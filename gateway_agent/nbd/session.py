@@ -30,8 +30,10 @@ from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount,
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
+from gateway_agent.nbd.refusals import Refusal, refusal
 from gateway_agent.nbd.sockets import Connection
 from gateway_agent.nbd.volume import PlaneContext, Volume
+from pmdaemon.wire.rates import io_cost
 
 log = structlog.get_logger("session")
 
@@ -39,60 +41,28 @@ LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its
 DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
 TRIM_SHARE: Final = 16  # a sixteenth of a trim's length is charged: 10 GB/s count like writes at 600 MB/s
+STORAGE_GONE: Final = "the storage behind this export is gone"
 _KINDS: Final[dict[int, int]] = {
     p.Cmd.READ: KIND_READ,
     p.Cmd.WRITE: KIND_WRITE,
     p.Cmd.TRIM: KIND_ZEROING,
     p.Cmd.WRITE_ZEROES: KIND_ZEROING,
     p.Cmd.FLUSH: KIND_FLUSH,
+    p.Cmd.CACHE: KIND_FLUSH,
+    p.Cmd.BLOCK_STATUS: KIND_FLUSH,
 }
-_CHANGING: Final[frozenset[int]] = frozenset((p.Cmd.WRITE, p.Cmd.TRIM, p.Cmd.WRITE_ZEROES))
-_OFFERED_BY: Final[dict[int, int]] = {
-    p.Cmd.READ: 0,
-    p.Cmd.WRITE: 0,
-    p.Cmd.TRIM: p.TX_SEND_TRIM,
-    p.Cmd.WRITE_ZEROES: p.TX_SEND_WRITE_ZEROES,
-    p.Cmd.FLUSH: p.TX_SEND_FLUSH,
-}
-"""The transmission flag without which a client must not send a command."""
+_WITHOUT_BYTES: Final[frozenset[int]] = frozenset((p.Cmd.FLUSH, p.Cmd.CACHE, p.Cmd.BLOCK_STATUS))
 
 
 def charged_bytes(command: int, length: int) -> int:
     """Bytes that the throttle charges for a request.
 
     Zeroes are charged like data, because a storage that cannot make them otherwise writes them. A trim moves
-    none, but it is work, and without a charge a way round the caps.
+    none, but it is work, and without a charge a way round the caps. The rest has no bytes.
     """
-    if command == p.Cmd.FLUSH:
+    if command in _WITHOUT_BYTES:
         return 0
     return length // TRIM_SHARE if command == p.Cmd.TRIM else length
-
-
-def refusal(request: Request, facts: p.ExportFacts) -> int:
-    """Error number for a request that no storage may see, else 0. Source: the protocol's "Request types"."""
-    _, _, command, length, offset, flags, _ = request
-    needed, blocks = _OFFERED_BY.get(command), facts.blocks
-    if needed is None:
-        return p.EINVAL
-    if command in _CHANGING and facts.flags & p.TX_READ_ONLY:
-        return p.EPERM
-    if needed & ~facts.flags or (flags and flags & ~_command_flags(command, facts.flags)):
-        return p.EINVAL
-    if command == p.Cmd.FLUSH:
-        return 0
-    if (offset | length) & (blocks.minimum - 1) or (command <= p.Cmd.WRITE and length > blocks.maximum):
-        return p.EINVAL
-    if offset + length > facts.size_bytes:
-        return p.ENOSPC if command in _CHANGING else p.EINVAL
-    return 0
-
-
-def _command_flags(command: int, offered: int) -> int:
-    """Command flags that a client may set, by the transmission flags it was offered."""
-    allowed = p.CMD_FLAG_FUA if offered & p.TX_SEND_FUA else 0
-    if command == p.Cmd.WRITE_ZEROES:
-        allowed |= p.CMD_FLAG_NO_HOLE | (p.CMD_FLAG_FAST_ZERO if offered & p.TX_SEND_FAST_ZERO else 0)
-    return allowed
 
 
 class ClientPause:
@@ -141,6 +111,7 @@ class NbdSession(ABC):
         volume: what it uses.
         stream: where it is counted.
         facts: size and flags as sent to the client.
+        mode: how it wants its replies.
     """
 
     only_reads_pause = False
@@ -152,6 +123,7 @@ class NbdSession(ABC):
         volume: Volume,
         stream: StreamAccount,
         facts: p.ExportFacts,
+        mode: p.ReplyMode = p.SIMPLE_REPLIES,
     ) -> None:
         self.peer = f"client {stream.client} of {volume.export.volume}"
         self.requests = RequestBuffer(self.peer)
@@ -164,11 +136,13 @@ class NbdSession(ABC):
         self._volume = volume
         self._stream = stream
         self._facts = facts
+        self._mode = mode
         self._out = ReplyBuffer(sock)
         self._pause = ClientPause()
         self._cut_ns = context.clock.monotonic_ns()  # the last cut, or the beginning
         self._blocked = False
         self._drain_ns: int | None = None  # requests that arrive later are refused
+        self._moves = False  # its client goes to another process: what has not begun is left to that one
         self._ending = False
         stream.sessions.append(self)
         volume.sessions.add(self)
@@ -315,13 +289,14 @@ class NbdSession(ABC):
         if request[1] in self.inflight or self._refusal(request):
             return None
         base = export.cost_read if command == p.Cmd.READ else export.cost_write
-        return charged_bytes(command, length), base
+        charged = charged_bytes(command, length)
+        return charged, io_cost(base, charged, export.cost_bytes)
 
-    def _refusal(self, request: Request) -> int:
-        """Error number for a request that is not passed on, else 0."""
-        if self._drain_ns is not None and request[0] > self._drain_ns:
-            return p.ESHUTDOWN
-        return refusal(request, self._facts)
+    def _refusal(self, request: Request) -> Refusal | None:
+        """Why a request is not passed on; None if it is."""
+        if self._drain_ns is not None and (self._moves or request[0] > self._drain_ns):
+            return p.ESHUTDOWN, "this volume is not exported any more"
+        return refusal(request, self._facts, self._mode)
 
     def admit_head(self, now_ns: int) -> None:
         """See ``volume.ThrottledSession``."""
@@ -330,9 +305,9 @@ class NbdSession(ABC):
         if cookie in self.inflight:
             self._blocked = True  # answers differ by their cookies only: wait for the first one
             return
-        error = self._refusal(request)
-        if error:
-            self._refuse(request, error, now_ns)
+        why = self._refusal(request)
+        if why is not None:
+            self._refuse(request, why, now_ns)
             return
         self.requests.queue.popleft()
         word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
@@ -380,17 +355,26 @@ class NbdSession(ABC):
             if admitted is not None:
                 admitted.append(request)
 
-    def _refuse(self, request: Request, error: int, now_ns: int) -> None:
+    def _refuse(self, request: Request, why: Refusal, now_ns: int) -> None:
         if not self.requests.is_drained:
             self._blocked = True
             return
         self.requests.queue.popleft()
         self.requests.skip(request)
+        if self._moves and why[0] == p.ESHUTDOWN:
+            self._leave_unanswered(request)
+            return
         arrived_ns, cookie, command, length, _, _, _ = request
         kind = _KINDS.get(command, KIND_FLUSH)
         word = word_of(kind, length, failed=True) | REFUSED_BIT
         self._record([(0, word, arrived_ns, now_ns, now_ns)])
-        self._reply_error(p.simple_reply(cookie, error))
+        self._reply_error(self._error_reply(cookie, *why))
+
+    def _error_reply(self, cookie: int, error: int, text: str, offset: int | None = None) -> bytes:
+        """An error in the form that the client wants; text and place are for structured replies."""
+        if self._mode.structured:
+            return p.error_chunk(cookie, error, text, offset)
+        return p.simple_reply(cookie, error)
 
     def unblock(self) -> bool:
         """See ``volume.ThrottledSession``."""
@@ -483,7 +467,7 @@ class NbdSession(ABC):
         self._begin_end()
         self._record(finished)
         if can_reply and cookies:
-            self._reply(b"".join(p.simple_reply(cookie, error) for cookie in cookies))
+            self._reply(b"".join(self._error_reply(cookie, error, STORAGE_GONE) for cookie in cookies))
         self._watch_or_end()
 
     # -- end ------------------------------------------------------------------------------------------------
@@ -494,16 +478,38 @@ class NbdSession(ABC):
         due_ns = self._context.clock.monotonic_ns() + LINGER_NS
         self._context.loop.at(self, due_ns, lambda _now: self.close("it does not end"))
 
-    def drain(self) -> None:
+    def drain(self, *, moves: bool = False) -> None:
         """See ``volume.ThrottledSession``: what arrives from now on is refused, what has arrived completes.
 
-        It ends when all is answered, at the latest after ``DRAIN_NS``.
+        It ends when all is answered, at the latest after ``DRAIN_NS``. A client that moves repeats at the
+        next process what has no answer. So what was not begun is dropped, also what the throttle holds; and
+        as long as the storage owes a change, the connection stays: done later, it would undo what the client
+        writes there meanwhile.
         """
         if self.is_closed or self._ending or self._drain_ns is not None:
             return
         self._drain_ns = now_ns = self._context.clock.monotonic_ns()
-        self._context.loop.at(self, now_ns + DRAIN_NS, lambda _now: self.close("its volume has gone"))
+        self._moves = moves
+        self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough)
+        if moves:
+            self._volume.pump(now_ns)
         self._watch_or_end()
+
+    def _leave_unanswered(self, request: Request) -> None:
+        """As if it had not been received."""
+        if request[2] in (p.Cmd.READ, p.Cmd.WRITE):
+            self._stream.arrived_elsewhere()
+
+    def _drained_long_enough(self, now_ns: int) -> None:
+        changes = (KIND_WRITE, KIND_ZEROING)
+        owed = {cookie for cookie, entry in self.inflight.items() if entry[2] & 3 in changes}
+        if not self.requests.is_whole:
+            owed.discard(self.requests.last_cookie)  # its own client owes the rest of it
+        if self._moves and owed:
+            log.warning("storage-owes-changes", peer=self.peer, requests=len(owed))
+            self._context.loop.at(self, now_ns + DRAIN_NS, self._drained_long_enough)
+        else:
+            self.close("its client moves" if self._moves else "its volume has gone")
 
     def _end_if_quiet(self, _now_ns: int) -> None:
         if not self.is_closed and not self._ending and self._out.is_empty and self._is_finished():

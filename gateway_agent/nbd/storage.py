@@ -1,7 +1,14 @@
-"""A regular file or block device as a volume: five operations, each returning an error number.
+"""A regular file or block device as a volume: its operations, each returning an error number, and its holes.
 
 Every call may block as long as the file does. Thread: any; the descriptor is used with positions only.
-``trim`` and ``write_zeroes`` do a first piece and say how far they came, so that none takes long.
+``trim``, ``write_zeroes`` and ``cache`` do a first piece and say how far they came, so that none takes long.
+
+Holes. SEEK_HOLE has no end: behind much data it goes on until the file has a hole, which in memory is a look
+at every page. So ``holes``, for reads, only uses SEEK_DATA, once every ``HOLE_BYTES`` at most, and not at all
+in a file that has all of its blocks (``may_have_holes``). ``block_status`` uses both, for some extents, in a
+thread. It remembers the last stretch of data (``_data``), so that a client that asks for a large file
+piece by piece does not make each piece a search to the end of its data. A hole that is taken for data is
+read, and no mistake; data that are taken for a hole would be lost: so no hole is ever remembered.
 
 A ``VolumeStorage`` is one opening of the file and keeps its size for ever. ``is_current`` says whether a
 client that opens the file now would find the same. It lives as long as a session or the export holds it
@@ -13,6 +20,7 @@ Durability: ``flush`` and FUA return after the kernel says that the data are sta
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
 from typing import Final
@@ -27,7 +35,19 @@ _PUNCH_HOLE: Final = 2
 _ZERO_RANGE: Final = 16
 _ZEROES: Final = bytes(1 << 20)
 _RANGE_BYTES: Final = 64 << 20  # given back, or made zero by the file itself, at a time: some milliseconds
-_NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (some devices), ENOSYS
+_NOT_POSSIBLE: Final = frozenset((95, 22, 38))  # EOPNOTSUPP, EINVAL (devices, at odd places), ENOSYS
+_CACHE_BYTES: Final = 1 << 20  # the kernel reads about so much ahead for one call
+HOLE_BYTES: Final = 64 << 10  # smaller holes of a read are read; a look for one costs as much as some 4 KiB
+
+Extent = tuple[int, int]
+"""Length in bytes, and state as in a block status chunk."""
+_DATA: Final = 0
+_HOLE: Final = p.STATE_HOLE | p.STATE_ZERO
+
+_FLAGS: Final = (
+    p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | p.TX_SEND_FUA | p.TX_SEND_DF | p.TX_SEND_CACHE
+    | p.TX_CAN_MULTI_CONN  # a flush is one of the file, whatever connection it comes by
+)  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -46,6 +66,10 @@ def _check_kind(mode: int) -> None:
 class VolumeStorage:
     """See the module docstring.
 
+    Attributes:
+        facts: size and flags.
+        may_have_holes: whether a read should look for some.
+
     Args:
         volume: for error texts.
         path: file or block device.
@@ -60,6 +84,7 @@ class VolumeStorage:
         self._path = path
         self._holders = 1
         self._impossible: set[int] = set()  # modes of fallocate that this file does not know
+        self._data = (0, 0)  # offsets between which there are data, as far as known
         try:
             _check_kind(os.stat(path).st_mode)  # before: the open of a pipe would wait for its other end
             self._fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
@@ -72,9 +97,10 @@ class VolumeStorage:
         except (OSError, ValueError) as exc:
             os.close(self._fd)
             raise BackingFileError(volume, path, str(exc)) from exc
-        flags = p.TX_HAS_FLAGS | p.TX_SEND_FLUSH | p.TX_SEND_FUA | p.TX_CAN_MULTI_CONN
-        changes = p.TX_READ_ONLY if read_only else p.TX_SEND_TRIM | p.TX_SEND_WRITE_ZEROES
-        self.facts = p.ExportFacts(size_bytes, flags | changes)
+        self.facts = p.ExportFacts(size_bytes, _FLAGS | (p.TX_READ_ONLY if read_only else p.TX_CHANGES))
+        opened = os.fstat(self._fd)
+        self._is_device = stat.S_ISBLK(opened.st_mode)
+        self.may_have_holes = not self._is_device and opened.st_blocks * SECTOR_BYTES < size_bytes
 
     def _size_bytes(self) -> int:
         _check_kind(os.fstat(self._fd).st_mode)
@@ -90,6 +116,8 @@ class VolumeStorage:
         """Fill ``into``; a file that has become shorter is EIO."""
         done = 0
         try:
+            if os.preadv(self._fd, (into,), offset) == len(into):
+                return 0
             while done < len(into):
                 count = os.preadv(self._fd, [into[done:]], offset + done)
                 if not count:
@@ -103,6 +131,10 @@ class VolumeStorage:
         """Write all of ``data``; stable on return if ``fua``."""
         view, flags = memoryview(data), os.RWF_DSYNC if fua else 0
         try:
+            count = os.pwritev(self._fd, (view,), offset, flags)
+            if count == len(view):
+                return 0
+            view, offset = view[count:], offset + count
             while view:
                 count = os.pwritev(self._fd, [view], offset, flags)
                 view, offset = view[count:], offset + count
@@ -118,6 +150,16 @@ class VolumeStorage:
             return p.wire_error(exc.errno or p.EIO)
         return 0
 
+    def cache(self, offset: int, length: int) -> tuple[int, int]:
+        """Have a first piece of the range read ahead. Returns as ``trim``."""
+        piece = min(_CACHE_BYTES, length)
+        try:
+            if piece:  # 0 would mean up to the end
+                os.posix_fadvise(self._fd, offset, piece, os.POSIX_FADV_WILLNEED)
+        except OSError as exc:
+            return p.wire_error(exc.errno or p.EIO), piece
+        return 0, piece
+
     def trim(self, offset: int, length: int) -> tuple[int, int]:
         """Give a first piece of the range back if the file can; a hint, so that one that cannot is no error.
 
@@ -126,11 +168,19 @@ class VolumeStorage:
         """
         return self._by_the_file(_PUNCH_HOLE | _KEEP_SIZE, offset, length) or (0, length)
 
-    def write_zeroes(self, offset: int, length: int, *, may_punch: bool) -> tuple[int, int]:
-        """Make a first piece of the range read as zeroes, as a hole if it may be one. Returns as ``trim``."""
+    def write_zeroes(self, offset: int, length: int, *, may_punch: bool, fast: bool) -> tuple[int, int]:
+        """Make a first piece of the range read as zeroes, as a hole if it may be one. Returns as ``trim``.
+
+        With ``fast`` it is ENOTSUP, and nothing is changed, if zeroes would have to be written.
+        """
+        is_odd = (offset | length) % SECTOR_BYTES
+        if fast and self._is_device and (is_odd or not may_punch):
+            return p.ENOTSUP, 0  # the kernel may write them, and does not say so
         done = self._by_the_file((_PUNCH_HOLE if may_punch else _ZERO_RANGE) | _KEEP_SIZE, offset, length)
         if done is not None:
             return done
+        if fast:
+            return p.ENOTSUP, 0
         piece = min(len(_ZEROES), length)
         return self.write(memoryview(_ZEROES)[:piece], offset, fua=False), piece
 
@@ -141,9 +191,64 @@ class VolumeStorage:
             return 0, 0
         error = 95 if mode in self._impossible else _fallocate(self._fd, mode, offset, piece)
         if error in _NOT_POSSIBLE:
-            self._impossible.add(mode)
+            if error != p.EINVAL:
+                self._impossible.add(mode)
             return None
+        if mode & _PUNCH_HOLE:
+            self.may_have_holes, self._data = not self._is_device, (0, 0)
         return p.wire_error(error), piece
+
+    def holes(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Offsets (begin, end) of holes of at least ``HOLE_BYTES`` within a range, in order.
+
+        They may begin later than the file's own, at a multiple of ``HOLE_BYTES``.
+        """
+        found: list[tuple[int, int]] = []
+        at, end = offset, offset + length
+        while self.may_have_holes and end - at >= HOLE_BYTES:
+            data_from = min(self._next_data(at), end)
+            if data_from - at >= HOLE_BYTES:
+                found.append((at, data_from))
+                at = data_from
+            else:
+                at = (at // HOLE_BYTES + 1) * HOLE_BYTES
+        return found
+
+    def block_status(self, offset: int, length: int, most: int) -> list[Extent]:
+        """Consecutive extents from ``offset`` on, at most ``most``, so perhaps not of the whole range."""
+        found: list[Extent] = []
+        at, end = offset, offset + length
+        while at < end and len(found) < most:
+            until, state = self._extent(at)
+            until = min(until, end)
+            found.append((until - at, state))
+            at = until
+        return found
+
+    def _extent(self, at: int) -> tuple[int, int]:
+        """Where what is at an offset ends, and its state."""
+        data_from, data_until = self._data
+        if data_from <= at < data_until:
+            return data_until, _DATA
+        if (until := self._next_data(at)) > at:
+            return until, _HOLE
+        try:
+            until = os.lseek(self._fd, at, os.SEEK_HOLE)
+        except OSError:
+            until = self.facts.size_bytes
+        until = max(until, at + SECTOR_BYTES)  # another may punch a hole just here, just now
+        self._data = at, until
+        return until, _DATA
+
+    def _next_data(self, at: int) -> int:
+        """Where the next data begin; ``at`` itself also if that cannot be known."""
+        try:
+            return os.lseek(self._fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:  # a device, or a file system that does not know
+                return at
+        # A hole up to the end of the file. Where the file became shorter is no hole: reads fail there.
+        return max(at, os.fstat(self._fd).st_size)
 
     def is_current(self) -> bool:
         """Whether the path still names this file, with this size.

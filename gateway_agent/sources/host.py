@@ -6,34 +6,29 @@ far as the kernel's counters are. Limits, all visible in the cuts:
 
 - the kernel sums times in milliseconds and knows no distribution: no histogram, no ``missed``, so no
   percentile can be judged from this source;
-- it counts completions only: ``arrived`` equals completed; ``inflight`` and ``held`` stay 0; errors are not
-  known;
-- service time and latency are the same here, as nothing holds requests back;
-- lifetime sums begin with this link process; I/O between its death and its restart is not counted (and that
-  time is not covered by any cut either, so nothing is silently good).
+- ``inflight`` and ``held`` stay 0; errors are not known;
+- service time and latency are the same here, as nothing holds requests back.
 
-State: the raw counters of the last *spooled* reading (``_base``), of the current unspooled one (``_current``)
-and of each device's first sight (``_first``). A device that appears later, or whose counters ran backwards
-(it was replaced), starts again.
+Devices are chosen by patterns of kernel names, or named as people do (``/dev/mapper/vg0-data``, ``vg0/data``,
+``/dev/disk/by-id/...``). One with such a name is called by it (``devices.name_of``): ``dm-3`` may be another
+device after the next boot. What is the same for all sources of this kind: ``counted``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psutil
 
+from gateway_agent import devices as block_devices
 from gateway_agent.errors import SourceReadFailed
-from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
+from gateway_agent.sources.counted import CountedSource, Reading, export_of
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.wire import cut, names
+from pmdaemon.wire import names
 
 CLIENT: Final = "host"
-COST_BYTES: Final = 65_536  # bytes of one cost unit, docs/formats/messages.md
-SECTOR_BYTES: Final = 512  # the unit of /sys/block/*/size, whatever the device's own sector size
 
 
 class DiskCounters(NamedTuple):
@@ -45,12 +40,6 @@ class DiskCounters(NamedTuple):
     write_bytes: int
     read_ms: int
     write_ms: int
-
-
-class _Reading(NamedTuple):
-    at_ns: int
-    at_unix_us: int
-    disks: dict[str, DiskCounters]
 
 
 DiskReader = Callable[[], Mapping[str, DiskCounters]]
@@ -71,18 +60,15 @@ def read_disks() -> dict[str, DiskCounters]:
     }
 
 
-def device_size_bytes(device: str) -> int:
-    """Size as the kernel knows it, 0 when it does not say."""
-    try:
-        return int(Path("/sys/class/block", device, "size").read_text()) * SECTOR_BYTES
-    except (OSError, ValueError):
-        return 0
+class HostSource(CountedSource[DiskCounters]):
+    """See ``StatisticsSource``; answers at once. Thread: the link's loop only.
 
+    Args:
+        devices: patterns of kernel names, and names with a slash.
+        backends: by device, as it is named in ``devices`` or in the volume.
+        find: kernel name of a name with a slash, "" while there is no such device.
+    """
 
-class HostSource:
-    """See ``StatisticsSource``; answers at once. Thread: the link's loop only."""
-
-    name = "host"
     can_be_asked = True
     awaits_answer = False
 
@@ -93,97 +79,61 @@ class HostSource:
         devices: Iterable[str],
         backends: Mapping[str, str],
         reader: DiskReader = read_disks,
-        size_of: Callable[[str], int] = device_size_bytes,
+        size_of: Callable[[str], int] = block_devices.size_bytes,
+        find: Callable[[str], str] = block_devices.kernel_name,
     ) -> None:
+        super().__init__("host", CLIENT)
         self._clock = clock
         self._gateway = gateway
-        self._patterns = tuple(devices)
-        self._backends = dict(backends)
+        chosen = tuple(devices)
+        self._patterns = tuple(each for each in chosen if "/" not in each)
+        self._named = tuple(each for each in chosen if "/" in each)
+        self._backends = {block_devices.name_of(device): backend for device, backend in backends.items()}
         self._reader = reader
         self._size_of = size_of
-        self._base = self._read()
-        self._first = dict(self._base.disks)
-        self._current: _Reading | None = None
-        self.sample: Sample | None = None
+        self._find = find
+        self._kernel_names: dict[str, str] = {}
+        self.begin(self._read())
 
-    def _read(self) -> _Reading:
+    def _read(self) -> Reading[DiskCounters]:
         try:
             raw = self._reader()
         except OSError as exc:
             raise SourceReadFailed(self.name, str(exc)) from exc
-        chosen = [name for name in sorted(raw) if any(fnmatchcase(name, p) for p in self._patterns)]
-        disks = {name: raw[name] for name in chosen if names.is_name(self._volume(name))}
-        return _Reading(self._clock.monotonic_ns(), self._clock.unix_us(), disks)
+        named = {self._find(each): block_devices.name_of(each) for each in self._named}
+        found = {}
+        for kernel_name in sorted(raw):
+            is_chosen = any(fnmatchcase(kernel_name, pattern) for pattern in self._patterns)
+            if not is_chosen and kernel_name not in named:
+                continue
+            volume = self._volume(named.get(kernel_name, kernel_name))
+            if names.is_name(volume):
+                found[volume] = raw[kernel_name]
+                self._kernel_names[volume] = kernel_name
+        return Reading(self._clock.monotonic_ns(), self._clock.unix_us(), found)
+
+    def backend_of(self, volume: str) -> str:
+        """See ``CountedSource``: a device that is not named is a backend of its own."""
+        device = volume.removeprefix(self._volume(""))
+        return self._backends.get(device, f"{self._gateway}:{device}")
+
+    def more(self, volume: str, step: DiskCounters) -> dict[str, int]:
+        """See ``CountedSource``."""
+        busy_us = (step.read_ms + step.write_ms) * 1000
+        return {"lat_sum_us": busy_us, "svc_sum_us": busy_us}
 
     def ask(self) -> None:
         """See ``StatisticsSource``."""
-        if self.sample is not None:
-            return
-        current = self._read()
-        rows, streams = [], []
-        for device, now in current.disks.items():
-            before = self._base.disks.get(device)
-            if before is None or any(a < b for a, b in zip(now, before, strict=True)):
-                self._first[device] = before = now
-            rows.append(counter_row(before, now, self._first[device]))
-            streams.append(StreamKey(self._volume(device), CLIENT, self._backend(device)))
-        self._current = current
-        self.sample = Sample(
-            source=self.name,
-            start_ns=self._base.at_ns,
-            end_ns=current.at_ns,
-            start_unix_us=self._base.at_unix_us,
-            throttle_gen=None,
-            threshold_version=None,
-            streams=tuple(streams),
-            counters=cut.rows_array(rows),
-            hist=no_hist(),
-            missed=no_missed(),
-        )
-
-    def spooled(self) -> None:
-        """See ``StatisticsSource``."""
-        if self._current is not None:
-            self._base, self._current, self.sample = self._current, None, None
+        if self.sample is None:
+            self.take(self._read())
 
     def exports(self) -> list[dict[str, Any]]:
         """See ``StatisticsSource``: one export a device seen at the last spooled reading."""
+        seen = self._base.counts if self._base is not None else {}
         return [
-            {
-                "volume": self._volume(device),
-                "backend": self._backend(device),
-                "size_bytes": self._size_of(device),
-                "read_only": False,
-                "source": "host",
-            }
-            for device in self._base.disks
+            export_of(volume, self.backend_of(volume), "host", self._size_of(self._kernel_names[volume]))
+            for volume in seen
         ]
 
     def _volume(self, device: str) -> str:
         return f"host:{self._gateway}:{device}"
-
-    def _backend(self, device: str) -> str:
-        return self._backends.get(device, f"{self._gateway}:{device}")
-
-
-def counter_row(before: DiskCounters, now: DiskCounters, first: DiskCounters) -> list[int]:
-    """One row in COLUMNS order: what happened between two readings, and since the first."""
-    step = DiskCounters(*(a - b for a, b in zip(now, before, strict=True)))
-    life = DiskCounters(*(a - b for a, b in zip(now, first, strict=True)))
-    ios = step.reads + step.writes
-    busy_us = (step.read_ms + step.write_ms) * 1000
-    values = {
-        "arrived": ios,
-        "reads": step.reads,
-        "writes": step.writes,
-        "read_bytes": step.read_bytes,
-        "write_bytes": step.write_bytes,
-        "lat_sum_us": busy_us,
-        "svc_sum_us": busy_us,
-        "cost_milli": 1000 * ios + 1000 * (step.read_bytes + step.write_bytes) // COST_BYTES,
-        "cum_reads": life.reads,
-        "cum_writes": life.writes,
-        "cum_read_bytes": life.read_bytes,
-        "cum_write_bytes": life.write_bytes,
-    }
-    return [values.get(column, 0) for column in cut.COLUMNS]

@@ -23,11 +23,14 @@ from pmdaemon.wire.messages.planes import DpCollect
 class NbdSource:
     """See ``StatisticsSource``.
 
+    ``plane`` as in ``Sample``.
+
     State: the open question, the unspooled sample, the id of the last spooled DP_CUT.
     """
 
-    def __init__(self, name: str, send: Callable[[bytes], None], got: int) -> None:
+    def __init__(self, name: str, send: Callable[[bytes], None], got: int, plane: str = "") -> None:
         self.name = name
+        self._plane = plane
         self._send = send
         self._got = got
         self.can_be_asked = False
@@ -76,7 +79,7 @@ class NbdSource:
         Raises:
             BadCut: its columns do not fit its header.
         """
-        sample = from_dp_cut(self.name, received)
+        sample = from_dp_cut(self.name, received, self._plane)
         self.awaits_answer = False
         self.answers += 1
         if sample.mark != self._got:

@@ -47,6 +47,8 @@ class Sample:
         late: volumes whose caps held I/Os for too long.
         starved_us: while the source wanted to run and its host kept it waiting; 0 if it does not say.
         silent_us: at the end of the interval, since the source was asked for it; 0 for less than seconds.
+        plane: whose streams these are once the source has gone: of a process that has handed over to another
+            one, the plane that both serve; else empty.
     """
 
     source: str
@@ -64,6 +66,7 @@ class Sample:
     late: Late = field(default_factory=dict)
     starved_us: int = 0
     silent_us: int = 0
+    plane: str = ""
 
 
 def no_hist() -> npt.NDArray[Any]:
@@ -91,7 +94,7 @@ def stream_key(entry: Any) -> StreamKey:
     return StreamKey(*(str(value) for value in values))
 
 
-def from_dp_cut(source: str, received: frame.Frame) -> Sample:
+def from_dp_cut(source: str, received: frame.Frame, plane: str = "") -> Sample:
     """Check and decode a DP_CUT frame. The arrays are copies: the sample outlives the receive buffer.
 
     Raises:
@@ -113,4 +116,5 @@ def from_dp_cut(source: str, received: frame.Frame) -> Sample:
         more=said.more,
         late=said.late or {},
         starved_us=said.starved_us,
+        plane=plane,
     )

@@ -57,6 +57,7 @@ class IssuedCertificate:
     Attributes:
         revoked_us: None while it is not revoked.
         replaces: serials of that gateway that were valid when it was issued.
+        volumes: patterns of those it may show; none: no list.
     """
 
     serial: str
@@ -68,6 +69,7 @@ class IssuedCertificate:
     revoked_us: int | None
     reason: str
     replaces: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
     def state(self, now_us: int) -> str:
         """``valid``, ``expired`` or ``revoked``."""
@@ -152,11 +154,11 @@ class Authority:
 
     # -- gateways
 
-    def token(self, name: str, lifetime_s: float) -> tuple[str, int]:
-        """A one-time token for the gateway ``name`` and when it expires."""
+    def token(self, name: str, lifetime_s: float, volumes: Sequence[str] = ()) -> tuple[str, int]:
+        """A one-time token for the gateway ``name`` and when it expires; see ``tokens.make``."""
         self._certificate()
         self.sweep()
-        return tokens.make(self.store, name, self._clock.unix_us(), lifetime_s)
+        return tokens.make(self.store, name, self._clock.unix_us(), lifetime_s, volumes)
 
     def waiting_tokens(self) -> list[tokens.Token]:
         """Tokens that can still be used, by name."""
@@ -183,7 +185,7 @@ class Authority:
                         f"revoke {entry.name}",
                     )
             tokens.burn(self.store, found)
-            made = self._issue(key, gateway_id, found.name, "token")
+            made = self._issue(key, gateway_id, found.name, "token", found.volumes)
             self._supersede(certificates.credential_of_der(made))
             return made
 
@@ -202,7 +204,7 @@ class Authority:
                 raise CredentialRefused(
                     "expired", f"the certificate of {credential.name} has expired; enrol again"
                 )
-            return self._issue(key, credential.gateway_id, credential.name, "renewal")
+            return self._issue(key, credential.gateway_id, credential.name, "renewal", credential.volumes)
 
     def supersede(self, credential: Credential) -> list[IssuedCertificate]:
         """This certificate was used: end the older ones of its gateway; returns them.
@@ -229,15 +231,22 @@ class Authority:
         """How many certificates are recorded of each gateway_id; the names of files alone are read."""
         return Counter(stem.rpartition(".")[0] for stem in self.store.names(ISSUED))
 
-    def issue(self, request: bytes, gateway_id: str, name: str) -> bytes:
+    def issue(self, request: bytes, gateway_id: str, name: str, volumes: Sequence[str] = ()) -> bytes:
         """A certificate (DER) by hand, for a host that cannot reach the server to enrol."""
         key = certificates.public_key_of_request(request)
         with self.store.locked():
-            return self._issue(key, gateway_id, name, "by hand")
+            return self._issue(key, gateway_id, name, "by hand", volumes)
 
-    def _issue(self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, how: str) -> bytes:
+    def _issue(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        gateway_id: str,
+        name: str,
+        how: str,
+        volumes: Sequence[str],
+    ) -> bytes:
         now_us = self._clock.unix_us()
-        made = self._signer().gateway(key, gateway_id, name, now_us, self._lifetime_s)
+        made = self._signer().gateway(key, gateway_id, name, now_us, self._lifetime_s, volumes)
         credential = certificates.credential(made)
         entry = {
             "name": credential.name,
@@ -246,6 +255,7 @@ class Authority:
             "how": how,
             # By serial, not by date: the server's clock may have been ahead when an older one was made.
             "replaces": [other.serial for other in self._valid(credential.gateway_id)],
+            "volumes": list(volumes),
         }
         self.store.write_json(f"{ISSUED}/{credential.gateway_id}.{credential.serial}.json", entry)
         return certificates.der(made)
@@ -326,6 +336,7 @@ class Authority:
                 revoked_us=int(ended.get("at_us", 0)) if serial in revoked else None,
                 reason=str(ended.get("reason", "")),
                 replaces=tuple(map(str, issued.get("replaces", ()))),
+                volumes=tuple(map(str, issued.get("volumes", ()))),
             )
 
     def sweep(self) -> None:

@@ -6,7 +6,8 @@ are made (at most an hour), because a gateway's clock may be behind.
 The identity is in the subject alternative names, as URIs, because a common name holds 64 characters and a
 gateway's name up to 128:
 
-    gateway   urn:uuid:GATEWAY_ID   urn:storage-sla:name:NAME
+    gateway   urn:uuid:GATEWAY_ID   urn:storage-sla:name:NAME; and urn:storage-sla:volumes:PATTERN for
+              each entry of its list of volumes, percent-encoded, if it has one
     server    urn:storage-sla:server
     NBD       urn:storage-sla:name:NAME as a client of gateways, without an id, so that it can register none;
               host names and addresses as a gateway's listener
@@ -22,6 +23,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -37,6 +39,7 @@ MAX_CSR_BYTES: Final = 2048
 CURVES: Final = (ec.SECP256R1, ec.SECP384R1)  # and no other of the same size: secp256k1, brainpool
 ID_PREFIX: Final = "urn:uuid:"
 NAME_PREFIX: Final = "urn:storage-sla:name:"
+VOLUMES_PREFIX: Final = "urn:storage-sla:volumes:"
 SERVER_URI: Final = "urn:storage-sla:server"
 _COMMON_NAME_LIMIT: Final = 64
 _UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
@@ -128,10 +131,20 @@ class Signer:
         return self._sign(key.public_key(), "storage-sla server", names, usage, now_us, lifetime_s)
 
     def gateway(
-        self, key: ec.EllipticCurvePublicKey, gateway_id: str, name: str, now_us: int, lifetime_s: float
+        self,
+        key: ec.EllipticCurvePublicKey,
+        gateway_id: str,
+        name: str,
+        now_us: int,
+        lifetime_s: float,
+        volumes: Sequence[str] = (),
     ) -> x509.Certificate:
-        """A certificate for a gateway; it can speak for this gateway_id only, and never as a server."""
-        names = _uris([f"{ID_PREFIX}{uuid.UUID(gateway_id)}", f"{NAME_PREFIX}{name}"])
+        """A certificate for a gateway; it can speak for this gateway_id only, and never as a server.
+
+        ``volumes``: patterns of those it may show; none: no list.
+        """
+        listed = [f"{VOLUMES_PREFIX}{quote(pattern, safe='')}" for pattern in volumes]
+        names = _uris([f"{ID_PREFIX}{uuid.UUID(gateway_id)}", f"{NAME_PREFIX}{name}", *listed])
         return self._sign(key, name, names, ExtendedKeyUsageOID.CLIENT_AUTH, now_us, lifetime_s)
 
     def nbd_client(self, key: Key, name: str, now_us: int, lifetime_s: float) -> x509.Certificate:
@@ -254,13 +267,17 @@ def issued(data: bytes, key: Key, authority_pem: bytes) -> x509.Certificate:
 
 
 class Credential(NamedTuple):
-    """A gateway's certificate, as far as we care. ``serial``: lower-case hexadecimal."""
+    """A gateway's certificate, as far as we care.
+
+    ``serial``: lower-case hexadecimal; ``volumes``: patterns of those it may show, none: no list.
+    """
 
     gateway_id: str
     name: str
     serial: str
     not_before_us: int
     not_after_us: int
+    volumes: tuple[str, ...] = ()
 
     @property
     def renew_at_us(self) -> int:
@@ -304,6 +321,9 @@ def credential(certificate: x509.Certificate) -> Credential:
         f"{certificate.serial_number:x}",
         unix_us(certificate.not_valid_before_utc),
         unix_us(certificate.not_valid_after_utc),
+        tuple(
+            unquote(item.removeprefix(VOLUMES_PREFIX)) for item in found if item.startswith(VOLUMES_PREFIX)
+        ),
     )
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.pki.store import TOKENS, USED, CaStore
 from pmdaemon.runtime.files import sync_directory
+from pmdaemon.wire.messages.certificates import MAX_TOKEN_CHARACTERS
 
 TOKEN_BYTES: Final = 32
-MAX_TOKEN_CHARACTERS: Final = 100
 KEEP_USED_US: Final = 30 * 86_400 * 1_000_000  # a replay is distinguished from a wrong token for that long
 
 
@@ -32,13 +32,19 @@ class Token(NamedTuple):
     digest: str
     name: str
     expires_us: int
+    volumes: tuple[str, ...] = ()
 
 
-def make(store: CaStore, name: str, now_us: int, lifetime_s: float) -> tuple[str, int]:
-    """A new token for the gateway ``name`` and the time of its expiry. Shown once, never kept."""
+def make(
+    store: CaStore, name: str, now_us: int, lifetime_s: float, volumes: Sequence[str] = ()
+) -> tuple[str, int]:
+    """A new token for the gateway ``name`` and the time of its expiry. Shown once, never kept.
+
+    ``volumes``: patterns of those that the gateway may show, for its certificate; none: no list.
+    """
     token = secrets.token_urlsafe(TOKEN_BYTES)
     expires_us = now_us + round(lifetime_s * 1e6)
-    entry = {"name": name, "made_us": now_us, "expires_us": expires_us}
+    entry = {"name": name, "made_us": now_us, "expires_us": expires_us, "volumes": list(volumes)}
     store.write_json(f"{TOKENS}/{digest(token)}.json", entry)
     return token, expires_us
 
@@ -70,7 +76,7 @@ def look_up(store: CaStore, token: str, now_us: int) -> Token:
         raise CredentialRefused(
             "token-expired", f"the token for {name} has expired. Make another: sla ca token {name}"
         )
-    return Token(found, name, expires_us)
+    return Token(found, name, expires_us, tuple(map(str, entry.get("volumes", ()))))
 
 
 def burn(store: CaStore, token: Token) -> None:
@@ -103,7 +109,8 @@ def waiting(store: CaStore, now_us: int) -> list[Token]:
             entry = store.read_json(f"{TOKENS}/{name}.json")
         except FileNotFoundError:
             continue  # used between the listing and the reading
-        token = Token(name, str(entry.get("name", "")), int(entry.get("expires_us", 0)))
+        volumes = tuple(map(str, entry.get("volumes", ())))
+        token = Token(name, str(entry.get("name", "")), int(entry.get("expires_us", 0)), volumes)
         if now_us < token.expires_us:
             found.append(token)
     return sorted(found, key=lambda token: token.name)

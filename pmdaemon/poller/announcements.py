@@ -22,7 +22,7 @@ STREAMS_A_FRAME: Final = 100
 
 
 def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int, *, planned: bool = False) -> bytes:
-    """A GATEWAY frame; exports, spool and features only with state ``up``. Takes the gateway's lock.
+    """A GATEWAY frame; exports, spool, features and list only with state ``up``. Takes the gateway's lock.
 
     Raises:
         FrameTooLarge: the exports do not fit a header.
@@ -47,6 +47,7 @@ def gateway_state(gateway: Gateway, state: str, reason: str, unix_us: int, *, pl
                 exports=gateway.exports,
                 spool=gateway.record.spool(),
                 features=gateway.features or None,
+                listed=gateway.listed,
             )
     return report.encode()
 

@@ -77,6 +77,7 @@ class Gateway:
         "features",
         "gateway_id",
         "id_bytes",
+        "listed",
         "lock",
         "name",
         "offset",
@@ -100,6 +101,7 @@ class Gateway:
         self.epoch = 0
         self.exports: list[dict[str, Any]] = []
         self.features: tuple[str, ...] = ()
+        self.listed: tuple[str, ...] | None = None
         self.streams: dict[int, StreamEntry] = {}
         self.offset = OffsetEstimator()
         self.condition = GatewayState.LOST
@@ -118,6 +120,7 @@ class Gateway:
         self.epoch = hello.epoch
         self.exports = registration.exports
         self.features = hello.features
+        self.listed = conn.credential.volumes or None if conn.credential is not None else None
         self.streams = {}
         self.offset = OffsetEstimator()
         self.condition = GatewayState.UP

@@ -200,7 +200,7 @@ class Outbound:
     def _carry_out(self, sender: str, payload: bytes | memoryview, passed_on: bool = False) -> None:
         """Carry out one message. A malformed one, a defect of the server, is logged and dropped."""
         try:
-            received = frame.unfold(frame.decode(payload))
+            received = frame.unfold(frame.decode_own(payload))
             action = self._actions.get(received.kind)
             if action is None:
                 raise WireError(f"kind {received.kind} is not for a pair")

@@ -21,12 +21,13 @@ Thread: the parent's only thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -58,6 +59,41 @@ class ChildKind(NamedTuple):
     healthy_s: float = 10.0
     stop_s: float = 10.0
     has_session: bool = True
+
+
+class Process(Protocol):
+    """A child that runs, or has ended and was not reaped."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Reap it: its exit status, negative for a signal."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal if it has not been reaped."""
+
+
+class InheritedProcess:
+    """A child of this process that the program before started, which exec replaced by this one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._status: int | None = None
+
+    def wait(self) -> int:
+        """See ``Process``."""
+        if self._status is None:
+            try:
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # it is no child of ours: reaped before
+                self._status = 0
+        return self._status
+
+    def send_signal(self, number: int, /) -> None:
+        """See ``Process``. Its id is no other process's before we reap it."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 class Child:
@@ -96,7 +132,7 @@ class Child:
         self.name = name
         self.command = command
         self.descriptors: Sequence[int] = ()
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
         self.pulse: Pulse | None = None
         self.starts = 0
         self.reason = ""
@@ -185,6 +221,17 @@ class Child:
             process.wait()
             raise
         self.process = process
+
+    def adopt(self, pid: int, since_unix_us: int) -> None:
+        """It runs already: the program that this one replaced by exec has started it.
+
+        Raises:
+            OSError: it has ended and was reaped.
+        """
+        self._pid_fd = os.pidfd_open(pid)
+        self.process = InheritedProcess(pid)
+        self.starts, self.since_unix_us = 1, since_unix_us
+        self._started_ns = self._clock.monotonic_ns()
 
     def not_started(self, error: OSError) -> None:
         """Plan another start after one that failed for want of something on this host."""

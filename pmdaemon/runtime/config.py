@@ -27,6 +27,7 @@ _SHOWN: Final = 32  # characters of a value that is too long
 _MOST_BITS: Final = 1000  # floats hold 1,024; Python shows numbers up to 4,300 digits
 _TOO_LONG: Final = "has more than 4,300 digits; write a smaller number"
 _DIGITS: Final = re.compile(r"\d[\d_]{4300,}")
+_BARE_KEY: Final = re.compile("[A-Za-z0-9_-]+")
 _SECRETS: Final = ("password", "secret", "token")
 # The secret ends at the last @ before the next URL of the line; it may hold blanks.
 _USERINFO: Final = re.compile(r"(://[^:/@\s]*):(?:\S|[^\S\n](?!\S*://))*@")
@@ -222,9 +223,14 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        pairs = (f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+        return "{" + ", ".join(pairs) + "}"
     text = masked(str(value)).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_value(key)
 
 
 def show(model: BaseModel) -> str:
@@ -237,7 +243,7 @@ def show(model: BaseModel) -> str:
             lines.extend(("", f"[{prefix}]"))
         for key, item in plain.items():
             shown = "***" if key.endswith(_SECRETS) and item else item
-            lines.append(f"{key} = {_toml_value(shown)}")
+            lines.append(f"{_toml_key(key)} = {_toml_value(shown)}")
         for key, item in values.items():
             if isinstance(item, dict):
                 table(f"{prefix}.{key}" if prefix else key, item)

@@ -1,4 +1,4 @@
-"""SIGHUP as a request to read the configuration again: a flag that selectors can wait for.
+"""A signal as a request: a flag that selectors can wait for. SIGHUP asks to read the configuration again.
 
 A process that has no handler yet would die of the signal. So a parent keeps SIGHUP blocked while it starts a
 child (``blocked``); the child's first thread inherits that, those that it starts too, and a signal sent
@@ -15,9 +15,13 @@ from types import FrameType
 
 
 class Hangup:
-    """Whether SIGHUP has come since the last look. Thread: ``install`` and ``take`` the main one's."""
+    """Whether SIGHUP, or another signal, has come since the last look.
 
-    def __init__(self) -> None:
+    Thread: ``install`` and ``take`` the main one's.
+    """
+
+    def __init__(self, number: signal.Signals = signal.SIGHUP) -> None:
+        self._number = number
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def install(self) -> None:
@@ -26,8 +30,8 @@ class Hangup:
         def handler(_number: int, _frame: FrameType | None) -> None:
             self.set()
 
-        signal.signal(signal.SIGHUP, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        signal.signal(self._number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {self._number})
 
     def set(self) -> None:
         """As if the signal had come. Safe in a signal handler."""

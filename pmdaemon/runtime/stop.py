@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
@@ -93,10 +94,20 @@ class ParentPipe:
     """The parent's side: hold it open as long as the children should live.
 
     Usage: ``Popen(..., pass_fds=(pipe.child_fd,), env={**os.environ, **pipe.child_env()})``.
+
+    Args:
+        descriptors: of a pipe that the program before has left to this one, by exec.
     """
 
-    def __init__(self) -> None:
-        self.child_fd, self._held_fd = os.pipe2(os.O_CLOEXEC)
+    def __init__(self, descriptors: Sequence[int] = ()) -> None:
+        self.child_fd, self._held_fd = descriptors or os.pipe2(os.O_CLOEXEC)
+        for fd in descriptors:
+            os.set_inheritable(fd, False)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of both ends."""
+        return [self.child_fd, self._held_fd]
 
     def child_env(self) -> dict[str, str]:
         """What to add to a child's environment."""

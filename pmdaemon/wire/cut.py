@@ -19,6 +19,7 @@ Header keys:
     un   {plane: us}, planes in this cut that gave the link no answer for so long before its end: they were
          stopped and served nothing; absent when there is none
     late {volume: [ios, longest_us]}, I/Os that caps held longer than max_hold_s; absent when there is none
+    psi  us since the boot of the host in which tasks waited for I/O; absent where it is not known
 
 Blob, little-endian:
 

@@ -89,6 +89,12 @@ def percentile_upper_us(counts: npt.NDArray[np.int64], percentile: float) -> flo
     return float(edges_for(len(counts))[index + 1]) / 1000
 
 
+def highest_upper_us(counts: npt.NDArray[np.int64]) -> float:
+    """Upper edge, in microseconds, of the highest bucket that is not empty; 0 for no I/O."""
+    used = np.flatnonzero(counts)
+    return float(edges_for(len(counts))[int(used[-1]) + 1]) / 1000 if len(used) else 0.0
+
+
 def percentile_us(counts: npt.NDArray[np.int64], percentile: float) -> float | None:
     """Percentile in microseconds, interpolated within its bucket; None for no I/O. For control only."""
     total = int(counts.sum())

@@ -72,3 +72,7 @@ class Kind(IntEnum):
     DP_LEASE = 117
     DP_STATUS = 118
     DP_REPORT = 119
+    # a plane's next process <-> its former one (control socket)
+    DP_TAKE_OVER = 120
+    DP_HAND_OVER = 121
+    DP_TAKEN = 122

@@ -1,7 +1,8 @@
-r"""Rates of one volume, the cost unit, and GCRA, which holds them.
+r"""Rates of a volume, of a client or of a group of volumes, the cost unit, and GCRA, which holds them.
 
-Three rates: operations, bytes, cost. All must pass; each is optional. Cost of an I/O = base (read or write,
-from the export) + bytes / 65,536. Pure: time comes as an argument.
+Three rates: operations, bytes, cost. All must pass; each is optional. Cost of an I/O (``io_cost``) = base +
+bytes / bytes of a unit; the export has both. The burst is how much may pass at once, in seconds of the rate.
+Pure: time comes as an argument.
 
 GCRA, the generic cell rate algorithm: a token bucket kept in one number.
 
@@ -34,24 +35,45 @@ from typing import Any, Final
 LEAST_RATE: Final = 0.001  # one in a thousand seconds; times of far smaller rates exceed what a float holds
 MOST_RATE: Final = 1e15
 COST_BYTES: Final = 65_536
-"""Bytes that cost as much as one base unit (docs/formats/messages.md)."""
+"""Bytes that cost as much as one base unit, where an export has no other number."""
+DEFAULT_BURST_S: Final = 0.02
+"""Of a rate that says no other: late wake-ups cost no throughput, and no second is far above the rate."""
+LEAST_BURST_S: Final = 0.001
+MOST_BURST_S: Final = 300.0
+
+
+def io_cost(base: float, transfer_bytes: float, unit_bytes: float = COST_BYTES) -> float:
+    """Cost of an I/O, or of several: ``base`` is then that of all, and so are the bytes."""
+    return base + transfer_bytes / unit_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Up to three rates a second; None is no limit."""
+    """Up to three rates a second; None is no limit.
+
+    ``burst_s``: of each so many seconds' worth may pass at once; None is ``DEFAULT_BURST_S``.
+    """
 
     ops_per_s: float | None = None
     bytes_per_s: float | None = None
     cost_per_s: float | None = None
+    burst_s: float | None = None
 
     def tighter(self, other: Rates) -> Rates:
-        """The smaller of both in each rate."""
+        """The smaller of both in each rate; of two that limit something, the smaller burst."""
         return Rates(
             _smaller(self.ops_per_s, other.ops_per_s),
             _smaller(self.bytes_per_s, other.bytes_per_s),
             _smaller(self.cost_per_s, other.cost_per_s),
+            self._common_burst_s(other),
         )
+
+    def _common_burst_s(self, other: Rates) -> float | None:
+        if self.is_open or other.is_open:
+            return other.burst_s if self.is_open else self.burst_s
+        if self.burst_s == other.burst_s:
+            return self.burst_s
+        return min(each.burst_s or DEFAULT_BURST_S for each in (self, other))
 
     def at_least(self, least: Rates) -> Rates:
         """Rates that are set, raised to ``least``."""
@@ -59,21 +81,23 @@ class Rates:
             _raised(self.ops_per_s, least.ops_per_s),
             _raised(self.bytes_per_s, least.bytes_per_s),
             _raised(self.cost_per_s, least.cost_per_s),
+            self.burst_s,
         )
 
     def scaled(self, ratio: float) -> Rates:
         """Each rate times ``ratio``."""
         parts = (self.ops_per_s, self.bytes_per_s, self.cost_per_s)
-        return Rates(*(None if rate is None else rate * ratio for rate in parts))
+        ops, size, cost = (None if rate is None else rate * ratio for rate in parts)
+        return Rates(ops, size, cost, self.burst_s)
 
     def differs(self, other: Rates, ratio: float) -> bool:
-        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself."""
+        """Whether a rate appears, goes, or differs by more than ``ratio`` of itself; or the burst differs."""
         pairs = (
             (self.ops_per_s, other.ops_per_s),
             (self.bytes_per_s, other.bytes_per_s),
             (self.cost_per_s, other.cost_per_s),
         )
-        return any(
+        return self.burst_s != other.burst_s or any(
             (a is None) != (b is None) or (a is not None and b is not None and abs(a - b) > ratio * b)
             for a, b in pairs
         )
@@ -83,15 +107,18 @@ class Rates:
         """Whether nothing is limited."""
         return self.ops_per_s is None and self.bytes_per_s is None and self.cost_per_s is None
 
-    def entry(self, volume: str, client: str = "") -> dict[str, Any]:
-        """One entry of message CAPS: of a volume, or of one client of it."""
+    def limits(self) -> dict[str, Any]:
+        """Keys of an entry of message CAPS that say what is limited; an agent of before skips ``burst_s``."""
         return {
-            "volume": volume,
-            **({"client": client} if client else {}),
             "ops_per_s": self.ops_per_s,
             "bytes_per_s": self.bytes_per_s,
             "cost_per_s": self.cost_per_s,
+            **({"burst_s": self.burst_s} if self.burst_s is not None else {}),
         }
+
+    def entry(self, volume: str, client: str = "") -> dict[str, Any]:
+        """One entry of message CAPS: of a volume, or of one client of it."""
+        return {"volume": volume, **({"client": client} if client else {}), **self.limits()}
 
 
 NO_CAPS: Final = Rates()
@@ -117,7 +144,7 @@ class Gcra:
     Invariant: ``tat_ns`` never moves back, except through ``set_rate``, which keeps the debt in units.
     """
 
-    __slots__ = ("_ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
+    __slots__ = ("ns_per_unit", "rate_per_s", "tat_ns", "tau_ns")
 
     def __init__(self, rate_per_s: float, tau_ns: int) -> None:
         if not rate_per_s > 0:
@@ -125,7 +152,7 @@ class Gcra:
         self.rate_per_s = rate_per_s
         self.tau_ns = tau_ns
         self.tat_ns = 0
-        self._ns_per_unit = 1e9 / rate_per_s
+        self.ns_per_unit = 1e9 / rate_per_s
 
     def ready_ns(self) -> int:
         """From this moment an I/O of any size may pass."""
@@ -134,7 +161,7 @@ class Gcra:
     def charge(self, now_ns: int, amount: float) -> None:
         """Admit ``amount`` units now, whether ready or not."""
         start_ns = self.tat_ns if self.tat_ns > now_ns else now_ns
-        self.tat_ns = start_ns + int(amount * self._ns_per_unit)
+        self.tat_ns = start_ns + int(amount * self.ns_per_unit)
 
     def set_rate(self, rate_per_s: float, now_ns: int) -> None:
         """Change the rate while running; what is owed stays the same number of units."""
@@ -144,14 +171,14 @@ class Gcra:
         if debt_ns > 0:
             self.tat_ns = now_ns + int(debt_ns * self.rate_per_s / rate_per_s)
         self.rate_per_s = rate_per_s
-        self._ns_per_unit = 1e9 / rate_per_s
+        self.ns_per_unit = 1e9 / rate_per_s
 
 
 class RateSet:
-    """The rates of one volume, or of one client of it, in force.
+    """The rates of one volume, of one client of it or of a group, in force.
 
     Args:
-        tau_ns: burst depth of each.
+        tau_ns: burst depth of each, unless the caps say another.
 
     Invariant: a rate is present exactly when ``caps`` names it; ``is_open`` is then False.
     """
@@ -169,30 +196,47 @@ class RateSet:
         """Put ``caps`` in force; a rate that stays keeps its debt. Returns whether anything changed."""
         if caps == self.caps:
             return False
-        self._ops = self._changed(self._ops, caps.ops_per_s, now_ns)
-        self._bytes = self._changed(self._bytes, caps.bytes_per_s, now_ns)
-        self._cost = self._changed(self._cost, caps.cost_per_s, now_ns)
+        tau_ns = self.tau_ns if caps.burst_s is None else int(caps.burst_s * 1e9)
+        self._ops = _changed(self._ops, caps.ops_per_s, tau_ns, now_ns)
+        self._bytes = _changed(self._bytes, caps.bytes_per_s, tau_ns, now_ns)
+        self._cost = _changed(self._cost, caps.cost_per_s, tau_ns, now_ns)
         self._present = tuple(rate for rate in (self._ops, self._bytes, self._cost) if rate is not None)
         self.caps, self.is_open = caps, caps.is_open
         return True
-
-    def _changed(self, rate: Gcra | None, rate_per_s: float | None, now_ns: int) -> Gcra | None:
-        if rate_per_s is None:
-            return None
-        if rate is None:
-            return Gcra(rate_per_s, self.tau_ns)
-        rate.set_rate(rate_per_s, now_ns)
-        return rate
 
     def ready_ns(self) -> int:
         """From this moment the next I/O passes all three."""
         return max((rate.ready_ns() for rate in self._present), default=0)
 
-    def charge(self, now_ns: int, transfer_bytes: int, base_cost: float) -> None:
-        """Admit one I/O now: one operation, its bytes, its cost."""
+    def charge(self, now_ns: int, transfer_bytes: int, cost: float, part: float = 1.0) -> None:
+        """Admit one I/O now: one operation, its bytes, its cost; or only this part of it."""
         if self._ops is not None:
-            self._ops.charge(now_ns, 1.0)
+            self._ops.charge(now_ns, part)
         if self._bytes is not None:
-            self._bytes.charge(now_ns, transfer_bytes)
+            self._bytes.charge(now_ns, transfer_bytes * part)
         if self._cost is not None:
-            self._cost.charge(now_ns, base_cost + transfer_bytes / COST_BYTES)
+            self._cost.charge(now_ns, cost * part)
+
+    def duration_ns(self, transfer_bytes: int, cost: float) -> float:
+        """How long the rates are used in full by one I/O; 0 without a rate."""
+        found = self._ops.ns_per_unit if self._ops is not None else 0.0
+        if self._bytes is not None:
+            found = max(found, transfer_bytes * self._bytes.ns_per_unit)
+        if self._cost is not None:
+            found = max(found, cost * self._cost.ns_per_unit)
+        return found
+
+    def size_ns(self, transfer_bytes: int, cost: float) -> float:
+        """The same without the rate of operations: what a smaller I/O would take less of."""
+        found = transfer_bytes * self._bytes.ns_per_unit if self._bytes is not None else 0.0
+        return found if self._cost is None else max(found, cost * self._cost.ns_per_unit)
+
+
+def _changed(rate: Gcra | None, rate_per_s: float | None, tau_ns: int, now_ns: int) -> Gcra | None:
+    if rate_per_s is None:
+        return None
+    if rate is None:
+        return Gcra(rate_per_s, tau_ns)
+    rate.set_rate(rate_per_s, now_ns)
+    rate.tau_ns = tau_ns
+    return rate

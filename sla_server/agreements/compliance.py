@@ -426,8 +426,8 @@ class JudgedTime:
         return add_up((terms, history.counts(from_us, to_us)) for terms, history in self._parts)
 
     def is_clean_since(self, from_us: int) -> bool:
-        """Whether no slice that starts then or later was ever put as bad or without data."""
-        return all(history.is_clean_since(from_us) for _, history in self._parts)
+        """Whether no slice that starts then or later was ever put as one that counts as bad."""
+        return all(history.is_free_of(_BAD_CODES[terms.no_data], from_us) for terms, history in self._parts)
 
     def forget_before(self, start_us: int) -> None:
         """Drop what starts before; some of it may stay."""
@@ -462,6 +462,7 @@ def _marks_of(policy: NoDataPolicy) -> npt.NDArray[np.int8]:
 
 
 _MARKS: Final = {policy: _marks_of(policy) for policy in get_args(NoDataPolicy)}
+_BAD_CODES: Final = {policy: np.flatnonzero(marks < 0).tolist() for policy, marks in _MARKS.items()}
 
 
 # -- Error budget, burn rate and alerts

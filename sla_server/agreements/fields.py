@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pmdaemon.wire.names import is_name
+from sla_server.agreements.numbers import meant_duration
 from sla_server.agreements.zones import is_readable, is_zone
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -97,9 +98,9 @@ def parse_duration_s(value: Any) -> int:
     """
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise refuse(
-            f"{shown(value)} is not a duration", "Write a whole number and a unit: 30s, 1m, 6h, 30d or 4w"
-        )
+        meant = meant_duration(value) if isinstance(value, str) else ""
+        fix = f"Write {meant}" if meant else "Write a whole number and a unit: 30s, 1m, 6h, 30d or 4w"
+        raise refuse(f"{shown(value)} is not a duration", fix)
     return int(match[1]) * UNITS_S[match[2]]
 
 

@@ -28,6 +28,7 @@ from sla_server.agreements.errors import AgreementsRefused, DocumentProblem, dou
 from sla_server.agreements.fields import NEW, Document, format_duration, shown
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.maintenance import MaintenanceDocument
+from sla_server.agreements.numbers import number_and_unit, plain, scaled
 
 MAX_TEXT_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
@@ -373,7 +374,6 @@ def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
 
 _SEE: Final = "See docs/formats/agreement.md"
 _RATIOS: Final = ("target", "below", "credit", "credit_cap", "min_read_fraction")
-_UNITS: Final = ("ms", "us", "s", "%", "iops", "kib", "mb/s", "mbps", "i/o/s")
 
 
 def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreement) -> tuple[str, str]:
@@ -412,37 +412,49 @@ def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreem
         fix = "" if isinstance(value, str | dict | list) else f'Write it in quotes: "{shown(value)}"'
         return f"should be text (the value is {shown(value)})", fix
     problem = item["msg"].removeprefix("Input ").replace("a valid number", "a number")
-    return f"{problem} (the value is {shown(value)})", _meant(value, str(path[-1]))
+    fix = _meant(value, str(path[-1]))
+    if not fix and kind in ("float_type", "int_type"):
+        fix = "Write digits alone, with a point before decimals"
+    return f"{problem} (the value is {shown(value)})", fix
 
 
 def _meant(value: Any, key: str) -> str:
     """What was probably meant by a number that is refused; "" if that cannot be said."""
-    number, is_percent = _number_in(value)
-    if number is None:
-        return ""
-    if key in _RATIOS:
-        if key == "target" and number == 1:
-            return "Write 0.999 for 99.9 %: a target of 1 leaves no error budget"
-        if is_percent or 1 < number <= 100:
-            return f"Write {number / 100:g} for {number:g} %" if number < 100 else "Write a share below 1"
-    if key == "percentile" and 0 < number < 1:
-        return f"Write {number * 100:g}: percentiles are in percent"
-    return f"Write {number:g}: the unit is part of the key's name" if isinstance(value, str) else ""
-
-
-def _number_in(value: Any) -> tuple[float | None, bool]:
-    """The number in ``5``, ``"5ms"`` or ``"99.5 %"``, and whether it is in percent."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None, False
-    text = str(value)[:40].strip().lower() if isinstance(value, str) else value
-    is_percent = isinstance(text, str) and text.endswith("%")
-    if isinstance(text, str):
-        for unit in _UNITS:
-            text = text.removesuffix(unit)
-    try:
-        return float(text), is_percent
-    except (ValueError, OverflowError):
-        return None, False
+        return ""
+    if not isinstance(value, str):
+        return _ratio_meant(float(value), key) if abs(value) < _MOST else ""
+    is_share = key in (*_RATIOS, "percentile")
+    found = number_and_unit(value, is_share=is_share)
+    if found is None:
+        return ""
+    number, unit = found
+    if key in _RATIOS and unit == "%":
+        return f"Write {plain(number / 100)} for {plain(number)} %" if number < 100 else _BELOW_1
+    if not unit and (fix := _ratio_meant(number, key)):
+        return fix
+    meant = scaled(number, unit, key)
+    if meant is None:
+        return ""
+    if unit:
+        return f"Write {plain(meant)}: the unit is part of the key's name"
+    return f"Write {plain(meant)}" + (" without quotes" if plain(meant) == value else "")
+
+
+def _ratio_meant(number: float, key: str) -> str:
+    """Of a plain number that is out of bounds."""
+    if key == "target" and number == 1:
+        return "Write 0.999 for 99.9 %: a target of 1 leaves no error budget"
+    if key in _RATIOS and 1 < number <= 100:
+        return f"Write {plain(number / 100)} for {plain(number)} %" if number < 100 else _BELOW_1
+    if key == "percentile" and 0 < number < 1:
+        return f"Write {plain(number * 100)}: percentiles are in percent"
+    return ""
+
+
+_BELOW_1: Final = "Write a share below 1"
+_MOST: Final = 1e300
+"""A whole number of YAML can be too large for a float."""
 
 
 def _other_key(key: str, model: type[Document]) -> str:

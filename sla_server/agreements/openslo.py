@@ -4,8 +4,9 @@ What maps: name, labels, the window, and latency objectives. Our rule "at most 1
 slower than the curve's value" is OpenSLO's time slice method over a ratio of good to all events, with the
 share q as ``timeSliceTarget``, so nothing is lost in it. OpenSLO has no word for scope, demand curve and I/O
 kind: they are the query of the metric sources, of type ``storage-sla``, and are read back from there. A
-source of another type names no volume and perhaps no latency: these keys are left empty, and the document is
-refused at apply until they are filled in. Everything else that does not map is listed.
+source of another type names no volume and perhaps no latency, and its calendar periods may begin at a time at
+which ours do not: these keys are left empty, and the document is refused at apply until they are filled in.
+Everything else that does not map is listed.
 
 Pure: parsed YAML in, plain values out. Source: the OpenSLO v1 specification (SLO, SLI, duration-shorthand).
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, time
 from typing import Any, Final, get_args
 
 from sla_server.agreements.document import Agreement, Control, LatencyObjective
@@ -25,6 +27,14 @@ API_VERSION: Final = "openslo/v1"
 SOURCE_TYPE: Final = "storage-sla"
 _PERIODS: Final = {"1d": "day", "1w": "week", "1M": "month", "1Q": "quarter", "1Y": "year"}
 _CALENDAR_START: Final = "2024-01-01 00:00:00"  # a Monday, and the first day of all other periods
+_BEGINNINGS: Final = {
+    "day": "at midnight of timeZone",
+    "week": "on Monday at midnight of timeZone",
+    "month": "at midnight of its first day in timeZone",
+    "quarter": "at midnight of January, April, July or October 1 in timeZone",
+    "year": "at midnight of January 1 in timeZone",
+}
+_EMPTY_PERIOD: Final = "window.period was left empty, fill it in"
 _LONG_UNITS_D: Final = {"M": 30, "Q": 91, "Y": 365}
 _DURATION: Final = re.compile(r"([1-9][0-9]{0,5})([mhdwMQY])")
 _NOT_EXPORTED: Final = (
@@ -303,13 +313,31 @@ class _Reading:
         return {"type": "rolling", "duration": format_duration(seconds)}
 
     def _calendar(self, duration: str, calendar: Json) -> Json:
+        """A calendar window; its period is left empty where periods of ours would begin at another time."""
         period = _PERIODS.get(duration)
+        zone, start = str(calendar.get("timeZone") or "UTC"), calendar.get("startTime")
+        window = {"type": "calendar", "period": period, "tz": zone}
         if period is None:
-            self._note(f"timeWindow {duration}; months were set (periods are {', '.join(_PERIODS)})")
-        start = str(calendar.get("startTime") or "")
-        if start and not start.endswith("00:00:00"):
-            self._note(f"timeWindow startTime {start}; periods begin at midnight")
-        return {"type": "calendar", "period": period or "month", "tz": str(calendar.get("timeZone") or "UTC")}
+            self._note(f"timeWindow {duration}: periods are {', '.join(_PERIODS)}; {_EMPTY_PERIOD}")
+        elif start and not _begins(period, str(start)):
+            begin = f"a {period} begins {_BEGINNINGS[period]}"
+            self._note(f"timeWindow {duration} from startTime {start}: {begin}; {_EMPTY_PERIOD}")
+            window["period"] = None
+        return window
+
+
+def _begins(period: str, start: str) -> bool:
+    """Whether one of our periods begins at this local time."""
+    try:
+        at = datetime.fromisoformat(start)
+    except ValueError:
+        return False
+    if at.tzinfo is not None or at.time() != time.min:
+        return False
+    if period == "week":
+        return at.weekday() == 0
+    months = {"day": None, "month": 1, "quarter": 3, "year": 12}[period]
+    return months is None or (at.day == 1 and (at.month - 1) % months == 0)
 
 
 def _seconds(duration: str) -> int | None:

@@ -8,9 +8,9 @@ period of its start, and is excluded if a part of it is in maintenance or if it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Literal
 from zoneinfo import ZoneInfo
 
@@ -205,15 +205,6 @@ def occurrences(window: PlannedWindow, from_us: int, to_us: int, default_tz: str
             yield begin_us, end_us
 
 
-def maintenance_us(maintenance: Maintenance, from_us: int, to_us: int, default_tz: str) -> int:
-    """How much of [from_us, to_us) is announced work; windows that overlap count once."""
-    return _union_us(
-        (span for window in maintenance.windows for span in occurrences(window, from_us, to_us, default_tz)),
-        from_us,
-        to_us,
-    )
-
-
 def _union_us(spans: Iterable[Span], from_us: int, to_us: int) -> int:
     """How much of [from_us, to_us) the spans cover together."""
     total, reached = 0, from_us
@@ -224,7 +215,7 @@ def _union_us(spans: Iterable[Span], from_us: int, to_us: int) -> int:
 
 
 def planned_us(agreement: Agreement, maintenance: Sequence[AnnouncedWork], from_us: int, to_us: int) -> int:
-    """How much of [from_us, to_us) is work that was announced to an agreement, in it or beside it."""
+    """How much of [from_us, to_us) is work announced to one version, in it or beside it; together once."""
     spec = agreement.spec
     spans = [
         span
@@ -242,6 +233,7 @@ def is_excluded(
     *,
     end_us: int | None = None,
     calendar: Sequence[CalendarInForce] = (),
+    used_us: Callable[[int, int], int] | None = None,
 ) -> str | None:
     """Why nothing is promised at an instant, or in a slice; None: the promise holds.
 
@@ -255,6 +247,8 @@ def is_excluded(
         at_us: the instant, or the slice's start.
         end_us: the slice's end; work that touches the slice excludes it.
         calendar: versions of the calendar that its service hours name.
+        used_us: how much work the agreement was given in a span, all its versions together
+            (``InForce.planned_us``); by default what this version plans there.
     """
     spec, end_us = agreement.spec, at_us + 1 if end_us is None else end_us
     if not in_service(spec.service_hours, at_us, spec.time_zone, calendar):
@@ -263,8 +257,9 @@ def is_excluded(
     if reason is None or spec.maintenance.max_per_period is None:
         return reason
     period_start, _ = period_bounds(spec.window, at_us)
-    used_us = planned_us(agreement, maintenance, period_start, at_us)
-    return reason if used_us < spec.maintenance.max_per_period * SECOND_US else None
+    if used_us is None:
+        used_us = partial(planned_us, agreement, maintenance)
+    return reason if used_us(period_start, at_us) < spec.maintenance.max_per_period * SECOND_US else None
 
 
 def _work_at(

@@ -24,7 +24,7 @@ from sla_server.agreements.document import (
     ThroughputObjective,
 )
 from sla_server.agreements.maintenance import AnnouncedWork
-from sla_server.agreements.periods import is_excluded
+from sla_server.agreements.periods import is_excluded, planned_us
 from sla_server.agreements.selectors import matches
 
 Metric = Literal["latency", "mean_latency", "iops", "throughput", "availability"]
@@ -176,6 +176,8 @@ class InForce:
     """Maintenance documents in whose scope it is, those that ended included."""
     calendar: tuple[CalendarInForce, ...] = ()
     """Versions of the calendar that its service hours name."""
+    former: tuple[InForce, ...] = ()
+    """Versions before it to which work was announced: it counts against ``max_per_period`` of this one."""
 
     @property
     def name(self) -> str:
@@ -184,7 +186,24 @@ class InForce:
 
     def excluded(self, start_us: int, end_us: int | None = None) -> str | None:
         """Why nothing is promised at an instant or in a slice; None: the promise holds."""
-        return is_excluded(self.agreement, self.work, start_us, end_us=end_us, calendar=self.calendar)
+        return is_excluded(
+            self.agreement,
+            self.work,
+            start_us,
+            end_us=end_us,
+            calendar=self.calendar,
+            used_us=self.planned_us,
+        )
+
+    def planned_us(self, from_us: int, to_us: int) -> int:
+        """How much of [from_us, to_us) is work announced to it, to each version while that was in force.
+
+        What lay before a version, or comes after it, it excuses nothing of.
+        """
+        begin_us = max(from_us, self.applied_us)
+        end_us = to_us if self.ended_us is None else min(to_us, self.ended_us)
+        own_us = planned_us(self.agreement, self.work, begin_us, end_us) if begin_us < end_us else 0
+        return own_us + sum(version.planned_us(from_us, to_us) for version in self.former)
 
     @cached_property
     def all_promises(self) -> tuple[Promise, ...]:

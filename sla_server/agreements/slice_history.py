@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,7 +39,6 @@ _CODES: Final[dict[str, int]] = {
     "excluded": EXCLUDED,
 }
 DECIDED: Final = frozenset(("good", "bad"))
-_DOUBTFUL: Final = frozenset((BAD, NO_DATA, NO_DATA_OURS))
 _CHUNK: Final = 1024  # 17 hours of minutes
 _HEAD: Final = struct.Struct("<7H")  # how many slices of each code
 
@@ -97,7 +97,7 @@ class SliceHistory:
         self._origin = origin_us // length_us
         self._sealed: list[bytes] = []
         self._open = bytearray()
-        self._doubtful = -1  # newest slice on the grid that was ever put as bad or without data
+        self._newest = [-1] * (EXCLUDED + 1)  # slice on the grid that was ever put, by code
 
     def put(self, start_us: int, code: int) -> bool:
         """Set the slice that starts here; False if it is before the origin or off the grid."""
@@ -105,8 +105,7 @@ class SliceHistory:
         index -= self._origin
         if rest or index < 0:
             return False
-        if code in _DOUBTFUL:
-            self._doubtful = max(self._doubtful, start_us // self.length_us)
+        self._newest[code] = max(self._newest[code], start_us // self.length_us)
         chunk, at = divmod(index, _CHUNK)
         if chunk < len(self._sealed):
             codes = bytearray(_unseal(self._sealed[chunk]))
@@ -121,9 +120,9 @@ class SliceHistory:
             del self._open[:_CHUNK]
         return True
 
-    def is_clean_since(self, from_us: int) -> bool:
-        """Whether no slice that starts then or later was ever put as bad or without data."""
-        return self._doubtful * self.length_us < from_us
+    def is_free_of(self, codes: Iterable[int], from_us: int) -> bool:
+        """Whether no slice that starts then or later was ever put as one of ``codes``."""
+        return all(self._newest[code] * self.length_us < from_us for code in codes)
 
     def get(self, start_us: int) -> int:
         """Code of the slice that starts here, UNJUDGED if there is none."""

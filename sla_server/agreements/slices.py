@@ -103,6 +103,7 @@ class StreamSlot:
         told_us: of that, of cuts in which the agent told what waits, or what failed.
         outstanding: I/Os held or in flight at the end of a cut, at most.
         stream: tells the streams of a slice apart.
+        is_beside: its source knows completions only, though it may have latencies; see ``DueSlices``.
     """
 
     arrived: int
@@ -131,6 +132,7 @@ class StreamSlot:
     told_us: int = 0
     outstanding: int = 0
     stream: int = 0
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ def judge_slice(
         pair_slice=np.zeros(len(ordered), dtype=np.int64),
         pair_row=np.arange(len(ordered)),
         pair_stream=np.array([slot.stream for slot in ordered], dtype=np.int64),
+        pair_is_beside=np.array([slot.is_beside for slot in ordered], dtype=np.bool_),
     )
     return verdicts_of(judge_slices(table_of(ordered), due))[0]
 

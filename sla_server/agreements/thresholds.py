@@ -168,7 +168,25 @@ HOST_PREFIX: Final = "host:"
 """Names of volumes whose statistics come from beside the I/O path: host:GATEWAY:DEVICE."""
 CGROUP_PREFIX: Final = "cgroup:"
 """The same of control groups, of which the kernel counts I/Os and bytes only: cgroup:GATEWAY:NAME."""
+QEMU_PREFIX: Final = "qemu:"
+"""Drives of virtual machines, of which QEMU counts and times what completes: qemu:GATEWAY:NAME."""
+GROUP_PREFIX: Final = "throttle-group:"
+"""Throttle groups of QEMU, of which nothing is counted: throttle-group:GATEWAY:NAME."""
 _IN_PATH: Final = {"latency": "latency percentiles", "iops": "IOPS", "throughput": "throughput"}
+_BESIDE: Final = (
+    (CGROUP_PREFIX, "the kernel counts I/Os and bytes of a control group, and times nothing", ""),
+    (GROUP_PREFIX, "QEMU counts nothing of a throttle group, which can only be slowed down", ""),
+    (
+        QEMU_PREFIX,
+        "QEMU does not say what is outstanding; latency percentiles and mean latency are possible here",
+        "Use metric: latency or mean_latency, or serve it",
+    ),
+)
+"""Beginning of a volume's name, what can be known of it, and what to do instead."""
+_OF_HOST: Final = (
+    "latency percentiles need a gateway in the I/O path; mean latency is possible here",
+    "Use metric: mean_latency with io: any, or serve it",
+)
 
 
 def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> list[DocumentProblem]:
@@ -180,26 +198,32 @@ def check_measurable(changed: Iterable[Promise], volumes: Collection[str]) -> li
     """
     problems = []
     for promise in changed:
-        is_timed = promise.metric == "mean_latency" and promise.io == "any"
-        blind = CGROUP_PREFIX if is_timed else (HOST_PREFIX, CGROUP_PREFIX)
         names = {name for name in volumes if promise.has_volume(name)}
         names |= {selector for selector in promise.volumes if not is_pattern(selector)}
+        blind = _blind(promise)
         if all(name.startswith(blind) for name in names or promise.volumes):
             problems.append(_not_measurable(promise, sorted(names) or list(promise.volumes)))
     return problems
+
+
+def _blind(promise: Promise) -> tuple[str, ...]:
+    """Beginnings of the names of volumes that are not measured for a promise."""
+    found = [CGROUP_PREFIX, GROUP_PREFIX]
+    if promise.metric != "mean_latency" or promise.io != "any":
+        found.append(HOST_PREFIX)
+    if promise.metric not in ("latency", "mean_latency"):
+        found.append(QEMU_PREFIX)
+    return tuple(found)
 
 
 def _not_measurable(promise: Promise, names: Sequence[str]) -> DocumentProblem:
     what = _IN_PATH.get(promise.metric, promise.metric.replace("_", " "))
     which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     kind = "" if promise.io == "any" else f" of {promise.io}s alone"
-    is_counted_only = all(name.startswith(CGROUP_PREFIX) for name in names)
-    beside = (
-        "the kernel counts I/Os and bytes of a control group, and times nothing"
-        if is_counted_only
-        else "latency percentiles need a gateway in the I/O path; mean latency is possible here"
-    )
-    other = "" if is_counted_only else "Use metric: mean_latency with io: any, or serve it"
+    beside, other = _OF_HOST
+    for prefix, why, instead in _BESIDE:
+        if all(name.startswith(prefix) for name in names):
+            beside, other = why, instead
     return DocumentProblem(
         0,
         f"spec.objectives.{promise.objective}",

@@ -132,6 +132,8 @@ class DueSlices:
         pair_slice: index of each pair's slice, rising, shape (pairs,).
         pair_row: row of each pair.
         pair_stream: number of each pair's stream; pairs of a slice are ordered by it.
+        pair_is_beside: whether each pair's stream is of a source that knows completions only, also one with
+            histograms (drives of QEMU); None: only streams without histograms are.
         before: the same three of the slots of the slice before, for slices with a step in ``before_us``;
             None if they are not known.
     """
@@ -146,6 +148,7 @@ class DueSlices:
     pair_row: Ints
     pair_stream: Ints
     before: tuple[Ints, Ints, Ints] | None = None
+    pair_is_beside: Bools | None = None
 
 
 @dataclass(slots=True)
@@ -230,6 +233,9 @@ class _Judging:
         read_hist, write_hist = (of[self._row] for of in table.in_hist)
         self._in_hist = of_kind(io, read_hist, write_hist)
         self._is_beside = (self._both > 0) & (read_hist + write_hist == 0)
+        self._is_unwatched = self._is_beside
+        if due.pair_is_beside is not None:
+            self._is_unwatched = self._is_beside | (due.pair_is_beside & (self._both > 0))
         self._wait()
         self.offered = _offered(table, params, self._of, self._row) * 1e6 / due.length_us
         self.threshold_us = params.threshold_us(self.offered)
@@ -483,7 +489,7 @@ class _Judging:
         demand = np.where(is_bytes & (served == 0) & (wanted > 0), promised, demand)
         is_below = delivered < DELIVERED_RATIO * np.minimum(promised, demand)
         # Beside the I/O path demand is not known: what was not served may have been asked for.
-        unclear = ~is_below & (delivered < promised) & self._any(self._is_beside)
+        unclear = ~is_below & (delivered < promised) & self._any(self._is_unwatched)
         self.n = np.where(mine, np.maximum(self.n, np.rint(wanted).astype(np.int64)), self.n)
         self.measured = np.where(mine, delivered, self.measured)
         self.fault[mine & is_below] = "below"
@@ -506,7 +512,7 @@ class _Judging:
         longest = np.zeros(self._size, dtype=np.int64)
         np.maximum.at(longest, self._of, self._stalled_us)
         self.measured = np.where(mine, longest, self.measured)
-        self.is_measurable &= ~(mine & self._any(self._is_beside))
+        self.is_measurable &= ~(mine & self._any(self._is_unwatched))
 
     # -- The questions, in their order
 

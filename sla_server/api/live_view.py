@@ -228,13 +228,22 @@ def _measured_us(row: dict[str, Any]) -> Any:
     return next((row[key] for key in keys if row.get(key) is not None), None)
 
 
+def _helped(snapshot: dict[str, Any]) -> set[str]:
+    """Promises for which a volume is throttled: those that asked, and all others that the loop helps."""
+    victims = {str(row.get("backend")): row.get("victims") for row in snapshot["backends"]}
+    found = set[str]()
+    for row in snapshot["throttles"]:
+        if str(row.get("state")) not in _ACTIVE:
+            continue
+        found.add(str(row.get("victim", "")))
+        others = victims.get(str(row.get("backend"))) if row.get("source") == "control" else None
+        found.update(map(str, others) if isinstance(others, list) else ())
+    return found
+
+
 def _trend_point(snapshot: dict[str, Any]) -> dict[str, tuple[Any, Any, bool]]:
     """Per objective: (latency or stall in us, threshold_us, whether a volume is throttled for it)."""
-    helped = {
-        str(row.get("victim", "")).partition("/")[0]
-        for row in snapshot["throttles"]
-        if str(row.get("state")) in _ACTIVE
-    }
+    helped = {name.partition("/")[0] for name in _helped(snapshot)}
     return {
         f"{row.get('name')}/{row.get('objective')}": (
             _measured_us(row),

@@ -6,13 +6,14 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
-from sla_server.requests import GatewayName, ModeSet, ThrottleSet
+from sla_server.requests import GatewayName, ModeSet, ThrottleSet, VolumesDecision
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
     "Mode": ModeSet.model_json_schema(),
     "ThrottleSet": ThrottleSet.model_json_schema(),
     "ListedGateway": GatewayName.model_json_schema(),
+    "VolumesDecision": VolumesDecision.model_json_schema(),
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

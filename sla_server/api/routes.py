@@ -102,6 +102,33 @@ ROUTES: Final = (
     ApiRoute(
         "DELETE", "/gateway-list/{address}", "unlist_gateway", "Dial this address no more.", changes=True
     ),
+    ApiRoute(
+        "GET",
+        "/volume-owners",
+        "volume_owners",
+        "Which gateways volumes belong to, and which wait for approval.",
+        (
+            Query("state", "string", "approved, pending (also on another backend than approved) or revoked."),
+            LONG,
+            AFTER,
+        ),
+    ),
+    ApiRoute(
+        "POST",
+        "/volume-owners/approve",
+        "approve_volumes",
+        "Let volumes belong to gateways that show them.",
+        body="VolumesDecision",
+        changes=True,
+    ),
+    ApiRoute(
+        "POST",
+        "/volume-owners/revoke",
+        "revoke_volumes",
+        "Let volumes belong to gateways no more.",
+        body="VolumesDecision",
+        changes=True,
+    ),
     ApiRoute("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
     ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
     ApiRoute(
@@ -240,8 +267,12 @@ ROUTES: Final = (
         "DELETE",
         "/throttles",
         "release_volume",
-        "Release a volume's throttles set by hand.",
-        (VOLUME, Query("client", "string", "Only those of this client of the volume.")),
+        "Release a volume's throttles set by hand, or that of a group.",
+        (
+            Query("volume", "string", "Name of the volume."),
+            Query("client", "string", "Only those of this client of the volume."),
+            Query("group", "string", "Instead of a volume: the throttle of this group."),
+        ),
         changes=True,
     ),
     ApiRoute(

@@ -27,6 +27,7 @@ from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, duration_s, print_json
+from sla_server.ownership import MOST_PATTERNS, PATTERN_RE
 
 TOKEN_LIMIT_S: Final = 30 * DAY_S
 COLUMNS: Final = (
@@ -35,6 +36,13 @@ COLUMNS: Final = (
     Column("UNTIL", lambda row, _now_us: _day(row["not_after_us"])),
     Column("BY", lambda row, _now_us: str(row["by"])),
     Column("SERIAL", lambda row, _now_us: str(row["serial"]), number=True),  # in one piece, to be copied
+)
+
+VOLUMES: Final = click.option(
+    "--volumes",
+    multiple=True,
+    metavar="[BACKEND/]VOLUME",
+    help="Only these it may show by itself ('vol-1*'); others need approval. May be repeated.",
 )
 
 
@@ -67,10 +75,12 @@ def init(days: float) -> None:
 @click.argument("name")
 @click.option("--for", "lifetime", default="24h", show_default=True, help="How long the token is good.")
 @click.option("--address", metavar="HOST:PORT", help="Where this gateway reaches the server.")
+@VOLUMES
 @click.option("-q", "--quiet", is_flag=True, help="Print the token alone.")
-def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
+def token(name: str, lifetime: str, address: str | None, volumes: tuple[str, ...], quiet: bool) -> None:
     """Make a one-time token for the gateway NAME; prints what to run on its host."""
     _check_name(name)
+    _check_volumes(volumes)
     lifetime_s = duration_s(lifetime, "--for")
     if lifetime_s > TOKEN_LIMIT_S:
         raise BadUsage(
@@ -82,7 +92,7 @@ def token(name: str, lifetime: str, address: str | None, quiet: bool) -> None:
         )
     config = _config()
     authority = _authority(config)
-    made, expires_us = authority.token(name, lifetime_s)
+    made, expires_us = authority.token(name, lifetime_s, volumes)
     if quiet:
         click.echo(made)
         return
@@ -103,6 +113,16 @@ def _own_address(config: configuration.ResolvedConfig) -> str:
     return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
 
 
+def _check_volumes(volumes: tuple[str, ...]) -> None:
+    if len(volumes) > MOST_PATTERNS:
+        raise BadUsage(f"--volumes is given {len(volumes)} times; {MOST_PATTERNS} is the most: use patterns")
+    for pattern in volumes:
+        if not PATTERN_RE.fullmatch(pattern):
+            raise BadUsage(
+                f"--volumes {pattern}: give a volume or BACKEND/VOLUME: letters, digits, . _ : @ - and * ?"
+            )
+
+
 def _check_name(name: str) -> None:
     if not is_name(name):
         raise BadUsage(
@@ -116,10 +136,12 @@ def _check_name(name: str) -> None:
 @click.option(
     "--csr", type=click.Path(path_type=Path), help="Its signing request; without, a key is made here."
 )
+@VOLUMES
 @click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="Where to write the PEM.")
-def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> None:
+def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, volumes: tuple[str, ...], output: Path) -> None:
     """Issue a certificate by hand, for a host that cannot enrol over the network."""
     _check_name(name)
+    _check_volumes(volumes)
     config = _config()
     key = None
     try:
@@ -129,7 +151,7 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, output: Path) -> N
             key = certificates.make_key()
             request = certificates.make_request(key, name)
         with _new_file(output) as stream:  # first: a certificate that nobody receives should not be recorded
-            made = _authority(config).issue(request, str(gateway_id), name)
+            made = _authority(config).issue(request, str(gateway_id), name, volumes)
             key_text = certificates.key_pem(key) if key is not None else b""
             stream.write(key_text + certificates.pem_of_der(made))
     except OSError as exc:
@@ -236,7 +258,10 @@ def list_(output: str) -> None:
             {
                 "fingerprint": authority.fingerprint(),
                 "certificates": [_json(entry, now_us) for entry in entries],
-                "tokens": [{"name": item.name, "expires_us": item.expires_us} for item in waiting],
+                "tokens": [
+                    {"name": item.name, "expires_us": item.expires_us, "volumes": item.volumes}
+                    for item in waiting
+                ],
             }
         )
         return
@@ -263,6 +288,7 @@ def _json(entry: IssuedCertificate, now_us: int) -> dict[str, Any]:
         "issued_us": entry.issued_us,
         "not_after_us": entry.not_after_us,
         "by": entry.how,
+        "volumes": entry.volumes,
         "revoked_us": entry.revoked_us,
         "reason": entry.reason,
     }

@@ -282,17 +282,51 @@ def throttle() -> None:
 MOST_RATE: Final = 1e12
 LEAST_MBPS: Final = 0.004096
 MOST_THROTTLED_S: Final = 366 * 86_400.0
+LEAST_BURST_S: Final = 0.001
+MOST_BURST_S: Final = 300.0
+MOST_WEIGHT: Final = 1000.0
 """Limits of the API (``sla_server.requests.ThrottleSet``); a test compares them."""
 
 
-def _named(volume: str, client: str | None) -> str:
+def _named(volume: str, client: str | None, group: str | None = None) -> str:
     """What is throttled, as in the answers to ``throttle``."""
+    if group is not None:
+        return f"group {group}"
     return volume if client is None else f"client {client} of {volume}"
 
 
+def _subject(volumes: tuple[str, ...], client: str | None, group: str | None) -> dict[str, Any]:
+    """Members of the request that say what is throttled.
+
+    Raises:
+        BadUsage: a volume and a group do not go together so.
+    """
+    if group is None:
+        if len(volumes) != 1:
+            problem = "several volumes share a rate as a group" if volumes else "nothing to throttle is named"
+            raise BadUsage(f"{problem}: give one VOLUME, or --group NAME and its volumes")
+        return {"volume": volumes[0]} | ({} if client is None else {"client": client})
+    if client is not None:
+        raise BadUsage("--client is of one volume: leave out --group, or --client")
+    weights: dict[str, float] = {}
+    for each in volumes:
+        volume, equals, weight = each.partition("=")
+        try:
+            weights[volume] = float(weight) if equals else 1.0
+        except ValueError:
+            raise BadUsage(f"weight of {volume} is {weight!r}; write VOLUME=NUMBER, as {volume}=2") from None
+        if not 0 < weights[volume] <= MOST_WEIGHT:
+            raise BadUsage(f"weight of {volume} is {weight}; a weight is above 0, {MOST_WEIGHT:g} at most")
+    if not weights or len(weights) < len(volumes):
+        problem = "names a volume twice" if weights else "needs its volumes"
+        raise BadUsage(f"--group {group} {problem}: sla throttle set --group {group} VOLUME VOLUME=2 ...")
+    return {"group": group, "volumes": weights}
+
+
 @throttle.command("set")
-@click.argument("volume")
+@click.argument("volumes", nargs=-1, metavar="VOLUME...")
 @click.option("--client", "of_client", help="Only this client of VOLUME.")
+@click.option("--group", help="A name for several volumes, which share the rate.")
 @click.option("--iops", type=FiniteRange(1, MOST_RATE, max_open=True), help="I/Os a second.")
 @click.option(
     "--mbps",
@@ -304,6 +338,11 @@ def _named(volume: str, client: str | None) -> str:
     type=FiniteRange(1, MOST_RATE, max_open=True),
     help="Cost a second: 1 an I/O, 1 per 64 KiB.",
 )
+@click.option(
+    "--burst",
+    type=FiniteRange(LEAST_BURST_S, MOST_BURST_S),
+    help="Seconds' worth that may pass at once after a pause [0.02].",
+)
 @click.option("--for", "lasting", help="How long: 90s, 10m, 2h. Default: until released.")
 @click.option("--reason", required=True, help="Why; others will read it.")
 @click.option("--force", is_flag=True, help="Also if it breaks a promise of the volume itself.")
@@ -311,11 +350,13 @@ def _named(volume: str, client: str | None) -> str:
 @pass_client
 def throttle_set(
     client: Client,
-    volume: str,
+    volumes: tuple[str, ...],
     of_client: str | None,
+    group: str | None,
     iops: float | None,
     mbps: float | None,
     cost: float | None,
+    burst: float | None,
     lasting: str | None,
     reason: str,
     force: bool,
@@ -324,15 +365,19 @@ def throttle_set(
     """Let VOLUME have no more than the given rate (exactly one of --iops, --mbps, --cost).
 
     With --client only this client of it, beside what holds for the whole volume.
+
+    With --group the volumes share the rate: while all of them wait, equally, or by weight (VOLUME=2). A group
+    of that name is replaced.
     """
     rates = {"iops": iops, "bytes_per_s": None if mbps is None else mbps * 1e6, "cost_per_s": cost}
     given = {name: value for name, value in rates.items() if value is not None}
     if len(given) != 1:
         raise BadUsage("give exactly one of --iops, --mbps and --cost")
 
-    body: dict[str, Any] = {"volume": volume, **given, "reason": reason}
-    if of_client is not None:
-        body["client"] = of_client
+    subject = _subject(volumes, of_client, group)
+    body: dict[str, Any] = {**subject, **given, "reason": reason}
+    if burst is not None:
+        body["burst_s"] = burst
     body["duration_s"] = duration_s(lasting, "--for", MOST_THROTTLED_S) if lasting else None
     if force:
         body["force"] = True
@@ -340,13 +385,16 @@ def throttle_set(
     if output == "json":
         print_json(answer)
         return
-    again = f"{volume} --client {of_client}" if of_client else volume
+    volume = str(subject.get("volume", ""))
+    again = f"{volume} --client {of_client}" if of_client else volume or f"--group {group}"
     until = (
         f"for {lasting}{'s' if lasting.isdecimal() else ''}"
         if lasting
         else f"until 'sla throttle release {again}'"
     )
-    click.echo(f"{_named(volume, of_client)}: throttled {until} (throttle {answer.get('throttle_id')})")
+    click.echo(
+        f"{_named(volume, of_client, group)}: throttled {until} (throttle {answer.get('throttle_id')})"
+    )
     if answer.get("holds"):
         click.echo(f"note: what holds is {answer['holds']}, the floor of its agreement", err=True)
     for promise in answer.get("breaks") or []:
@@ -354,20 +402,31 @@ def throttle_set(
 
 
 @throttle.command("release")
-@click.argument("volume")
+@click.argument("volume", required=False)
 @click.option("--client", "of_client", help="Only those of this client of VOLUME.")
+@click.option("--group", help="Instead of VOLUME: that of this group.")
 @OUTPUT
 @pass_client
-def throttle_release(client: Client, volume: str, of_client: str | None, output: str) -> None:
-    """Release VOLUME's throttles set by hand, those of its clients among them."""
-    params = {"volume": volume} if of_client is None else {"volume": volume, "client": of_client}
+def throttle_release(
+    client: Client, volume: str | None, of_client: str | None, group: str | None, output: str
+) -> None:
+    """Release VOLUME's throttles set by hand, those of its clients among them.
+
+    The throttle of a group that VOLUME is in stays: release that with --group.
+    """
+    if (volume is None) == (group is None):
+        raise BadUsage("give either VOLUME or --group")
+    if of_client is not None and volume is None:
+        raise BadUsage("--client is of one volume: give VOLUME, too")
+    given = {"volume": volume, "client": of_client, "group": group}
+    params = {name: value for name, value in given.items() if value is not None}
     answer = client.change("DELETE", "/throttles", params=params)
     if output == "json":
         print_json(answer)
         return
     released = answer.get("released", [])
     plural = "" if len(released) == 1 else "s"
-    click.echo(f"{_named(volume, of_client)}: released {len(released)} throttle{plural}")
+    click.echo(f"{_named(volume or '', of_client, group)}: released {len(released)} throttle{plural}")
 
 
 _GATEWAY_STYLES = {

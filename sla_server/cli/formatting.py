@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.numbers import number_and_unit, plain
 from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
 
@@ -209,11 +210,15 @@ def cap(row: dict[str, Any]) -> str:
         parts.append(f"{count(row['ops_per_s'])} IOPS")
     if row.get("bytes_per_s") is not None:
         parts.append(rate(row["bytes_per_s"]))
+    if row.get("burst_s") is not None:
+        parts.append(f"burst {row['burst_s']:g}s")
     return ", ".join(parts) or DASH
 
 
 def throttled(row: dict[str, Any]) -> str:
-    """What a throttle is about: a volume, or VOLUME/CLIENT."""
+    """What a throttle is about: a volume, VOLUME/CLIENT, or a group."""
+    if row.get("group_name"):
+        return f"group {row['group_name']}"
     return "/".join(str(row[key]) for key in ("volume", "client") if row.get(key)) or DASH
 
 
@@ -243,12 +248,16 @@ class Column:
     value: Callable[[Row, int], str | Text]
     """(row, now in us) -> cell."""
     number: bool = False
+    optional: bool = False
+    """Left out where no row has a value: what is beside it needs the room."""
 
 
 def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
     """The table; fits whatever width it is printed at by folding names and texts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
-    for column in columns:
+    cells = [[_cell(column.value(row, now_us)) for column in columns] for row in rows]
+    shown = [i for i, column in enumerate(columns) if not column.optional or _has_value(cells, i)]
+    for column in (columns[i] for i in shown):
         table.add_column(
             column.title,
             justify="right" if column.number else "left",
@@ -256,9 +265,13 @@ def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
             no_wrap=column.number,
             overflow="fold",
         )
-    for row in rows:
-        table.add_row(*(_cell(column.value(row, now_us)) for column in columns))
+    for row_cells in cells:
+        table.add_row(*(row_cells[i] for i in shown))
     return table
+
+
+def _has_value(cells: Sequence[Sequence[str | Text]], place: int) -> bool:
+    return any(str(row[place]) != DASH for row in cells)
 
 
 def _cell(value: str | Text) -> str | Text:
@@ -324,14 +337,16 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See ``click.ParamType``."""
+        hint = ""
         try:
             number = float(value)
         except ValueError:
-            number = math.nan
+            number, meant = math.nan, number_and_unit(str(value))
+            hint = f"; write {plain(meant[0])}" if meant and not meant[1] else ""
         above = self.min is None or (number > self.min if self.min_open else number >= self.min)
         below = self.max is None or (number < self.max if self.max_open else number <= self.max)
         if not (math.isfinite(number) and above and below):
-            self.fail(f"{str(value)[:40]!r} is not a number {self._limits()}", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is not a number {self._limits()}{hint}", param, ctx)
         return number
 
     def _limits(self) -> str:

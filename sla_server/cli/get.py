@@ -18,6 +18,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing
 from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
+from sla_server.explanation.words import AGREED
 
 LIMIT_DEFAULT = 20
 ZONE: Final = "_zone"
@@ -144,6 +145,15 @@ def gateway_state(row: Row) -> Text:
     return Text(str(row.get("state") or formatting.DASH), style)
 
 
+def hold_of(row: Row) -> str:
+    """How long a throttle held an I/O in the last cuts: the mean, and the longest."""
+    worst_us = _live(row, "worst_hold_us")
+    if not worst_us:
+        return formatting.DASH
+    mean = formatting.latency(_live(row, "mean_hold_us"))
+    return f"{mean} \u2264{formatting.latency(worst_us)}"
+
+
 def late_ios_of(row: Row) -> Text:
     """I/Os that a throttle held for longer than the gateway's ``max_hold_s``, and the longest delay."""
     longest_us = _live(row, "longest_hold_us")
@@ -153,6 +163,13 @@ def late_ios_of(row: Row) -> Text:
         f"{formatting.count(_live(row, 'late_ios'))} (\u2264 {formatting.latency(longest_us)})",
         formatting.WARN,
     )
+
+
+def asked_by(row: Row) -> str:
+    """Who or what set a throttle; a cap that an agreement has, no policy computed."""
+    if row.get("reason") == AGREED:
+        return "agreement"
+    return str(row.get("who") or row.get("source") or formatting.DASH)
 
 
 def clock_of(row: Row) -> str:
@@ -289,12 +306,12 @@ KINDS: Final = {
     "throttles": TableKind(
         "/throttles",
         (
-            Column("VOLUME", _plain("volume")),
-            Column("CLIENT", _plain("client")),
+            Column("THROTTLED", lambda row, _now_us: formatting.throttled(row).replace("/", " /")),
             Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
             Column("STATE", _plain("state")),
-            Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True),
-            Column("BY", lambda row, _now_us: str(row.get("who") or row.get("source") or formatting.DASH)),
+            Column("HELD", lambda row, _now_us: hold_of(row), optional=True),
+            Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True, optional=True),
+            Column("BY", lambda row, _now_us: asked_by(row)),
             Column("SINCE", _at("requested_us")),
             Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
         ),
@@ -441,7 +458,8 @@ def _show_rows(
         return
     shown = by_objective(rows) if kind == "slas" else rows
     _show(listed, shown, zone)
-    for line in _reasons(shown) if kind == "slas" else ():
+    notes = {"slas": _reasons, "volumes": _shared}.get(kind)
+    for line in notes(shown) if notes is not None else ():
         click.echo(line)
     if tz is not None:
         click.echo(f"Times are {_zone_words(tz)}.")
@@ -468,6 +486,16 @@ def _reasons(rows: Sequence[Row]) -> Iterator[str]:
         yield from wrap(printable_lines(f"{name}: {reason}"), formatting.WIDTH, subsequent_indent="  ")
     if len(found) > MOST_REASONS:
         yield f"and {len(found) - MOST_REASONS:,} more with a reason: -o json has them"
+
+
+def _shared(rows: Sequence[Row]) -> Iterator[str]:
+    """Volumes that belong to several gateways, the first of them."""
+    found = [(str(row.get("volume")), row["owners"]) for row in rows if len(row.get("owners") or ()) > 1]
+    for volume, owners in found[:MOST_REASONS]:
+        said = printable_lines(f"{volume} belongs to {len(owners)} gateways: {', '.join(owners)}")
+        yield from wrap(said, formatting.WIDTH, subsequent_indent="  ")
+    if len(found) > MOST_REASONS:
+        yield f"and {len(found) - MOST_REASONS:,} more that belong to several: sla volumes list"
 
 
 def _zone_words(tz: str) -> str:

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
+    "volumes": ("volumes", "Which gateway a volume belongs to: list, pending, approve, revoke."),
     "policy": ("policy", "Compute policies from what was stored, and list them."),
     "simulate": ("simulate", "Simulate what control does with recorded, generated or stored load."),
     "queue": ("inspect", "Look into a disk queue: its figures, its records, what recovery would do."),

@@ -28,7 +28,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, Row, build, console, pass_client
-from sla_server.cli.get import now_of, objective_of, promise, state_of, what_of
+from sla_server.cli.get import hold_of, now_of, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
@@ -52,6 +52,7 @@ THROTTLES: Final = (
     Column("THROTTLED", lambda row, _now_us: formatting.throttled(row)),
     Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
     Column("STATE", lambda row, _now_us: str(row.get("state"))),
+    Column("HELD", lambda row, _now_us: hold_of({"live": row})),
     Column("FOR", lambda row, now_us: formatting.ago(row.get("since_us"), now_us), number=True),
     Column("WHY", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
 )

@@ -53,6 +53,7 @@ from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
+from sla_server.ownership import Ownership
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
@@ -75,6 +76,10 @@ class ManagerConfig(Protocol):
     @property
     def database(self) -> DatabaseConfig:
         """Table ``[database]``."""
+
+    @property
+    def volume_ownership(self) -> Ownership:
+        """Which gateway a volume belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +200,7 @@ def open_manager(
     queue_dir = settings.resolved_queue_dir(config.data_dir)
     queue = IngestQueue(queue_dir, settings.queue_bytes)
     stack.callback(queue.close)
-    store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock)
+    store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock, ownership=config.volume_ownership)
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)

@@ -145,6 +145,16 @@ streams = Table(
     Index("streams_volume", "volume"),
 )
 
+volume_owners = Table(
+    "volume_owners",
+    metadata,
+    _key("volume", Text),
+    _key("gateway_id", Text),
+    *(_text(name) for name in ("name", "state", "backend", "shown_backend", "decided_by")),
+    *(_count(name) for name in ("first_seen_us", "changed_us", "left_out", "version")),
+    Index("volume_owners_version", "version"),
+)
+
 rollups = Table(
     "rollups",
     metadata,
@@ -294,6 +304,8 @@ throttles = Table(
     *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
     *(_float(name) for name in ("loop_start", "loop_ceiling")),
     _text("client"),  # none: the whole volume
+    *(_text(name) for name in ("group_name", "members")),  # none: no group
+    _float("burst_s"),
     Index("throttles_requested", "requested_us"),
     Index("throttles_volume", "volume", "requested_us"),
     Index("throttles_victim", "victim", "requested_us"),
@@ -382,6 +394,7 @@ RECORDABLE: Final = frozenset(
         "policies",
         "gateway_list",
         "gateways",
+        "volume_owners",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``, of ``gateways`` only that one is lost."""

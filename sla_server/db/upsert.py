@@ -32,6 +32,7 @@ Params = list[dict[str, Any]]
 Columns = dict[str, npt.NDArray[Any] | Sequence[Any]]
 """By name, all of one length; integers as arrays, text (str) and blobs (bytes) as lists."""
 Column = npt.NDArray[Any] | Sequence[Any]
+DIRECT_ROWS: Final = 20  # from here on SQLAlchemy's work on each row costs more than to compile the statement
 COPY_FROM_ROWS: Final = 100  # below, two more round trips cost more than they save
 _HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _END: Final = b"\xff\xff"
@@ -64,7 +65,14 @@ def upsert(connection: Connection, table: Table, rows: Params, **changes: Unpack
     """
     if not rows:
         return
-    connection.execute(conflict_clause(insert_into(connection, table), table, changes), rows)
+    statement = conflict_clause(insert_into(connection, table), table, changes)
+    if len(rows) < DIRECT_ROWS:
+        connection.execute(statement, rows)
+        return
+    compiled: Any = statement.compile(dialect=connection.dialect, column_keys=list(rows[0]))
+    names = compiled.positiontup
+    values: Any = rows if names is None else [tuple(map(row.__getitem__, names)) for row in rows]
+    connection.exec_driver_sql(compiled.string, values)
 
 
 def insert_into(connection: Connection, table: Table) -> Any:

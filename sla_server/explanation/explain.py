@@ -38,6 +38,7 @@ from typing import Any, Final
 
 from sla_server.explanation import evidence, words
 from sla_server.explanation.evidence import as_rows
+from sla_server.explanation.tense import is_of_now, is_or_was, known_status, state_words
 from sla_server.explanation.words import Row, Times
 
 RECENT_US: Final = 120_000_000
@@ -91,11 +92,10 @@ def explain(facts: Row, zone: tzinfo | None = UTC) -> Explanation:
 
 
 def _volume(facts: Row, times: Times) -> Explanation:
-    name, is_now, at_us = facts["name"], facts["is_now"], facts["at_us"]
-    be = "is" if is_now else "was"
-    moment = "" if is_now else f" at {times.full(at_us)}"
+    name, is_now = facts["name"], facts["is_now"]
+    be, moment = is_or_was(facts, times)
     # Those of the whole volume first: what one of its clients may have is less to it.
-    throttles = sorted(as_rows(facts.get("throttles")), key=lambda row: bool(row.get("client")))
+    throttles = sorted(as_rows(facts.get("throttles")), key=_is_of_a_part)
     newest = next(iter(as_rows(facts.get("decisions"))), None)
     observed = _observed(facts, newest)
     if throttles:
@@ -123,7 +123,7 @@ def _volume(facts: Row, times: Times) -> Explanation:
         headline = f"{name} {be} not throttled{moment}."
     risky = [p for p in as_rows(facts.get("promises")) if p.get("state") in AT_RISK]
     if risky:
-        headline += f" Its promise {risky[0]['sla']}/{risky[0]['objective']} {_state_words(risky[0], facts)}."
+        headline += f" Its promise {risky[0]['sla']}/{risky[0]['objective']} {state_words(risky[0], facts)}."
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),
         Section("Why", tuple(_why_throttled(throttles, facts, times))),
@@ -133,7 +133,7 @@ def _volume(facts: Row, times: Times) -> Explanation:
         Section("Decisions", tuple(_decision_lines(facts, times, name))),
         Section("Since then", tuple(_later_lines(facts, times))),
     ]
-    return Explanation(status, headline, tuple(sections))
+    return Explanation(known_status(status, facts), headline, tuple(sections))
 
 
 def _mode_here(facts: Row) -> Row:
@@ -236,6 +236,11 @@ def _is_only(throttle: Row, facts: Row) -> bool:
     )
 
 
+def _is_of_a_part(throttle: Row) -> bool:
+    """Whether it is about a client of the volume, or about its group."""
+    return bool(throttle.get("client") or throttle.get("group_name"))
+
+
 def _is_alike(one: Row, other: Row) -> bool:
     """Whether two throttles are about the same: a volume, or one client of it."""
     return words.capped(one) == words.capped(other)
@@ -265,6 +270,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
+        if throttle.get("group_name"):
+            alone = f" for all volumes of group {throttle['group_name']} together"
         lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
         if _is_replaced(throttle, throttles):
             lines.append("It is not in force: one set by hand takes the place of the policy's.")
@@ -274,7 +281,8 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
             lines.append(f"It ends by itself at {times.when(throttle['expires_us'])}.")
         elif throttle.get("source") == MANUAL and facts["is_now"]:
             which = f" --client {throttle['client']}" if throttle.get("client") else ""
-            lines.append(f"It holds until 'sla throttle release {throttle['volume']}{which}'.")
+            subject = throttle["volume"] or f"--group {throttle.get('group_name')}"
+            lines.append(f"It holds until 'sla throttle release {subject}{which}'.")
         if figures.get("policy_version"):
             lines.append(
                 f"Policy version {figures['policy_version']} has this cap for this hour of the week."
@@ -349,8 +357,9 @@ def _own_promise(facts: Row, times: Times) -> list[str]:
             "cover it, without one best-effort and the default floor."
         ]
     risky = [p for p in promises if p.get("state") in AT_RISK]
-    lines = [f"{evidence.promise_line(p)} It {_state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
-    lines.append(f"At risk: {'yes' if risky else 'no'}." if any(p.get("state") for p in promises) else "")
+    lines = [f"{evidence.promise_line(p)} It {state_words(p, facts)}." for p in promises[:MOST_DECISIONS]]
+    if not facts.get("live_is_stale") and any(p.get("state") for p in promises):
+        lines.append(f"At risk: {'yes' if risky else 'no'}.")
     if risky:
         lines.append(f"'sla why {risky[0]['sla']}' says more.")
     return _filled(*lines)
@@ -371,7 +380,7 @@ def _agreement(facts: Row, times: Times) -> Explanation:
         worst = min(promises, key=_rank)
         status = words.SLA_STATES.get(str(worst.get("state")), ("unknown", "", ""))[0]
         headline = (
-            f"{name}/{worst['objective']} {_state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
+            f"{name}/{worst['objective']} {state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
         )
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),
@@ -383,7 +392,7 @@ def _agreement(facts: Row, times: Times) -> Explanation:
         Section("Decisions", tuple(_decision_lines(facts, times, name))),
         Section("Since then", tuple(_later_lines(facts, times))),
     ]
-    return Explanation(status, headline, tuple(sections))
+    return Explanation(known_status(status, facts), headline, tuple(sections))
 
 
 _ORDER: Final = ("violating", "bad", "at-risk", "no-data", "no_data", "out-of-curve", "ok", "good")
@@ -394,21 +403,12 @@ def _rank(promise: Row) -> int:
     return _ORDER.index(state) if state in _ORDER else len(_ORDER)
 
 
-def _state_words(promise: Row, facts: Row) -> str:
-    found = words.SLA_STATES.get(str(promise.get("state")))
-    if found is None:
-        return (
-            "is in a state that is not known here" if facts["is_now"] else "was in a state that is not stored"
-        )
-    return found[1] if facts["is_now"] else found[2]
-
-
 def _help(facts: Row, worst: Row, status: str) -> str:
     """What is done about it, in the headline; "" when nothing has to be."""
     throttled = sorted({words.capped(row) for row in as_rows(facts.get("throttles"))})
-    be = "is" if facts["is_now"] else "was"
+    be, plural = ("is", "are") if is_of_now(facts) else ("was", "were")
     if throttled:
-        are = be if len(throttled) == 1 else "are" if facts["is_now"] else "were"
+        are = be if len(throttled) == 1 else plural
         return f" {words.listed(throttled)} {are} throttled for it."
     if status not in ("violated", "at-risk"):
         return ""
@@ -417,7 +417,7 @@ def _help(facts: Row, worst: Row, status: str) -> str:
     observing = list(dict.fromkeys(words.mode_of(row) for row in modes if row["mode"] == "observe"))
     if observing:
         but = ":" if all(row["mode"] == "observe" for row in modes) else ", and"
-        are = be if len(observing) == 1 else "are" if facts["is_now"] else "were"
+        are = be if len(observing) == 1 else plural
         return f" Nothing {be} throttled for it{but} {words.listed(observing)} {are} observe."
     finding: Row | None = facts.get("finding")
     found_out = finding is not None and facts["at_us"] - finding["at_us"] <= RECENT_US
@@ -431,7 +431,8 @@ def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
         lines.append(evidence.live_line(live, promise["objective"]))
         left = live.get("budget_remaining")
         if left is not None:
-            lines.append(f"Error budget left: {words.percent(max(left, 0))}.")
+            overspent = ": more was spent than there is" if left < 0 else ""
+            lines.append(f"Error budget left: {words.percent_down(left)}{overspent}.")
     found: Row | None = promise.get("slice")
     if found is not None:
         lines.append(evidence.slice_line(promise, found, times))
@@ -441,7 +442,9 @@ def _state_lines(promise: Row, facts: Row, times: Times) -> list[str]:
         lines.append(f"{promise['objective']}: no slice of that time is stored.")
     episode: Row | None = promise.get("episode")
     if episode is not None:
-        lines.append(f"Violated since {times.when(episode['opened_us'])}, {_worst(episode, promise)}.")
+        still = "; whether it still is, is not known" if facts.get("live_is_stale") else ""
+        since = times.when(episode["opened_us"])
+        lines.append(f"Violated since {since}, {_worst(episode, promise)}{still}.")
     elif (last := promise.get("last_episode")) is not None:
         ended = last["closed_us"]
         lines.append(f"The last violation was from {times.when(last['opened_us'])} to {times.when(ended)}.")
@@ -487,7 +490,7 @@ def _own_throttles(facts: Row, times: Times) -> list[str]:
     """Throttles on the agreement's own volumes: their delay counts against its own promise."""
     lines = []
     for row in as_rows(facts.get("own_throttles")):
-        verb = "is" if facts["is_now"] else "was"
+        verb = "is" if is_of_now(facts) else "was"
         lines.append(
             f"{words.capped(row)} {verb} throttled itself since {times.when(row['requested_us'])}, "
             f"{_purpose(_as_then(row, facts), times)}: the delay counts against this promise."

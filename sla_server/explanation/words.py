@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -101,7 +102,9 @@ def cost(value: float | None) -> str:
 
 
 def capped(row: Row) -> str:
-    """What a throttle, or a decision about one, caps: a volume, or one client of it."""
+    """What a throttle, or a decision about one, caps: a volume, one client of it, or a group."""
+    if group := row.get("group_name") or (row.get("figures") or {}).get("group"):
+        return f"group {group}"
     client = row.get("client") or (row.get("figures") or {}).get("client")
     return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
 
@@ -134,6 +137,11 @@ def latency(us: float | None) -> str:
 def percent(ratio: float) -> str:
     """A share; below one percent it says so."""
     return "under 1 %" if 0 < ratio < 0.01 else f"{ratio * 100:.0f} %"
+
+
+def percent_down(ratio: float) -> str:
+    """What is left of a budget, as tables show it: rounded down, so that 99.6 % is not all of it."""
+    return "under 1 %" if 0 < ratio < 0.01 else f"{math.floor(ratio * 100 + 1e-9)} %"
 
 
 def span(seconds: float) -> str:

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,7 @@ from pmdaemon.runtime import logs
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import inputs, model, transforms
+from sla_server.policy_jobs import cost_model, inputs, model, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.session import build_session, scratch_of, stderr_to
 from sla_server.policy_jobs.transforms import MISSED_DDL, PROMISE_DDL, SLOT_DDL
@@ -82,7 +83,8 @@ def compute(spark: SparkSession, read: inputs.JobInputs) -> model.Policy:
         missed = _rows(spark, read.missed, read.missed_files, MISSED_DDL, keys)
         frame = transforms.promise_points(slot_rates, missed, promises, streams)
         points = [row.asDict() for row in frame.collect()]
-    return model.build(points, demands, read)
+    moments = [row.asDict() for row in transforms.cost_moments(slots, streams).collect()]
+    return replace(model.build(points, demands, read), costs=cost_model.cost_rows(moments))
 
 
 def on_spark(
@@ -142,12 +144,17 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
             "pyspark": version("pyspark"),
             "seconds": round(time.monotonic() - started_s, 1),
         }
-        report = {"capacity": found.capacity, "back_test": "not made in this release"}
+        report = {
+            "capacity": found.capacity,
+            "cost_model": found.costs,
+            "back_test": "not made in this release",
+        }
         number = store.publish(found.caps, job=job, report=report, published_by=who)
     capped = [row for row in found.caps if row["cost_per_s"] is not None]
     return {
         "version": number,
         "capacity": found.capacity,
+        "cost_model": found.costs,
         "capped": capped,
         "hours": len(found.caps),
         "job": job,
@@ -161,6 +168,8 @@ def describe(result: dict[str, Any]) -> str:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
         lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}: {value}")
         lines.append(f"    {row['reason']}, {row['points']} intervals")
+    for row in result["cost_model"]:
+        lines += cost_model.describe(row)
     for row in result["capped"][:10]:
         lines.append(f"  {row['volume']} hour {row['hour_of_week']}: at most {row['cost_per_s']:.0f} cost/s")
     if not result["capped"]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -171,10 +171,17 @@ class Classes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``caps`` as ``PolicyStore.publish`` takes them; ``capacity`` one row a (backend, promise)."""
+    """What a run found.
+
+    Attributes:
+        caps: as ``PolicyStore.publish`` takes them.
+        capacity: one row a (backend, promise).
+        costs: one row a backend, as ``cost_model.cost_rows`` makes them.
+    """
 
     caps: list[dict[str, Any]]
     capacity: list[dict[str, Any]]
+    costs: list[dict[str, Any]] = field(default_factory=list)
 
 
 def capacities(points: Iterable[Mapping[str, Any]], former: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 from typing import Final
 
+from pmdaemon.wire.rates import COST_BYTES
+from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
+
 
 def added_up(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     """One row a key: rows of one key, from SQL and from files, are parts of one."""
@@ -105,13 +108,72 @@ def promise_points(rates: DataFrame, missed: DataFrame, promises: DataFrame, str
     )
 
 
+def cost_moments(slots: DataFrame, streams: DataFrame) -> DataFrame:
+    """Sums for ``cost_model.fit``, one row a backend: over slots in which little was under way.
+
+    x is (reads, writes, bytes / 65,536) an I/O of the backend in a slot, y the time at the storage an I/O in
+    us; a slot counts as often as it has I/Os.
+
+    Returns:
+        backend, n, w, y, yy, x2, and x0x0 ... x2x2, x0y, x1y, x2y.
+    """
+    from pyspark.sql import functions as F
+
+    ios = F.col("reads") + F.col("writes")
+    sums = (
+        slots.join(streams, "stream_id")
+        .groupBy("backend", "slot_us")
+        .agg(
+            F.sum("reads").alias("reads"),
+            F.sum("writes").alias("writes"),
+            F.sum(F.coalesce("read_bytes", F.lit(0)) + F.coalesce("write_bytes", F.lit(0))).alias("bytes"),
+            F.sum(F.coalesce("svc_sum_us", F.lit(0))).alias("svc_us"),
+            F.max("covered_us").alias("covered_us"),
+        )
+        .where(
+            (ios >= MIN_IOS)
+            & (F.col("svc_us") > 0)
+            & (F.col("svc_us") < MOST_UNDER_WAY * F.col("covered_us"))
+        )
+    )
+    parts = {
+        "x0": F.col("reads") / ios,
+        "x1": F.col("writes") / ios,
+        "x2": F.col("bytes") / float(COST_BYTES) / ios,
+        "y": F.col("svc_us") / ios,
+    }
+    each = sums.select(
+        "backend", ios.cast("double").alias("w"), *(part.alias(name) for name, part in parts.items())
+    )
+    products = [(a, b) for i, a in enumerate(("x0", "x1", "x2")) for b in ("x0", "x1", "x2")[i:]]
+    products += [("x0", "y"), ("x1", "y"), ("x2", "y"), ("y", "y")]
+    return each.groupBy("backend").agg(
+        F.count("*").alias("n"),
+        F.sum("w").alias("w"),
+        F.sum(F.col("w") * F.col("y")).alias("y"),
+        F.sum(F.col("w") * F.col("x2")).alias("x2"),
+        *(F.sum(F.col("w") * F.col(a) * F.col(b)).alias(f"{a}{b}") for a, b in products),
+    )
+
+
 # -- Columns that the job reads and writes, for pyarrow and Spark alike
 #
 # Input tables come from ``sla_server.db.policies`` as Arrow, and older rows as Parquet files that Spark reads
 # itself; only the columns named here are used.
 
 
-SLOT_COLUMNS: Final = ("slot_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+SLOT_COLUMNS: Final = (
+    "slot_us",
+    "stream_id",
+    "arrived",
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "svc_sum_us",
+    "cost_milli",
+    "covered_us",
+)
 SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
 MISSED_COLUMNS: Final = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")

@@ -3,7 +3,8 @@
 Maintenance and calendars (``plans``) belong to it: each agreement carries what of them concerns it. A change
 makes a new catalog and the rows that record it; the caller puts the catalog in force once the rows are
 durable. Versions of an agreement count up for ever, also over a deletion. A version that ended stays in
-``ended`` until its last slice is judged.
+``ended`` until its last slice is judged, and in ``former`` for ``plans.KEPT_US`` if work was announced to it:
+that counts against the ``max_per_period`` of the versions after it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ JUDGE_BACK_US: Final = 7 * 86_400_000_000
 """How long an ended version is remembered for slices that are still to be judged or revised."""
 _NOT_IN_FORCE: Final = "it is not in force. Apply its document again, or delete it"
 _OVER: Final = "it has ended, and what arrives late for its time is not judged"
+_UNCOUNTED: Final = "it has ended, and work announced in it does not count against max_per_period any more"
 NOBODY: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 
 
@@ -53,6 +55,7 @@ class Catalog:
         volumes: names known, for patterns
         unreadable: name to versions that SQL has as in force and this release cannot read
         plans: maintenance and calendars; ``items`` and ``ended`` carry what of them concerns each
+        former: name to ended versions to which work was announced, oldest first
     """
 
     items: tuple[InForce, ...] = ()
@@ -61,10 +64,22 @@ class Catalog:
     volumes: frozenset[str] = frozenset()
     unreadable: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     plans: Plans = field(default_factory=Plans)
+    former: Mapping[str, tuple[InForce, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def get(self, name: str) -> InForce | None:
         """The version in force."""
         return next((item for item in self.items if item.name == name), None)
+
+    def with_ended(self, item: InForce) -> Catalog:
+        """The same after this version has ended (its time says when), but for ``items``."""
+        assert item.ended_us is not None  # cannot happen: all callers say when
+        after = replace(self, ended=(*self.ended, item))
+        if not _is_planned(item):
+            return after
+        oldest_us = item.ended_us - documents.KEPT_US
+        kept = [one for one in self.former.get(item.name, ()) if (one.ended_us or 0) > oldest_us]
+        former = {**self.former, item.name: (*kept, replace(item, former=()))}
+        return replace(after, former=MappingProxyType(former))
 
     def without_unreadable(self, name: str, now_us: int) -> tuple[Catalog, Rows]:
         """The same without the unreadable versions of this name, and the rows that end them."""
@@ -106,37 +121,64 @@ def from_rows(
     plans, unread = documents.from_rows(others, now_us)
     items: list[InForce] = []
     ended: list[InForce] = []
+    former: dict[str, tuple[InForce, ...]] = {}
     highest: dict[str, int] = {}
     events: Rows = unread
     unreadable: dict[str, tuple[int, ...]] = {}
     known: Row = {}
     for row in agreements:
         highest[row["name"]] = max(row["version"], highest.get(row["name"], 0))
-        if row["ended_us"] is not None and row["ended_us"] <= now_us - JUDGE_BACK_US:
+        is_judged = row["ended_us"] is None or row["ended_us"] > now_us - JUDGE_BACK_US
+        if not is_judged and not _may_be_planned(row, plans, now_us):
             continue
         try:
             agreement = Agreement.from_spec(row["spec"], known)
         except ValidationError as exc:
             if row["ended_us"] is None:
                 unreadable[row["name"]] = (*unreadable.get(row["name"], ()), row["version"])
-            events.append(_unreadable(row, exc, now_us))
+            events.append(_unreadable(row, exc, now_us, is_judged))
             continue
         item = InForce(agreement, row["version"], row["applied_us"], ended_us=row["ended_us"])
-        (items if row["ended_us"] is None else ended).append(item)
+        item = plans.attach(_after(item, former.get(item.name, ())))
+        if is_judged:
+            (items if row["ended_us"] is None else ended).append(item)
+        if row["ended_us"] is not None and _is_planned(item):
+            former[item.name] = (*former.get(item.name, ()), replace(item, former=()))
     catalog = Catalog(
-        items=plans.attach_all(tuple(sorted(items, key=lambda item: item.name))),
-        ended=plans.attach_all(tuple(ended)),
+        items=tuple(sorted(items, key=lambda item: item.name)),
+        ended=tuple(ended),
         highest=MappingProxyType(highest),
         volumes=frozenset(volumes),
         unreadable=MappingProxyType(unreadable),
         plans=plans,
+        former=MappingProxyType(former),
     )
     return catalog, events
 
 
-def _unreadable(row: Row, error: ValidationError, now_us: int) -> tuple[str, Row]:
+def _after(item: InForce, former: tuple[InForce, ...]) -> InForce:
+    """A version with those before it whose announced work counts against what it allows."""
+    is_limited = item.agreement.spec.maintenance.max_per_period is not None
+    return replace(item, former=former) if is_limited and former else item
+
+
+def _is_planned(item: InForce) -> bool:
+    """Whether work was announced to a version that has ended, for the time it was in force."""
+    return item.planned_us(item.applied_us, item.ended_us or item.applied_us) > 0
+
+
+def _may_be_planned(row: Row, plans: Plans, now_us: int) -> bool:
+    """The same of a row, before the effort of reading it: nearly always it is not."""
+    applied_us, ended_us = row["applied_us"], row["ended_us"]
+    if ended_us <= now_us - documents.KEPT_US:
+        return False
+    own = ((row["spec"].get("spec") or {}).get("maintenance") or {}).get("windows")
+    return bool(own) or any(any(work.spans(applied_us, ended_us)) for work in plans.works)
+
+
+def _unreadable(row: Row, error: ValidationError, now_us: int, is_judged: bool) -> tuple[str, Row]:
     is_over = row["ended_us"] is not None
-    severity, so = ("warning", _OVER) if is_over else ("critical", _NOT_IN_FORCE)
+    severity, so = ("warning", _OVER if is_judged else _UNCOUNTED) if is_over else ("critical", _NOT_IN_FORCE)
     what = f"agreement {row['name']} version {row['version']}"
     text = f"{what} was stored by another release and cannot be read; {so}"
     details = {"version": row["version"], "problem": describe(error)}
@@ -173,7 +215,6 @@ def apply(
     catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
     by_name = {item.name: item for item in catalog.items}
-    ended = list(catalog.ended)
     highest = dict(catalog.highest)
     new: list[InForce] = []
     for loaded in agreed:
@@ -182,13 +223,14 @@ def apply(
         if changed:
             # The new version's first instant is the old one's last: a slice has exactly one judge.
             highest[name] = highest.get(name, 0) + 1
-            by_name[name] = plans.attach(InForce(loaded.agreement, highest[name], now_us))
-            new.append(by_name[name])
-            catalog, former = catalog.without_unreadable(name, now_us)
-            rows += former
+            catalog, unread = catalog.without_unreadable(name, now_us)
+            rows += unread
             if old is not None:
-                ended.append(replace(old, ended_us=now_us))
+                catalog = catalog.with_ended(replace(old, ended_us=now_us))
                 rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
+            item = InForce(loaded.agreement, highest[name], now_us)
+            by_name[name] = plans.attach(_after(item, catalog.former.get(name, ())))
+            new.append(by_name[name])
             rows += _applied_rows(by_name[name], loaded.text, old, who)
         applied.append({"name": name, "version": by_name[name].version, "changed": changed})
     items = tuple(by_name[name] for name in sorted(by_name)) if new else catalog.items
@@ -207,7 +249,7 @@ def apply(
     problems += thresholds.check_measurable((each for item in new for each in item.all_promises), known)
     if problems:
         raise AgreementsRefused(problems)
-    after = replace(catalog, items=items, ended=tuple(ended), highest=MappingProxyType(highest))
+    after = replace(catalog, items=items, highest=MappingProxyType(highest))
     return Change(after, rows, applied, warnings)
 
 
@@ -278,11 +320,8 @@ def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
     old = catalog.get(name)
     after, rows = catalog.without_unreadable(name, now_us)
     if old is not None:
-        after = replace(
-            after,
-            items=tuple(item for item in after.items if item.name != name),
-            ended=(*after.ended, replace(old, ended_us=now_us)),
-        )
+        after = after.with_ended(replace(old, ended_us=now_us))
+        after = replace(after, items=tuple(item for item in after.items if item.name != name))
         rows.append(("agreements", {"name": name, "version": old.version, "ended_us": now_us}))
     if not rows:
         return None

@@ -40,6 +40,7 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
+from sla_server.ownership import Ownership
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
@@ -57,6 +58,7 @@ from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
+from sla_server.services.volume_gate import GatewayChange, VolumeGate
 
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
@@ -79,6 +81,7 @@ class Services:
         record_sender: RecordSender,
         start: Start,
         clock: Clock,
+        ownership: Ownership = "first",
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows nobody yet.
@@ -108,6 +111,7 @@ class Services:
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
         self._thresholds = ThresholdSets()
+        self._gate = VolumeGate(ownership, start.claims)
         self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
         self._second_ns = 0
@@ -131,15 +135,23 @@ class Services:
         for gateway_id, name in start.awaited.items():
             self._problems.name(gateway_id, name)
         for gateway in start.gateways:
-            controller.gateway_up(gateway.gateway_id, gateway.name, gateway.exports, now_ns)
-            controller.add_streams(gateway.gateway_id, gateway.streams)
+            if gateway.is_away:
+                streams = self._gate.streams(gateway.gateway_id, gateway.streams, now_us)
+                controller.gateway_away(gateway.gateway_id, gateway.name, streams)
+                continue
+            own = self._gate.up(
+                gateway.gateway_id, gateway.name, gateway.exports, None, now_us, is_start=True
+            )
+            controller.gateway_up(gateway.gateway_id, gateway.name, own.exports or [], now_ns)
+            streams = self._gate.streams(gateway.gateway_id, gateway.streams, now_us)
+            controller.add_streams(gateway.gateway_id, streams)
 
     # Messages in.
 
     def on_message(self, sender: str, payload: bytes, now_ns: int, now_us: int) -> None:
         """One message of a mailbox; what cannot be read is logged and counted, nothing else."""
         try:
-            parsed = frame.decode(payload)
+            parsed = frame.decode_own(payload)
             handler = self._handlers.get(parsed.kind)
             if handler is None:
                 raise WireError(f"frames of kind {parsed.kind} are not for services")
@@ -162,7 +174,7 @@ class Services:
         for at, cut in read_cuts(message, lambda bad: self._note_bad(sender, bad)):
             self.controller.add_cut(cut, said.recv_us[at], said.offset_us[at], said.live[at], now_ns)
 
-    def _gateway(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
+    def _gateway(self, sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = GatewayReport.parse(message.header)
         gateway_id, name, state = report.gateway_id, report.name, report.state
         self._pairs.add(sender)
@@ -176,22 +188,36 @@ class Services:
         else:
             self._attendance.settled(gateway_id)
         if state in _GONE:
+            self._gate.lost(gateway_id)
             self.controller.gateway_lost(gateway_id, report.reason, now_ns)
             return
         if state == "up":
             self._problems.name(gateway_id, name)
-            exports = report.exports or []
-            volumes = [export["volume"] for export in exports]
             self.controller.set_features(gateway_id, report.features or ())
-            self.controller.gateway_up(gateway_id, name, exports, now_ns)
+            self._open_gate(
+                self._gate.up(gateway_id, name, report.exports or [], report.listed, now_us), now_ns
+            )
             self.controller.cuts_dropped(gateway_id, report.dropped)
-            self._learn(volumes)
-            self._thresholds.announced(gateway_id, volumes)
 
-    def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, _now_us: int) -> None:
+    def _open_gate(self, change: GatewayChange, now_ns: int) -> None:
+        """What of a gateway's volumes counts is different, or it is announced."""
+        gateway_id = change.gateway_id
+        if change.gone:
+            self.controller.forget_volumes(gateway_id, change.gone)
+        if change.exports is not None:
+            self.controller.gateway_up(gateway_id, change.name, change.exports, now_ns)
+        if change.streams:
+            self.controller.add_streams(gateway_id, change.streams)
+        self._learn(change.volumes)
+        self._thresholds.announced(gateway_id, change.volumes)
+
+    def _streams_seen(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         seen = StreamsSeen.parse(message.header)
-        self.controller.add_streams(seen.gateway_id, seen.streams)
-        volumes = [stream["volume"] for stream in seen.streams]
+        streams = self._gate.streams(seen.gateway_id, seen.streams, now_us)
+        if not streams:
+            return
+        self.controller.add_streams(seen.gateway_id, streams)
+        volumes = [stream["volume"] for stream in streams]
         self._learn(volumes)
         self._thresholds.seen(seen.gateway_id, volumes)
 
@@ -260,6 +286,11 @@ class Services:
         """See ``requests.Desk``."""
         return self._policy.version or None
 
+    @property
+    def gate(self) -> VolumeGate:
+        """See ``requests.Desk``."""
+        return self._gate
+
     def carried(self) -> Mapping[str, Collection[str]]:
         """See ``requests.Desk``."""
         return self._thresholds.volumes
@@ -284,6 +315,8 @@ class Services:
         """Act on what was found, decide, and post."""
         while not self.sql_worker.found.empty():
             self._take(self.sql_worker.found.get_nowait(), now_us)
+        for change in self._gate.take():
+            self._open_gate(change, now_ns)
         self._documents.deliver()
         self._decide(now_ns, now_us)
         if self._new_volumes and self.changes.idle:
@@ -318,6 +351,7 @@ class Services:
             standing = self._standings[key]
             remaining = standing.budget.remaining_ratio
             self.controller.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
+        self._gate.learn(found.claims)
         self._shown.processes = found.processes
         self._shown.add(found.events, now_us)
         if found.policy_looked:
@@ -378,18 +412,20 @@ class Services:
         shown = self._shown.compose(view, self.mode, self._standings, policy, now_us, trouble)
         for row in shown["processes"]:
             row["pressure"] = self._pressures.of(row["name"], now_ns)
-        shown["problems"] = self._problems.now(now_ns) + self._shown.problems(now_us)
+        shown["problems"] = self._problems.now(now_ns) + self._gate.problems() + self._shown.problems(now_us)
         self._outbox.put("appserver", snapshot_frame(shown), key="snapshot")
 
     def _miss_gateways(self, now_ns: int, now_us: int) -> None:
         rows = self._attendance.overdue(now_ns, now_us)
         for table, row in rows:
             if table == "gateways":
+                self._gate.lost(row["gateway_id"])
                 self.controller.gateway_lost(row["gateway_id"], row["reason"], now_ns)
         self._note(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
-        made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), tuple(caps.clients) or None)
+        clients, groups = tuple(caps.clients) or None, tuple(caps.groups) or None
+        made = CapSet(caps.gen, caps.lease_us, tuple(caps.caps), clients, groups)
         pair = self._pair_of.get(caps.gateway_id, FIRST_PAIR)
         try:
             order = CapsOrder.of(caps.gateway_id, made).encode()

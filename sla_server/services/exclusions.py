@@ -70,4 +70,8 @@ def key_of(item: InForce) -> tuple[object, ...]:
     """What the answer depends on: equal keys have equal answers. Parts of agreements are shared objects."""
     spec = item.agreement.spec
     parts = (spec.service_hours, spec.maintenance, spec.window)
-    return (*(id(part) for part in parts), tuple(map(id, item.work)), tuple(map(id, item.calendar)))
+    key = (*(id(part) for part in parts), tuple(map(id, item.work)), tuple(map(id, item.calendar)))
+    if spec.maintenance.max_per_period is None or not (spec.maintenance.windows or item.work):
+        return key
+    # How much of it is used up depends on when which version was in force.
+    return (*key, item.applied_us, item.ended_us, tuple(map(id, item.former)))

@@ -21,7 +21,7 @@ from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.fields import Document
 from sla_server.agreements.load import KINDS, Loaded
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
-from sla_server.agreements.periods import SECOND_US, period_bounds, planned_us
+from sla_server.agreements.periods import SECOND_US, period_bounds
 from sla_server.agreements.promise import InForce
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
@@ -237,4 +237,4 @@ def _is_too_much(item: InForce, span: tuple[int, int]) -> bool:
     if most_s is None:
         return False
     start_us, end_us = period_bounds(spec.window, span[1] - 1)
-    return planned_us(item.agreement, item.work, start_us, max(end_us, span[1])) > most_s * SECOND_US
+    return item.planned_us(start_us, max(end_us, span[1])) > most_s * SECOND_US

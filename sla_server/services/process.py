@@ -28,6 +28,7 @@ from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
+from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.core import Services
@@ -70,6 +71,10 @@ class ProcessConfig(Protocol):
     def database(self) -> DatabaseConfig:
         """Table ``[database]``."""
 
+    @property
+    def volume_ownership(self) -> Ownership:
+        """Which gateway a volume belongs to."""
+
 
 def run(config: ProcessConfig, stop: Stop) -> int:
     """Run until ``stop``; the exit status.
@@ -101,7 +106,15 @@ def run(config: ProcessConfig, stop: Stop) -> int:
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             controller = Controller(config.services.control)
             services = Services(
-                config.services, controller, sql_worker, documents, outbox, record_sender, start, clock
+                config.services,
+                controller,
+                sql_worker,
+                documents,
+                outbox,
+                record_sender,
+                start,
+                clock,
+                config.volume_ownership,
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))

@@ -13,12 +13,14 @@ import difflib
 import math
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.requests import (
@@ -29,6 +31,7 @@ from sla_server.requests import (
     ModeSet,
     ThrottleRelease,
     ThrottleSet,
+    VolumesDecision,
 )
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
@@ -37,6 +40,7 @@ from sla_server.services.documents import DocumentParser
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
 from sla_server.services.sql_worker import SqlWorker
+from sla_server.services.volume_gate import DecisionRefused, VolumeGate
 
 log = structlog.get_logger("requests")
 Body = dict[str, Any]
@@ -75,6 +79,10 @@ class RequestTarget(Protocol):
     def carried(self) -> Mapping[str, Collection[str]]:
         """Gateways announced, and the volumes of each."""
 
+    @property
+    def gate(self) -> VolumeGate:
+        """Which gateway a volume belongs to."""
+
 
 class Requests:
     """See the module."""
@@ -93,6 +101,8 @@ class Requests:
             "mode": self._mode,
             "policies_changed": self._policies_changed,
             "gateway_list": self._gateway_list,
+            "volumes_approve": partial(self._volumes, approve=True),
+            "volumes_revoke": partial(self._volumes, approve=False),
         }
 
     def handle(self, header: Body, now_ns: int, now_us: int) -> None:
@@ -226,27 +236,27 @@ class Requests:
 
     def _throttle_set(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleSet.model_validate(raw)
-        if body.volume not in self._desk.changes.catalog.volumes:
-            self._refuse(request, 404, f"no volume {body.volume!r} is known", "See 'sla get volumes'")
-            return
-        if not self._desk.controller.can_throttle(body.volume):
-            problem = f"volume {body.volume!r} is only counted on its host, beside the I/O path"
-            self._refuse(request, 422, problem, "Throttle volumes that a gateway exports over NBD")
-            return
-        client = body.client or ""
-        refusal = self._desk.controller.why_no_client_cap(body.volume, client) if client else None
+        client, group, weights = body.client or "", body.group or "", body.volumes or {}
+        volume, controller = body.volume or "", self._desk.controller
+        refusal = self._why_not_throttled(body)
         if refusal is not None:
-            self._refuse(request, 422, *refusal)
+            self._refuse(request, *refusal)
             return
         rates = {
             "cost_per_s": body.cost_per_s,
             "ops_per_s": body.iops,
             "bytes_per_s": body.bytes_per_s,
+            "burst_s": body.burst_s,
         }
-        effect = self._desk.controller.manual_effect(body.volume, **rates, client=client)
+        if group:
+            effect = controller.group_effect(weights, Rates(**rates))
+        else:
+            effect = controller.manual_effect(volume, **rates, client=client)
         if effect.broken and not body.force:
+            shared = f"its volumes, while all of them use their shares of group {group!r}"
+            subject = shared if group else repr(volume)
             problem = (
-                f"that is below what is promised for {body.volume!r}: {'; '.join(effect.broken)}. Its I/Os "
+                f"that is below what is promised for {subject}: {'; '.join(effect.broken)}. Its I/Os "
                 f"would wait, and the wait counts against the promise. What would hold is {effect.held_text}"
                 + (", its floor" if effect.is_lifted else "")
             )
@@ -254,29 +264,45 @@ class Requests:
             return
         throttle_id = str(uuid.uuid4())
         until_us = None if body.duration_s is None else now_us + math.ceil(body.duration_s * 1e6)
-        self._desk.controller.manual_set(
+        controller.manual_set(
             throttle_id,
-            body.volume,
+            volume,
             **rates,
             until_unix_us=until_us,
             who=who,
             reason=body.reason,
+            group=group,
+            weights=weights,
             client=client,
         )
         after = {**body.model_dump(), "throttle_id": throttle_id, "until_us": until_us}
         after["breaks"] = list(effect.broken)
-        rows = [audit_row(who, "throttle-set", body.volume, now_us, after=after)]
+        rows = [audit_row(who, "throttle-set", volume or f"group {group}", now_us, after=after)]
         answer = {"throttle_id": throttle_id, "breaks": after["breaks"]}
         if effect.is_lifted:
             answer["holds"] = effect.held_text
         self._when_durable(request, rows, answer)
 
+    def _why_not_throttled(self, body: ThrottleSet) -> tuple[int, str, str] | None:
+        """Status, problem and what to do; None if it can be set."""
+        controller = self._desk.controller
+        for volume in sorted(body.volumes or {}) if body.group else (body.volume or "",):
+            if volume not in self._desk.changes.catalog.volumes:
+                return 404, f"no volume {volume!r} is known", "See 'sla get volumes'"
+            if not controller.can_throttle(volume):
+                problem = f"volume {volume!r} is only counted on its host, beside the I/O path"
+                return 422, problem, "Throttle volumes that a gateway exports over NBD"
+        if body.group:
+            return controller.why_no_group_cap(body.group, body.volumes or {})
+        refusal = controller.why_no_client_cap(body.volume or "", body.client) if body.client else None
+        return None if refusal is None else (422, *refusal)
+
     def _throttle_release(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleRelease.model_validate(raw)
         released = self._desk.controller.manual_release(
-            volume=body.volume, throttle_id=body.throttle_id, who=who, client=body.client
+            volume=body.volume, throttle_id=body.throttle_id, who=who, client=body.client, group=body.group
         )
-        subject = body.volume or body.throttle_id or ""
+        subject = f"group {body.group}" if body.group else body.volume or body.throttle_id or ""
         if body.client is not None:
             subject = f"{subject}/{body.client}"
         if not released:
@@ -332,6 +358,15 @@ class Requests:
             audit_row(who, action, body.address, now_us, after={"name": body.name}),
         ]
         self._when_durable(request, rows, body.model_dump())
+
+    def _volumes(self, request: str, who: str, raw: Body, now_us: int, *, approve: bool) -> None:
+        body = VolumesDecision.model_validate(raw)
+        try:
+            rows, answer = self._desk.gate.decide(body.volumes, body.gateways, who, now_us, approve=approve)
+        except DecisionRefused as exc:
+            self._refuse(request, exc.code, exc.problem, exc.fix)
+        else:
+            self._when_durable(request, rows, answer)
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)

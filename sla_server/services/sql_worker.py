@@ -21,6 +21,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
+from sla_server.ownership import VolumeClaim
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
@@ -62,13 +63,14 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SqlState:
-    """The result of one look."""
+    """The result of one look; ``claims``: that changed since the look before."""
 
     judgement: Judgement = field(default_factory=Judgement)
     processes: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     policy_looked: bool = False
     policy: PublishedPolicy | None = None
+    claims: list[VolumeClaim] = field(default_factory=list)
 
 
 def hour_of_week(now_us: int) -> int:
@@ -94,6 +96,7 @@ class SqlWorker:
         self._policy_at_ns = 0
         self._policy_hour = -1
         self._trouble = ""
+        self._claims_version = 0
         self._interrupted = False  # the last look read what is shown, but not all that is judged
 
     @property
@@ -173,6 +176,7 @@ class SqlWorker:
             self._store.processes(),
             self._store.newest_events(SHOWN_EVENTS, now_us + AHEAD_US),
         )
+        claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
         policy = self._look_at_policies(now_us) if policy_due else None
         # Last, because what it judges must not be thrown away by a later read that fails.
@@ -180,7 +184,8 @@ class SqlWorker:
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
             self._note_away(judgement.interrupted)
-        return SqlState(judgement, processes, events, policy_due, policy)
+        self._claims_version = max((claim.version for claim in claims), default=self._claims_version)
+        return SqlState(judgement, processes, events, policy_due, policy, claims)
 
     def _is_policy_due(self, now_us: int) -> bool:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns

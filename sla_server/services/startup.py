@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pmdaemon.runtime.clock import Clock
-from sla_server.agreements.thresholds import CGROUP_PREFIX, HOST_PREFIX
+from sla_server.agreements.thresholds import CGROUP_PREFIX, GROUP_PREFIX, HOST_PREFIX, QEMU_PREFIX
+from sla_server.ownership import VolumeClaim
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
+from sla_server.services.control.windows import RETIRED_S
 from sla_server.services.requests import BACKEND_MODES
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
@@ -33,12 +35,14 @@ class KnownGateway:
     Attributes:
         exports: of the volumes that some client has used; the next registration completes them
         streams: as in STREAMS_SEEN
+        is_away: it was lost before us, less than ``RETIRED_S`` ago: promises still need what it measures
     """
 
     gateway_id: str
     name: str
     exports: list[Row]
     streams: list[Row]
+    is_away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Start:
         awaited: gateway_id to name of all that were not known to be lost: they should come back
         rows: to record: what was noticed while reading
         policy_version: 0 if none was ever in force
+        claims: of gateways to volumes
     """
 
     catalog: Catalog = field(default_factory=Catalog)
@@ -60,6 +65,7 @@ class Start:
     rows: Rows = field(default_factory=list)
     mode: str = "observe"
     backend_modes: dict[str, str] = field(default_factory=dict)
+    claims: list[VolumeClaim] = field(default_factory=list)
     policy_version: int = 0
     policy_applied_us: int = 0
     rollup_s: int = 60
@@ -96,7 +102,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     gateways = store.gateways()
     return Start(
         catalog=catalog,
-        gateways=_gateways(gateways, store.streams(), volumes),
+        gateways=_gateways(gateways, store.streams(), volumes, now_us),
         awaited={row["gateway_id"]: row["name"] for row in gateways if row["state"] != "lost"},
         throttles=store.throttles_in_force(),
         episodes=store.open_episodes(),
@@ -107,6 +113,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         policy_version=version,
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
+        claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],
     )
 
 
@@ -120,17 +127,20 @@ def _source_of(volume: str) -> str:
     """Whose statistics a volume's are (messages.md, "Sources"): the kind is not in SQL, but in the name."""
     if volume.startswith(HOST_PREFIX):
         return "host"
+    if volume.startswith((QEMU_PREFIX, GROUP_PREFIX)):
+        return "qemu"
     return "cgroup" if volume.startswith(CGROUP_PREFIX) else "nbd"
 
 
-def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> list[KnownGateway]:
+def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row], now_us: int) -> list[KnownGateway]:
     by_volume = {row["volume"]: row for row in volumes}
     known = []
     streams_of: dict[str, list[Row]] = {}
     for row in streams:
         streams_of.setdefault(row["gateway_id"], []).append(row)
     for gateway in gateways:
-        if gateway["state"] not in CONNECTED:
+        is_away = gateway["state"] not in CONNECTED
+        if is_away and gateway.get("last_cut_us", 0) < now_us - RETIRED_S * 1_000_000:
             continue
         own = streams_of.get(gateway["gateway_id"], [])
         backend_of = {row["volume"]: row["backend"] for row in own}
@@ -153,5 +163,5 @@ def _gateways(gateways: list[Row], streams: list[Row], volumes: list[Row]) -> li
             }
             for row in own
         ]
-        known.append(KnownGateway(gateway["gateway_id"], gateway["name"], exports, named))
+        known.append(KnownGateway(gateway["gateway_id"], gateway["name"], exports, named, is_away))
     return known

@@ -48,6 +48,10 @@ class SqlReads:
         """volume, backend, size_bytes, read_only of the volumes ever seen."""
         return self._reader.volumes()
 
+    def volume_owners(self, after_version: int = 0) -> list[Row]:
+        """Claims of gateways to volumes that changed since that version."""
+        return self._reader.volume_owners(after_version)
+
     def gateways(self) -> list[Row]:
         """gateway_id, name, state of the gateways ever seen."""
         return self._reader.gateways()

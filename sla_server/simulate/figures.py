@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -154,7 +154,7 @@ def figures_of(plan: Plan, run: ModeRun, off: ModeFigures | None) -> ModeFigures
     names = sorted({stream.volume for stream in run.logs})
     return ModeFigures(
         run.mode,
-        [_of_promise(plan, promise, arrays) for promise in plan.contract.promises],
+        _of_promises(plan, arrays),
         [_of_target(plan, run, name, arrays, base.get(name)) for name in names],
         [_of_target(plan, run, name, arrays, base.get(name)) for name in _divided(plan)],
         dict(sorted(kinds.items())),
@@ -194,6 +194,22 @@ def _percentile(latency: Floats, percentile: float) -> float | None:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
+
+
+def _of_promises(plan: Plan, arrays: Mapping[Stream, dict[str, npt.NDArray[Any]]]) -> list[PromiseFigures]:
+    """Figures of each promise; of those that promise the same of the same requests they are made once."""
+    known: dict[tuple[Promise, Applicability], PromiseFigures] = {}
+    found = []
+    for promise in plan.contract.promises:
+        clauses = plan.contract.clauses.get(promise.key, Applicability())
+        same = replace(promise, sla="", objective="", version=0), clauses
+        figures = known.get(same)
+        if figures is None or promise.sla in plan.contract.excusable:
+            figures = _of_promise(plan, promise, arrays)
+        if promise.sla not in plan.contract.excusable:
+            known[same] = figures
+        found.append(replace(figures, sla=promise.sla, objective=promise.objective))
+    return found
 
 
 def _of_promise(

@@ -1,8 +1,8 @@
 """Lets a plan run in one mode: builds the world, feeds it, and keeps what happened.
 
     off       no controller: what happens if nothing is done
-    observe   the controller decides what it would do first, and does nothing
-    enforce   it acts
+    observe   the controller decides what it would do first, and acts for agreements that say enforce alone
+    enforce   it acts, but for agreements that say observe
 
 A plan has one or more spans of time; each is a world of its own that begins idle, with a controller that
 knows nothing. Loads, devices and phases of polls depend on the seed alone, so that modes differ by what
@@ -158,6 +158,7 @@ def made_controller(plan: Plan, mode: str) -> Controller:
     """A controller that knows the plan's agreements and nothing else."""
     controller = Controller(plan.settings)
     controller.set_agreements(plan.contract.promises, plan.contract.classes)
+    controller.set_agreement_modes(plan.contract.modes)
     controller.set_mode("enforce" if mode == "enforce" else "observe")
     for promise in plan.contract.promises:
         controller.set_budget(promise.key, 0.0, plan.budget_left)

@@ -82,6 +82,8 @@ class Contract:
     """Agreements with service hours or announced work, by name: at times nothing is promised."""
     left_out: Sequence[str] = ()
     """Objectives that are not simulated, with their indicator."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Agreements with a mode of their own (``control``), by name."""
 
     def excused(self, sla: str, from_us: int, to_us: int) -> str | None:
         """Why nothing is promised by an agreement in a slice, us UTC; None: the promise holds."""
@@ -96,9 +98,14 @@ class Contract:
     @property
     def notes(self) -> list[str]:
         """What the reader of the result must know."""
-        if not self.left_out:
-            return []
-        return [f"Not simulated: {', '.join(self.left_out)}. Only latency at a percentile is."]
+        found = []
+        if self.left_out:
+            found.append(f"Not simulated: {', '.join(self.left_out)}. Only latency at a percentile is.")
+        for mode, does in (("observe", "only logs"), ("enforce", "acts")):
+            names = ", ".join(name for name, own in self.modes.items() if own == mode)
+            if names:
+                found.append(f"control: {mode} of {names}: for it control {does} in both modes.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,8 @@ def contract_of(agreements: Sequence[Agreement], plans: Plans | None = None) -> 
     clauses = {(a.name, o.name): o.applicability for a in agreements for o in a.judged}
     excusable = {item.name: item for item in in_force if _is_excusable(item)}
     left_out = [f"{p.sla}/{p.objective} ({p.metric})" for p in _others(in_force)]
-    return Contract(promises(in_force), classes(in_force), clauses, excusable, left_out)
+    modes = {a.name: mode for a in agreements if (mode := a.spec.control)}
+    return Contract(promises(in_force), classes(in_force), clauses, excusable, left_out, modes)
 
 
 def _is_excusable(item: InForce) -> bool:
@@ -250,6 +258,10 @@ def parse_load(text: str) -> Load:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals:
+            last = list(tree)[-1] if tree else ""
+            if last and part.isdecimal() and tree[last].isdecimal():
+                problem = f"{last}={tree[last]},{part}: a comma ends a value"
+                raise BadSetup(where, problem, f"Write {last}={tree[last]}{part}")
             raise BadSetup(where, f"{part!r} is not key=value", "Write for example volume=greedy,depth=32")
         tree[key.strip()] = value.strip()
     return _validated(Load, tree, where)

@@ -1,4 +1,4 @@
-"""A greedy client and a promised one on the same volume: the greedy one is held, the promised one is not."""
+"""Clients of one volume, and volumes of one group: who is held, who is not, and what people are shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with Stage(tmp_path_factory.mktemp("shared")) as stage:
         stage.start_disk()
         stage.start_server()
-        volumes = {"erp-db": stage.disk_uri.format("erp-db")}
+        volumes = {name: stage.disk_uri.format(name) for name in ("erp-db", "copies")}
         stage.start_agent(Agent("gateway-a", volumes, extra_toml='client_rule = "export-suffix"'))
         stage.wait(stage.gateways_up, "the gateway")
         path = stage.folder / "host-a.yaml"
@@ -117,3 +117,33 @@ def test_a_client_is_throttled_by_hand_and_released(shared: Stage, driver: Drive
     shared.wait(lambda: not throttles(shared), "the client released")
     for load in loads:
         driver.stop(load)
+
+
+def test_volumes_share_a_cap_as_a_group_and_are_released(shared: Stage, driver: Driver) -> None:
+    where = shared.agents[0].socket(shared)
+    loads = [driver.start(where, f"{volume}@host-a", depth=4) for volume in ("erp-db", "copies")]
+    asked = ("--group", "night", "erp-db=3", "copies", "--iops", "40", "--reason", "test", "--force")
+    assert "group night: throttled until" in shared.sla("throttle", "set", *asked).stdout
+    row = shared.wait(
+        lambda: next((row for row in throttles(shared) if row["state"] == "seen"), None),
+        "the rate of both volumes together seen within their cap",
+    )
+    assert (row["volume"], row["group_name"], row["members"]) == ("", "night", {"erp-db": 3, "copies": 1})
+    before = [len(load.done) for load in loads]
+    shared.wait(lambda: len(loads[0].done) >= before[0] + 120, "the heavier volume at work")
+    done = [len(load.done) - count for load, count in zip(loads, before, strict=True)]
+    assert 0 < done[1] < done[0]
+    shared.wait(lambda: throttles(shared)[0]["worst_hold_us"] > 0, "how long its I/Os were held")
+    shown = shared.sla("get", "throttles").stdout
+    assert "night" in shown, shown
+    why = " ".join(shared.sla("why", "copies").stdout.split())
+    assert "for all volumes of group night together" in why, why
+    refused = shared.sla("throttle", "set", "--group", "day", *asked[2:], check=False)
+    assert refused.returncode
+    assert "is in group 'night'" in refused.stderr
+    released = shared.sla("throttle", "release", "--group", "night").stdout
+    assert released == "group night: released 1 throttle\n"
+    shared.wait(lambda: not throttles(shared), "the group released")
+    for load in loads:
+        driver.stop(load)
+        assert not load.errors

@@ -36,8 +36,11 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
 from tests.support import api
 from tests.support.browser import (
+    OVER_A_SILENCE,
+    WORDS_OF_A_LOOP,
     console_errors,
     fresh_page,
+    from_module,
     running,
     settle,
     take_screenshot,
@@ -160,6 +163,8 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             # The axis is a minute at least, and no longer than the page has been fed.
             assert 60 <= last_s - first_s < max(60.0, time.time() - began_s) + 15
             assert "of the last 15 min" not in text(driver, "#chart-title")
+            assert from_module(driver, "chart.js", OVER_A_SILENCE).count("M") == 2, "no line is drawn over it"
+            assert "to keep b/x, a/x" in from_module(driver, "format.js", WORDS_OF_A_LOOP)
     finally:
         site.close()
         site.mailbox.close()

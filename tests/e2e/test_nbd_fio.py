@@ -20,7 +20,8 @@ import pytest
 
 from gateway_agent.config import AgentConfig
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from gateway_agent.nbd.handshake import HandshakeState
+from gateway_agent.nbd.upstream_handshake import ClientHandshake
 from pmdaemon.runtime.config import show
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import COLUMNS
@@ -99,8 +100,8 @@ class Processes:
     def link(self) -> Link:
         return Link(self.connected("nbd-0.sock"))
 
-    def client(self, export: str) -> Client:
-        return Client(self.connected("gw.sock"), export)
+    def client(self, export: str, mode: p.ReplyMode = p.SIMPLE_REPLIES) -> Client:
+        return Client(self.connected("gw.sock"), export, mode)
 
     def logs(self) -> str:
         return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
@@ -170,9 +171,9 @@ class Link:
 class Client:
     """A small NBD client that sees errors as they are."""
 
-    def __init__(self, sock: socket.socket, export: str) -> None:
+    def __init__(self, sock: socket.socket, export: str, mode: p.ReplyMode = p.SIMPLE_REPLIES) -> None:
         self.sock = sock
-        machine = ClientHandshake(export, "gateway")
+        machine = ClientHandshake(export, "gateway", mode=mode)
         while machine.state is not HandshakeState.READY:
             data = self.sock.recv(65_536)
             assert data, "the gateway closed the connection during negotiation"

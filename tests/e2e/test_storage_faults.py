@@ -73,12 +73,19 @@ def newest(stage: Stage, kind: str, since_us: int) -> dict[str, Any] | None:
 
 
 def episode(stage: Stage, since_us: int) -> dict[str, Any]:
-    """The event of the episode that opened since then: after two windows that are over, of three at most."""
+    """The event of the episode that opened since then: after two windows of at most three, or two slices.
+
+    Of slices where I/O that was slow just before their boundary and just after it makes both bad.
+    """
     found: dict[str, Any] = stage.wait(
         lambda: newest(stage, "violation-opened", since_us), "the event of the violation"
     )
     assert found["text"].startswith("erp-gold/latency is violated")
-    assert 2 <= found["details"]["windows_over"] <= found["details"]["windows"] <= 3
+    details = found["details"]
+    if details.get("slices_over") is None:
+        assert 2 <= details["windows_over"] <= details["windows"] <= 3
+    else:
+        assert (details["slices_over"], details["u"] >= 1, details["latency_us"]) == (2, True, None)
     return found
 
 
@@ -176,8 +183,9 @@ def test_storage_that_is_slow(stage: Stage, gold: Load, driver: Driver) -> None:
         driver.start(stage.agents[0].socket(stage), "erp-db", rate_iops=GOLD_IOPS)
         stage.wait(lambda: gold_state(stage) == "violating", "the promise broken by a slow disk")
         found = episode(stage, since_us)
-        assert found["details"]["latency_us"] > 1000 * PROMISE_MS
-        assert (found["details"]["failed_ratio"], found["details"]["windows_stalled"]) == (0, 0)
+        if found["details"]["latency_us"] is not None:  # of windows: slices may hold what failed at the stop
+            assert found["details"]["latency_us"] > 1000 * PROMISE_MS
+            assert (found["details"]["failed_ratio"], found["details"]["windows_stalled"]) == (0, 0)
         stage.wait(
             lambda: (row_of_gold(stage).get("latency_us") or 0) > 1000 * PROMISE_MS, "the latency shown"
         )

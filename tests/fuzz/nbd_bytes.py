@@ -14,12 +14,15 @@ from typing import Final
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import word_of
-from gateway_agent.nbd.buffers import RequestBuffer
-from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState, Open, ServerHandshake, StartTls
-from gateway_agent.nbd.proxy_session import InFlight, ReplyReader
-from tests.fuzz.nbd_clients import negotiate, read_all
-from tests.fuzz.nbd_model import STUCK_S
-from tests.fuzz.nbd_targets import Target
+from gateway_agent.nbd.buffers import InFlight, RequestBuffer
+from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
+from gateway_agent.nbd.handshake import HandshakeState, Open, ServerHandshake, StartTls
+from gateway_agent.nbd.replies import AskedRequests, Replies, ReplyReader, SimpleReplyTranslator
+from gateway_agent.nbd.upstream_handshake import ClientHandshake
+from tests.fuzz.nbd_clients import negotiate, negotiate_as, read_all
+from tests.fuzz.nbd_model import STUCK_S, Request
+from tests.fuzz.nbd_replies import Assembly
+from tests.fuzz.nbd_targets import MODES, Target
 
 FACTS: Final = p.ExportFacts(1 << 30, p.TX_PASSED_ON, p.BlockSizes(512, 4096, 1 << 20))
 EDGES: Final = (0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -59,11 +62,14 @@ def options(rng: random.Random, exports: tuple[str, ...]) -> bytes:
     said = p.CLIENT_FLAGS.pack(rng.choice((1, 3, 3, 3)))
     for _ in range(rng.randrange(1, 6)):
         name = rng.choice((*exports, "", "nope", "x" * 5000))
-        opt = rng.choice((*p.Opt, p.Opt.GO, p.Opt.GO, 9, 10, 77))
+        opt = rng.choice((*p.Opt, p.Opt.GO, p.Opt.GO, p.Opt.STRUCTURED_REPLY, 77))
         if opt in (p.Opt.GO, p.Opt.INFO):
             said += p.option(opt, p.go_data(name, tuple(rng.choices((0, 1, 2, 3, 999), k=rng.randrange(4)))))
+        elif opt in (p.Opt.LIST_META_CONTEXT, p.Opt.SET_META_CONTEXT):
+            queries = rng.choices((p.ALLOCATION, "base:", "x-y:z", ""), k=rng.randrange(4))
+            said += p.option(opt, p.meta_context_data(name, queries))
         else:
-            said += p.option(opt, name.encode() if rng.random() < 0.5 else b"")
+            said += p.option(opt, name.encode() * rng.choice((0, 1, 1, 20)) if rng.random() < 0.5 else b"")
     return said
 
 
@@ -78,15 +84,23 @@ def requests(rng: random.Random) -> bytes:
             rng.getrandbits(3),
             rng.choice((0, 512, 1 << 20, 1 << 40)),
             length,
-            rng.choice((0, 0, 1, 2, 16)),
+            rng.choice((0, 0, 1, 2, 4, 8, 16)),
         )
         said += header + (rng.randbytes(length) if command == p.Cmd.WRITE else b"")
     return said
 
 
-def answers(rng: random.Random) -> bytes:
+def answers(rng: random.Random, mode: p.ReplyMode = p.SIMPLE_REPLIES) -> bytes:
     """What a server may say in negotiation."""
     said, opt = p.greeting(), rng.choice((p.Opt.GO, p.Opt.GO, p.Opt.INFO))
+    if mode.structured:
+        said += p.option_reply(p.Opt.STRUCTURED_REPLY, rng.choice((p.Rep.ACK, p.Rep.ACK, *p.Rep)))
+    if mode.allocation:
+        for found in rng.sample(
+            (p.meta_context(7, p.ALLOCATION), p.meta_context(0, "x"), b"\0"), rng.randrange(3)
+        ):
+            said += p.option_reply(p.Opt.SET_META_CONTEXT, p.Rep.META_CONTEXT, found)
+        said += p.option_reply(p.Opt.SET_META_CONTEXT, rng.choice((p.Rep.ACK, p.Rep.ACK, *p.Rep)))
     infos = [p.info_export(FACTS), p.info_block_size(FACTS.blocks), b"\0\1name", b"\0"]
     for info in rng.sample(infos, rng.randrange(len(infos) + 1)):
         said += p.option_reply(opt, p.Rep.INFO, info)
@@ -126,11 +140,12 @@ def fuzz_server_handshake(rng: random.Random) -> None:
 
 def fuzz_client_handshake(rng: random.Random) -> None:
     """Bytes of an upstream before ``ClientHandshake``."""
+    mode = rng.choice(MODES)
     machine = ClientHandshake(
-        "v", "up", will_transmit=rng.random() < 0.7, wants_block_size=rng.random() < 0.5
+        "v", "up", will_transmit=rng.random() < 0.7, wants_block_size=rng.random() < 0.5, mode=mode
     )
     with contextlib.suppress(NbdProtocolError, UpstreamError):
-        for piece in pieces(rng, mutated(rng, answers(rng))):
+        for piece in pieces(rng, mutated(rng, answers(rng, mode))):
             machine.feed(piece)
     if machine.state is HandshakeState.READY:
         assert machine.facts is not None
@@ -179,7 +194,103 @@ def fuzz_replies(rng: random.Random) -> None:
     assert done + len(inflight) <= asked
 
 
-PARSERS: Final = (fuzz_server_handshake, fuzz_client_handshake, fuzz_intake, fuzz_replies)
+def asked_at_random(rng: random.Random, most: int) -> tuple[AskedRequests, InFlight, list[Request]]:
+    """Requests under way, with cookies from 0 on."""
+    asked, requests = AskedRequests(), []
+    inflight: InFlight = {}
+    for cookie in range(rng.randrange(1, most)):
+        command = rng.choice(
+            (p.Cmd.READ, p.Cmd.READ, p.Cmd.READ, p.Cmd.BLOCK_STATUS, p.Cmd.WRITE, p.Cmd.FLUSH)
+        )
+        length = 0 if command == p.Cmd.FLUSH else rng.choice((1, 512, 5000))
+        flag = {p.Cmd.READ: p.CMD_FLAG_DF, p.Cmd.BLOCK_STATUS: p.CMD_FLAG_REQ_ONE}.get(command, 0)
+        request = Request(cookie, command, rng.choice((0, 4096, 1 << 40)), length, rng.choice((0, flag)))
+        asked.admitted((0, cookie, command, length, request.offset, request.flags, 0))
+        inflight[cookie] = (0, 0, word_of(0, length, failed=False), 0 if command else length)
+        requests.append(request)
+    return asked, inflight, requests
+
+
+def chunks_for(rng: random.Random, request: Request, context_id: int) -> bytes:
+    """What a server with structured replies may say to a request."""
+    cookie, at, left = request.cookie, request.offset, request.length
+    if rng.random() < 0.2:
+        place = at if left and rng.random() < 0.5 else None
+        return p.error_chunk(cookie, rng.choice((p.EIO, p.EINVAL, 99)), "broken", place)
+    if request.command == p.Cmd.BLOCK_STATUS:
+        extents = [(request.length, 0)] * (1 if request.flags else rng.randrange(1, 4))
+        return p.status_chunk(cookie, context_id, extents, True)
+    if request.command != p.Cmd.READ:
+        return rng.choice((p.simple_reply(cookie), p.none_chunk(cookie)))
+    said = b""
+    while left:
+        size = left if request.flags else rng.randrange(1, left + 1)
+        left -= size
+        last = not left and rng.random() < 0.5
+        is_hole = rng.random() < 0.5
+        said += p.hole_chunk(cookie, at, size, last) if is_hole else p.data_chunk_head(cookie, at, size, last)
+        said += b"" if is_hole else rng.randbytes(size)
+        at += size
+        if last:
+            return said
+    return said + p.none_chunk(cookie)
+
+
+def fuzz_chunks(rng: random.Random) -> None:
+    """Bytes of an upstream before ``ChunkReader``; what it calls a success is one by the protocol's rules."""
+    asked, inflight, requests = asked_at_random(rng, 9)
+    said = [chunks_for(rng, request, 7) for request in requests]
+    rng.shuffle(said)
+    reader = ChunkReader("upstream", asked, 7)
+    passed, count = fed(rng, reader, mutated(rng, b"".join(said)), inflight)
+    assert count + len(inflight) <= len(requests)
+    assemblies = {request.cookie: Assembly(request, p.ALLOCATION_ID) for request in requests}
+    while len(passed) >= p.CHUNK_BYTES:
+        if passed.startswith(p.SIMPLE_REPLY_MAGIC.to_bytes(4, "big")):
+            passed = passed[p.SIMPLE_REPLY_BYTES :]
+            continue
+        magic, flags, kind, cookie, length = p.CHUNK.unpack_from(passed)
+        assert magic == p.CHUNK_MAGIC, f"no reply is passed on: {passed[:40].hex()}"
+        payload, passed = passed[p.CHUNK_BYTES :][:length], passed[p.CHUNK_BYTES + length :]
+        if len(payload) == length and kind in (p.Chunk.NONE, p.Chunk.OFFSET_DATA, p.Chunk.OFFSET_HOLE):
+            assemblies[cookie].add(kind, flags, payload)
+        elif kind & p.CHUNK_ERROR_BIT:
+            assemblies[cookie].error = 1
+
+
+def fuzz_translation(rng: random.Random) -> None:
+    """Bytes of an upstream before ``SimpleReplyTranslator``; the client gets whole chunks."""
+    asked, inflight, requests = asked_at_random(rng, 9)
+    requests = [request for request in requests if request.command != p.Cmd.BLOCK_STATUS]
+    said = b""
+    for request in requests:
+        error = rng.choice((0, 0, 0, p.EIO, 99))
+        said += p.simple_reply(request.cookie, error)
+        said += b"" if error or request.command else rng.randbytes(request.length)
+    most = len(inflight)
+    passed, count = fed(rng, SimpleReplyTranslator("upstream", asked), mutated(rng, said), inflight)
+    assert count + len(inflight) <= most
+    assert len(passed) <= 2 * len(said) + 100 * len(requests) + 200
+
+
+def fed(rng: random.Random, reader: Replies, said: bytes, inflight: InFlight) -> tuple[bytes, int]:
+    """What is passed on, and how many requests are complete, until the reader refuses."""
+    kept, passed, count = b"", bytearray(), 0
+    with contextlib.suppress(NbdProtocolError):
+        for piece in pieces(rng, said):
+            view = memoryview(bytearray(kept + piece))
+            usable, finished = reader.feed(view, 0, inflight, 1)
+            assert len(view) - usable < MOST_HEAD_BYTES
+            more = reader.passed(view, usable)
+            assert reader.boundary is None or reader.boundary <= len(more)
+            passed += more
+            kept, count = bytes(view[usable:]), count + len(finished)
+    return bytes(passed), count
+
+
+PARSERS: Final = (
+    fuzz_server_handshake, fuzz_client_handshake, fuzz_intake, fuzz_replies, fuzz_chunks, fuzz_translation
+)  # fmt: skip
 
 
 def fuzz_parsers(rng: random.Random, cases: int) -> None:
@@ -215,7 +326,7 @@ def fuzz_plane(rng: random.Random, target: Target, connections: int) -> None:
 
 def _talk_badly(rng: random.Random, target: Target, sock: socket.socket, is_good: bool) -> None:
     if is_good:
-        negotiate(sock, target.export)
+        negotiate_as(sock, target.export, rng.choice(MODES))
         sock.sendall(mutated(rng, requests(rng)))
     else:
         for piece in pieces(rng, mutated(rng, options(rng, (target.export,)) + requests(rng)))[:50]:

@@ -6,10 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from gateway_agent.nbd import protocol as p
-from tests.fuzz.nbd_model import CHANGES, GATEWAY, Region, Request, Rules
+from tests.fuzz.nbd_model import CHANGES, GATEWAY, PEER, Region, Request, Rules
 
 MAX_TRIES = 200
-DF = 1 << 2
 
 
 @dataclass
@@ -22,6 +21,7 @@ class Plan:
         depth: requests under way at most.
         most_bytes: of one request.
         cuts: disconnects in the middle of a request, at most.
+        mode: how it wants its replies.
     """
 
     seed: int
@@ -31,6 +31,7 @@ class Plan:
     rules: Rules
     is_read_only: bool = False
     cuts: int = 3
+    mode: p.ReplyMode = p.SIMPLE_REPLIES
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -46,12 +47,21 @@ class Chooser:
         self._cookie = self._rng.getrandbits(63)
         self._noise = self._rng.randbytes(plan.most_bytes + 4096)
         self._kinds = ["read"] * 40 + ["refusal"] * 14 + ["twin"] * 2 + ["pause"] * 3 + ["flush"] * 2
+        if plan.mode.allocation:
+            self._kinds += ["status"] * 8
+        if facts.flags & p.TX_SEND_CACHE:
+            self._kinds += ["cache"] * 4
         if not plan.is_read_only:
             self._kinds += ["write"] * 28 + ["zero"] * 7 + ["trim"] * 4 + ["cut"] * 2
 
     def kind(self) -> str:
         """What to do next."""
         return self._rng.choice(self._kinds)
+
+    @property
+    def may_repeat_cookies(self) -> bool:
+        """Whether replies can be told apart: a peer does two of one cookie at once, and chunks mix."""
+        return not (self._plan.mode.structured and self._plan.rules is PEER)
 
     def chance(self, ratio: float) -> bool:
         """True in that share of the cases."""
@@ -72,15 +82,31 @@ class Chooser:
             if kind == "write":
                 found = Request(self._cookie, p.Cmd.WRITE, offset, length, fua, self._payload(length))
             elif kind == "zero":
-                hole = p.CMD_FLAG_NO_HOLE if self.chance(0.5) else 0
-                found = Request(self._cookie, p.Cmd.WRITE_ZEROES, offset, length, fua | hole)
+                found = self._zeroes(offset, length, fua)
             elif kind == "trim":
                 found = Request(self._cookie, p.Cmd.TRIM, offset, length, fua)
             else:
                 break
             if self._region.may_change(found):
                 return found
-        return Request(self._cookie, p.Cmd.READ, *self._range())
+        return self._look(kind)
+
+    def _zeroes(self, offset: int, length: int, fua: int) -> Request:
+        flags, errors = fua | (p.CMD_FLAG_NO_HOLE if self.chance(0.5) else 0), {0}
+        if self._facts.flags & p.TX_SEND_FAST_ZERO and self.chance(0.3):
+            flags, errors = flags | p.CMD_FLAG_FAST_ZERO, {0, p.ENOTSUP}
+        return Request(self._cookie, p.Cmd.WRITE_ZEROES, offset, length, flags, errors=frozenset(errors))
+
+    def _look(self, kind: str) -> Request:
+        """A request that changes nothing."""
+        offset, length = self._range()
+        if kind == "cache":
+            return Request(self._cookie, p.Cmd.CACHE, offset, length)
+        if kind == "status":
+            flags = p.CMD_FLAG_REQ_ONE if self.chance(0.3) else 0
+            return Request(self._cookie, p.Cmd.BLOCK_STATUS, offset, length, flags)
+        flags = p.CMD_FLAG_DF if self._facts.flags & p.TX_SEND_DF and self.chance(0.2) else 0
+        return Request(self._cookie, p.Cmd.READ, offset, length, flags)
 
     def _payload(self, length: int) -> bytes:
         at = self.below(len(self._noise) - length + 1)
@@ -112,9 +138,13 @@ class Chooser:
             offset = self._region.begin if kind == "change" else size - length + unit
             command = self._rng.choice(CHANGES)
             payload = self._payload(length) if command == p.Cmd.WRITE else b""
+            if command == p.Cmd.TRIM and errors == {p.ENOSPC}:
+                errors = frozenset({p.EINVAL})
             return Request(self._cookie, command, offset, length, 0, payload, errors)
         if kind == "command":
-            return Request(self._cookie, self._rng.choice((7, 8, 99, 65535)), 0, length, errors=errors)
+            status = () if self._plan.mode.allocation else (int(p.Cmd.BLOCK_STATUS),)
+            command = self._rng.choice((*status, 8, 99, 65535))
+            return Request(self._cookie, command, 0, length, errors=errors)
         if kind == "read too long":
             blocks = self._facts.blocks
             return Request(self._cookie, p.Cmd.READ, 0, blocks.maximum + blocks.minimum, errors=errors)
@@ -123,7 +153,9 @@ class Chooser:
         return self._bad_flag(length, self._plan.rules.refusals["flag"])
 
     def _bad_flag(self, length: int, errors: frozenset[int]) -> Request:
-        choices = [(p.Cmd.READ, p.CMD_FLAG_NO_HOLE), (p.Cmd.READ, DF), (p.Cmd.READ, 1 << 15)]
+        choices = [(p.Cmd.READ, p.CMD_FLAG_NO_HOLE), (p.Cmd.READ, 1 << 15)]
+        if not self._facts.flags & p.TX_SEND_DF:
+            choices.append((p.Cmd.READ, p.CMD_FLAG_DF))
         if not self._plan.is_read_only:
             choices += [(p.Cmd.WRITE, p.CMD_FLAG_NO_HOLE), (p.Cmd.TRIM, p.CMD_FLAG_NO_HOLE)]
             if not self._facts.flags & p.TX_SEND_FAST_ZERO and self._plan.rules is GATEWAY:

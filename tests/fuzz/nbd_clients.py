@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import ClientHandshake, HandshakeState
+from gateway_agent.nbd.handshake import HandshakeState
+from gateway_agent.nbd.upstream_handshake import Agreed, ClientHandshake
 from tests.fuzz.nbd_choices import Chooser, Plan
 from tests.fuzz.nbd_model import CHANGES, STUCK_S, Region, Request, describe
+from tests.fuzz.nbd_replies import Assembly
 
 QUIET_S = 0.02  # without any event for that long, clients that do not read begin to read again
 
@@ -29,7 +31,7 @@ class Client:
         self._connect = connect
         self._export = export
         self.sock, self.facts = self._open(random.Random(plan.seed))
-        self.region = Region(region[0], read_all(self.sock, *region))
+        self.region = Region(region[0], self._read_apart(*region))
         self._choose = Chooser(plan, self.region, self.facts)
         self.left = plan.operations
         self._cuts_left = plan.cuts
@@ -40,9 +42,17 @@ class Client:
     def _open(self, rng: random.Random) -> tuple[socket.socket, p.ExportFacts]:
         sock = self._connect(rng)
         sock.settimeout(STUCK_S)
-        facts = negotiate(sock, self._export)
+        facts, self._agreed = negotiate_as(sock, self._export, self.plan.mode)
+        assert self._agreed.structured == self.plan.mode.structured
+        assert (self._agreed.context_id is not None) == self.plan.mode.allocation
         sock.setblocking(False)
         return sock, facts
+
+    def _read_apart(self, begin: int, size: int) -> bytes:
+        """A range, read by a connection of its own with simple replies."""
+        with self._connect(random.Random(self.plan.seed)) as sock:
+            negotiate(sock, self._export)
+            return read_all(sock, begin, size)
 
     def _reset(self) -> None:
         self._out = bytearray()
@@ -50,6 +60,7 @@ class Client:
         self._unsent: deque[tuple[int, Request | None]] = deque()  # end position in what is to be sent
         self._queued_pos = self._sent_pos = 0
         self._pending: dict[int, deque[Request]] = {}
+        self._assemblies: dict[int, Assembly] = {}
         self._changing: list[Request] = []
         self._reading: list[Request] = []
         self.does_read = True
@@ -102,19 +113,20 @@ class Client:
             twin = self._choose.request("read")
             if not any(twin.touches(other) for other in self._changing):
                 self._queue(twin)
-                self._queue(twin)
+                if self._choose.may_repeat_cookies:
+                    self._queue(twin)
         else:
             self._planned = self._choose.request(kind)
 
     def _queue(self, request: Request) -> None:
         self._send(request.raw, request)
         self._pending.setdefault(request.cookie, deque()).append(request)
-        if request.errors != {0}:
+        if 0 not in request.errors:
             return
         if request.command in CHANGES:
             self._changing.append(request)
             self._recent.append(request)
-        elif request.command == p.Cmd.READ:
+        elif request.looks:
             self._reading.append(request)
 
     def _send(self, raw: bytes, request: Request | None) -> None:
@@ -165,33 +177,62 @@ class Client:
         assert data, f"the server closed the connection; unanswered: {self._unanswered()}"
         self._in += data
         while len(self._in) >= p.SIMPLE_REPLY_BYTES:
-            magic, error, cookie = p.SIMPLE_REPLY.unpack_from(self._in)
-            assert magic == p.SIMPLE_REPLY_MAGIC, f"no reply: {bytes(self._in[:32]).hex()}"
-            assert cookie in self._pending, f"a reply nobody asked for: error {error}, cookie {cookie:#x}"
-            request = self._pending[cookie][0]
-            size = p.SIMPLE_REPLY_BYTES + (
-                request.length if request.command == p.Cmd.READ and not error else 0
-            )
-            if len(self._in) < size:
+            is_chunk = self._in.startswith(p.CHUNK_MAGIC.to_bytes(4, "big"))
+            if not (self._take_chunk() if is_chunk else self._take_simple()):
                 return
-            payload = bytes(self._in[p.SIMPLE_REPLY_BYTES : size])
-            del self._in[:size]
-            self._answered(request, error, payload)
 
-    def _answered(self, request: Request, error: int, payload: bytes) -> None:
+    def _take_simple(self) -> bool:
+        """The next reply, if all of it is here."""
+        magic, error, cookie = p.SIMPLE_REPLY.unpack_from(self._in)
+        assert magic == p.SIMPLE_REPLY_MAGIC, f"no reply: {bytes(self._in[:32]).hex()}"
+        assert cookie in self._pending, f"a reply nobody asked for: error {error}, cookie {cookie:#x}"
+        request = self._pending[cookie][0]
+        has_chunks = request.command == p.Cmd.READ or (request.command == p.Cmd.BLOCK_STATUS and not error)
+        assert not (has_chunks and self.plan.mode.structured), f"a simple reply to {describe(request)}"
+        size = p.SIMPLE_REPLY_BYTES + (request.length if request.command == p.Cmd.READ and not error else 0)
+        if len(self._in) < size:
+            return False
+        payload = bytes(self._in[p.SIMPLE_REPLY_BYTES : size])
+        del self._in[:size]
+        self._answered(request, error, payload, [])
+        return True
+
+    def _take_chunk(self) -> bool:
+        """The next chunk, if all of it is here."""
+        if len(self._in) < p.CHUNK.size:
+            return False
+        _, flags, kind, cookie, length = p.CHUNK.unpack_from(self._in)
+        assert self.plan.mode.structured, "a chunk that was not agreed"
+        assert cookie in self._pending, f"a chunk nobody asked for: type {kind:#x}, cookie {cookie:#x}"
+        end = p.CHUNK.size + length
+        if len(self._in) < end:
+            return False
+        payload = bytes(self._in[p.CHUNK.size : end])
+        del self._in[:end]
+        request = self._pending[cookie][0]
+        assembly = self._assemblies.setdefault(cookie, Assembly(request, self._agreed.context_id))
+        if assembly.add(kind, flags, payload):
+            del self._assemblies[cookie]
+            self._answered(request, assembly.error, bytes(assembly.data), assembly.zeroes())
+        return True
+
+    def _answered(self, request: Request, error: int, payload: bytes, zeroes: list[tuple[int, int]]) -> None:
         waiting = self._pending[request.cookie]
         waiting.popleft()
         if not waiting:
             del self._pending[request.cookie]
         assert error in request.errors, f"error {error} for {describe(request)}, not {sorted(request.errors)}"
+        if request.command in CHANGES and 0 in request.errors:
+            self._changing.remove(request)
+        elif request.looks and 0 in request.errors:
+            self._reading.remove(request)
         if error:
             return
         if request.command in CHANGES:
-            self._changing.remove(request)
             self.region.changed(request)
-        elif request.command == p.Cmd.READ:
-            self._reading.remove(request)
-            problem = self.region.check(request.offset, payload)
+        found = [(request.offset, payload)] if request.command == p.Cmd.READ else []
+        for offset, data in [*found, *((offset, bytes(length)) for offset, length in zeroes)]:
+            problem = self.region.check(offset, data)
             assert not problem, f"{describe(request)}: {problem}"
 
     def _unanswered(self) -> str:
@@ -202,9 +243,8 @@ class Client:
         """Compare the whole region, and say goodbye."""
         self.sock.setblocking(True)
         self.sock.settimeout(STUCK_S)
-        problem = self.region.check(
-            self.region.begin, read_all(self.sock, self.region.begin, self.region.end - self.region.begin)
-        )
+        begin, end = self.region.begin, self.region.end
+        problem = self.region.check(begin, self._read_apart(begin, end - begin))
         assert not problem, f"at the end: {problem}"
         self.sock.sendall(p.request(p.Cmd.DISC, 0, 0, 0))
         assert not self.sock.recv(1), "bytes behind the last answer"
@@ -215,14 +255,19 @@ class Client:
 
 
 def negotiate(sock: socket.socket, export: str) -> p.ExportFacts:
-    """The facts of an export; then the connection is in transmission."""
-    machine = ClientHandshake(export, "server", wants_block_size=True)
+    """The facts of an export; then the connection is in transmission, with simple replies."""
+    return negotiate_as(sock, export, p.SIMPLE_REPLIES)[0]
+
+
+def negotiate_as(sock: socket.socket, export: str, mode: p.ReplyMode) -> tuple[p.ExportFacts, Agreed]:
+    """The same for a client that wants its replies so, and what was agreed."""
+    machine = ClientHandshake(export, "server", wants_block_size=True, mode=mode)
     while machine.state is not HandshakeState.READY:
         data = sock.recv(65_536)
         assert data, f"the server closed the connection during negotiation of {export!r}"
         sock.sendall(machine.feed(data))
     assert machine.facts is not None
-    return machine.facts
+    return machine.facts, machine.agreed
 
 
 def read_all(sock: socket.socket, begin: int, size: int) -> bytes:

@@ -76,6 +76,11 @@ class Request:
         """What is sent."""
         return p.request(self.command, self.cookie, self.offset, self.length, self.flags) + self.payload
 
+    @property
+    def looks(self) -> bool:
+        """Whether its answer says what is there."""
+        return self.command in (p.Cmd.READ, p.Cmd.BLOCK_STATUS)
+
     def touches(self, other: Request) -> bool:
         """Whether their order matters."""
         if self.command == p.Cmd.FLUSH or other.command == p.Cmd.FLUSH:

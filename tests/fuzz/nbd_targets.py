@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway_agent.nbd import protocol as p
 from tests.e2e.test_nbd_fio import Processes, can_connect, wait_for
 from tests.fuzz.nbd_choices import Plan
 from tests.fuzz.nbd_clients import Client, Connect
@@ -27,9 +28,13 @@ VOLUME_BYTES: Final = (WRITERS + 1) * REGION_BYTES
 
 BY_TLS: Final = " by TLS"
 PLANES: Final = (
-    "file", "workers", "nbdkit", "nbdkit of 4 KiB blocks", "qemu-nbd", f"file{BY_TLS}", f"nbdkit{BY_TLS}"
+    "file", "workers", "nbdkit", "nbdkit of 4 KiB blocks --no-sr", "qemu-nbd", f"file{BY_TLS}",
+    f"nbdkit{BY_TLS}",
 )  # fmt: skip
 PEERS: Final = ("nbdkit itself", "qemu-nbd itself")
+MODES: Final = (
+    p.ReplyMode(structured=True, allocation=True), p.SIMPLE_REPLIES, p.ReplyMode(structured=True)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Target:
                 most_bytes=most_bytes,
                 rules=self.rules if is_writer else READ_ONLY,
                 is_read_only=not is_writer,
+                mode=MODES[number % len(MODES)],
             )
             export = self.export if is_writer else self.read_only_export or ""
             connect: Connect = self.connect
@@ -109,7 +115,7 @@ def start(run: Processes, folder: Path, kind: str, seed: int) -> Target:
         _start_secure_nbdkit(run, port := free_port(), image, server)
     elif "nbdkit" in kind:
         # One thread: 1.32 ends with an assertion when a client leaves while another thread answers it.
-        blocks = ["--filter=blocksize-policy"] if "4 KiB" in kind else []
+        blocks = ["--no-sr", "--filter=blocksize-policy"] if "4 KiB" in kind else []
         sizes = ["blocksize-minimum=4096", "blocksize-maximum=1M", "blocksize-error-policy=error"]
         run.nbdkit(peer, "--threads=1", *blocks, "file", str(image), *(sizes if blocks else []))
     if kind in PEERS:

@@ -292,6 +292,29 @@ class FakeSource:
             },
         ]
 
+    def volume_owner_names(self, volumes: Any = None) -> dict[str, list[str]]:
+        self._row("volume_owner_names", volumes)
+        return {"erp-db": ["gateway-a"], "batch": ["gateway-a", "gateway-b"]}
+
+    def volume_owners(
+        self, *, state: str | None = None, after: Any = (), limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("volume_owners", state, after, limit)
+        claim = {"decided_by": "first sight", "first_seen_us": NOW_US, "changed_us": NOW_US, "left_out": 0}
+        rows = [
+            {**claim, "volume": volume, "gateway_id": gateway_id, "name": name, "state": held,
+             "backend": backend, "shown_backend": shown, "version": 1}
+            for volume, gateway_id, name, held, backend, shown in (
+                ("batch", "g-1", "gateway-a", "approved", "disk-0", "disk-1"),
+                ("batch", "g-2", "gateway-b", "approved", "disk-0", "disk-0"),
+                ("erp-db", "g-1", "gateway-a", "approved", "disk-0", "disk-0"),
+                ("erp-db", "g-9", "evil-gw", "pending", "", "disk-0"),
+            )
+        ]  # fmt: skip
+        if state == "pending":
+            rows = [rows[0], {**rows[3], "left_out": 1_204, "decided_by": ""}]
+        return [row for row in rows if (row["volume"], row["gateway_id"]) > tuple(after)][:limit]
+
     def streams(self, volume: str | None = None) -> list[dict[str, Any]]:
         self._row("streams", volume)
         return [{"stream_id": (1 << 62) + 1, "volume": volume, "client": "127.0.0.1", "reads": 48_211}]

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
@@ -131,3 +132,23 @@ def text_of(url: str, css: str, wait_css: str = "") -> str:
         driver.get(url)
         wait_for(driver, wait_css or css)
         return str(driver.find_element(By.CSS_SELECTOR, css).text)
+
+
+def from_module(driver: Chrome, name: str, expression: str) -> Any:
+    """Value of a JavaScript expression over what a module of the page exports, ``m``."""
+    script = f'const [done] = arguments; import("/static/{name}").then((m) => done({expression}))'
+    return driver.execute_async_script(script)
+
+
+OVER_A_SILENCE = """(() => {
+  const seconds = [1, 2, 3, 64, 65, 66], same = (value) => seconds.map(() => value);
+  m.loadTrend({at_us: seconds.map((second) => second * 1e6),
+    slas: {"a/b": {latency_us: same(5000), threshold_us: same(9000), throttled: same(true)}}});
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  m.drawSpark(svg, "a/b");
+  return svg.lastChild.getAttribute("d");
+})()"""
+"""Of chart.js: the path drawn of a trend with a minute in its middle of which there is nothing."""
+WORDS_OF_A_LOOP = """m.throttleWords({source: "control", backend: "d", victim: "b/x", state: "seen"},
+  [{backend: "c", victims: ["z/x"]}, {backend: "d", victims: ["a/x", "b/x"]}])"""
+"""Of format.js: what is said of a throttle by which a loop helps two promises."""

@@ -15,6 +15,7 @@ from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.writer import IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
+from sla_server.ownership import Ownership
 from tests.support.samples import T0
 
 
@@ -31,12 +32,15 @@ class Rig:
         data_dir: Path,
         probe: Callable[[str], None] = no_probe,
         clock: FakeClock | None = None,
+        ownership: Ownership = "open",
     ) -> None:
         self.clock = clock or FakeClock(unix_us=T0)
         self.parquet_dir = config.resolved_parquet_dir(data_dir)
         self.engine = make_engine(config, data_dir)
         self.queue = IngestQueue(config.resolved_queue_dir(data_dir), 1 << 20, probe, keep_bytes=64 << 10)
-        self.store = IngestStore(self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe)
+        self.store = IngestStore(
+            self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe, ownership
+        )
         files, queue_id = open_files(config, data_dir), self.queue.queue_id
         self.archive = CutFileWriter(
             files, queue_id, config.file_max_bytes, config.file_max_s, self.clock, probe

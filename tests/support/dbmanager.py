@@ -56,7 +56,9 @@ def make_config(directory, settings, data_dir):
     app_routes = tuple(Route(sender, recipient, 4096) for sender, recipient in pairs)
     create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
     settings = settings.model_copy(update={"flush_interval_s": 0.05})
-    return SimpleNamespace(runtime_dir=runtime_dir, data_dir=data_dir, database=settings)
+    return SimpleNamespace(
+        runtime_dir=runtime_dir, data_dir=data_dir, database=settings, volume_ownership="first"
+    )
 
 
 class Peers:

@@ -7,6 +7,7 @@ bytes between them and turns the clock.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.histogram import TOTAL_READ
 from pmdaemon.wire.kinds import PROTO_MAX, Kind
+from pmdaemon.wire.messages.agent import CapSet
 
 GATEWAY = "11111111-2222-3333-4444-555555555555"
 EPOCH = 42
@@ -44,7 +46,7 @@ class FakePlane:
         self.cap_gen = 0
         self.refuses_caps = False
         self.late: dict[str, list[int]] = {}
-        self.is_stopping = self.is_emptied = False
+        self.is_stopping = self.is_emptied = self.has_handed_over = False
         self.commands: list[tuple[Kind, dict]] = []
         self.reads: Counter[str] = Counter()
         self.lifetime: Counter[str] = Counter()
@@ -77,7 +79,7 @@ class FakePlane:
                 "source": "nbd",
                 "extra": 1,
             }
-            for v in self.volumes
+            for v in (() if self.has_handed_over else self.volumes)
         ]
         return frame.encode(
             Kind.DP_HELLO,
@@ -242,6 +244,7 @@ class Bench:
         sources=(),
         epoch=EPOCH,
         identity=None,
+        qemu=(),
     ):
         self.clock = clock or (planes[0].clock if planes else FakeClock())
         self.fakes = {plane.name: plane for plane in planes}
@@ -258,6 +261,7 @@ class Bench:
             [PlaneClient(plane.name, self.spool.marks.get(plane.name, 0)) for plane in planes],
             sources,
             identity,
+            qemu=qemu,
         )
         self.server = FakeServer()
         for plane in planes:
@@ -308,3 +312,25 @@ class Bench:
         self.clock.advance(seconds)
         self.core.tick()
         self.carry()
+
+
+@dataclass
+class FakeEnforcer:
+    """An enforcer that takes each set at once."""
+
+    volumes: frozenset[str]
+    name: str = "nbd-0"
+    reachable: bool = True
+    took: int | None = None
+    refused: int | None = None
+    sets: list[CapSet] = field(default_factory=list)
+
+    def apply(self, caps: CapSet, _lease_us: int) -> None:
+        self.sets.append(caps)
+        self.took = caps.gen
+
+    def renew_lease(self) -> None:
+        pass
+
+    def lapsed(self) -> None:
+        pass

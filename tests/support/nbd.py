@@ -23,7 +23,8 @@ from pmdaemon.wire.rates import Rates, RateSet
 
 HOLD_NS = 5 * 10**9
 MIB = 1 << 20
-ALL_FLAGS = p.TX_PASSED_ON & ~(p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO)
+NOT_OFFERED = p.TX_READ_ONLY | p.TX_SEND_FAST_ZERO | p.TX_SEND_DF | p.TX_SEND_CACHE
+ALL_FLAGS = p.TX_PASSED_ON & ~NOT_OFFERED
 
 
 def plane_config(*exports: dict[str, Any]) -> PlaneConfig:
@@ -219,6 +220,44 @@ def replies(raw: bytes, lengths: dict[int, int] | None = None) -> list[tuple[int
         found.append((cookie, error, bytes(raw[at + 16 : at + 16 + size])))
         at += 16 + size
     return found
+
+
+def chunks(raw: bytes | memoryview) -> list[tuple[int, int | None, bool, bytes]]:
+    """(cookie, type, is_last, payload) of each chunk in ``raw``; of a simple reply no type, and its error."""
+    raw, found, at = bytes(raw), [], 0
+    while at < len(raw):
+        if raw[at : at + 4] == p.SIMPLE_REPLY_MAGIC.to_bytes(4, "big"):
+            _, error, cookie = p.SIMPLE_REPLY.unpack_from(raw, at)
+            found.append((cookie, None, True, error.to_bytes(4, "big")))
+            at += p.SIMPLE_REPLY_BYTES
+            continue
+        magic, flags, kind, cookie, length = p.CHUNK.unpack_from(raw, at)
+        assert magic == p.CHUNK_MAGIC
+        assert flags in (0, p.CHUNK_DONE)
+        at += p.CHUNK_BYTES + length
+        assert at <= len(raw)
+        found.append((cookie, kind, bool(flags), raw[at - length : at]))
+    return found
+
+
+def assembled(found: list[tuple[int, int | None, bool, bytes]], offset: int, length: int) -> bytes:
+    """What the chunks of one successful read say of its range: each byte exactly once."""
+    data, seen = bytearray(length), bytearray(length)
+    assert [is_last for _, _, is_last, _ in found] == [False] * (len(found) - 1) + [True]
+    for _, kind, _, payload in found:
+        at = int.from_bytes(payload[:8], "big") - offset
+        if kind == p.Chunk.OFFSET_HOLE:
+            size = int.from_bytes(payload[8:], "big")
+        else:
+            assert kind == p.Chunk.OFFSET_DATA
+            size = len(payload) - 8
+            data[at : at + size] = payload[8:]
+        assert size
+        assert 0 <= at <= length - size
+        assert seen[at : at + size] == bytes(size)
+        seen[at : at + size] = b"\1" * size
+    assert seen == b"\1" * length
+    return bytes(data)
 
 
 def as_cut(raw):

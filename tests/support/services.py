@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
 from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
+from sla_server.ownership import Ownership
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
@@ -95,6 +96,10 @@ class FakeStore:
 
     def volumes(self) -> list[Row]:
         return self._table("volumes", "volumes")
+
+    def volume_owners(self, after_version: int = 0) -> list[Row]:
+        rows = self._table("volume_owners", "volume_owners")
+        return [row for row in rows if row["version"] > after_version]
 
     def gateways(self) -> list[Row]:
         return self._table("gateways", "gateways")
@@ -245,10 +250,17 @@ class FakeController:
         self.broken: tuple[str, ...] = ()
         self.held: Rates | None = None
         self.refusal: tuple[str, str] | None = None
+        self.group_refusal: tuple[int, str, str] | None = None
 
     def manual_effect(self, volume: str, *, client: str, **rates: float | None) -> ManualEffect:
         asked = Rates(rates.get("ops_per_s"), rates.get("bytes_per_s"), rates.get("cost_per_s"))
         return ManualEffect(self.held or asked, self.held is not None, self.broken)
+
+    def group_effect(self, weights: Mapping[str, float], rates: Rates) -> ManualEffect:
+        return ManualEffect(self.held or rates, self.held is not None, self.broken)
+
+    def why_no_group_cap(self, group: str, volumes: Iterable[str]) -> tuple[int, str, str] | None:
+        return self.group_refusal
 
     def can_throttle(self, volume: str) -> bool:
         return volume not in self.only_seen
@@ -277,8 +289,9 @@ class FakeController:
         throttle_id: str | None = None,
         who: str = "",
         client: str | None = None,
+        group: str | None = None,
     ) -> list[str]:
-        self.calls.append(("manual_release", (volume, throttle_id, who, client)))
+        self.calls.append(("manual_release", (volume, throttle_id, who, client, *([group] if group else []))))
         return self.released
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
@@ -310,7 +323,7 @@ class FakeSqlWorker:
 class Bench:
     """A core with everything around it faked, and the hands of the clock."""
 
-    def __init__(self, start: Start | None = None) -> None:
+    def __init__(self, start: Start | None = None, ownership: Ownership = "first") -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()
         self.controller, self.sql_worker, self.documents = FakeController(), FakeSqlWorker(), DocumentReader()
@@ -327,6 +340,7 @@ class Bench:
             self.record_sender,
             start,
             self.clock,
+            ownership,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

@@ -290,6 +290,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         end_us=np.array([each.end_us for each in pieces]),
         is_present=np.array([each.is_present for each in pieces]),
         says_nothing=np.zeros(len(pieces), np.bool_),
+        lacks=np.zeros(len(pieces), np.bool_),
         carried=np.array([each.carried for each in pieces]),
         is_stuck=np.array([each.is_stuck for each in pieces]),
         reads=np.array([float(each.reads) for each in pieces]),
@@ -299,6 +300,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         failed=np.array([float(each.failed) for each in pieces]),
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
         silence_us=np.array([float(each.silence_us) for each in pieces]),
+        stuck=np.zeros(len(pieces)),
         missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
         hist=hist,
         inexact=np.array([each.inexact for each in pieces]),
@@ -323,9 +325,7 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
         done = int(done_all)
     else:
         done = int(cut.column("reads" if promise.io == "read" else "writes")[in_scope].sum())
-    arrived = int(cut.column("arrived")[in_scope].sum())
-    # Arrivals are not counted by kind: assume the mix of what completed.
-    offered = arrived * done / int(done_all) if promise.io != "any" and done_all else float(arrived)
+    offered = sum((_arrived(cut, row, promise.io) for row in np.flatnonzero(in_scope).tolist()), 0.0)
     hist = _hist(cut, in_scope, promise.io)
     waiting = int((cut.column("held") + cut.column("inflight"))[in_scope].sum())
     piece = Piece(cut.duration_us, offered, done, {}, hist, waiting, False)
@@ -348,6 +348,26 @@ def piece_of(cut: Cut, in_scope: npt.NDArray[np.bool_], promise: Promise) -> Pie
     for step in promise.curve:
         _add_uncompared(piece, cut, rows, IO_KINDS[promise.io], step.threshold_us)
     return piece
+
+
+def _arrived(cut: Cut, row: int, io: str) -> float:
+    """I/Os of a kind that arrived in a row: what waits is shared out by how long the kinds do."""
+    arrived, reads, writes = (int(cut.column(name)[row]) for name in ("arrived", "reads", "writes"))
+    if io == "any":
+        return float(arrived)
+    entries = cut.missed[cut.missed["row"] == row]
+    gone = {int(e["io"]) - OVERDUE: int(e["counted"]) for e in entries if not e["threshold_us"]}
+    ended = (reads if io == "read" else writes) + gone.get(IO_KINDS[io], 0)
+    all_ended = reads + writes + gone.get(IO_ANY, 0)
+    waits = {
+        int(e["io"]) - OUTSTANDING: max(int(e["counted"]), int(e["missed"])) * 1000.0
+        for e in entries
+        if e["io"] > OUTSTANDING
+    }
+    all_wait = waits.get(IO_READ, 0.0) + waits.get(IO_WRITE, 0.0)
+    if arrived >= all_ended and all_wait:
+        return ended + (arrived - all_ended) * (waits.get(IO_KINDS[io], 0.0) / max(all_wait, 1.0))
+    return arrived * (ended / all_ended) if all_ended else float(arrived)
 
 
 @dataclass(frozen=True, slots=True)

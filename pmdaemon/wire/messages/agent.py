@@ -29,23 +29,28 @@ from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, r
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB header
 MAX_SPOOL_EPOCHS: Final = 256  # agent starts whose cuts are all still unacknowledged
-SOURCES: Final = ("nbd", "host", "cgroup", "simulated")
+SOURCES: Final = ("nbd", "host", "cgroup", "qemu", "simulated")
 RATES: Final = ("ops_per_s", "bytes_per_s", "cost_per_s")
+BURST: Final = "burst_s"
 MAX_FEATURES: Final = 32
 CLIENT_CAPS: Final = "client-caps"
 """Feature of an agent: it applies the caps of clients in CAPS."""
 LARGE_CAPS: Final = "large-caps"
 """Feature of an agent: it takes CAPS that are longer than a header, in folded form."""
+GROUP_CAPS: Final = "group-caps"
+"""Feature of an agent: it applies the caps of groups in CAPS, and the burst of any cap."""
+MAX_GROUP_VOLUMES: Final = 512  # of a group; an agent has no more exports
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 _MAX_WORD: Final = (1 << 64) - 1
 
 EXPORT_FORM: Final = (
     "{volume, backend: str, size_bytes: int, read_only: bool, "
-    'source: "nbd" | "host" | "cgroup" | "simulated"}'
+    'source: "nbd" | "host" | "cgroup" | "qemu" | "simulated"}'
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
-CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"
-CLIENT_CAPS_FORM: Final = "[{volume, client: str, ops_per_s, bytes_per_s, cost_per_s: float | nil}]"
+CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil, burst_s?: float}]"
+CLIENT_CAPS_FORM: Final = "[{volume, client: str, and the rates as in caps}]"
+GROUP_CAPS_FORM: Final = "[{group: str, volumes: {volume: weight}, and the rates as in caps}]"
 ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "write", threshold_us: int}]'
 
 
@@ -57,7 +62,8 @@ class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
     An epoch is a random number that each start of the agent draws. Of ``features`` the server uses
-    ``client-caps`` (see CAPS); those that it does not know are ignored, and an agent of before has none.
+    ``client-caps``, ``group-caps`` and ``large-caps`` (see CAPS); those that it does not know are ignored,
+    and an agent of before has none.
     """
 
     KIND: ClassVar = Kind.HELLO
@@ -72,7 +78,8 @@ class Hello(WireMessage):
     @classmethod
     def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
         """The HELLO of this release."""
-        return cls(PROTO_MIN, PROTO_MAX, (CLIENT_CAPS, LARGE_CAPS), software, gateway_id, name, epoch)
+        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS)
+        return cls(PROTO_MIN, PROTO_MAX, features, software, gateway_id, name, epoch)
 
     @classmethod
     def parse(cls, header: Header) -> Hello:
@@ -400,11 +407,14 @@ class CapSet(WireMessage):
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
     ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
-    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. A set above 64
-    KiB is folded (wire.md), and sent to agents with the feature ``large-caps`` only.
+    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. ``groups`` are
+    caps of several volumes together, beside those: the volumes share the rates by weight. Absent when there
+    is none, and sent to agents with the feature ``group-caps`` only. ``burst_s`` is how many seconds' worth
+    of the rates may pass at once, 0.02 without it; agents of before ignore it. A set above 64 KiB is folded
+    (wire.md), and sent to agents with the feature ``large-caps`` only.
 
-    The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes /
-    65,536.
+    The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes / 65,536
+    (``cost_bytes`` of the export).
     """
 
     KIND: ClassVar = Kind.CAPS
@@ -412,6 +422,7 @@ class CapSet(WireMessage):
     lease_us: int
     caps: Annotated[tuple[Header, ...], Key(form=CAPS_FORM)]
     clients: Annotated[tuple[Header, ...] | None, Key(form=CLIENT_CAPS_FORM, is_optional=True)] = None
+    groups: Annotated[tuple[Header, ...] | None, Key(form=GROUP_CAPS_FORM, is_optional=True)] = None
 
     def encode(self) -> bytes:
         """The frame.
@@ -423,8 +434,9 @@ class CapSet(WireMessage):
 
     @property
     def volumes(self) -> frozenset[str]:
-        """Those with a cap, or with one of a client."""
-        return frozenset(entry["volume"] for entry in (*self.caps, *(self.clients or ())))
+        """Those with a cap, or with one of a client or of a group."""
+        grouped = (volume for entry in self.groups or () for volume in entry["volumes"])
+        return frozenset((*(entry["volume"] for entry in (*self.caps, *(self.clients or ()))), *grouped))
 
     @classmethod
     def parse(cls, header: Header) -> CapSet:
@@ -434,11 +446,13 @@ class CapSet(WireMessage):
             MalformedFrame: names the key, the volume and the value.
         """
         clients = _maps("CAPS", header, "clients") if header.get("clients") is not None else ()
+        groups = _maps("CAPS", header, "groups") if header.get("groups") is not None else ()
         return cls(
             gen=whole(header, "CAPS", "gen", 0, END_OF_GENERATIONS - 1),
             lease_us=whole(header, "CAPS", "lease_us", 1, (1 << 50) - 1),
             caps=tuple(_cap(entry, "volume") for entry in _maps("CAPS", header, "caps")),
             clients=tuple(_cap(entry, "volume", "client") for entry in clients) or None,
+            groups=tuple(_group_cap(entry) for entry in groups) or None,
         )
 
 
@@ -447,16 +461,33 @@ def _cap(entry: Header, *named: str) -> Header:
     for key in named:
         if not isinstance(entry.get(key), str):
             raise MalformedFrame(f"CAPS entry {excerpt(entry)} names no {key}")
-    for key in RATES:
-        rate = entry.get(key)
-        if rate is not None and (
-            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
-        ):
+    for key in (*RATES, BURST):
+        if entry.get(key) is not None and not _is_positive(entry[key]):
             raise MalformedFrame(
-                f"CAPS key {key!r} of {excerpt(entry['volume'])} is {excerpt(rate)}, "
+                f"CAPS key {key!r} of {excerpt(entry[named[0]])} is {excerpt(entry[key])}, "
                 "expected a positive number"
             )
-    return {key: entry.get(key) for key in (*named, *RATES)}
+    burst = {BURST: entry[BURST]} if entry.get(BURST) is not None else {}
+    return {key: entry.get(key) for key in (*named, *RATES)} | burst
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _group_cap(entry: Header) -> Header:
+    """One entry of a group."""
+    volumes = entry.get("volumes")
+    if not isinstance(volumes, dict) or not 0 < len(volumes) <= MAX_GROUP_VOLUMES:
+        problem = f"names no volumes, or more than {MAX_GROUP_VOLUMES}"
+        raise MalformedFrame(f"CAPS entry {excerpt(entry)} {problem}")
+    for volume, weight in volumes.items():
+        if not isinstance(volume, str) or not _is_positive(weight):
+            raise MalformedFrame(
+                f"CAPS entry of group {excerpt(entry.get('group'))}: weight of {excerpt(volume)} is "
+                f"{excerpt(weight)}, expected a positive number"
+            )
+    return _cap(entry, "group") | {"volumes": dict(volumes)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,9 @@ class DpHello(WireMessage):
 
     ``stopping`` says that no client is served any more: collect until this connection ends. ``config`` is the
     digest of the part of the agent's configuration that the plane runs with, nil if it was not given one;
-    ``problems`` is what of it is not in force, for people. A plane of before sends neither.
+    ``problems`` is what of it is not in force, for people. A plane of before sends neither. ``leaving`` says
+    that another process serves this plane from now on, and under which name this one can be found until its
+    clients have gone: its control socket is NAME.sock beside the former one.
     """
 
     KIND: ClassVar = Kind.DP_HELLO
@@ -40,6 +42,7 @@ class DpHello(WireMessage):
     is_stopping: Annotated[bool, Key("stopping")]
     config: str | None = None
     problems: Annotated[tuple[str, ...], Key(form="[str]")] = ()
+    leaving: Annotated[str | None, Key(is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header, plane: str) -> DpHello:
@@ -61,6 +64,7 @@ class DpHello(WireMessage):
             raise WireError("announces no list of exports")
         pid, listening = header.get("pid", 0), header.get("listening", [])
         config, problems = header.get("config"), header.get("problems", [])
+        leaving = header.get("leaving")
         return cls(
             plane=plane,
             pid=pid if isinstance(pid, int) else 0,
@@ -69,6 +73,7 @@ class DpHello(WireMessage):
             is_stopping=header.get("stopping") is True,
             config=config if isinstance(config, str) else None,
             problems=tuple(str(item) for item in problems) if isinstance(problems, list) else (),
+            leaving=leaving if isinstance(leaving, str) and names.is_name(leaving) else None,
         )
 
 
@@ -216,3 +221,66 @@ class DpReport(WireMessage):
 
     KIND: ClassVar = Kind.DP_REPORT
     plane: str
+
+
+@dataclass(frozen=True, slots=True)
+class DpTakeOver(WireMessage):
+    """The question of a plane's next process at an upgrade: it wants to serve in the place of this one."""
+
+    KIND: ClassVar = Kind.DP_TAKE_OVER
+
+
+@dataclass(frozen=True, slots=True)
+class DpHandOver(WireMessage):
+    """The answer to DP_TAKE_OVER. No client is accepted until DP_TAKEN, or the connection's end.
+
+    With its first byte come descriptors (SCM_RIGHTS): of the control socket, then of each of ``listeners``,
+    which are named as in the agent's file. ``caps`` and ``thresholds`` are the sets in force, as in DP_CAPS
+    and DP_THRESHOLDS; the lease of the caps ends at ``lease_end_ns``. The cut in progress began at
+    ``start_ns`` (monotonic, as the lease) and ``start_us`` (wall clock). Folded where it is long
+    (docs/formats/wire.md).
+    """
+
+    KIND: ClassVar = Kind.DP_HAND_OVER
+    listeners: list[str]
+    caps: Annotated[Header | None, Key(form="DP_CAPS | nil")]
+    lease_end_ns: int | None
+    thresholds: Annotated[Header | None, Key(form="DP_THRESHOLDS | nil")]
+    start_ns: int
+    start_us: int
+
+    def encode(self) -> bytes:
+        """The frame.
+
+        Raises:
+            FrameTooLarge: the sets are longer than a frame may be.
+        """
+        return frame.encode_folding(self.KIND, self.header())
+
+    @classmethod
+    def parse(cls, header: Header) -> DpHandOver:
+        """Check a header.
+
+        Raises:
+            WireError: a key is missing or of another type.
+        """
+        listeners = header.get("listeners")
+        if not isinstance(listeners, list) or not all(isinstance(text, str) for text in listeners):
+            raise WireError(f"hands over listeners {excerpt(listeners)}, expected a list of addresses")
+        caps, thresholds, end_ns = (header.get(key) for key in ("caps", "thresholds", "lease_end_ns"))
+        for key, value in (("caps", caps), ("thresholds", thresholds)):
+            if value is not None and not isinstance(value, dict):
+                raise WireError(f"hands over {key} {excerpt(value)}, expected a map")
+        if (type(end_ns) is not int) if caps is not None else (end_ns is not None):
+            raise WireError(f"hands over caps whose lease ends at {excerpt(end_ns)}, expected nanoseconds")
+        for key in ("start_ns", "start_us"):
+            if type(header.get(key)) is not int or header[key] < 0:
+                raise WireError(f"hands over {key} {excerpt(header.get(key))}, expected 0 or more")
+        return cls(listeners, caps, end_ns, thresholds, header["start_ns"], header["start_us"])
+
+
+@dataclass(frozen=True, slots=True)
+class DpTaken(WireMessage):
+    """The next process serves. The former one keeps its clients until they go, or are asked to."""
+
+    KIND: ClassVar = Kind.DP_TAKEN

@@ -72,6 +72,7 @@ class GatewayReport(WireMessage):
     the gateway is not back within 60 s. ``dropped`` counts cuts that the agent's spool lost in its life.
     ``planned`` says that the agent said goodbye (lost only): an orderly stop, and no fault.
     ``features`` are those of its HELLO (up only), absent for none.
+    ``volumes`` are the patterns in its certificate (``sla ca token --volumes``); absent: it has no list.
     ``lost_cuts`` is added by dbmanager, in its queue only: cuts that neither the agent nor the server holds.
     """
 
@@ -93,6 +94,7 @@ class GatewayReport(WireMessage):
     lost_cuts: Annotated[int | None, Key(form="int", is_optional=True)] = None
     is_planned: Annotated[bool | None, Key("planned", form="true", is_optional=True)] = None
     features: Annotated[tuple[str, ...] | None, Key(form="[str]", is_optional=True)] = None
+    listed: Annotated[tuple[str, ...] | None, Key("volumes", form="[str]", is_optional=True)] = None
 
     @classmethod
     def parse(cls, header: Header) -> GatewayReport:
@@ -121,6 +123,7 @@ class GatewayReport(WireMessage):
             lost_cuts=header.get("lost_cuts"),
             is_planned=True if header.get("planned") is True else None,
             features=features_of(header, "GATEWAY") or None,
+            listed=_patterns(header.get("volumes")),
         )
 
 
@@ -213,7 +216,7 @@ class CapsOrder(WireMessage):
     KIND: ClassVar = Kind.SET_CAPS
     gateway_id: Annotated[str, Key("gw")]
     gen: int
-    body: Annotated[Header, Key("lease_us, caps, clients", "as in CAPS")]
+    body: Annotated[Header, Key("lease_us, caps, clients, groups", "as in CAPS")]
 
     @classmethod
     def of(cls, gateway_id: str, caps: CapSet) -> CapsOrder:
@@ -501,6 +504,19 @@ def _problems(rows: Any) -> tuple[Problem, ...]:
         if not isinstance(what, str) or not isinstance(since_us, int) or not isinstance(reason, str):
             raise WireError("PRESSURE: a problem has what (text), since_us (whole number), reason (text)")
     return found
+
+
+def _patterns(value: Any) -> tuple[str, ...] | None:
+    """Key ``volumes`` of GATEWAY; None when it is absent.
+
+    Raises:
+        MalformedFrame: it is no list of texts.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise MalformedFrame(f"GATEWAY: key 'volumes' is {excerpt(value)}, expected a list of texts")
+    return tuple(value)
 
 
 def _text(frame_name: str, header: Header, key: str) -> str:

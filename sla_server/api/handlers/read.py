@@ -118,7 +118,24 @@ def _volumes(context: AppContext) -> list[Row]:
         for row in _snapshot(context)["volumes"]
         if row.get("volume") not in known
     ]
-    return _with_live(context, rows, "volumes", "volume") + fresh
+    owners = context.source.volume_owner_names()
+    found = _with_live(context, rows, "volumes", "volume") + fresh
+    return [{**row, "owners": owners.get(str(row["volume"]), [])} for row in found]
+
+
+def volume_owners(context: AppContext, request: Request) -> Response:
+    """A page of claims, by volume and gateway; ``owners`` are the gateways that the volume belongs to."""
+    state, limit = request.args.get("state") or None, responses.long_limit(request)
+    if state not in (None, "approved", "pending", "revoked"):
+        raise BadInput("state", f"{state!r} is no state", "Give approved, pending or revoked")
+    after = request.args.get("after", "").partition("/")
+    rows = context.source.volume_owners(
+        state=state, after=(after[0], after[2]) if after[0] else (), limit=limit + 1
+    )
+    page = rows[:limit]
+    owners = context.source.volume_owner_names({row["volume"] for row in page})
+    following = f"{page[-1]['volume']}/{page[-1]['gateway_id']}" if len(rows) > limit else None
+    return responses.as_list([{**row, "owners": owners.get(row["volume"], [])} for row in page], following)
 
 
 def volume(context: AppContext, _request: Request, volume: str) -> Response:

@@ -27,6 +27,7 @@ from sla_server.requests import (
     ModeSet,
     ThrottleRelease,
     ThrottleSet,
+    VolumesDecision,
 )
 
 
@@ -59,13 +60,12 @@ def set_throttle(context: AppContext, request: Request) -> Response:
 
 
 def release_volume(context: AppContext, request: Request) -> Response:
-    """Release a volume's throttles, or those of one client of it."""
-    volume = request.args.get("volume", "")
-    if not volume:
-        raise BadInput("volume", "is required")
-    client = request.args.get("client") or None
-    which = {"client": client} if client else {}
-    return _ask(context, "throttle_release", ThrottleRelease(volume=volume, throttle_id=None, **which))
+    """Release a volume's throttles, those of one client of it, or that of a group."""
+    given = {key: value for key in ("volume", "client", "group") if (value := request.args.get(key))}
+    if "volume" not in given and "group" not in given:
+        raise BadInput("volume", "is required, or group")
+    members = {"throttle_id": None, **given}
+    return _ask(context, "throttle_release", responses.parse_body(ThrottleRelease, members))
 
 
 def release_throttle(context: AppContext, _request: Request, throttle_id: str) -> Response:
@@ -106,6 +106,20 @@ def unlist_gateway(context: AppContext, _request: Request, address: str) -> Resp
 def _list_gateway(context: AppContext, address: str, name: str, *, is_listed: bool) -> Response:
     members = {"address": address, "name": name, "is_listed": is_listed}
     return _ask(context, "gateway_list", responses.parse_body(GatewayListing, members))
+
+
+def approve_volumes(context: AppContext, request: Request) -> Response:
+    """Let volumes belong to gateways that show them."""
+    return _decide(context, request, "volumes_approve")
+
+
+def revoke_volumes(context: AppContext, request: Request) -> Response:
+    """Let volumes belong to gateways no more."""
+    return _decide(context, request, "volumes_revoke")
+
+
+def _decide(context: AppContext, request: Request, op: str) -> Response:
+    return _ask(context, op, responses.parse_body(VolumesDecision, responses.json_body(request)))
 
 
 def new_login(context: AppContext, request: Request) -> Response:

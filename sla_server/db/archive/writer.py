@@ -288,7 +288,7 @@ class ArchiveWriter:
             records = [record for record in reader.read(STEP_BYTES) if record.queue_seq <= read_seq]
         finally:
             reader.close()
-        return decode_batch(records, self._archived_seq) if records else None
+        return self._store.screened(decode_batch(records, self._archived_seq)) if records else None
 
     def _finish(self) -> None:
         self._finished = self._archive.finish()

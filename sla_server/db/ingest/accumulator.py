@@ -15,7 +15,8 @@ Pure: no clock, no I/O. Not thread-safe: belongs to the writer thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,7 @@ from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.ingest.planes import PlaneMemory
 from sla_server.db.ingest.refusals import RefusedClients
 from sla_server.db.ingest.spread import overlap_us, shares, spread
-from sla_server.db.schema import COUNTERS, DAY_US, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
+from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
 
 SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", "told_us", *FAILED)
 """Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
@@ -51,8 +52,10 @@ _FIRST_FAILED: Final = SUMS.index(FAILED[0])
 _FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING[0])
 _EVERY_KIND: Final = np.array((IO_ANY, IO_READ, IO_WRITE))
 _KEY: Final = (1 << 59) - 1  # of a key of MissedSums, without what is counted
-RETIRED_US: Final = DAY_US
-"""As in ``judging.track``: slices are judged without a gateway that is further behind."""
+OPEN_SLOTS: Final = 15
+"""Of an objective at least so many slices are remembered that wait for a gateway (``judging.judge``)."""
+BEHIND_SLOTS: Final = 2
+"""A gateway that is further behind at a start was catching up before it."""
 GatewaySums = dict[tuple[int, str], list[int]]
 _KeySums = tuple[Int64s, Int64s, Int64s]
 _SETTLED_FAILED: Final = 3
@@ -256,6 +259,7 @@ class IngestMemory:
         planes: which planes are in a cut, and whose streams are whose.
         refused: clients that were refused because the storage is not there.
         ends_us: gateway_id to the end of its newest cut.
+        unheard: gateways of which no newer cut has come than SQL knew at the start.
         returning: gateway_id to the time that was judged without it, while it catches up.
     """
 
@@ -265,7 +269,12 @@ class IngestMemory:
         self.planes = PlaneMemory()
         self.refused = RefusedClients(slot_us)
         self.ends_us: dict[str, int] = {}
+        self.unheard: frozenset[str] = frozenset()
         self.returning: dict[str, tuple[int, int]] = {}
+
+    def restore_ends(self, ends_us: Mapping[str, int]) -> None:
+        """What SQL says of the newest cuts; before the first cut."""
+        self.ends_us, self.unheard = dict(ends_us), frozenset(ends_us)
 
     def begin_again(self) -> None:
         """Cuts of before may come again: a database was restored."""
@@ -276,11 +285,11 @@ class IngestMemory:
     def copy(self) -> tuple[Any, ...]:
         """All of it, for ``go_back``."""
         parts = self.counters.copy(), self.planes.copy(), self.refused.copy()
-        return (*parts, dict(self.ends_us), dict(self.returning))
+        return (*parts, dict(self.ends_us), dict(self.returning), self.unheard)
 
     def go_back(self, state: tuple[Any, ...]) -> None:
         """What ``copy`` returned is remembered again."""
-        counters, planes, refused, ends_us, returning = state
+        counters, planes, refused, ends_us, returning, self.unheard = state
         self.counters.go_back(counters)
         self.planes.go_back(planes)
         self.refused.go_back(refused)
@@ -290,13 +299,18 @@ class IngestMemory:
         """Of the slots of a cut those that may have been judged without it; notes how far its gateway is.
 
         That is what lies before the end of a cut that came earlier: another data plane was not waited for.
-        And what was more than RETIRED_US behind the newest cut of a gateway that now catches up.
+        And what a gateway catches up with that was away for more than OPEN_SLOTS: the judge may have
+        forgotten that it waited, or have judged without it. Of one that is behind when it is first heard of
+        after a start it is not known for how long it was away.
         """
         name, end_us = item.cut.gateway_id, min(item.end_us, item.recv_us)
         known_us = min(self.ends_us.get(name, 0), item.recv_us)
         self.ends_us[name] = max(end_us, known_us)
-        if known_us and item.recv_us - known_us > RETIRED_US:
-            self.returning.setdefault(name, (known_us + RETIRED_US, item.recv_us))
+        most = BEHIND_SLOTS if name in self.unheard else OPEN_SLOTS
+        if known_us and item.recv_us - known_us > most * self._slot_us:
+            self.returning.setdefault(name, (known_us, item.recv_us))
+        if end_us > known_us:
+            self.unheard -= {name}
         from_us, to_us = self.returning.get(name, (0, 0))
         if end_us >= to_us:
             self.returning.pop(name, None)
@@ -323,10 +337,11 @@ class IngestWindow:
             the rest in that of the cut's start.
         plane_gaps: (slot_us, gateway_id, plane) to how long cuts were without that plane (``planes``).
         late: (slot_us, gateway_id) of slots that may have been judged before this came.
-        stream_planes: stream_id to the planes that are newly known to have it.
+        stream_planes: stream_id to the planes that are newly known to have it, None: not known any more.
         newest: gateway_id to [end_us, recv_us, offset_us] of its newest cut.
         marks: (gateway_id, epoch) to the highest seq.
         left_out: numbers of streams that SQL does not get.
+        unowned: (volume, gateway_id) to rows of cuts that are of a volume which is not the gateway's.
     """
 
     def __init__(self, slot_us: int, memory: IngestMemory | None = None) -> None:
@@ -353,11 +368,12 @@ class IngestWindow:
         self.coverage: GatewaySums = {}
         self.plane_gaps: dict[tuple[int, str, str], int] = {}
         self.late: set[tuple[int, str]] = set()
-        self.stream_planes: dict[int, frozenset[str]] = {}
+        self.stream_planes: dict[int, frozenset[str] | None] = {}
         self.newest: dict[str, list[int]] = {}
         self.marks: dict[tuple[str, int], int] = {}
         self.streams = StreamIndex()
         self.left_out: Int64s = np.zeros(0, dtype=np.int64)
+        self.unowned = Counter[tuple[str, str]]()
 
     @property
     def is_full(self) -> bool:
@@ -376,6 +392,7 @@ class IngestWindow:
             self._before = self._memory.copy()
         self.first_seq = self.first_seq or batch.first_seq
         self.last_seq = batch.last_seq
+        self.unowned.update(batch.left_out)
         for key, seq in batch.marks.items():
             self.marks[key] = max(seq, self.marks.get(key, 0))
         for header in batch.gateways:

@@ -11,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +147,7 @@ class DecodedBatch:
         gateways: GATEWAY headers, in order.
         streams_seen: STREAMS_SEEN headers, in order.
         rows: RECORD rows, checked, in order.
+        left_out: (volume, gateway_id) to how many rows ``ownership`` has left out of the cuts.
     """
 
     first_seq: int
@@ -156,6 +158,7 @@ class DecodedBatch:
     streams_seen: list[dict[str, Any]] = field(default_factory=list)
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     _columns: CutColumns | None = None
 
     @property
@@ -175,7 +178,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
     found: list[_Found] = []
     for record in records:
         try:
-            message = frame.decode(record.payload)
+            message = frame.decode_own(record.payload)
         except WireError as exc:
             batch.refused.append(RefusedRecord(record.queue_seq, 0, "queue", str(exc)))
             continue
@@ -195,7 +198,7 @@ def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Itera
     """The cuts of a message whose headers can be true; their columns are not checked yet."""
     received, offsets = message.header.get("recv_us", ()), message.header.get("offset_us", ())
     for position, raw in enumerate(frame.split(message.blob)):
-        part = frame.decode(raw)
+        part = frame.decode_own(raw)
         gateway_id, epoch, seq = cuts.identity(part.header)
         key = (gateway_id, epoch)
         batch.marks[key] = max(seq, batch.marks.get(key, 0))

@@ -224,7 +224,7 @@ class IngestIntake:
         durable: dict[str, set[tuple[str, int]]] = {}
         for message in messages:
             try:
-                parsed = frame.decode(message.payload)
+                parsed = frame.decode_own(message.payload)
                 if parsed.kind == Kind.CUTS:
                     keys = self._absorb_cuts(parsed, message.payload, result)
                     durable.setdefault(message.sender, set()).update(keys)
@@ -248,7 +248,7 @@ class IngestIntake:
         header = parsed.header
         raws = list(frame.split(parsed.blob))
         times = _times(header, len(raws))
-        headers = [frame.decode(raw).header for raw in raws]
+        headers = [frame.decode_own(raw).header for raw in raws]
         identities = [cuts.identity(item) for item in headers]  # all, before the first is admitted
         fresh: list[int] = []
         holes = 0
@@ -363,12 +363,12 @@ def _problem_of(pair: object) -> str:
 def _kept_by(record: IngestRecord) -> Iterator[tuple[str, int, int]]:
     """(gateway_id, epoch, seq) that a record raises high waters to."""
     try:
-        message = frame.decode(record.payload)
+        message = frame.decode_own(record.payload)
     except WireError:
         return  # the writer reports it
     if message.kind == Kind.CUTS:
         for raw in frame.split(message.blob):
-            yield cuts.identity(frame.decode(raw).header)
+            yield cuts.identity(frame.decode_own(raw).header)
     elif message.kind == Kind.GATEWAY:
         yield from spool_floors(message.header)
 

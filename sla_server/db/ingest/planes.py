@@ -25,11 +25,12 @@ that two planes of such an agent export is taken for one of the plane that is le
 
 ``streams``: "" all planes of its gateway; HOST none; else names, joined by a space. A stream that appears at
 a plane which it was not known to have leaves a plane that is missing then and stays so for ``SILENT_US``: the
-volume has moved, or its client has. It leaves a plane that ``dp`` names no longer, and one that was not heard
-of for GONE_US.
+volume has moved, or its client has. It leaves one that was not heard of for GONE_US. Of a plane that ``dp``
+names no longer (it was removed, or has another name now) nothing is known any more: a stream that had no
+other one needs all planes until it has I/O again.
 
 State: of each gateway with a plane the newest marks, when each plane was in a cut, and what other cuts cover
-since then; of streams what was said of them. Values are replaced, never changed, so that ``copy`` is cheap.
+since then; of its streams what was said of them. Values are replaced, never changed: ``copy`` is cheap.
 Belongs to the writer thread; no I/O.
 """
 
@@ -71,18 +72,20 @@ class CutPlanes:
 
     Attributes:
         missing: planes that are not in it.
-        streams: stream_id to the planes that are proved to have it (none: the host), of its rows.
+        streams: stream_id to the planes that are proved to have it (none: the host), of its rows; None: that
+            is not known any more.
         silent: planes that are in it to the time of it in which they gave no answer.
         idle: when all planes that are in it gave none; its counts are of the rest of it.
     """
 
     missing: tuple[str, ...] = ()
-    streams: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    streams: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
     silent: Mapping[str, Span] = field(default_factory=dict)
     idle: Span | None = None
 
 
 NOTHING: Final = CutPlanes()
+_State = tuple[dict[str, _Gateway], dict[str, Mapping[int, frozenset[str]]]]
 
 
 class PlaneMemory:
@@ -90,17 +93,21 @@ class PlaneMemory:
 
     def __init__(self) -> None:
         self._gateways: dict[str, _Gateway] = {}
-        self._known: dict[int, frozenset[str]] = {}
+        self._known: dict[str, Mapping[int, frozenset[str]]] = {}
 
-    def restore(self, stored: Mapping[int, str]) -> None:
-        """What SQL says of streams; before the first cut."""
-        self._known = {key: frozenset(text.split()) - {HOST} for key, text in stored.items() if text}
+    def restore(self, stored: Iterable[tuple[str, int, str]]) -> None:
+        """What SQL says of (gateway, stream); before the first cut."""
+        known: dict[str, dict[int, frozenset[str]]] = {}
+        for gateway_id, stream_id, text in stored:
+            if text:
+                known.setdefault(gateway_id, {})[stream_id] = frozenset(text.split()) - {HOST}
+        self._known = dict(known)
 
-    def copy(self) -> tuple[dict[str, _Gateway], dict[int, frozenset[str]]]:
+    def copy(self) -> _State:
         """All of the state, for ``go_back``."""
         return dict(self._gateways), dict(self._known)
 
-    def go_back(self, state: tuple[dict[str, _Gateway], dict[int, frozenset[str]]]) -> None:
+    def go_back(self, state: _State) -> None:
         """What ``copy`` returned is the state again."""
         self._gateways, self._known = dict(state[0]), dict(state[1])
 
@@ -131,15 +138,30 @@ class PlaneMemory:
         silent = dict(_silent(cut, inside if follows else frozenset(marks), absent, span))
         absent = {name: left for name in marks if (left := _absence(absent.get(name), name in inside, span))}
         doubts = dict(before.doubts) if before is not None else {}
-        streams = self._learn(cut, inside, seen_us, end_us, doubts) if follows else {}
+        streams: dict[int, frozenset[str] | None] = {}
+        if before is None or before.marks.keys() != marks.keys():
+            streams |= self._leave(cut.gateway_id, marks)
+        if follows:
+            streams |= self._learn(cut, inside, seen_us, end_us, doubts)
         self._gateways[cut.gateway_id] = _Gateway(cut.epoch, cut.seq, marks, seen_us, absent, doubts)
         if not follows:
-            return CutPlanes(silent=silent) if silent else NOTHING
+            return CutPlanes(streams=streams, silent=silent) if silent or streams else NOTHING
         missing = tuple(name for name in marks if name not in inside)
         if not missing and not streams and not silent:
             return NOTHING
         idle = _common(silent[name] for name in inside) if inside and inside <= silent.keys() else None
         return CutPlanes(missing, streams, silent, idle)
+
+    def _leave(self, gateway_id: str, marks: Iterable[str]) -> dict[int, frozenset[str] | None]:
+        """Streams of planes that the gateway names no longer, to those that are left."""
+        names, known = frozenset(marks), self._known.get(gateway_id, {})
+        found: dict[int, frozenset[str] | None] = {
+            stream_id: (planes & names) or None for stream_id, planes in known.items() if not planes <= names
+        }
+        if found:
+            rest = {**known, **found}
+            self._known[gateway_id] = {key: planes for key, planes in rest.items() if planes is not None}
+        return found
 
     def _learn(
         self,
@@ -150,27 +172,29 @@ class PlaneMemory:
         doubts: dict[str, frozenset[int]],
     ) -> dict[int, frozenset[str]]:
         """Streams of this cut to their planes, where these were not known; brings ``doubts`` up to date."""
+        known_of = self._known.get(cut.gateway_id, {})
         away = frozenset(name for name in doubts if end_us - seen_us.get(name, 0) > SILENT_US)
         learned: dict[int, frozenset[str]] = {}
         for name in away:
             for stream_id in doubts[name]:
-                left = learned.get(stream_id, self._known.get(stream_id, frozenset())) - {name}
+                left = learned.get(stream_id, known_of.get(stream_id, frozenset())) - {name}
                 learned |= {stream_id: left} if left else {}
         for name in away | inside:
             doubts.pop(name, None)
         there = frozenset(name for name, us in seen_us.items() if end_us - us <= GONE_US)
         alive = frozenset(name for name in there if end_us - seen_us[name] <= SILENT_US)
         for stream_id, found in self._said(cut, inside, len(seen_us)):
-            known = learned.get(stream_id, self._known.get(stream_id))
+            known = learned.get(stream_id, known_of.get(stream_id))
             if found and known:  # in a cut without any plane is nothing of a plane
                 if not found <= known:
                     for name in (known & alive) - inside:
                         doubts[name] = doubts.get(name, frozenset()) | {stream_id}
                     known = known & alive
                 found |= known & there
-            if found != self._known.get(stream_id):
+            if found != known_of.get(stream_id):
                 learned[stream_id] = found
-        self._known |= learned
+        if learned:
+            self._known[cut.gateway_id] = {**known_of, **learned}
         return learned
 
     def _said(self, cut: Cut, inside: frozenset[str], planes: int) -> Iterable[tuple[int, frozenset[str]]]:
@@ -178,10 +202,10 @@ class PlaneMemory:
         said = cut.extra.get("of")
         if not cut.rows or (not isinstance(said, dict) and (len(inside) > 1 or len(inside) == planes)):
             return  # nothing is proved, or there is but one plane and no cut without it
-        ids = cut.column("stream_id").tolist()
+        ids, known_of = cut.column("stream_id").tolist(), self._known.get(cut.gateway_id, {})
         by_row = _by_row(said, len(ids)) if isinstance(said, dict) else [inside] * len(ids)
         for stream_id, found in zip(ids, by_row, strict=True):
-            known = self._known.get(stream_id)
+            known = known_of.get(stream_id)
             is_host_s = found and known is not None and not known and not isinstance(said, dict)
             if known != found and not is_host_s:  # the host's, in a cut together with a plane
                 yield stream_id, found
@@ -226,6 +250,6 @@ def _by_row(said: Mapping[Any, Any], rows: int) -> list[frozenset[str]]:
     return [frozenset(each) for each in found]
 
 
-def planes_text(planes: Iterable[str]) -> str:
+def planes_text(planes: Iterable[str] | None) -> str:
     """As in ``streams.planes``."""
-    return " ".join(sorted(planes)) or HOST
+    return "" if planes is None else " ".join(sorted(planes)) or HOST

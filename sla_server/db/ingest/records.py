@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Table, update
 
@@ -23,13 +23,35 @@ from sla_server.db.upsert import upsert
 Row = dict[str, Any]
 EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
-_KINDS: Final = {
-    name: {column.name: column.type.python_type for column in table.columns}
-    for name, table in _TABLES.items()
-}
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
 _LOST_COLUMNS: Final = frozenset(("gateway_id", "state", "reason", "last_seen_us"))
 _INT_LIMIT: Final = {"Integer": 1 << 31, "BigInteger": 1 << 63}
+
+
+class _Rule(NamedTuple):
+    """What one column takes; ``limit`` of whole numbers, 0 of all else."""
+
+    kind: type
+    is_nullable: bool
+    is_json: bool
+    limit: int
+
+
+def _rules_of(table: Table) -> dict[str, _Rule]:
+    json_columns = schema.JSON_COLUMNS.get(table.name, ())
+    return {
+        column.name: _Rule(
+            column.type.python_type,
+            bool(column.nullable),
+            column.name in json_columns,
+            _INT_LIMIT.get(type(column.type).__name__, 0),
+        )
+        for column in table.columns
+    }
+
+
+_RULES: Final = {name: _rules_of(table) for name, table in _TABLES.items()}
+_KEYS: Final = {name: schema.natural_key(table) for name, table in _TABLES.items()}
 
 
 def clean(text: str) -> str:
@@ -61,8 +83,8 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         raise BadRecord(excerpt(table_name), f"RECORD writes only {', '.join(_TABLES)}")
     if not isinstance(row, Mapping):
         raise BadRecord(table_name, f"expected a map, got {type(row).__name__}")
-    table, kinds = _TABLES[table_name], _KINDS[table_name]
-    unknown = set(row) - set(kinds)
+    rules = _RULES[table_name]
+    unknown = row.keys() - rules.keys()
     if unknown:
         raise BadRecord(
             table_name, f"no such column: {', '.join(sorted(printable(name, 60) for name in unknown))}"
@@ -73,24 +95,25 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         raise BadRecord(
             table_name, "RECORD sets only `state: lost` with `reason`, by `gateway_id` and `last_seen_us`"
         )
-    for name in schema.natural_key(table):
+    for name in _KEYS[table_name]:
         if row.get(name) is None:
             raise BadRecord(table_name, f"the key column {name!r} is missing")
-    return table_name, {name: _checked(table, name, value) for name, value in row.items()}
+    return table_name, {name: _checked(table_name, name, rules[name], value) for name, value in row.items()}
 
 
-def _checked(table: Table, name: str, value: Any) -> Any:
+def _checked(table_name: str, name: str, rule: _Rule, value: Any) -> Any:
     """One value as it will be stored."""
-    column = table.c[name]
-    kind = _KINDS[table.name][name]
+    kind, is_nullable, is_json, limit = rule
+    if type(value) is int and -limit <= value < limit:  # most are
+        return value
     if value is None:
-        if column.nullable:
+        if is_nullable:
             return None
-        if name in schema.JSON_COLUMNS.get(table.name, ()) or kind is str:
+        if kind is str:
             return ""
-        raise BadRecord(table.name, f"column {name!r} must not be null")
+        raise BadRecord(table_name, f"column {name!r} must not be null")
     if kind is str:
-        if name in schema.JSON_COLUMNS.get(table.name, ()) and not isinstance(value, str):
+        if is_json and not isinstance(value, str):
             return clean(strict_json.dumps(value, separators=None, ensure_ascii=False, default=str))
         if isinstance(value, str):
             return clean(value)
@@ -98,25 +121,25 @@ def _checked(table: Table, name: str, value: Any) -> Any:
         if isinstance(value, bool | int):
             return bool(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(table, name, kind, value)
-    raise BadRecord(table.name, f"column {name!r} takes {kind.__name__}, not {excerpt(value, 80)}")
+        return _number(table_name, name, rule, value)
+    raise BadRecord(table_name, f"column {name!r} takes {kind.__name__}, not {excerpt(value, 80)}")
 
 
-def _number(table: Table, name: str, kind: type, value: float) -> float | None:
-    if kind is float:
+def _number(table_name: str, name: str, rule: _Rule, value: float) -> float | None:
+    if rule.kind is float:
         try:
             number = float(value)
         except OverflowError:  # an integer of more than 1,024 bits
             number = math.inf
         if math.isfinite(number):
             return number
-        if table.c[name].nullable:
+        if rule.is_nullable:
             return None
-        raise BadRecord(table.name, f"column {name!r} takes a finite number, not {excerpt(value)}")
-    limit = _INT_LIMIT[type(table.c[name].type).__name__]
+        raise BadRecord(table_name, f"column {name!r} takes a finite number, not {excerpt(value)}")
+    limit = rule.limit
     if not math.isfinite(value) or value != int(value) or not -limit <= value < limit:
         raise BadRecord(
-            table.name, f"column {name!r} takes a whole number below {limit}, not {excerpt(value)}"
+            table_name, f"column {name!r} takes a whole number below {limit}, not {excerpt(value)}"
         )
     return int(value)
 
@@ -129,8 +152,7 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
     """
     merged: dict[str, dict[tuple[Any, ...], Row]] = {}
     for table_name, row in rows:
-        table = _TABLES[table_name]
-        key = tuple(row[name] for name in schema.natural_key(table))
+        key = tuple(row[name] for name in _KEYS[table_name])
         by_key = merged.setdefault(table_name, {})
         by_key[key] = {**by_key.get(key, {}), **row}
     for table_name, by_key in merged.items():
@@ -141,7 +163,7 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
             _set_lost(connection, list(by_key.values()))
             continue
         table = _TABLES[table_name]
-        key_columns = set(schema.natural_key(table))
+        key_columns = set(_KEYS[table_name])
         by_columns: dict[tuple[str, ...], list[Row]] = {}
         for row in by_key.values():
             by_columns.setdefault(tuple(sorted(row)), []).append(row)

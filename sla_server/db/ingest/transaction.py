@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 import structlog
-from sqlalchemy import Connection, Engine, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Table, bindparam, delete, func, insert, select, update
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import STEP_US, Clock
@@ -47,12 +47,15 @@ from sla_server.db.ingest.accumulator import (
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
 from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.inventory import has_inventory, store_inventory
+from sla_server.db.ingest.ownership import TABLE as OWNERS
+from sla_server.db.ingest.ownership import IngestOwnership, store_left_out
 from sla_server.db.ingest.planes import planes_text
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import event_row, store_rows
 from sla_server.db.queries.rows import IN_LIST, chunks
 from sla_server.db.schema import DAY_US
 from sla_server.db.upsert import Columns, Params, upsert, upsert_columns
+from sla_server.ownership import Ownership
 
 log = structlog.get_logger("db-writer")
 Decode = Callable[[list[bytes]], Int64s]
@@ -96,6 +99,7 @@ class IngestStore:
         rollup_s: length of a slot.
         clock: wall clock for rows.
         probe: called at "in-transaction"; crash tests die there.
+        ownership: the setting ``volume_ownership``.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class IngestStore:
         rollup_s: int,
         clock: Clock,
         probe: Callable[[str], None] = lambda _point: None,
+        ownership: Ownership = "open",
     ) -> None:
         self._engine = engine
         self._sql_key = f"{queue_id}/sql"
@@ -112,6 +117,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
+        self._ownership, self._is_restored = IngestOwnership(ownership), False
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
         self._rollup_s = rollup_s
@@ -141,10 +147,12 @@ class IngestStore:
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
             note_outage(connection, self._check_clock(connection))
             streams = schema.streams
-            said = select(streams.c.stream_id, streams.c.planes).where(streams.c.planes != "")
-            self._memory.planes.restore({row[0]: row[1] for row in connection.execute(said)})
+            said = select(streams.c.gateway_id, streams.c.stream_id, streams.c.planes)
+            known = connection.execute(said.where(streams.c.planes != ""))
+            self._memory.planes.restore((row[0], row[1], row[2]) for row in known)
             ends = select(schema.progress.c.gateway_id, schema.progress.c.corrected_us)
-            self._memory.ends_us = {row[0]: row[1] for row in connection.execute(ends)}
+            self._memory.restore_ends({row[0]: row[1] for row in connection.execute(ends)})
+            self._ownership.load(connection)
             statement = select(schema.meta.c.value).where(schema.meta.c.key == "rollup_s")
             stored = connection.execute(statement).scalar_one()
         if int(stored) != self._rollup_s:
@@ -195,6 +203,19 @@ class IngestStore:
     def begin_again(self) -> None:
         """Records from before the newest window will be read again."""
         self._memory.begin_again()
+        self._is_restored = True
+
+    def screened(self, batch: DecodedBatch) -> DecodedBatch:
+        """A batch without the rows of cuts that are of volumes which are not their gateway's.
+
+        Raises:
+            DatabaseUnavailable: claims must be read again, and cannot be; come again.
+        """
+        if self._is_restored:
+            with begin(self._engine) as connection:
+                self._ownership.load(connection)
+            self._is_restored = False
+        return self._ownership.screened(batch)
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -223,17 +244,30 @@ class IngestStore:
         """
         if not has_rows(batch):
             return
-        with begin(self._engine) as connection:
-            cursor = self._cursor(connection, self._records_key)
-            if cursor < self._records_seq and oldest_seq <= self._records_seq:
-                raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
-            fresh = [record for record in records if record.queue_seq > cursor]
-            if fresh:
-                part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
-                store_inventory(connection, part, self._clock.unix_us())
-                store_rows(connection, part.rows)
-                self._raise(connection, self._records_key, part.last_seq)
+        try:
+            with begin(self._engine) as connection:
+                cursor = self._cursor(connection, self._records_key)
+                if cursor < self._records_seq and oldest_seq <= self._records_seq:
+                    raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
+                if self._is_restored:
+                    self._ownership.load(connection)
+                fresh = [record for record in records if record.queue_seq > cursor]
+                if fresh:
+                    part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
+                    self._store_fresh(connection, part)
+                    self._raise(connection, self._records_key, part.last_seq)
+        except BaseException:
+            self._ownership.settle(is_stored=False)
+            self._is_restored = True  # it may have been committed all the same
+            raise
+        self._ownership.settle(is_stored=True)
+        self._is_restored = False
         self._records_seq = max(cursor, batch.last_seq)
+
+    def _store_fresh(self, connection: Connection, batch: DecodedBatch) -> None:
+        now_us = self._clock.unix_us()
+        store_inventory(connection, self._ownership.take(connection, batch, now_us), now_us)
+        store_rows(connection, [row for row in batch.rows if row[0] != OWNERS])
 
     def commit(self, window: IngestWindow, oldest_seq: int) -> None:
         """Add a window to the statistics, unless it is there.
@@ -275,7 +309,7 @@ class IngestStore:
         batch = decode_batch(records, after_seq)
         self.store_records(batch, records, oldest_seq)
         window = self.window()
-        window.absorb(batch)
+        window.absorb(self.screened(batch))
         try:
             self.commit(window, oldest_seq)
         except DbError:
@@ -366,6 +400,7 @@ def store_statistics(connection: Connection, window: IngestWindow, now_us: int) 
     _store_stream_sums(connection, window)
     _store_gateway_sums(connection, window)
     _store_planes(connection, window)
+    store_left_out(connection, window.unowned, now_us)
     late: Params = [
         {"slot_us": slot_us, "gateway_id": gateway_id, "noted_us": now_us}
         for slot_us, gateway_id in sorted(window.late)
@@ -473,9 +508,13 @@ def _store_planes(connection: Connection, window: IngestWindow) -> None:
     ]
     upsert(connection, schema.plane_gaps, gaps, add=("missing_us",))
     table = schema.streams
-    for stream_id, planes in window.stream_planes.items():
-        is_stream = table.c.stream_id == stream_id
-        connection.execute(update(table).where(is_stream).values(planes=planes_text(planes)))
+    changed = [
+        {"of_stream": stream_id, "its_planes": planes_text(planes)}
+        for stream_id, planes in window.stream_planes.items()
+    ]
+    if changed:  # all streams of a plane that has another name now
+        is_stream = table.c.stream_id == bindparam("of_stream")
+        connection.execute(update(table).where(is_stream).values(planes=bindparam("its_planes")), changed)
 
 
 def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:

@@ -282,7 +282,7 @@ class IngestWriter:
         reader = self._queue.reader(before_seq)
         while records := [record for record in reader.read(STEP_BYTES) if record.queue_seq <= self._sql_seq]:
             watchdog.beat(STEP_S)
-            window.absorb(decode_batch(records, before_seq))
+            window.absorb(self._store.screened(decode_batch(records, before_seq)))
             before_seq = records[-1].queue_seq
         reader.close()
 
@@ -443,6 +443,7 @@ class IngestWriter:
         except CursorMoved as exc:
             self._start_again(exc)
             return None
+        batch = self._store.screened(batch)
         self._window.absorb(batch)
         self._window_bytes += size_bytes
         self._archive_writer.read_bytes += size_bytes

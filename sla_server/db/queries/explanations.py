@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, union
+from sqlalchemy import ColumnElement, Select, and_, false, func, literal, or_, select, union
 
 from sla_server.db import schema
 from sla_server.db.schema import DAY_US
@@ -54,11 +54,13 @@ def throttles_at(
 ) -> Select[Any]:
     """Throttles that were in force; observed ones never were.
 
-    Of these volumes, for these victims, or of the loops of these backends.
+    Of these volumes and of their groups, for these victims, or of the loops of these backends.
     """
     table = schema.throttles
     by_loop = and_(table.c.source == "control", table.c.backend.in_(sorted(backends)))
-    about = or_(table.c.volume.in_(sorted(volumes)), table.c.victim.in_(sorted(victims)), by_loop)
+    members = (table.c.members.contains(f'"{volume}"', autoescape=True) for volume in sorted(volumes))
+    by_group = and_(table.c.group_name != "", or_(false(), *members))
+    about = or_(table.c.volume.in_(sorted(volumes)), table.c.victim.in_(sorted(victims)), by_loop, by_group)
     lasting = or_(table.c.released_us.is_(None), table.c.released_us > at_us)
     statement = select(table).where(
         about, table.c.requested_us <= at_us, lasting, table.c.state != "observed"

@@ -10,7 +10,7 @@ page. Cursors name a row, not an offset, so rows that arrive meanwhile shift not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from sqlalchemy import (
     and_,
     cast,
     func,
+    or_,
     select,
     tuple_,
 )
@@ -138,6 +139,51 @@ class SqlReader:
             .order_by(table.c.volume)
         )
         return self._rows(statement)
+
+    def volume_owners(
+        self,
+        after_version: int = 0,
+        *,
+        state: str | None = None,
+        after: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Claims of gateways to volumes, by volume and gateway.
+
+        Args:
+            after_version: only those that changed since that one.
+            state: only those in it; ``pending``: also those shown on a backend that is not approved.
+            after: volume and gateway_id of the last one of the page before.
+            limit: most rows.
+        """
+        table = schema.volume_owners
+        statement = select(table).order_by(table.c.volume, table.c.gateway_id).limit(limit)
+        if after_version:
+            statement = statement.where(table.c.version > after_version)
+        if state == "pending":
+            has_moved = and_(
+                table.c.state == "approved",
+                table.c.backend != "",
+                table.c.shown_backend != "",
+                table.c.shown_backend != table.c.backend,
+            )
+            statement = statement.where(or_(table.c.state == state, has_moved))
+        elif state is not None:
+            statement = statement.where(table.c.state == state)
+        if after:
+            statement = statement.where(tuple_(table.c.volume, table.c.gateway_id) > tuple(after))
+        return self._rows(statement)
+
+    def volume_owner_names(self, volumes: Collection[str] | None = None) -> dict[str, list[str]]:
+        """Volume to the names of the gateways it belongs to; of some, or of all that belong to any."""
+        table = schema.volume_owners
+        statement = select(table.c.volume, table.c.name).where(table.c.state == "approved")
+        found: dict[str, list[str]] = {}
+        for chunk in (None,) if volumes is None else chunks(sorted(volumes)):
+            asked = statement if chunk is None else statement.where(table.c.volume.in_(chunk))
+            for row in self._rows(asked.order_by(table.c.volume, table.c.name)):
+                found.setdefault(row["volume"], []).append(row["name"])
+        return found
 
     def totals(self) -> Row:
         """Lifetime sums over everything, and how many gateways, volumes and streams there are."""
@@ -280,10 +326,11 @@ class SqlReader:
         return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
-        """Throttles, newest first; in force: requested, sent, confirmed or seen."""
+        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen."""
         table = schema.throttles
         statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
-        return self._rows(statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement)
+        wanted = statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement
+        return decode_json(self._rows(wanted), ("members",))
 
     def events(
         self,

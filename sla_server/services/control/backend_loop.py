@@ -42,23 +42,19 @@ from sla_server.services.control.sharing import (
 )
 from sla_server.services.control.targets import client_of, named
 from sla_server.services.control.throttle import LoopMemory
-from sla_server.services.control.victims import ASKS_NOTHING, Key, Need, Victim, figures_of, rank_of
+from sla_server.services.control.victims import (
+    ASKS_NOTHING,
+    Key,
+    Need,
+    Victim,
+    figures_of,
+    helped_with,
+    rank_of,
+    why_over,
+)
 
 PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
-
-_OVER: Final = (
-    (Need.OUT_OF_CURVE, Reason.VICTIM_OUT_OF_CURVE, "{names}: the demand is above the curve"),
-    (Need.EXCLUDED, Reason.VICTIM_EXCLUDED, "{names}: in maintenance or outside service hours"),
-    (
-        Need.NOT_APPLICABLE,
-        Reason.VICTIM_NOT_APPLICABLE,
-        "{names}: the I/Os are none that the promise is about",
-    ),
-    (Need.IDLE, Reason.VICTIM_IDLE, "{names}: no I/O for {idle_s}"),
-)
-"""Why a promise asks for nothing, the reason of most weight first."""
-_GONE: Final = "{names}: no statistics, or no longer in force"
 
 
 class Phase(StrEnum):
@@ -303,7 +299,7 @@ class BackendControl:
         if at_risk and self.gate_open:
             self.clear_since_ns = None
             self.calm_since_ns = now_ns
-            return self._protect(max(at_risk, key=rank_of), neighbours, now_ns)
+            return self._protect(max(at_risk, key=rank_of), at_risk, neighbours, now_ns)
         if self.active and self.gate_open:
             return self._recover([v for v in victims if v.need not in ASKS_NOTHING], now_ns)
         return NOTHING
@@ -363,7 +359,7 @@ class BackendControl:
                 return None
         open_needs = {v.need for v in waiting} - ASKS_NOTHING
         if not open_needs:
-            reason, why = self._why_over(waiting)
+            reason, why = why_over(waiting, self.victims, self.settings.idle_release_s)
             return self._give_up(reason, why)
         demand = max(demand for _, demand in self.demands)
         remembered = now_ns - self.changed_ns >= self.settings.demand_memory_s * 1e9
@@ -372,21 +368,13 @@ class BackendControl:
             return self._give_up(Reason.DEMAND_FITS, text)
         return None
 
-    def _why_over(self, waiting: Sequence[Victim]) -> tuple[Reason, str]:
-        """The reason of most weight, and of each victim what it is."""
-        found = [(reason, text, [v.name for v in waiting if v.need is need]) for need, reason, text in _OVER]
-        known = {v.key for v in waiting if v.need is not Need.GONE}
-        found.append((Reason.VICTIM_GONE, _GONE, ["/".join(key) for key in self.victims - known]))
-        found = [each for each in found if each[2]]
-        idle_s = f"{self.settings.idle_release_s:g} s"
-        text = "; ".join(text.format(names=named(names), idle_s=idle_s) for _, text, names in found)
-        return (found[0][0], text) if found else (Reason.VICTIM_GONE, "no promise is helped any more")
-
     def _give_up(self, reason: Reason, text: str) -> LoopStep:
         self.reset()
         return LoopStep(changed=True, reason=reason, text=text)
 
-    def _protect(self, lead: Victim, neighbours: Mapping[str, Neighbour], now_ns: int) -> LoopStep:
+    def _protect(
+        self, lead: Victim, at_risk: Sequence[Victim], neighbours: Mapping[str, Neighbour], now_ns: int
+    ) -> LoopStep:
         s = self.settings
         if now_ns < self.quiet_until_ns:
             return NOTHING
@@ -414,9 +402,13 @@ class BackendControl:
             self.r_before, self.r_free = max(lead.signal.r_step, self.r_free), 0.0
         self.decreases += 1
         self.lead = lead
-        self.victims.add(lead.key)
-        names = named(self.managed)
-        text = f"{figures_of(lead)}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
+        others = helped_with(lead, at_risk, self.managed)
+        self.victims |= {v.key for v in (lead, *others)}
+        names, also = (
+            named(self.managed),
+            f"; at risk, too: {named(v.name for v in others)}" if others else "",
+        )
+        text = f"{figures_of(lead)}{also}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
 

@@ -11,44 +11,54 @@ Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from pmdaemon.wire.frame import MAX_FOLDED_BYTES, MAX_HEADER_BYTES
 from pmdaemon.wire.rates import COST_BYTES, Rates
 from sla_server.services.control.decisions import RaiseEvent
-from sla_server.services.control.targets import client_of, named, volume_of
+from sla_server.services.control.targets import client_of, group_of, named, volume_of
 from sla_server.services.control.usage import GatewayTable
 
 HEAD_BYTES: Final = 512
 """Of the header: generation, lease, the gateway's id, the names of the lists, and keys that may be added."""
-ENTRY_BYTES: Final = 96
-"""Of an entry, its names aside: keys, three rates of 9 bytes, lengths."""
+ENTRY_BYTES: Final = 114
+"""Of an entry, its names aside: keys, three rates and a burst of 9 bytes, lengths."""
+MEMBER_BYTES: Final = 12
+"""Of a volume of a group, its name aside: its weight, and lengths."""
 
 
-def entry_bytes(target: str) -> int:
-    """Most that the entry of a target needs; names are ASCII (``wire.names``)."""
-    return ENTRY_BYTES + len(target)
+def entry_bytes(target: str, volumes: Iterable[str] = ()) -> int:
+    """Most that the entry of a target needs, of a group with its volumes; names are ASCII."""
+    return ENTRY_BYTES + len(target) + sum(MEMBER_BYTES + len(volume) for volume in volumes)
 
 
 HELD_FACTOR: Final = 2.0
+NO_MEMBERS: Final[Mapping[str, Mapping[str, float]]] = {}
 
 
-def fitting(shares: Mapping[str, Rates], is_large: bool, held: Collection[str] = ()) -> dict[str, Rates]:
+def fitting(
+    shares: Mapping[str, Rates],
+    is_large: bool,
+    held: Collection[str] = (),
+    members: Mapping[str, Mapping[str, float]] = NO_MEMBERS,
+) -> dict[str, Rates]:
     """Those of a gateway's caps that fit into one message; all of them as a rule.
 
     Args:
         shares: rates by target.
         is_large: whether its agent takes a folded set.
         held: targets that it has caps of now.
+        members: volumes of each group among the targets, and their weights.
     """
     left = (MAX_FOLDED_BYTES if is_large else MAX_HEADER_BYTES) - HEAD_BYTES
-    if sum(map(entry_bytes, shares)) <= left:
+    sizes = {target: entry_bytes(target, members.get(target, ())) for target in shares}
+    if sum(sizes.values()) <= left:
         return dict(shares)
     found: dict[str, Rates] = {}
     weight = {t: _strength(r) * (HELD_FACTOR if t in held else 1.0) for t, r in shares.items()}
     for target in sorted(shares, key=lambda t: (bool(client_of(t)), -weight[t], t)):
-        left -= entry_bytes(target)
+        left -= sizes[target]
         if left < 0:
             break
         found[target] = shares[target]
@@ -76,10 +86,23 @@ def _strength(rates: Rates) -> float:
     return min((rate for rate in known if rate is not None), default=0.0)
 
 
+def group_entries(
+    shares: Mapping[str, Rates], members: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """Entries of groups for message CAPS; each with the volumes that the gateway has of it."""
+    return [
+        {"group": group, "volumes": dict(members[target]), **rates.limits()}
+        for target, rates in sorted(shares.items())
+        if (group := group_of(target))
+    ]
+
+
 def entries(shares: Mapping[str, Rates]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Entries of volumes, and of clients, for message CAPS."""
     volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
     for target, rates in sorted(shares.items()):
+        if group_of(target):
+            continue
         client = client_of(target)
         (clients if client else volumes).append(rates.entry(volume_of(target), client))
     return volumes, clients

@@ -21,17 +21,18 @@ Thread: one thread calls everything. Source: SLA-MODEL.md 3; DESIGN.md 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
-from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.agreed_caps import AgreedCaps
 from sla_server.services.control.cut_intake import CutIntake
 from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import Decision, Reason
+from sla_server.services.control.groups import MOST_GROUPS, terms_of_all
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.live_view import snapshot
@@ -44,16 +45,21 @@ from sla_server.services.control.scopes import Key, PromiseScopes
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import CODE, QUIET, STATES
 from sla_server.services.control.storage_faults import StorageFaults
-from sla_server.services.control.targets import target_of
-from sla_server.services.control.throttle import Throttle
+from sla_server.services.control.targets import named, target_of
+from sla_server.services.control.throttle import LEAST, Throttle
 from sla_server.services.control.usage import GatewayTable, KnownStream, UsageTable, backend_among
 
 BESIDE_THE_PATH: Final = frozenset(("host",))
 """Sources of statistics whose volumes no cap of ours reaches."""
+LIMITED_ALONE: Final = frozenset(("cgroup", "qemu"))
+"""Sources of volumes whose caps the kernel or QEMU enforces: each by itself, no group."""
 MOST_NAMED: Final = 10
 """Clients of a volume that a refusal lists."""
 MOST_CLIENT_CAPS: Final = 100
 """Of clients throttled by hand: some 20 KB of the 64 KiB that the caps of a gateway may have."""
+
+
+NO_WEIGHTS: Final[Mapping[str, float]] = {}
 
 
 class Controller:
@@ -164,6 +170,7 @@ class Controller:
         """What the agent of a gateway can do, as it says before it is up."""
         table, known = self._table(gateway_id), frozenset(features)
         table.caps_clients, table.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
+        table.caps_groups = GROUP_CAPS in known
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int
@@ -173,8 +180,10 @@ class Controller:
         table.name, table.state, table.reason = name, "up", ""
         self.scopes.table.set_up(gateway_id, True)
         exports = list(exports)
+        self.policy.carriers_changed(table.only_seen | table.refused)
         moved = table.set_exports({export["volume"]: export["backend"] for export in exports})
         table.only_seen = frozenset(e["volume"] for e in exports if e.get("source") in BESIDE_THE_PATH)
+        table.no_groups = frozenset(e["volume"] for e in exports if e.get("source") in LIMITED_ALONE)
         table.refused = frozenset()  # another set of exports: the next acknowledgement says again
         if moved:
             self.scopes.move(table, moved, self.tables)
@@ -183,6 +192,13 @@ class Controller:
         self._locate(table, table.exports)
         self.policy.gateway_up(table, now_ns)
         self._agreed.follow(table.exports)
+
+    def gateway_away(self, gateway_id: str, name: str, streams: Iterable[Mapping[str, Any]]) -> None:
+        """A gateway that was lost before this process began: what its streams do is not known."""
+        table = self._table(gateway_id)
+        table.name, table.state, table.reason = name, "lost", "not heard of since the server started"
+        self.scopes.table.set_up(gateway_id, False)
+        self.add_streams(gateway_id, streams)
 
     def cuts_dropped(self, gateway_id: str, cuts: int) -> None:
         """How many cuts its spool has lost in its life, as it says; for the live view."""
@@ -212,7 +228,27 @@ class Controller:
         self._locate(table, {table.streams[row].volume for row in rows} | elsewhere.keys())
         if rows:
             self._link_rows(self.scopes.extend(table, rows))
+            self.policy.carriers_changed({table.streams[row].volume for row in rows})
             self._agreed.follow({table.streams[row].volume for row in rows})
+
+    def forget_volumes(self, gateway_id: str, volumes: Collection[str]) -> None:
+        """A gateway carries these volumes no more: what it says of them does not count."""
+        table = self._table(gateway_id)
+        if not any(table.carries(volume) for volume in volumes):
+            return
+        rows = table.forget(volumes)
+        changed = self.scopes.leave(table, rows, self.tables)
+        for key in changed:
+            if self.scopes.over_all(key) is None:
+                self.live[key].row = None
+                self._closing[key] = 0  # no row shows that it has no data: look at it in the next tick
+        self._link_rows(changed)
+        for volume in volumes:
+            self.inventory.leaves(volume, table)
+        for throttle in self.policy.index.of_volumes(volumes):
+            throttle.forget(gateway_id)
+        self.policy.index.changed()  # its next set of caps is without them
+        self._agreed.follow(volumes)
 
     def add_cut(self, cut: Cut, recv_us: int, offset_us: int, live: bool, now_ns: int) -> None:
         """One cut, in order or not, for the first time or again.
@@ -270,6 +306,38 @@ class Controller:
         problem = f"the agent of {', '.join(old)} caps whole volumes only, no single clients"
         return problem, "Upgrade it, or throttle the whole volume"
 
+    def why_no_group_cap(self, group: str, volumes: Iterable[str]) -> tuple[int, str, str] | None:
+        """Why these volumes cannot share a cap now: (status, problem, what to do); None if they can."""
+        for volume in sorted(volumes):
+            tables = self.inventory.carriers_of(volume).values()
+            other = self.policy.groups.of_volume(volume)
+            if other not in ("", group):
+                problem = f"volume {volume!r} is in group {other!r}, and a volume is in one group at a time"
+                return 409, problem, f"Leave it out, or release that: sla throttle release --group {other}"
+            if any(volume in table.no_groups for table in tables):
+                problem = f"volume {volume!r} is limited by its host's kernel or by QEMU, which share no caps"
+                return 422, problem, "Throttle it by itself"
+            old = [t.name or t.gateway_id for t in tables if t.state == "up" and t.caps_groups is False]
+            if old:
+                problem = f"the agent of {named(old)}, which has volume {volume!r}, caps no groups"
+                return 422, problem, "Upgrade it, or throttle the volumes one by one"
+        if group not in self.policy.groups.names() and len(self.policy.groups.names()) >= MOST_GROUPS:
+            return 422, f"{MOST_GROUPS} groups are throttled, which is the most", "Release some of them"
+        return None
+
+    def group_effect(self, weights: Mapping[str, float], rates: Rates) -> ManualEffect:
+        """What a cap of a group would do to the promises of its volumes while all use their shares."""
+        terms = terms_of_all(weights, self.inventory.terms_of)
+        mean_cost = max(map(self.inventory.mean_cost_of, weights))
+        least = Rates(terms.floor_iops, terms.floor_bytes_per_s, terms.floor_cost(mean_cost))
+        held = (rates.at_least(least) if terms.agreed else rates).at_least(LEAST)
+        total, broken = sum(weights.values()), list[str]()
+        for volume, weight in weights.items():
+            share = held.scaled(weight / total)
+            found = self._effect(share, share, volume)
+            broken += (f"{promise} for {volume}" for promise in found.broken)
+        return ManualEffect(held, held.differs(rates, 0.001), tuple(broken))
+
     def manual_effect(
         self,
         volume: str,
@@ -277,22 +345,25 @@ class Controller:
         cost_per_s: float | None = None,
         ops_per_s: float | None = None,
         bytes_per_s: float | None = None,
+        burst_s: float | None = None,
         client: str = "",
     ) -> ManualEffect:
         """What such a throttle would do to the promises of the volume itself; nothing is set.
 
         Of one of a ``client``: to those that cover it.
         """
-        asked, known = Rates(ops_per_s, bytes_per_s, cost_per_s), self.inventory.volumes()
+        asked = Rates(ops_per_s, bytes_per_s, cost_per_s, burst_s)
+        return self._effect(asked, self.policy.manual_held(target_of(volume, client), asked), volume, client)
+
+    def _effect(self, asked: Rates, held: Rates, volume: str, client: str = "") -> ManualEffect:
+        known = self.inventory.volumes()
         covering = [
             state.promise
             for state in self.live.values()
             if (state.promise.covers(volume, client) if client else state.promise.has_volume(volume))
         ]
         sizes = [sum(promise.has_volume(name) for name in known) for promise in covering]
-        target = target_of(volume, client)
-        held = self.policy.manual_held(target, asked)
-        mean_cost = self.inventory.mean_cost_of(target)
+        mean_cost = self.inventory.mean_cost_of(target_of(volume, client))
         return effect(asked, held, mean_cost, zip(covering, sizes, strict=True))
 
     def manual_set(
@@ -303,15 +374,23 @@ class Controller:
         cost_per_s: float | None = None,
         ops_per_s: float | None = None,
         bytes_per_s: float | None = None,
+        burst_s: float | None = None,
         until_unix_us: int | None = None,
         who: str = "",
         reason: str = "",
         client: str = "",
+        group: str = "",
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
-        """An operator's throttle, of a volume or of one client; it acts in both modes, from the next tick."""
-        rates = Rates(ops_per_s, bytes_per_s, cost_per_s)
+        """An operator's throttle, in both modes and from the next tick.
+
+        Of a volume, of one ``client`` of it, or of a ``group`` with the ``weights`` of its volumes.
+        """
+        rates = Rates(ops_per_s, bytes_per_s, cost_per_s, burst_s)
         text = reason or "set by an operator"
-        backend = backend_among(self.inventory.carriers_of(volume), volume)
+        volumes = weights if group else (volume,)
+        backends = {backend_among(self.inventory.carriers_of(v), v) for v in volumes}
+        backend = backends.pop() if len(backends) == 1 else ""
         self.policy.manual_set(
             Throttle(
                 throttle_id,
@@ -324,6 +403,8 @@ class Controller:
                 who=who,
                 expires_us=until_unix_us,
                 client=client,
+                group=group,
+                weights=dict(weights),
             )
         )
 
@@ -333,9 +414,10 @@ class Controller:
         throttle_id: str | None = None,
         who: str = "",
         client: str | None = None,
+        group: str | None = None,
     ) -> list[str]:
-        """Release operators' throttles of a volume, or one by id; returns the ids released."""
-        return self.policy.manual_release(volume, throttle_id, who, client)
+        """Release operators' throttles of a volume or a group, or one by id; returns the ids released."""
+        return self.policy.manual_release(volume, throttle_id, who, client, group)
 
     def set_policy_caps(self, version: int | None, caps: Mapping[str, float | None]) -> None:
         """The Spark policy's caps of the current hour, complete; None is no cap."""
@@ -387,6 +469,7 @@ class Controller:
             self.scopes,
             self.policy,
             self.loops.controls,
+            self.loops.helped,
             self.inventory,
             self.faults,
             self._usage,

@@ -49,7 +49,8 @@ _PIECE: Final = np.array(
 class Taken(NamedTuple):
     """One accepted cut and its gateway's plan.
 
-    ``excused_ratio``: see ``verdicts``; ``lacks_planes``: a data plane of the gateway is missing from it.
+    ``excused_ratio``: see ``verdicts``; ``lacks_planes``: a data plane of the gateway is missing from it;
+    ``has_stopped``: for long.
     """
 
     cut: Cut
@@ -58,6 +59,7 @@ class Taken(NamedTuple):
     now_ns: int
     excused_ratio: float = 0.0
     lacks_planes: bool = False
+    has_stopped: bool = False
 
 
 class CutBatch:
@@ -171,19 +173,18 @@ class CutBatch:
         ended = completed
         if io.any():  # not all of them are about reads and writes alike
             done = np.choose(io, (done, reads, writes))
-            # Arrivals are not counted by kind: assume the mix of what completed.
-            mix = (io > 0) & (completed > 0)
-            offered = np.where(mix, arrived * done / np.maximum(completed, 1), arrived)
+            by_kind = self._entries.arrivals(c[COL["arrived"]], c[COL["reads"]], c[COL["writes"]])
+            offered = np.bincount(line, by_kind[kind, row], total)
             ended = np.where(tells_kinds, done, completed)
         covered_us = np.repeat([t.cut.duration_us for t in self.taken], self.lines)
         elsewhere = self._elsewhere(io, total)
         carried, is_present = np.zeros(total), np.bincount(line, minlength=total) > 0
-        says_nothing = np.zeros(total, np.bool_)
+        says_nothing, lacks = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
         if elsewhere is not None:
-            waits, arrives, completes, silent = elsewhere
+            waits, arrives, completes, silent, stopped = elsewhere
             before_sum, after_sum, waiting = before_sum + waits, after_sum + waits, waiting + waits
             carried, ended = arrives * (io == 0) * covered_us / 1e6, ended + completes
-            says_nothing = ~is_present & (silent > 0)
+            says_nothing, lacks = ~is_present & (silent > 0), stopped > 0
         sums = LineSums(
             io=io,
             threshold_us=np.where(self._compares[:, None], self._threshold_us, 0.0),
@@ -196,7 +197,12 @@ class CutBatch:
         size_bytes = read_bytes + write_bytes
         if io.any():
             size_bytes = np.choose(io, (size_bytes, read_bytes, write_bytes))
+        hung, stuck = np.zeros(total), np.zeros(total)
         if any(plan.has_others for plan in self.plans):
+            if (found.oldest_us >= HUNG_US).any():
+                hangs = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
+                hung = np.bincount(line, hangs, total).astype(np.float64)
+                stuck = np.maximum(hung, found.oldest_us >= HUNG_US)
             is_other = self._is_mean | (self._promised > 0)
             use = LineUse(
                 done,
@@ -207,15 +213,15 @@ class CutBatch:
                 lat_sum_us,
                 size_bytes,
                 found.oldest_us,
+                stuck,
                 covered_us,
                 found.abandoned,
                 found.abandoned_us,
                 sums.hist,
             )
             self._count_others(found, finder, io, use, is_other)
-            if (found.oldest_us >= HUNG_US).any():
-                hung = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
-                self._note_stuck(found, use, np.bincount(line, hung, total).astype(np.float64))
+            if hung.any():
+                self._note_stuck(found, use, hung)
         latency_us = percentiles_us(sums.hist, self._figures[0])
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
@@ -223,6 +229,7 @@ class CutBatch:
             end_us=np.repeat(self._times[1], self.lines),
             is_present=is_present,
             says_nothing=says_nothing,
+            lacks=lacks,
             offered=offered,
             carried=carried,
             done=done,
@@ -237,6 +244,7 @@ class CutBatch:
             failed=found.failed,
             oldest_us=found.oldest_us,
             silence_us=found.silence_us,
+            stuck=stuck,
             hist=sums.hist,
             inexact=found.inexact,
             # I/Os without any latency are of a source that measures none: nothing follows from them.
@@ -302,8 +310,8 @@ class CutBatch:
         """What streams in scope that are not in their gateway's cut say, by line; None if nothing.
 
         Returns:
-            Shape (4, lines): I/Os waiting; of streams that are apart I/Os arrived and completed a second; how
-            many of them make that the cut says nothing of them.
+            Shape (5, lines): I/Os waiting; of streams that are apart I/Os arrived and completed a second; how
+            many of them make that the cut says nothing of them; of how many the data plane has stopped.
         """
         counts = [len(plan.absent) for plan in self.plans]
         if not any(counts):
@@ -311,13 +319,17 @@ class CutBatch:
         line = _joined([plan.absent_line for plan in self.plans]) + np.repeat(self._line_start, counts)
         streams = _joined([plan.absent for plan in self.plans])
         lacks: Bools | None = None
+        stopped: Bools | None = None
         if any(t.lacks_planes for t in self.taken):
             lacks = np.repeat([t.lacks_planes for t in self.taken], counts)
-        found = self.taken[0].table.usage_table.streams.absent(streams, self._span(counts), lacks)
-        if not found.says_nothing.any():
+        if any(t.has_stopped for t in self.taken):
+            stopped = np.repeat([t.has_stopped for t in self.taken], counts)
+        states = self.taken[0].table.usage_table.streams
+        found = states.absent(streams, self._span(counts), lacks, stopped)
+        if not (found.says_nothing.any() or found.is_stopped.any()):
             return None
         waiting = found.waiting[io[line], np.arange(len(line))]
-        return _sums(np.stack((waiting, *found.rates, found.says_nothing)), line, total)
+        return _sums(np.stack((waiting, *found.rates, found.says_nothing, found.is_stopped)), line, total)
 
     def _hist(self, finder: Lines, io: Ints, total: int) -> npt.NDArray[np.int32]:
         lens = [len(t.cut.hist) for t in self.taken]

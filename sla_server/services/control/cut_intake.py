@@ -150,9 +150,9 @@ class CutIntake:
                 self._usage.resync(table.places)
                 self._usage.streams.resync(table.numbers)
                 self._scopes.table.windows.resync(plan.members)
-            lacks = self._planes.look(table, cut, plan, now_ns)
+            lacks, has_stopped = self._planes.look(table, cut, plan, now_ns)
             excused = self._excused(table.starved_ratio) if table.starved_ratio else 0.0
-            self._taken.append(Taken(cut, table, plan, now_ns, excused, lacks))
+            self._taken.append(Taken(cut, table, plan, now_ns, excused, lacks, has_stopped))
             self._received.append(recv_us)
             self._shut.append(shut)
         self._enter_batch()
@@ -181,7 +181,8 @@ class CutIntake:
             table.unknown_rows += len(plan.rows) - len(plan.known)
             confirm(table, cut.duration_us, recv_us)
             if "late" in cut.extra:
-                self._policy.held_late(parse_late(cut.extra["late"]))
+                late = parse_late(cut.extra["late"])
+                self._policy.held_late({v: figures for v, figures in late.items() if table.carries(v)})
         pieces = batch.pieces()
         if pieces is not None:
             self._feed(batch, pieces, shut)
@@ -206,6 +207,9 @@ class CutIntake:
             windows.record_activity(on_backend[noted], noted, pieces)
             feeds &= ~closed
         shown, fed = np.flatnonzero((over_all != NO_MEMBER) & measured), np.flatnonzero(feeds)
+        offset_us = np.repeat([each.table.offset_us for each in batch.taken], batch.lines)
+        start_us = pieces.end_us - pieces.covered_us + offset_us
+        windows.add_to_slices(over_all[shown], start_us[shown], shown, pieces)
         for targets, lines in ((over_all, shown), (on_backend, fed)):
             if len(lines):
                 windows.add(targets[lines], lines if len(lines) < len(targets) else slice(None), pieces)

@@ -76,6 +76,7 @@ class SetCaps:
     Attributes:
         caps: [{volume, ops_per_s, bytes_per_s, cost_per_s}], None where a rate is free.
         clients: the same with ``client``: caps of single clients of a volume, beside its own.
+        groups: the same with ``group`` and ``volumes`` (weight by name): caps of several volumes together.
     """
 
     gateway_id: str
@@ -83,6 +84,7 @@ class SetCaps:
     lease_us: int
     caps: list[dict[str, Any]]
     clients: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ A latency promise counts I/Os compared with a threshold and those that missed it
 the share allowed. The same holds for the others with other counts:
 
     mean latency      each I/O counts, and misses as often as the threshold is in its latency: with one miss
-                      allowed for each, u is the mean latency / the threshold. What is outstanding counts with
-                      the age of the oldest, as one I/O; what clients gave up with its age, unless that would
-                      make the mean better: it would have taken longer
+                      allowed for each, u is the mean latency / the threshold. What is outstanding counts once
+                      the oldest has waited for ``HUNG_US``, with the age of that; what clients gave up
+                      with its age, unless that would make the mean better: it would have taken longer
     IOPS, throughput  I/Os that were asked for, as far as they were promised, and those of them that were
                       not delivered: 2 % may be missed. An I/O that failed is not delivered, nor is one that
                       its client gave up; one that is outstanding counts as delivered unless the oldest has
@@ -48,6 +48,7 @@ class LineUse:
         size_bytes: of reads and writes of that kind.
         lat_sum_us: of reads and writes, and ``both``: their count.
         oldest_us: age of the oldest outstanding; covered_us: duration of the cut.
+        stuck: for how many outstanding a mean takes that: those that hang.
         abandoned, abandoned_us: I/Os whose clients left, and how old they were in all.
     """
 
@@ -59,6 +60,7 @@ class LineUse:
     lat_sum_us: Floats
     size_bytes: Floats
     oldest_us: Floats
+    stuck: Floats
     covered_us: Ints
     abandoned: Floats
     abandoned_us: Floats
@@ -97,7 +99,7 @@ def mean_counts(use: LineUse, threshold_us: Floats, slow: Floats | None = None) 
     if len(fails):
         known = np.full((len(fails), limit_us.shape[1]), np.nan) if slow is None else slow[fails]
         sums_us[fails] = _most_us(use.at(fails), sums_us[fails], limit_us[fails], known)
-    waits = use.oldest_us[:, None] > limit_us
+    waits = (use.oldest_us[:, None] > limit_us) * use.stuck[:, None]  # that hang
     gave_up = use.abandoned_us[:, None] > limit_us * use.abandoned[:, None]
     done = np.where(use.excludes, use.done - use.left_out, np.maximum(use.done, use.failed))
     counted = done[:, None] + use.abandoned[:, None] * gave_up + waits

@@ -117,6 +117,23 @@ class BackendInventory:
             self._tables_on.setdefault(backend, {}).update(self._carriers[volume])
         return bool(before)
 
+    def leaves(self, volume: str, table: GatewayTable) -> None:
+        """A gateway carries a volume no more; one that no gateway carries is on no backend."""
+        carriers = self._carriers.get(volume, {})
+        if carriers.pop(table.gateway_id, None) is None:
+            return
+        for backend in self._places.get(volume, ()):
+            self._changes[backend] = self._changes.get(backend, 0) + 1
+        if carriers:
+            self.locate(volume)
+            return
+        del self._carriers[volume]
+        for backend in self._places.get(volume, ()):
+            self._on_backend[backend].discard(volume)
+            if not self._on_backend[backend]:
+                del self._on_backend[backend]
+        self._places[volume] = frozenset()
+
     def is_on(self, target: str, backend: str) -> bool:
         """Whether a volume is on this backend, as far as is known."""
         return backend in self._places.get(volume_of(target), (backend,))

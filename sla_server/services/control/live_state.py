@@ -1,9 +1,11 @@
 """The live state of a promise, with hysteresis, and the episodes it opens and closes.
 
-    no-data       no cut for ``stale_intervals`` polls, or none yet
+    no-data       no cut for ``stale_intervals`` polls, or none yet; or not of all: a gateway in scope is
+                  silent, or a data plane has stopped, and what the others measure breaks nothing
     idle          no I/O for ``idle_release_s``, and what was before is in windows that have closed
     out-of-curve  demand above the curve: nothing is promised, but that storage does not hang or fail
-    violating     2 of 3 windows with u > 1, until no window has u > 1 and all together are below
+    violating     2 of 3 windows with u > 1, or two slices one behind the other that break the promise as they
+                  are judged (``slice_sums``), until no window has u > 1 and all together are below
                   ``at_risk_u``, or the promise goes idle or out of its curve
     at-risk       2 of 3 windows at risk
     not-applicable  the I/Os are not such as the promise is about: too few, too large, too many writes
@@ -29,6 +31,7 @@ from sla_server.agreements.verdicts import DELIVERED_RATIO
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow
+from sla_server.services.control.slice_sums import SliceFigures
 from sla_server.services.control.verdicts import NOTHING, Figures, Signal
 
 _WHAT: Final = {
@@ -84,12 +87,12 @@ class LiveState:
         """What the windows say."""
         return NOTHING if self.row is None else self.row.signal()
 
-    def why_no_data(self, is_measured: bool, stopped: str = "") -> str:
+    def why_no_data(self, is_measured: bool, silent: str = "") -> str:
         """Why there is no data, or nothing is promised, for people; "" in any other state.
 
         Args:
             is_measured: whether a stream in scope is seen by a source that measures what is promised.
-            stopped: which data plane has stopped, in words; "" if none has.
+            silent: which data plane has stopped, or which gateway is silent, in words; "" if none is.
         """
         if self.state == "excluded":
             return self.excluded
@@ -100,8 +103,8 @@ class LiveState:
         if not is_measured:
             what = _WHAT.get(self.promise.metric, "latency percentile")
             return f"its volumes are counted beside the I/O path: no {what} can be measured there"
-        if stopped:
-            return stopped
+        if silent:
+            return silent
         if self.row.last_piece_ns is None:
             with_what = " with latencies" if self.promise.metric == "latency" else ""
             return f"no statistics{with_what} have come yet"
@@ -140,25 +143,57 @@ class LiveState:
             return "excluded"
         if self.row is None or last_ns is None or now_ns - last_ns > self.settings.silent_s * 1e9:
             return "no-data"
+        partial = self.row.is_partial(now_ns)
         if self.row.idle:
             self.row.rest()
-            return "idle"
+            return "no-data" if partial else "idle"
         if not signal.windows:
             return "violating" if was_violating else "no-data"
         enough = self.settings.at_risk_windows
         if signal.over >= enough or (was_violating and signal.over):  # no clause excuses that
             return "violating"
+        if self.row.breaks_slices() is not None:
+            return "violating"
+        if was_violating and signal.u >= signal.near_u and not signal.excuse:
+            return "violating"
+        if partial:
+            return "no-data"
         if signal.excuse:
             return signal.excuse
-        if was_violating and signal.u >= signal.near_u:
-            return "violating"
         return "at-risk" if signal.risky >= enough else "ok"
 
     def _opened(self, signal: Signal) -> RaiseEvent:
-        """Its figures are of the windows that were over: all together may have kept the promise."""
+        """Its figures are of the windows that were over: all together may have kept the promise.
+
+        Or of two slices: no window may have shown it.
+        """
+        slices = self.row.breaks_slices() if self.row is not None else None
+        if signal.over < self.settings.at_risk_windows and slices is not None:
+            return self._opened_by(slices, signal)
         within = f"in {signal.over} of the last {signal.windows} windows, "
         text = f"{self.name} is violated: {within}{self._figures_text(signal, signal.of_over)}"
         details = {**self._details(signal, signal.of_over), "windows_over": signal.over}
+        return RaiseEvent("violation-opened", "critical", "sla", self.name, text, details)
+
+    def _opened_by(self, slices: SliceFigures, signal: Signal) -> RaiseEvent:
+        what = f"{slices.failed_ratio:.2%} of the I/Os failed, " if slices.failed_ratio else ""
+        limit_us = slices.threshold_us if self.promise.curve else None
+        latency_us = 0.0
+        if self.promise.metric == "mean_latency":
+            latency_us = slices.u * slices.threshold_us
+            what += f"mean latency {latency_us / 1000:.1f} ms of {slices.threshold_us / 1000:g} ms allowed, "
+        elif self.promise.metric != "availability":
+            what += f"{slices.u:.2f} times the misses allowed, "
+        text = (
+            f"{self.name} is violated: in this slice of {self.promise.slice_s} s and the one before it {what}"
+            f"{slices.offered_iops:.0f} I/O/s offered"
+        )
+        figures = Figures(slices.u, latency_us, slices.offered_iops)
+        failed = round(slices.failed_ratio, 4)
+        more: dict[str, Any] = {"threshold_us": limit_us, "failed_ratio": failed, "slices_over": 2}
+        if not latency_us:
+            more["latency_us"] = None  # slices count misses: their percentile is not known here
+        details = {**self._details(signal, figures), "windows_over": signal.over, **more}
         return RaiseEvent("violation-opened", "critical", "sla", self.name, text, details)
 
     def _closed(self, signal: Signal) -> RaiseEvent:

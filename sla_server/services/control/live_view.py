@@ -8,14 +8,22 @@ events and the policy version are added by the process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, SERVICE, percentile_upper_us
+from pmdaemon.wire.histogram import (
+    BUCKETS,
+    COARSE_BUCKETS,
+    DELAY,
+    SERVICE,
+    WIRE_BUCKETS,
+    highest_upper_us,
+    percentile_upper_us,
+)
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
@@ -27,9 +35,12 @@ from sla_server.services.control.stream_states import APART_US
 from sla_server.services.control.throttle import Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 from sla_server.services.control.verdicts import Signal
+from sla_server.services.control.windows import RETIRED_S
 
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
+MOST_VICTIMS: Final = 50
+"""Promises named that the loop of one backend helps."""
 _URGENT: Final = (
     "violating",
     "at-risk",
@@ -40,6 +51,7 @@ _URGENT: Final = (
     "idle",
     "excluded",
 )
+_PACKED: Final = "<i8"  # HIST_DTYPE as one number: row, bucket << 16, count << 32
 Hist = npt.NDArray[np.int64]
 Key = tuple[str, str]
 Interval = tuple[int, int]
@@ -52,16 +64,17 @@ class _Sum:
         self.rates = dict.fromkeys(("iops", "read_iops", "write_iops", "bytes_per_s"), 0.0)
         self.total: Hist = np.zeros(BUCKETS, dtype=np.int64)
         self.service: Hist = np.zeros(COARSE_BUCKETS, dtype=np.int64)
+        self.delay: Hist = np.zeros(COARSE_BUCKETS, dtype=np.int64)
         self.held = self.inflight = self.delay_us = self.done = 0
         self.backend = ""
         self.gateways: list[str] = []
 
-    def add(self, scalars: Hist, hist: tuple[Hist, Hist], seconds: float) -> None:
+    def add(self, scalars: Hist, hist: tuple[Hist, Hist, Hist], seconds: float) -> None:
         """Add one gateway.
 
         Args:
             scalars: shape (cuts, columns), sums over the volume's rows, a line a cut.
-            hist: total (99) and service (50) counts over the same cuts.
+            hist: total (99), service and delay (50) counts over the same cuts.
             seconds: that they cover.
         """
         reads, writes = (int(scalars[:, RECENT[name]].sum()) for name in ("reads", "writes"))
@@ -69,6 +82,7 @@ class _Sum:
         for name, count in zip(self.rates, (reads + writes, reads, writes, size), strict=True):
             self.rates[name] += count / seconds
         self.total, self.service = self.total + hist[0], self.service + hist[1]
+        self.delay = self.delay + hist[2]
         self.delay_us += int(scalars[:, RECENT["delay_sum_us"]].sum())
         self.done += reads + writes
 
@@ -87,23 +101,33 @@ def _sum_of(volume: str, carriers: Iterable[GatewayTable]) -> _Sum:
     return found
 
 
-def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist], float]:
-    """Scalars by cut, total and service counts, of one volume at one gateway; and the seconds they cover."""
-    dense = np.zeros(SERVICE + COARSE_BUCKETS, dtype=np.int64)
+def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist, Hist], float]:
+    """Scalars by cut and histograms, of one volume at one gateway; and the seconds they cover."""
     scalars, present, absent = [], list[Interval](), list[Interval]()
+    entries: list[Hist] = []
     for each in table.recent:
-        of_volume = (table.volume_of_row[each.rows] == index) & (each.rows >= 0)
+        of_volume = table.volume_of_row[each.rows] == index
+        of_volume &= each.rows >= 0
         if not of_volume.any():
             absent.append(each.span_us)
             continue
         present.append(each.span_us)
         scalars.append(each.scalars[:, of_volume].sum(axis=1))
-        hist = each.hist
-        hist = hist[of_volume[hist["row"]] & (hist["bucket"] < len(dense))]
-        np.add.at(dense, hist["bucket"], hist["count"])
+        packed = each.hist.view(_PACKED)
+        entries.append(packed[of_volume[packed & 0xFFFF]])
+    dense = _dense(entries)
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
     by_cut = np.array(scalars).reshape(len(scalars), len(RECENT))
-    return by_cut, (total, dense[SERVICE:]), _covered_s(present, absent)
+    return by_cut, (total, dense[SERVICE:DELAY], dense[DELAY:]), _covered_s(present, absent)
+
+
+def _dense(entries: Sequence[Hist]) -> Hist:
+    """Counts by bucket of the wire, of HIST_DTYPE entries as one number each."""
+    if not entries:
+        return np.zeros(WIRE_BUCKETS, dtype=np.int64)
+    packed = np.concatenate(entries)
+    bucket, count = (packed >> 16) & 0xFFFF, (packed >> 32) & 0xFFFF_FFFF
+    return np.bincount(bucket, weights=count, minlength=WIRE_BUCKETS)[:WIRE_BUCKETS].astype(np.int64)
 
 
 def _covered_s(present: list[Interval], absent: Iterable[Interval]) -> float:
@@ -135,16 +159,14 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
             "streams": len(t.streams),
             "dropped_cuts": t.dropped_cuts,
             "starved_ratio": round(t.starved_ratio, 3),
+            "io_waited_ratio": t.io_waited_ratio,
         }
         for t in tables
     ]
 
 
-def _volumes(
-    names: Iterable[str], inventory: BackendInventory, policy: PolicyManager
-) -> list[dict[str, Any]]:
+def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, Any]]:
     capped = {t.volume for t in policy.throttles()}
-    sums = {name: _sum_of(name, inventory.carriers_of(name).values()) for name in names}
     return [
         {
             "volume": volume,
@@ -181,13 +203,31 @@ def _stopped_plane(
     return f"data plane {name} of gateway {gateway} does not answer: no statistics of it for {silent_s:.0f} s"
 
 
+def _silent_gateway(state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable]) -> str:
+    """The gateway of a promise's streams that is silent for longest while others speak, in words; or ""."""
+    scope = scopes.over_all(state.promise.key)
+    newest_ns = scope.row.last_piece_ns if scope is not None else None
+    if scope is None or newest_ns is None:
+        return ""
+    concerned = [tables[gateway_id] for gateway_id in scope.parts]
+    never = sorted(table.name or table.gateway_id for table in concerned if table.last_cut_ns is None)
+    if never:
+        return f"no statistics of gateway {never[0]} have come yet, and it has volumes of this promise, too"
+    ages = [((newest_ns - (t.last_cut_ns or 0)) / 1e9, t.name or t.gateway_id) for t in concerned]
+    silent_s, gateway = max((age for age in ages if age[0] <= RETIRED_S), default=(0.0, ""))
+    if silent_s <= state.settings.silent_s:
+        return ""
+    return f"no statistics of gateway {gateway} for {silent_s:.0f} s: what the others measure is no proof"
+
+
 def _why(
     state: LiveState, scopes: PromiseScopes, tables: Mapping[str, GatewayTable], planes: PlaneStates
 ) -> str:
     if state.state != "no-data":
         return state.why_no_data(True)
     is_measured = scopes.is_measured(state.promise.key, tables)
-    return state.why_no_data(is_measured, _stopped_plane(state, scopes, tables, planes))
+    silent = _stopped_plane(state, scopes, tables, planes) or _silent_gateway(state, scopes, tables)
+    return state.why_no_data(is_measured, silent)
 
 
 def _slas(
@@ -238,14 +278,54 @@ def _other_figures(state: LiveState, signal: Signal) -> dict[str, Any]:
     return {"promised": None, "measured": round(measured_us) if signal.windows else None}
 
 
-def _throttles(throttles: Iterable[Throttle]) -> list[dict[str, Any]]:
+def _holds(throttle: Throttle, sums: Mapping[str, _Sum], inventory: BackendInventory) -> tuple[int, int]:
+    """(mean, worst) of how long its caps held an I/O in the last cuts, in us; the worst never flatters."""
+    if throttle.client:
+        delay_us, done, delay = _client_delay(throttle, inventory)
+    else:
+        found = [sums[volume] for volume in throttle.volumes if volume in sums]
+        delay_us, done = sum(each.delay_us for each in found), sum(each.done for each in found)
+        delay = sum((each.delay for each in found), np.zeros(COARSE_BUCKETS, dtype=np.int64))
+    if not done:
+        return 0, 0
+    return round(delay_us / done), round(highest_upper_us(delay)) if delay_us else 0
+
+
+def _client_delay(throttle: Throttle, inventory: BackendInventory) -> tuple[int, int, Hist]:
+    delay_us = done = 0
+    delay = np.zeros(COARSE_BUCKETS, dtype=np.int64)
+    for table in inventory.carriers_of(throttle.volume).values():
+        row = inventory.uses.rows(table, throttle.volume).get(throttle.client)
+        if row is None or table.state != "up":
+            continue
+        for each in table.recent:
+            is_client = each.rows == row
+            sums = each.scalars[:, is_client].sum(axis=1)
+            delay_us += int(sums[RECENT["delay_sum_us"]])
+            done += int(sums[RECENT["reads"]] + sums[RECENT["writes"]])
+            hist = each.hist
+            hist = hist[is_client[hist["row"]] & (hist["bucket"] >= DELAY)]
+            np.add.at(delay, hist["bucket"] - DELAY, hist["count"])
+    return delay_us, done, delay
+
+
+def _throttles(
+    throttles: Iterable[Throttle], sums: Mapping[str, _Sum], inventory: BackendInventory
+) -> list[dict[str, Any]]:
+    holds = {each.throttle_id: _holds(each, sums, inventory) for each in throttles}
     return [
         {
             **{
                 key: row[key]
                 for key in ("throttle_id", "volume", "client", "backend", "source", "cost_per_s", "ops_per_s")
             },
-            **{key: row[key] for key in ("bytes_per_s", "reason", "victim", "state", "expires_us")},
+            **{
+                key: row[key] for key in ("bytes_per_s", "burst_s", "reason", "victim", "state", "expires_us")
+            },
+            "group_name": throttle.group,
+            "members": dict(throttle.weights),
+            "mean_hold_us": holds[throttle.throttle_id][0],
+            "worst_hold_us": holds[throttle.throttle_id][1],
             "text": _shortened(row["text"]),
             "since_us": row["requested_us"],
             "late_ios": throttle.late_ios,
@@ -264,6 +344,7 @@ def _backends(
     inventory: BackendInventory,
     usage_table: UsageTable,
     controls: Mapping[str, BackendControl],
+    helped: Callable[[str], set[Key]],
     faults: StorageFaults,
     most: int,
 ) -> list[dict[str, Any]]:
@@ -278,6 +359,7 @@ def _backends(
             "cap_cost_per_s": round(c.allowed, 1) if (c := controls.get(backend)) and c.active else None,
             "phase": controls[backend].phase.value if backend in controls else "idle",
             "fault": faults.kind_of(backend),
+            "victims": sorted("/".join(key) for key in helped(backend))[:MOST_VICTIMS],
         }
         for backend in sorted(shown)
     ]
@@ -289,7 +371,7 @@ def _chosen_volumes(
     """All of them, or those that are capped and those that use most."""
     if len(inventory.volumes()) <= most:
         return sorted(inventory.volumes())
-    capped = sorted({t.volume for t in policy.throttles()} & inventory.volumes())[:most]
+    capped = sorted({v for t in policy.throttles() for v in t.volumes} & inventory.volumes())[:most]
     costs = usage_table.values[0, : len(usage_table.volumes)]
     busiest = np.argsort(-costs)[: 2 * most].tolist()  # a volume may have several places
     return list(dict.fromkeys((*capped, *(usage_table.volumes[place] for place in busiest))))[:most]
@@ -325,6 +407,7 @@ def snapshot(
     scopes: PromiseScopes,
     policy: PolicyManager,
     controls: Mapping[str, BackendControl],
+    helped: Callable[[str], set[Key]],
     inventory: BackendInventory,
     faults: StorageFaults,
     usage_table: UsageTable,
@@ -340,15 +423,17 @@ def snapshot(
     names = [state.state for state in live.values()]
     counts = Counter(names)
     gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
+    volumes = _chosen_volumes(inventory, policy, usage_table, most)
+    sums = {name: _sum_of(name, inventory.carriers_of(name).values()) for name in volumes}
     return {
         "at_us": unix_us,
         "mode": mode,
         "backend_modes": dict(policy.backend_modes),
         "gateways": _gateways(gateways),
-        "volumes": _volumes(_chosen_volumes(inventory, policy, usage_table, most), inventory, policy),
+        "volumes": _volumes(sums, policy),
         "slas": _slas(_chosen_promises(live, names, counts, most), scopes, tables, planes),
-        "throttles": _throttles(throttles[:most]),
-        "backends": _backends(tables.values(), inventory, usage_table, controls, faults, most),
+        "throttles": _throttles(throttles[:most], sums, inventory),
+        "backends": _backends(tables.values(), inventory, usage_table, controls, helped, faults, most),
         "promises": list(live),
         "states": names,
         "totals": {

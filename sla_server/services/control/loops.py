@@ -166,6 +166,13 @@ class Loops:
     def _control(self, backend: str) -> BackendControl:
         return self.controls.setdefault(backend, BackendControl(self._settings, backend))
 
+    def helped(self, backend: str) -> set[Key]:
+        """Promises that an active loop helps: those that asked, and those at risk while it acted."""
+        control = self.controls.get(backend)
+        if control is None or not control.active:
+            return set()
+        return control.victims | self._helped.get(backend, set())
+
     def _by_turns(self, due: set[str], active: set[str]) -> list[str]:
         """The backends that take a step in this tick, in order of name unless they are too many.
 

@@ -105,6 +105,7 @@ class MissedEntries:
         self._rows = rows
         self.oldest_us, self.silence_us = np.zeros((3, rows)), np.zeros((3, rows))
         """Of reads and writes, reads, writes outstanding, as the entries say; shape (3, rows)."""
+        self._tells_kinds = np.zeros(rows, np.bool_)
         if len(self._special):
             self._read_outstanding()
 
@@ -118,6 +119,7 @@ class MissedEntries:
             np.maximum.at(into.reshape(-1), cell, self._entries[at, column] * 1000.0)
         both = np.ones(self._rows, np.bool_)
         both[row[kind > 0]] = False
+        self._tells_kinds = ~both
         for into in (self.oldest_us, self.silence_us):
             into[1:, both] = into[0, both]
 
@@ -127,6 +129,31 @@ class MissedEntries:
         at = self._special[(word > FAILED) & (word <= FAILED + IO_WRITE) & (limit == 0)]
         counts = np.bincount(self._row[at], weights=self._entries[at, 2], minlength=self._rows)
         return counts.astype(np.int64) * says_more
+
+    def arrivals(self, arrived: Ints, reads: Ints, writes: Ints) -> Floats:
+        """Reads and writes that arrived, reads, and writes, by row: shape (3, rows).
+
+        Arrivals are not counted by kind. What did not end waits, and is shared out by how long the kinds do,
+        as slices do it (``slot_table.arrivals``): many gather of one that hangs, few of one that is served.
+        Where nothing says what waits, all are shared out as what ended.
+
+        Args:
+            arrived: reads and writes together, shape (rows,).
+            reads: that completed; writes: likewise.
+            writes: see there.
+        """
+        at = self._special[(self._word[self._special] & ~3) == OVERDUE]
+        at = at[self._entries[at, 1] == 0]
+        cell = (self._word[at] & 3) * self._rows + self._row[at]
+        gone = np.bincount(cell, self._entries[at, 2], 3 * self._rows).reshape(3, self._rows)
+        ended, all_ended = np.stack((reads, writes)) + gone[1:], reads + writes + gone[0]
+        waits_us = np.maximum(self.oldest_us, self.silence_us)[1:] * self._tells_kinds
+        all_wait_us, left = waits_us.sum(axis=0), arrived - all_ended
+        by_wait = ended + left * (waits_us / np.maximum(all_wait_us, 1.0))
+        by_end = arrived * (ended / np.maximum(all_ended, 1.0))
+        found = np.where((left >= 0) & (all_wait_us > 0), by_wait, by_end)
+        found = np.where((all_ended == 0) & (all_wait_us == 0), arrived, found)
+        return np.concatenate((arrived[None], found))
 
     def compare(self, finder: Lines, sums: LineSums, pairs: Pairs) -> Compared:
         """What the entries say of each line, whatever their kind."""

@@ -38,6 +38,7 @@ class Pieces:
         now_ns: when the cut came; covered_us: its duration; both of shape (pieces,).
         end_us: when it ended, agent's clock.
         is_present: whether the cut has a stream in scope; says_nothing: it has none, which says nothing.
+        lacks: some stream in scope is of a data plane that has stopped: of that nothing is known.
         offered: I/Os of the promise's kind that arrived, also those held back; done: of them completed.
         carried: as ``offered``, of streams that other cuts of this time are about, by the rates of those.
         completed, reads: reads and writes, also where the promise is about one of them.
@@ -49,6 +50,7 @@ class Pieces:
         failed: how many of ``missed`` failed.
         oldest_us: age of the oldest I/O outstanding when the cut ended, 0 if not known.
         silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
+        stuck: I/Os outstanding that hang, for which a mean latency counts ``oldest_us``.
         hist: latency histogram; shape (pieces, 99).
         inexact: whether misses are from histogram edges.
         is_measured: whether the source measures what is promised.
@@ -61,6 +63,7 @@ class Pieces:
     end_us: Ints
     is_present: Bools
     says_nothing: Bools
+    lacks: Bools
     offered: Floats
     carried: Floats
     done: Floats
@@ -75,6 +78,7 @@ class Pieces:
     failed: Floats
     oldest_us: Floats
     silence_us: Floats
+    stuck: Floats
     hist: Counts
     inexact: Bools
     is_measured: Bools

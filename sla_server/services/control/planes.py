@@ -6,7 +6,8 @@ counted it. Its promise has no data, as if its gateway was gone (SLA-MODEL.md 2,
 
 Which planes are in a cut follows from its header (``pmdaemon.wire.cut``): key ``of`` names those of a cut of
 several sources; else a plane is in the cut if its mark in ``dp`` has changed since the cut before. Where cuts
-between were not seen, or of the first one, all whose marks changed are taken to be in it.
+between were not seen, or of the first one, all whose marks changed are taken to be in it. A plane that ``dp``
+names no longer has been removed, or has another name: whose its streams are is not known then.
 
 Whose a stream is: that of the newest cut that had it, row by row in ``of``, else the only source of the cut.
 An agent of before does not send ``of``; a stream that only its cuts of several planes had may be of any of
@@ -19,7 +20,7 @@ which are missing, are arrays of the ``StreamStates``. Changed only by the contr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,16 @@ from sla_server.services.control.stream_states import NO_PLANE, UNKNOWN_PLANE, S
 from sla_server.services.control.usage import GatewayTable
 
 _FIRST: Final = NO_PLANE + 1
+
+
+class MissingPlanes(NamedTuple):
+    """Whether planes are missing from a cut; and whether one of them has *stopped*."""
+
+    some: bool = False
+    has_stopped: bool = False
+
+
+NONE_MISSING: Final = MissingPlanes()
 
 
 @dataclass(slots=True)
@@ -66,40 +77,54 @@ class PlaneStates:
         self._gateways: dict[str, _Gateway] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def look(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> bool:
-        """Note what an accepted cut of a gateway says; whether a plane of it is missing from the cut."""
+    def look(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> MissingPlanes:
+        """Note what an accepted cut of a gateway says; whether planes of it are missing from the cut."""
         said = cut.extra.get("dp")
         if not said:
-            return False
+            return NONE_MISSING
         of = cut.extra.get("of")
         of = of if isinstance(of, dict) else None
         gateway = self._gateways.get(table.gateway_id)
         if gateway is not None and gateway.goes_on(said, plan.ids, of):
             gateway.marks, gateway.seen_ns = said, dict.fromkeys(said, now_ns)
-            return False
+            return NONE_MISSING
         if not (marks := marks_of(said)):
-            return False
+            return NONE_MISSING
         if gateway is None:
             gateway = self._gateways[table.gateway_id] = _Gateway()
         if of is not None:
             inside = frozenset(of)
         else:
             inside = frozenset(name for name, mark in marks.items() if gateway.marks.get(name) != mark)
-        for name in gateway.marks.keys() - marks.keys():  # removed from the agent's configuration
-            gateway.seen_ns.pop(name, None)
-            self._streams.set_missing(self._number(table, name), False)
+        for name in gateway.marks.keys() - marks.keys():
+            self._remove(gateway, table, name)
+        has_stopped = False
         for name in marks:
             is_inside = name in inside
             if is_inside or name not in gateway.seen_ns:
                 gateway.seen_ns[name] = now_ns
-            self._streams.set_missing(self._number(table, name), not is_inside)
+            is_stopped = now_ns - gateway.seen_ns[name] > self._silent_ns
+            has_stopped |= is_stopped
+            self._streams.set_missing(self._number(table, name), not is_inside, is_stopped)
         gateway.marks = marks
         self._learn(gateway, table, plan, of, None if table.skipped else inside)
         is_whole = inside.issuperset(marks)
         gateway.whole = None
         if is_whole and not (of is None and table.skipped):
             gateway.whole = plan.ids, of
-        return not is_whole
+        return MissingPlanes(not is_whole, has_stopped)
+
+    def _remove(self, gateway: _Gateway, table: GatewayTable, name: str) -> None:
+        """A plane is no longer in the agent's configuration, perhaps for it has another name now.
+
+        Whose its streams are then is not known before they have I/O again.
+        """
+        number = self._number(table, name)
+        gateway.seen_ns.pop(name, None)
+        self._streams.set_missing(number, False)
+        mine = table.numbers[self._streams.plane[table.numbers] == number]
+        self._streams.plane[mine] = UNKNOWN_PLANE
+        gateway.learned = gateway.whole = None
 
     def _number(self, table: GatewayTable, name: str) -> int:
         return self._numbers.setdefault((table.gateway_id, name), _FIRST + len(self._numbers))

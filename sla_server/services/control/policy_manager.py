@@ -12,9 +12,9 @@ respect every floor, an operator only those that an agreement promises (the 50 I
 are our courtesy). Per volume caps are split over the gateways that carry it, and a gateway is sent its
 complete set when it changes.
 
-A wish of the layers manual, control and agreed may be about one client of a volume (a *target*, see
-``targets``). It holds beside what is in force for the volume, and is sent to gateways that apply caps of
-clients.
+A wish of the layers manual, control and agreed may be about one client of a volume, one of an operator about
+a group of volumes (a *target*, see ``targets``). It holds beside what is in force for the volume, and is sent
+to gateways that apply such caps.
 
 Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
@@ -27,9 +27,12 @@ from typing import Any, Final
 
 from pmdaemon.wire.cut import Late
 from pmdaemon.wire.rates import Rates
-from sla_server.services.control.caps_message import entries, fitting, left_out_event
+from sla_server.services.control.cap_figures import cap_figures
+from sla_server.services.control.cap_shares import CapShares
+from sla_server.services.control.cap_split import CapSplit
+from sla_server.services.control.caps_message import entries, fitting, group_entries, left_out_event
 from sla_server.services.control.client_use import ClientUses
-from sla_server.services.control.decision_log import DecisionLog, rates_figures
+from sla_server.services.control.decision_log import DecisionLog
 from sla_server.services.control.decisions import (
     Decision,
     DecisionKind,
@@ -38,9 +41,10 @@ from sla_server.services.control.decisions import (
     RecordThrottle,
     SetCaps,
 )
+from sla_server.services.control.groups import Groups, TargetAnswers
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.sharing import NeighbourTerms, split
-from sla_server.services.control.targets import client_of, volume_of
+from sla_server.services.control.sharing import NeighbourTerms
+from sla_server.services.control.targets import client_of, group_of, volume_of
 from sla_server.services.control.throttle import (
     LEAST,
     MAX_GEN,
@@ -66,7 +70,7 @@ class ThrottlePlan:
 
 @dataclass(slots=True)
 class PolicyManager:
-    """See the module. ``terms_of``, ``mean_cost_of`` and ``carriers_of`` answer for a target."""
+    """See the module. ``terms_of``, ``mean_cost_of`` and ``carriers_of`` answer for a volume or a client."""
 
     settings: ControlSettings
     terms_of: Callable[[str], NeighbourTerms]
@@ -84,6 +88,10 @@ class PolicyManager:
     log: DecisionLog = field(default_factory=DecisionLog)
     uses: ClientUses = field(default_factory=ClientUses)
     index: ThrottleIndex = field(default_factory=ThrottleIndex)
+    shares: CapShares = field(default_factory=CapShares)
+    groups: Groups = field(default_factory=Groups)
+    answers: TargetAnswers = field(init=False)
+    _split: CapSplit = field(init=False)
     _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _agreed_by: dict[str, str] = field(default_factory=dict)
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
@@ -92,6 +100,11 @@ class PolicyManager:
     _events: list[RaiseEvent] = field(default_factory=list)
     _ended: list[tuple[Throttle, str, Reason, str]] = field(default_factory=list)
     _failed: list[tuple[Throttle, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        known = self.terms_of, self.mean_cost_of, self.carriers_of, self.uses
+        self.answers = TargetAnswers(self.groups, *known)
+        self._split = CapSplit(self.settings, self.gateways, self.groups, self.answers)
 
     # Modes.
 
@@ -103,11 +116,11 @@ class PolicyManager:
         """Follow the modes with the next ``decide``."""
         self._followed = ""
 
-    def _enforces(self, layer: str, volume: str, backend: str = "", victim: str = "") -> bool:
+    def _enforces(self, layer: str, target: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
-        place = backend or backend_among(self.carriers_of(volume), volume_of(volume))
-        agreement = victim.partition("/")[0] if layer == "control" else ""
-        return self.mode_of(place, agreement) == "enforce"
+        place = backend or backend_among(self.carriers_of(target), volume_of(target))
+        of_layer = {"control": victim.partition("/")[0], "agreed": self._agreed_by.get(target, "")}
+        return self.mode_of(place, of_layer.get(layer, "")) == "enforce"
 
     # Wishes.
 
@@ -192,15 +205,28 @@ class PolicyManager:
         self._followed = ""
 
     def manual_set(self, throttle: Throttle) -> None:
-        """An operator's throttle; a second one with the same id replaces the first."""
+        """An operator's throttle; a second one with the same id, or of the same group, replaces the first."""
         if (before := self.layers["manual"].pop(throttle.throttle_id, None)) is not None:
             self.index.remove(before)
+            self.groups.remove(before.group)
+        for key in [k for k, t in self.layers["manual"].items() if t.group and t.group == throttle.group]:
+            text = f"replaced by {throttle.who or 'an operator'}"
+            self._end("manual", key, "released", Reason.MANUAL_RELEASE, text)
+        if throttle.group:
+            self.groups.set(throttle.group, throttle.weights)
+            for gateway in self.gateways.values():  # which confirm the new one, also if its rate is the same
+                gateway.members.pop(throttle.target, None)
         self._begin("manual", throttle.throttle_id, throttle)
 
     def manual_release(
-        self, volume: str | None, throttle_id: str | None, who: str = "", client: str | None = None
+        self,
+        volume: str | None,
+        throttle_id: str | None,
+        who: str = "",
+        client: str | None = None,
+        group: str | None = None,
     ) -> list[str]:
-        """Release operators' throttles by volume or id, on behalf of ``who``; returns their ids.
+        """Release operators' throttles by volume, group or id, on behalf of ``who``; returns their ids.
 
         With a ``client`` only those of this client of the volume.
         """
@@ -209,6 +235,7 @@ class PolicyManager:
             for key, t in self.layers["manual"].items()
             if (throttle_id is not None and key == throttle_id)
             or (volume is not None and t.volume == volume and client in (None, t.client))
+            or (group is not None and t.group == group)
         ]
         for key in keys:
             self._end("manual", key, "released", Reason.MANUAL_RELEASE, f"released by {who or 'an operator'}")
@@ -227,6 +254,8 @@ class PolicyManager:
                 self.index.remove(before)
             self.layers[layer][key] = throttle
             self.index.add(throttle)
+            if throttle.group:
+                self.groups.set(throttle.group, throttle.weights)
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
             if layer in self._wanted:
@@ -237,26 +266,33 @@ class PolicyManager:
 
     # News of gateways.
 
+    def carriers_changed(self, volumes: Iterable[str]) -> None:
+        """Other gateways carry these volumes, or can throttle them, than before."""
+        self.index.changed([throttle.target for throttle in self.index.of_volumes(volumes)])
+
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
         if self.backend_modes:  # which backend a volume is on may be known only now
             self._followed = ""
-        self.index.changed()
+        self.carriers_changed({*table.exports, *table.use})
+        self.shares.due.add(table.gateway_id)
+        self.shares.lapsing.pop(table.gateway_id, None)
         gateway = self.gateways.get(table.gateway_id)
         if gateway is not None:
             if not gateway.up:
                 gateway.up, gateway.reported, gateway.issued_ns = True, None, now_ns
             return
         gateway = self.gateways[table.gateway_id] = GatewayCaps(table.gateway_id, issued_ns=now_ns)
-        in_force = [t for t in self.throttles() if table.carries(t.volume) and t.gen is not None]
+        found = self.index.of_volumes({*table.exports, *table.use})
+        in_force = [throttle for throttle in found if throttle.gen is not None]
         if not in_force:
             return
         unsettled = [t.gen or 1 for t in in_force if t.state in ("requested", "sent", "refused")]
         totals = {t.target: r for t in in_force if not (r := self.effective(t.target)).is_open}
-        shares = {
-            v: self._shares(v, rates, now_ns).get(table.gateway_id, rates) for v, rates in totals.items()
-        }
+        share_of = self._split.shares
+        shares = {t: share_of(t, rates, now_ns).get(table.gateway_id, rates) for t, rates in totals.items()}
         gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
+        gateway.members = {t: self.groups.at(group, table) for t in shares if (group := group_of(t))}
         for throttle in in_force:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
@@ -266,10 +302,14 @@ class PolicyManager:
     def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
         gateway = self.gateways.get(gateway_id)
-        if gateway is not None and gateway.up:
+        if gateway is None:
+            return
+        if gateway.up:
             gateway.up, gateway.lost_ns = False, now_ns
-        self.index.changed()
-        for throttle in self.throttles():
+            self.shares.lapsing[gateway_id] = now_ns + self.settings.lease_s * 1e9
+        holds = gateway.issued.keys() | self.shares.at(gateway_id).keys()
+        self.index.changed(holds)
+        for throttle in (*self.index.about(holds), *self.index.unproven()):
             throttle.forget(gateway_id)
 
     def cut(self, table: GatewayTable, duration_us: int, unix_us: int) -> None:
@@ -283,7 +323,7 @@ class PolicyManager:
         for throttle in self.index.about(gateway.issued):
             target = throttle.target
             changed = throttle.confirmed(table.gateway_id, table.throttle_gen, unix_us)
-            use = self.uses.of(table, target)
+            use = self.answers.use(table, target)
             if use is not None and table.gateway_id not in throttle.waiting:
                 share = gateway.issued[target]
                 changed |= throttle.measured(
@@ -296,9 +336,9 @@ class PolicyManager:
     def held_late(self, late: Late) -> None:
         """A gateway's caps held I/Os of these volumes for too long; live views say so, nothing is decided."""
         for throttle in self.index.of_volumes(late):
-            ios, longest_us = late[throttle.volume]
-            throttle.late_ios += ios
-            throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
+            for ios, longest_us in (late[volume] for volume in throttle.volumes if volume in late):
+                throttle.late_ios += ios
+                throttle.longest_hold_us = max(throttle.longest_hold_us, longest_us)
 
     def caps_state(self, gateway_id: str, gen: int, state: str, reason: str, unix_us: int) -> None:
         """News of a SET_CAPS on its way: sent, confirmed or refused."""
@@ -326,9 +366,11 @@ class PolicyManager:
 
     def volumes_refused(self, table: GatewayTable, volumes: Iterable[str]) -> None:
         """A gateway does not serve these volumes: it gets no caps for them until its exports change."""
+        self.carriers_changed(volumes)
         for volume in sorted(volumes):
             for throttle in self.index.of_volumes((volume,)):
-                throttle.forget(table.gateway_id)
+                if not throttle.group:  # of which the gateway has other volumes, and holds the cap for those
+                    throttle.forget(table.gateway_id)
             where = table.name or table.gateway_id
             text = f"gateway {where} does not serve volume {volume}: its caps have no effect there"
             details, what = {"gateway_id": table.gateway_id, "volume": volume}, "throttle-not-effective"
@@ -351,15 +393,15 @@ class PolicyManager:
                 automatic = automatic.tighter(found.rates)
         if automatic.is_open:
             return manual
-        return self._lift(automatic, self.terms_of(target), target).tighter(manual)
+        return self._lift(automatic, self.answers.terms_of(target), target).tighter(manual)
 
     def manual_held(self, target: str, rates: Rates) -> Rates:
         """What an operator's rates come to on this target: never below a floor that an agreement promises."""
-        floor = self.terms_of(target)
+        floor = self.answers.terms_of(target)
         return (self._lift(rates, floor, target) if floor.agreed else rates).at_least(LEAST)
 
     def _lift(self, rates: Rates, floor: NeighbourTerms, target: str) -> Rates:
-        mean_cost = self.mean_cost_of(target)
+        mean_cost = self.answers.mean_cost_of(target)
         least = Rates(floor.floor_iops, floor.floor_bytes_per_s, floor.floor_cost(mean_cost))
         return rates.at_least(least).at_least(LEAST)
 
@@ -430,43 +472,16 @@ class PolicyManager:
             kind,
             unix_us,
             backend=throttle.backend,
-            volume=throttle.volume,
+            volume=throttle.volume or f"group {throttle.group}",
             victim=throttle.victim,
             reason=reason,
             text=text,
-            figures=lambda: self._cap_figures(throttle, rates),
+            figures=lambda: self._figures(throttle, rates),
         )
 
-    def _cap_figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
-        target, floor = throttle.target, self.terms_of(throttle.target)
-        carriers = self.carriers_of(target)
-        up = {g: table for g, table in carriers.items() if table.state == "up"}
-        uses = [self.uses.of(table, target) for table in up.values()]
-        holders, others = up, dict[str, GatewayTable]()
-        if rates is not None:
-            holders = {g: table for g, table in up.items() if self._was_sent(g, target)}
-            others = {g: table for g, table in carriers.items() if g not in holders}
-        return {
-            "throttle_id": throttle.throttle_id,
-            "source": "agreed" if throttle.reason == Reason.AGREED_CAP else throttle.source,
-            "before": rates_figures(throttle.noted_rates),
-            "after": rates_figures(rates),
-            "in_force": rates_figures(self.effective(target)),
-            "use_cost_per_s": round(sum(use.cost_per_s for use in uses if use is not None), 1),
-            "floor_iops": floor.floor_iops,
-            "floor_bytes_per_s": floor.floor_bytes_per_s,
-            "floor_cost_per_s": round(floor.floor_cost(self.mean_cost_of(target)), 1),
-            "who": throttle.who,
-            "expires_us": throttle.expires_us,
-            "policy_version": self.policy_version if throttle.reason == Reason.POLICY else None,
-            "gateways": sorted(table.name or gateway_id for gateway_id, table in holders.items()),
-            "without_cap": sorted(table.name or gateway_id for gateway_id, table in others.items()),
-            **({"client": throttle.client} if throttle.client else {}),
-        }
-
-    def _was_sent(self, gateway_id: str, target: str) -> bool:
-        gateway = self.gateways.get(gateway_id)
-        return gateway is not None and target in gateway.issued
+    def _figures(self, throttle: Throttle, rates: Rates | None) -> dict[str, Any]:
+        in_force, version = self.effective(throttle.target), self.policy_version
+        return cap_figures(throttle, rates, in_force, version, self.answers, self.gateways)
 
     def _follow_mode(self) -> None:
         """Layers other than manual exist in mode enforce only."""
@@ -476,7 +491,7 @@ class PolicyManager:
         self.index.changed()
         for name in ("control", "policy", "agreed"):
             for key, found in list(self.layers[name].items()):
-                if not self._enforces(name, found.volume, found.backend, found.victim):
+                if not self._enforces(name, key, found.backend, found.victim):
                     self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer = self.layers[name]
@@ -508,20 +523,25 @@ class PolicyManager:
     def _issue(
         self, tables: Mapping[str, GatewayTable], decisions: list[Decision], now_ns: int, unix_us: int
     ) -> dict[str, dict[str, int]]:
+        for gateway_id in self.shares.lapsed(now_ns):
+            self.index.changed(self.gateways[gateway_id].issued)
         totals = self.index.totals(self.effective, self._dirty.values())
-        shares_of: dict[str, dict[str, Rates]] = {}
-        for target, rates in totals.items():
-            for gateway_id, share in self._shares(target, rates, now_ns).items():
-                shares_of.setdefault(gateway_id, {})[target] = share
+        for target in self.index.renewed:
+            rates = totals.get(target)
+            self.shares.put(target, self._split.shares(target, rates, now_ns) if rates is not None else {})
         waits: dict[str, dict[str, int]] = {}
         gen = max(self.gen + 1, unix_us)  # above all that was issued, also before the database was lost
         for gateway_id, gateway in self.gateways.items():
-            if not (gateway.issued or gateway.reported or gateway_id in shares_of):
-                continue  # it holds nothing, and should
-            table, wanted = tables[gateway_id], shares_of.get(gateway_id, {})
-            shares = fitting(wanted, table.caps_large is not False, gateway.issued.keys())
-            moved = gateway.changed(shares, totals, self.settings, now_ns)
             stray = gateway.stray(self.settings, now_ns)
+            if not stray and gateway_id not in self.shares.due:
+                continue
+            table, wanted = tables[gateway_id], self.shares.at(gateway_id)
+            members = {t: self.groups.at(group, table) for t in wanted if (group := group_of(t))}
+            shares = fitting(wanted, table.caps_large is not False, gateway.issued.keys(), members)
+            moved = gateway.changed(shares, totals, self.settings, now_ns)
+            moved |= {t for t in members if t in shares and gateway.members.get(t) != members[t]}
+            if now_ns - gateway.issued_ns >= self.settings.resplit_min_s * 1e9 or not gateway.up:
+                self.shares.due.discard(gateway_id)  # else its shares may have moved, and have to wait
             if not gateway.up or not (moved or stray):
                 continue
             if gateway.lacks_caps != (len(shares) < len(wanted)):
@@ -532,52 +552,20 @@ class PolicyManager:
             gateway.send(shares, totals, gen, now_ns, is_repeat=stray and not moved)
             self.gen = gen
             lease_us = round(self.settings.lease_s * 1e6)
-            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares)))
+            groups = group_entries(shares, members)
+            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares), groups))
+            gateway.members = {t: weights for t, weights in members.items() if t in shares}
             for target in touched:
-                waits.setdefault(volume_of(target), {})[gateway_id] = gen
+                for volume in self.answers.volumes_of(target):
+                    if not group_of(target) or table.carries(volume):
+                        waits.setdefault(volume, {})[gateway_id] = gen
             for throttle in self.index.about(sorted(touched)):
-                throttle.backend = throttle.backend or table.backend_of(throttle.volume)
+                if not throttle.group:
+                    throttle.backend = throttle.backend or table.backend_of(throttle.volume)
                 throttle.issued(gateway_id, gen, now_ns)
                 self.index.look_after(throttle)
                 self._dirty[throttle.throttle_id] = throttle
         return waits
-
-    def _shares(self, target: str, rates: Rates, now_ns: int) -> dict[str, Rates]:
-        """A target's rates at each gateway that is up, carries it and can throttle it.
-
-        The data plane of a gateway that is lost goes on with what it holds until its lease ends: that much is
-        left out of the split, but the others keep at least half of their equal shares.
-        """
-        carriers = self.carriers_of(target)
-        recent = self._recent(target, carriers)
-        if not recent:
-            return {}
-        lease_s = self.settings.lease_s
-        held = sum(
-            self.gateways[gateway_id].held_ratio(target, rates, lease_s, now_ns)
-            for gateway_id in carriers
-            if gateway_id in self.gateways
-        )
-        left = max(1.0 - held, len(recent) / len(carriers) / 2) if held else 1.0
-        ratios = split(left, recent, self.settings.recent_share_ratio)
-        return {gateway_id: rates.scaled(ratio).at_least(LEAST) for gateway_id, ratio in ratios.items()}
-
-    def _recent(self, target: str, carriers: Mapping[str, GatewayTable]) -> dict[str, float]:
-        """Recent cost rate of a target through each gateway that can be sent its cap.
-
-        Of a client: through those that it uses; while it uses none, through all.
-        """
-        volume, client = volume_of(target), client_of(target)
-        found = {
-            gateway_id: self.uses.of(table, target)
-            for gateway_id, table in carriers.items()
-            if table.state == "up"
-            and table.can_throttle(volume)
-            # Of one that did not say yet, after a restart of ours, what it holds is believed.
-            and not (client and table.caps_clients is False)
-        }
-        known = {gateway_id: use.cost_per_s for gateway_id, use in found.items() if use is not None}
-        return known if client and known else {**dict.fromkeys(found, 0.0), **known}
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:
         self.layers[layer][key] = throttle
@@ -587,6 +575,8 @@ class PolicyManager:
     def _end(self, layer: str, key: str, state: str, reason: Reason, text: str) -> None:
         throttle = self.layers[layer].pop(key)
         self.index.remove(throttle)
+        if throttle.group:
+            self.groups.remove(throttle.group)
         self._fresh = [t for t in self._fresh if t is not throttle]
         self._dirty.pop(throttle.throttle_id, None)
         self._ended.append((throttle, state, reason, text))
@@ -596,4 +586,5 @@ def _event(kind: str, throttle: Throttle, text: str) -> RaiseEvent:
     severity = {"throttle-not-effective": "critical", "throttle-set": "warning"}.get(kind, "info")
     if throttle.client:
         text = f"client {throttle.client}: {text}"
-    return RaiseEvent(kind, severity, "volume", throttle.volume, text, throttle.row())
+    element, subject = ("group", throttle.group) if throttle.group else ("volume", throttle.volume)
+    return RaiseEvent(kind, severity, element, subject, text, throttle.row())

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sla_server.agreements.promise import NO_PERCENTILE, Promise
 from sla_server.agreements.verdicts import DELIVERED_RATIO, HUNG_US
+from sla_server.services.control.pieces import Floats, Ints
 
 
 class PromiseTerms:
@@ -27,6 +28,7 @@ class PromiseTerms:
             promise has none; r_on: entry threshold of r; near_u: the u from which it is at risk.
         up_to: I/Os a second, -1 where a curve has fewer steps; threshold_us: 1 there; shape (rows, steps).
         is_outage: of availability: a silence counts though it has ended.
+        is_mean: of a mean latency: a stall is in its figures, and breaks it by itself from ``lost_us`` on.
         hung_us: a stream that completes nothing for so long, though I/O of it is outstanding, breaks the
             promise whatever others complete; infinite where that does not count.
         lost_us: a time without completion that breaks it whatever its curve and its applicability say;
@@ -44,7 +46,7 @@ class PromiseTerms:
         self.near_u = np.full(rows, np.inf)
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
-        self.is_outage = np.zeros(rows, np.bool_)
+        self.is_outage, self.is_mean = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.hung_us, self.remember_us = np.full(rows, np.inf), np.zeros(rows)
         self.lost_us, self.most_failed = np.full(rows, np.inf), np.ones(rows)
         self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
@@ -71,6 +73,7 @@ class PromiseTerms:
         elif promise.promised:
             self.allowed[row], self.percentile[row] = 1 - DELIVERED_RATIO, 0.0
         self.r_on[row], self.is_outage[row] = r_on, promise.metric == "availability"
+        self.is_mean[row] = promise.metric == "mean_latency"
         self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
         self.most_bytes[row] = promise.max_mean_bytes
         self.lost_us[row] = hung_us(promise)
@@ -82,6 +85,10 @@ class PromiseTerms:
             self.up_to[row, index], self.threshold_us[row, index] = step.up_to_iops, step.threshold_us
         if not promise.curve:  # of a rate: only what hangs is measured in time
             self.up_to[row, 0], self.threshold_us[row, 0] = np.inf, HUNG_US
+
+    def stall_limit_us(self, rows: Ints, limit_us: Floats) -> Floats:
+        """How long nothing may complete, where the threshold in force is ``limit_us``; shape (rows,)."""
+        return np.where(self.is_mean[rows], self.lost_us[rows], limit_us)
 
 
 def hung_us(promise: Promise) -> int:

@@ -28,7 +28,7 @@ from sla_server.services.control.pieces import Floats, Ints
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalRow, SignalTable
 from sla_server.services.control.targets import client_of, volume_of
-from sla_server.services.control.usage import GatewayTable
+from sla_server.services.control.usage import NO_VOLUME, GatewayTable
 
 Key = tuple[str, str]
 NO_MEMBER: Final = -1
@@ -218,6 +218,28 @@ class PromiseScopes:
                         self._include(scope.promise, scope.backend, tables[gateway_id], row, stream.volume)
         self._match(table, np.flatnonzero(moved).tolist())
 
+    def leave(
+        self, table: GatewayTable, rows: Collection[int], tables: Mapping[str, GatewayTable]
+    ) -> set[Key]:
+        """Streams in these rows of a gateway's table are its own no more (``GatewayTable.forget``).
+
+        Their promises begin again with what is left of them, if anything is. Returns the objectives.
+        """
+        gone, changed = set(rows), set[Key]()
+        self._plans.pop(table.gateway_id, None)
+        for scope in list(self.at(table.gateway_id)):
+            if gone.isdisjoint(np.flatnonzero(scope.parts[table.gateway_id].mask).tolist()):
+                continue
+            changed.add(scope.promise.key)
+            self._remove([scope])
+            del self._by_key[scope.promise.key][scope.backend]
+            for gateway_id, part in scope.parts.items():
+                for row in np.flatnonzero(part.mask).tolist():
+                    stream = tables[gateway_id].streams[row]
+                    if stream.volume != NO_VOLUME:
+                        self._include(scope.promise, scope.backend, tables[gateway_id], row, stream.volume)
+        return changed
+
     def extend(self, table: GatewayTable, rows: Iterable[int]) -> set[Key]:
         """Streams appeared in ``rows`` of a gateway's table; the objectives that are new here."""
         self._plans.pop(table.gateway_id, None)
@@ -232,6 +254,8 @@ class PromiseScopes:
         changed: set[Key] = set()
         for row in rows:
             stream = table.streams[row]
+            if stream.volume == NO_VOLUME:
+                continue
             for promise in (*self._named.get(stream.volume, ()), *self._patterned):
                 if promise.covers(stream.volume, stream.client):
                     for backend in ("", stream.backend):

@@ -387,17 +387,25 @@ def spread(allowed: float, shares: Mapping[str, float], claims: Mapping[str, Cla
     return {name: share + rest * claims[name].weight / weights for name, share in shares.items()}
 
 
-def split(rate: float, recent: Mapping[str, float], recent_ratio: float) -> dict[str, float]:
-    """Split a volume's cap over its gateways: ``recent_ratio`` by recent use, the rest equally.
+def split(
+    rate: float,
+    recent: Mapping[str, float],
+    recent_ratio: float,
+    parts: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Split a cap over gateways: ``recent_ratio`` by recent use, the rest equally or by ``parts``.
 
     Args:
-        rate: the volume's cap.
-        recent: gateway_id to its recent rate of this volume; must not be empty.
+        rate: the cap.
+        recent: gateway_id to its recent rate; must not be empty.
         recent_ratio: 0..1.
+        parts: share of each gateway, instead of equal ones; their sum is 1.
     """
     total = sum(recent.values())
-    equal = 1.0 / len(recent)
+    shares = parts or dict.fromkeys(recent, 1.0 / len(recent))
+    if total <= 0:
+        return {gateway: rate * shares[gateway] for gateway in recent}
     return {
-        gateway: rate * ((recent_ratio * use / total + (1 - recent_ratio) * equal) if total > 0 else equal)
+        gateway: rate * (recent_ratio * use / total + (1 - recent_ratio) * shares[gateway])
         for gateway, use in recent.items()
     }

@@ -26,7 +26,8 @@ from sla_server.agreements.promise import Promise
 from sla_server.services.control.pieces import Bools, Ints, percentiles_us
 from sla_server.services.control.promise_terms import arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
-from sla_server.services.control.verdicts import Signal, signals_of, verdict
+from sla_server.services.control.slice_sums import SliceFigures
+from sla_server.services.control.verdicts import Signal, Verdict, signals_of, verdict
 from sla_server.services.control.windows import NEVER, WindowTable
 
 STATES: Final = (
@@ -115,6 +116,7 @@ class SignalTable:
         """Nothing is promised at present, as in maintenance; or it is again."""
         if bool(self.excluded[row]) != is_excluded:
             self.excluded[row] = is_excluded
+            self.windows.slices.forget(np.array([row]))
             self.windows.fed[row] = True
 
     def reset(self, rows: Ints) -> None:
@@ -222,19 +224,20 @@ class SignalTable:
             self.reset(stale)
         rows = np.flatnonzero(self.windows.fed)
         self.windows.fed[rows] = False
-        code = self._states(rows) if len(rows) else self.code[rows]
+        code = self._states(rows, now_ns, silent_s) if len(rows) else self.code[rows]
         differs = (code != self.code[rows]) & self.over_all[rows]
         found = dict(zip(rows[differs].tolist(), code[differs].tolist(), strict=True))
         speaking = self.over_all & (self.code != NO_DATA)
         silent = np.flatnonzero(speaking & (now_ns - self.windows.last_ns > silent_s * 1e9))
         return sorted((found | dict.fromkeys(silent.tolist(), NO_DATA)).items())
 
-    def _states(self, rows: Ints) -> npt.NDArray[np.int8]:
+    def _states(self, rows: Ints, now_ns: int, silent_s: float) -> npt.NDArray[np.int8]:
         """Live states as they should be; sets ``at_risk``, ``outside`` and ``u``, empties idle rows."""
         s, idle = self.settings, self.windows.idle(rows)
+        partial = self.windows.is_partial(rows, now_ns, silent_s)
         if idle.any():
             # One that has just become idle is emptied by its live state, whose event has figures of before.
-            empty = rows[idle & ~(self.over_all[rows] & (self.code[rows] != IDLE))]
+            empty = rows[idle & (partial | ~(self.over_all[rows] & (self.code[rows] != IDLE)))]
             self.rest(empty)
             self.windows.fed[empty] = False
         found = verdict(self.windows, rows)
@@ -244,17 +247,39 @@ class SignalTable:
         self.at_risk[rows] = found.at_risk & is_live
         self.outside[rows] = known & ~found.inside & found.applies & is_live & ~found.at_risk
         ratio = (found.missed * found.valid).sum(axis=0) / np.maximum(counted, 1)
-        self.u[rows] = np.where((counted == 0) & found.stalled.any(axis=0), 1.0, ratio) / found.allowed
+        hangs = (counted == 0) & found.stalled.any(axis=0)
+        self.u[rows] = np.where(hangs, np.maximum(ratio, 1.0), ratio) / found.allowed
         code = np.where(found.risky.sum(axis=0) >= s.at_risk_windows, AT_RISK, OK).astype(np.int8)
         broken = self.broken[rows]
         code[broken & (self.u[rows] >= self.windows.terms.near_u[rows])] = VIOLATING
         code[~found.applies] = NOT_APPLICABLE
         code[~found.inside] = OUT_OF_CURVE
+        code[partial & (code != VIOLATING)] = NO_DATA  # what some measured is no proof of the rest
         code[(over >= s.at_risk_windows) | (broken & (over > 0))] = VIOLATING  # no clause excuses that
+        code[self._break_slices(rows, found)] = VIOLATING
         code[~known] = np.where(broken[~known], VIOLATING, NO_DATA)
-        code[idle] = IDLE
+        code[idle] = np.where(partial[idle], NO_DATA, IDLE)
         code[self.excluded[rows]] = EXCLUDED
         return code
+
+    def slice_figures(self, row: int) -> SliceFigures | None:
+        """What the slices of a row say, if they are broken, and go on to be."""
+        if not self.windows.slices.was_bad[row]:
+            return None
+        rows = np.array([row])
+        is_broken = self._break_slices(rows, verdict(self.windows, rows))[0]
+        return self.windows.slices.figures(row) if is_broken else None
+
+    def _break_slices(self, rows: Ints, found: Verdict) -> Bools:
+        """Which of these rows are broken by their slices (``slice_sums``), and go on to be."""
+        slices, windows = self.windows.slices, self.windows
+        if not slices.was_bad[rows].any():
+            return np.zeros(len(rows), np.bool_)
+        over = found.missed > found.allowed * np.maximum(found.counted, 1)
+        goes_on = ((over | found.lost) & found.valid).any(axis=0)
+        hangs = windows.m_aged[windows.member[rows]] > 0
+        goes_on |= windows.terms.is_mean[rows] & hangs
+        return slices.are_broken(rows, goes_on, self.broken[rows])
 
 
 class SignalRow:
@@ -271,6 +296,15 @@ class SignalRow:
         """When the last piece came, whether or not it was of use."""
         last_ns = int(self._table.windows.last_ns[self.row])
         return None if last_ns == NEVER else last_ns
+
+    def is_partial(self, now_ns: int) -> bool:
+        """See ``WindowTable.is_partial``."""
+        table = self._table
+        return bool(table.windows.is_partial(np.array([self.row]), now_ns, table.settings.silent_s)[0])
+
+    def breaks_slices(self) -> SliceFigures | None:
+        """What its slices say, if they are broken, and go on to be; see ``slice_sums``."""
+        return self._table.slice_figures(self.row)
 
     @property
     def is_excluded(self) -> bool:

@@ -35,7 +35,7 @@ from pmdaemon.wire.histogram import (
 )
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
 from pmdaemon.wire.names import stream_id
-from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet
+from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet, io_cost
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
 from sla_server.services.control.simulated_world import (
@@ -240,7 +240,7 @@ class SimGateway:
             _, io = head.popleft()
             for rates in (cap, own):
                 if rates is not None:
-                    rates.charge(now_ns, io.size_bytes, 1.0)
+                    rates.charge(now_ns, io.size_bytes, io_cost(1.0, io.size_bytes))
             self._send(io)
 
     def _wait_ns(self, rates: RateSet | None, now_ns: int) -> int:

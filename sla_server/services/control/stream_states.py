@@ -5,7 +5,8 @@ several cuts for one time when their intervals do not fit (one was stalled, one 
 and each of these has only its own plane's streams. So a stream that is absent from a cut is
 
     apart     if its own newest cut reaches into the time of this one: this cut cannot be about it
-    missing   if its data plane is in none of the gateway's newest cuts (``planes``): nothing is known of it
+    missing   if its data plane is in none of the gateway's newest cuts (``planes``): nothing is known of it;
+              *stopped* once that has lasted for ``silent_s``
     waiting   if reads or writes were outstanding at the end of its newest cut: those are news only to its
               plane. Believed for ``silent_s``, then nothing is known of it
     idle      else
@@ -80,11 +81,13 @@ class Absent(NamedTuple):
         waiting: as in ``Followed``, of those that are waiting, else 0; shape (3, n).
         rates: I/Os arrived and completed a second, of those that are apart, else 0; shape (2, n).
         says_nothing: apart, missing or waiting.
+        is_stopped: its plane, or of a stream of any plane one of its gateway, has stopped.
     """
 
     waiting: Floats
     rates: Floats
     says_nothing: Bools
+    is_stopped: Bools
 
 
 class StreamStates:
@@ -96,7 +99,8 @@ class StreamStates:
         end_us: of its newest cut, agent's clock; seen_ns: when that came.
         rates: I/Os arrived and completed a second in it; shape (2, streams).
         plane: number of the data plane that each is of, UNKNOWN_PLANE or NO_PLANE; see ``planes``.
-        is_missing: by number of a plane, whether the newest cut of its gateway is without it.
+        is_missing: by number of a plane, whether the newest cut of its gateway is without it; is_stopped:
+            whether it has been in none for ``silent_s``.
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -108,6 +112,7 @@ class StreamStates:
         self.rates: Floats = np.zeros((2, 64))
         self.plane: Ints = np.full(64, UNKNOWN_PLANE)
         self.is_missing: Bools = np.zeros(64, np.bool_)
+        self.is_stopped: Bools = np.zeros(64, np.bool_)
 
     def allot(self, count: int) -> Ints:
         """Numbers of so many new streams."""
@@ -120,11 +125,12 @@ class StreamStates:
             self.plane = np.concatenate((self.plane, np.full_like(self.plane, UNKNOWN_PLANE)))
         return np.arange(first, self._count)
 
-    def set_missing(self, plane: int, is_missing: bool) -> None:
-        """Whether a plane is missing from the newest cut of its gateway."""
+    def set_missing(self, plane: int, is_missing: bool, is_stopped: bool = False) -> None:
+        """Whether a plane is missing from the newest cut of its gateway, and has been for long."""
         while plane >= len(self.is_missing):
             self.is_missing = np.concatenate((self.is_missing, np.zeros_like(self.is_missing)))
-        self.is_missing[plane] = is_missing
+            self.is_stopped = np.concatenate((self.is_stopped, np.zeros_like(self.is_stopped)))
+        self.is_missing[plane], self.is_stopped[plane] = is_missing, is_stopped
 
     def resync(self, streams: Ints) -> None:
         """A cut of these was not seen: what is outstanding follows from the gauges of the next one."""
@@ -173,13 +179,20 @@ class StreamStates:
         self.rates[0, streams], self.rates[1, streams] = arrived / seconds, completed / seconds
         return Followed(before, after)
 
-    def absent(self, streams: Ints, span: Span, lacks_planes: Bools | None = None) -> Absent:
+    def absent(
+        self,
+        streams: Ints,
+        span: Span,
+        lacks_planes: Bools | None = None,
+        has_stopped: Bools | None = None,
+    ) -> Absent:
         """What streams say that cuts of their gateways leave out; see the module.
 
         Args:
             streams: numbers, shape (n,).
             span: of the cuts.
             lacks_planes: whether a plane of its gateway is missing from each cut, None for none of them.
+            has_stopped: whether one of them has stopped, likewise.
         """
         is_fresh = span.now_ns - self.seen_ns[streams] <= self._silent_ns
         self.resync(streams[~is_fresh & (self.waiting[0, streams] > 0)])
@@ -189,4 +202,8 @@ class StreamStates:
         if lacks_planes is not None:
             plane = self.plane[streams]
             says_nothing |= lacks_planes & ((plane == UNKNOWN_PLANE) | self.is_missing[plane])
-        return Absent(waiting, self.rates[:, streams] * apart, says_nothing)
+        is_stopped = np.zeros(len(streams), np.bool_)
+        if has_stopped is not None:
+            plane = self.plane[streams]
+            is_stopped = has_stopped & ((plane == UNKNOWN_PLANE) | self.is_stopped[plane])
+        return Absent(waiting, self.rates[:, streams] * apart, says_nothing, is_stopped)

@@ -1,7 +1,8 @@
-"""Targets of caps: a volume, or one client of a volume.
+"""Targets of caps: a volume, one client of a volume, or a group of volumes.
 
-A target is a name, so that what shares, sends and confirms rates by name does so for both. A volume's target
-is its own name, a client's is ``VOLUME/CLIENT``: no name of either holds a slash (``wire.names``).
+A target is a name, so that what shares, sends and confirms rates by name does so for all. A volume's target
+is its own name, a client's is ``VOLUME/CLIENT``, a group's is ``/GROUP``: no name of them holds a slash
+(``wire.names``). A group's target has no volume and no client; which volumes it has is in the policy manager.
 
 Pure functions.
 """
@@ -16,19 +17,27 @@ MOST_NAMED: Final = 10
 """Targets that a text names: each throttle's row has the text, and a volume may have hundreds of clients."""
 
 
-def target_of(volume: str, client: str = "") -> str:
-    """The target of a client of a volume, or without one that of the volume."""
+def target_of(volume: str, client: str = "", group: str = "") -> str:
+    """The target of a group, of a client of a volume, or without one that of the volume."""
+    if group:
+        return f"{SEPARATOR}{group}"
     return f"{volume}{SEPARATOR}{client}" if client else volume
 
 
 def volume_of(target: str) -> str:
-    """Its volume."""
+    """Its volume; "" for a group."""
     return target.partition(SEPARATOR)[0]
 
 
 def client_of(target: str) -> str:
-    """Its client; "" for a whole volume."""
-    return target.partition(SEPARATOR)[2]
+    """Its client; "" for a whole volume, and for a group."""
+    volume, _, client = target.partition(SEPARATOR)
+    return client if volume else ""
+
+
+def group_of(target: str) -> str:
+    """Its group; "" for a volume or a client."""
+    return target[1:] if target.startswith(SEPARATOR) else ""
 
 
 def named(targets: Iterable[str]) -> str:

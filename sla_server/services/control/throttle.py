@@ -32,21 +32,20 @@ Plain state, no clock. Changed only by the policy manager.
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.runtime.clock import STEP_US
-from pmdaemon.wire.rates import Rates
+from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
 from sla_server.services.control.client_use import ClientUse
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.targets import target_of
 from sla_server.services.control.usage import Usage
 
 _NAMESPACE: Final = uuid.UUID("5a1f6d0e-0f43-5d0c-9a3c-6f0c1c3f7b11")
-BURST_S: Final = 0.02
-"""Bucket depth of the gateways' throttle: this much of the rate may pass at once."""
 MAX_GEN: Final = 1 << 53
 """Generations, which are microseconds of the wall clock when issued, are below this (the year 2255)."""
 
@@ -56,7 +55,7 @@ SAME_RATIO: Final = 0.01
 
 def exceeds(rates: Rates, use: Usage | ClientUse, duration_s: float, tolerance: float) -> bool:
     """Whether the newest cut used more than these rates allow; one I/O of slack for the cut's edges."""
-    burst = 1 + BURST_S / max(duration_s, BURST_S) + tolerance
+    burst = 1 + (rates.burst_s or DEFAULT_BURST_S) / duration_s + tolerance
     pairs = (
         (rates.cost_per_s, use.last_cost_per_s),
         (rates.ops_per_s, use.last_ops_per_s),
@@ -93,6 +92,12 @@ class LoopMemory:
         return None if start is None or ceiling is None else cls(start, ceiling)
 
 
+def _weights(members: Any) -> dict[str, float]:
+    """Weights of a group's volumes as a row has them, JSON or decoded; none for a throttle of a volume."""
+    decoded = json.loads(members) if isinstance(members, str) and members else members or {}
+    return {volume: float(weight) for volume, weight in decoded.items()}
+
+
 ROUND_TRIPS: Final = 1.5
 """A confirmation that takes this many times as long as the last one is missing."""
 MOST_DOUBLINGS: Final = 10
@@ -108,6 +113,7 @@ class Throttle:
 
     Attributes:
         client: of the volume, if only its use is capped.
+        group, weights: name of a group that is capped, and the weight of each volume; ``volume`` is "" then.
         waiting: gateway_id to the generation it has still to confirm.
         unseen: gateways whose measured rate has still to show the cap.
         loop: of layer control, what its backend's loop has learned.
@@ -150,11 +156,14 @@ class Throttle:
     reported_late: bool = False
     reported_over: bool = False
     client: str = ""
+    group: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Throttle:
         """A throttle as its row has it; of ``decisions``, too, a row was written with these rates."""
-        rates = Rates(row.get("ops_per_s"), row.get("bytes_per_s"), row.get("cost_per_s"))
+        parts = (row.get(name) for name in ("ops_per_s", "bytes_per_s", "cost_per_s", "burst_s"))
+        rates = Rates(*parts)
         return cls(
             throttle_id=row["throttle_id"],
             volume=row["volume"],
@@ -174,12 +183,19 @@ class Throttle:
             loop=LoopMemory.of(row),
             noted_rates=rates,
             client=row.get("client") or "",
+            group=row.get("group_name") or "",
+            weights=_weights(row.get("members")),
         )
 
     @property
     def target(self) -> str:
-        """What it caps: the volume, or one client of it (``targets``)."""
-        return target_of(self.volume, self.client)
+        """What it caps: the volume, one client of it, or the group (``targets``)."""
+        return target_of(self.volume, self.client, self.group)
+
+    @property
+    def volumes(self) -> Iterable[str]:
+        """Whose I/O it slows down."""
+        return self.weights if self.group else (self.volume,)
 
     def row(self) -> dict[str, Any]:
         """The row as docs/formats/sql.md has it."""
@@ -187,11 +203,14 @@ class Throttle:
             "throttle_id": self.throttle_id,
             "volume": self.volume,
             "client": self.client,
+            "group_name": self.group,
+            "members": json.dumps(dict(self.weights)) if self.group else "",
             "backend": self.backend,
             "source": self.source,
             "cost_per_s": self.rates.cost_per_s,
             "ops_per_s": self.rates.ops_per_s,
             "bytes_per_s": self.rates.bytes_per_s,
+            "burst_s": self.rates.burst_s,
             "reason": self.reason,
             "text": self.text,
             "victim": self.victim,
@@ -325,6 +344,7 @@ class GatewayCaps:
     round_trip_ns: int = 0  # how long the last confirmation took
     refused: str = ""  # why it refused caps last; "" again when it confirms some
     lacks_caps: bool = False  # not all of its caps fit into a message
+    members: dict[str, Mapping[str, float]] = field(default_factory=dict)  # of each group issued
 
     @property
     def holds_its_caps(self) -> bool:

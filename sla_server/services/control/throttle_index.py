@@ -20,6 +20,7 @@ class ThrottleIndex:
 
     Attributes:
         looked_at: throttles handed out or looked after, in all; for tests of what a tick costs.
+        renewed: targets that the newest ``totals`` was worked out for again.
     """
 
     def __init__(self) -> None:
@@ -29,18 +30,21 @@ class ThrottleIndex:
         self._unproven: dict[int, Throttle] = {}
         self._stale: dict[str, None] = {}
         self._totals: dict[str, Rates] = {}
+        self.renewed: list[str] = []
 
     def add(self, throttle: Throttle) -> None:
         """It is in force from now on."""
         self._targets.setdefault(throttle.target, []).append(throttle)
-        self._volumes.setdefault(throttle.volume, []).append(throttle)
+        for volume in throttle.volumes:
+            self._volumes.setdefault(volume, []).append(throttle)
         self.changed((throttle.target,))
 
     def remove(self, throttle: Throttle) -> None:
         """It has ended."""
         self._unproven.pop(id(throttle), None)
         self.changed((throttle.target,))
-        for index, key in ((self._targets, throttle.target), (self._volumes, throttle.volume)):
+        volumes = ((self._volumes, volume) for volume in throttle.volumes)
+        for index, key in ((self._targets, throttle.target), *volumes):
             kept = [each for each in index[key] if each is not throttle]
             if kept:
                 index[key] = kept
@@ -69,7 +73,7 @@ class ThrottleIndex:
                 self._totals.pop(target, None)
             else:
                 self._totals[target] = rates
-        self._stale = {}
+        self.renewed, self._stale = list(self._stale), {}
         return self._totals
 
     def about(self, targets: Iterable[str]) -> Iterator[Throttle]:
@@ -80,11 +84,10 @@ class ThrottleIndex:
                 yield throttle
 
     def of_volumes(self, volumes: Iterable[str]) -> Iterator[Throttle]:
-        """Throttles of these volumes and of their clients."""
-        for volume in volumes:
-            for throttle in self._volumes.get(volume, ()):
-                self.looked_at += 1
-                yield throttle
+        """Throttles of these volumes, of their clients and of their groups, each once."""
+        found = {id(each): each for volume in volumes for each in self._volumes.get(volume, ())}
+        self.looked_at += len(found)
+        return iter(found.values())
 
     def look_after(self, throttle: Throttle) -> None:
         """A gateway has still to confirm it, or measured more than it allows."""

@@ -6,7 +6,8 @@ use of each volume through each gateway, a *place*, is stored in one ``UsageTabl
 batch of cuts updates it at once (``cut_batch``); a ``Usage`` is one of its columns. A volume that a cut
 leaves out is apart, waiting or idle, as its streams are (``stream_states``): only an idle one had no use.
 
-Invariants: rows and places are only added, never moved; a (epoch, seq) is taken at most once; cuts that are
+Invariants: rows and places are only added, never moved, and those of a volume that is the gateway's no more
+(``GatewayTable.forget``) stay, empty; a (epoch, seq) is taken at most once; cuts that are
 not newer than the newest one taken, or older than the settings allow, change nothing here (they are judged
 from SQL, not from here). Changed only by the controller's one thread. No clock: every time is an argument.
 """
@@ -14,7 +15,7 @@ from SQL, not from here). Changed only by the controller's one thread. No clock:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -46,6 +47,8 @@ FAILING_RATIO: Final = 0.5
 """Share of a volume's I/Os that fail, from which on the volume as a whole does."""
 PEAK_DECAY: Final = 0.9
 """A peak counts less by this factor with each cut: half of it after some 7 s."""
+NO_VOLUME: Final = ""
+"""Of the rows of streams that are their gateway's no more."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -100,6 +103,11 @@ class UsageTable:
     def resync(self, places: Ints) -> None:
         """A cut of these places was not seen: what was outstanding says nothing any more."""
         self.values[10, places], self.values[11, places] = 0.0, -1.0
+
+    def clear(self, place: int) -> None:
+        """A place is of no volume any more."""
+        self.values[:, place] = 0.0
+        self.values[11, place] = -1.0
 
     def move(self, place: int, backend: str) -> None:
         """The volume of a place is on this backend."""
@@ -288,7 +296,9 @@ class GatewayTable:
     ``refused``: volumes of which it refused the newest caps.
     ``caps_clients``: whether it applies caps of single clients; None while its agent did not say.
     ``caps_large``: whether it takes a set of caps above 64 KiB; the same.
+    ``caps_groups``: whether it applies caps of groups; the same. ``no_groups``: volumes of which it cannot.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
+    ``io_waited_ratio``: share of the time between the two newest in which tasks of its host waited for I/O.
     """
 
     gateway_id: str
@@ -301,6 +311,8 @@ class GatewayTable:
     refused: frozenset[str] = frozenset()
     caps_clients: bool | None = None
     caps_large: bool | None = None
+    caps_groups: bool | None = None
+    no_groups: frozenset[str] = frozenset()
     says_more: bool = False
     tells_kinds: bool = False
     skipped: bool = False
@@ -322,6 +334,8 @@ class GatewayTable:
     ignored: int = 0
     dropped_cuts: int = 0
     starved_ratio: float = 0.0
+    io_waited_ratio: float | None = None
+    io_waited: tuple[int, int] | None = None  # the newest cut's end, and what it says of its host
     unknown_rows: int = 0
 
     def add_streams(self, streams: list[KnownStream]) -> list[int]:
@@ -360,6 +374,24 @@ class GatewayTable:
             self.streams[row] = replace(self.streams[row], backend=backends[self.streams[row].volume])
         return moved
 
+    def forget(self, volumes: Collection[str]) -> list[int]:
+        """It carries these no more; returns their rows, which stay and are of no volume from then on."""
+        rows = [row for row, stream in enumerate(self.streams) if stream.volume in volumes]
+        for row in rows:
+            self.row_of.pop(self.streams[row].stream_id, None)
+            self.streams[row] = KnownStream(self.streams[row].stream_id, NO_VOLUME, "", "")
+        for index, volume in enumerate(self.volumes):
+            if volume in volumes:
+                self.usage_table.clear(int(self.places[index]))
+                self.volumes[index] = NO_VOLUME
+        for volume in volumes:
+            self.use.pop(volume, None)
+        self.exports = {volume: backend for volume, backend in self.exports.items() if volume not in volumes}
+        kept = [each._replace(rows=np.where(np.isin(each.rows, rows), -1, each.rows)) for each in self.recent]
+        self.recent.clear()
+        self.recent.extend(kept)
+        return rows
+
     def carries(self, volume: str) -> bool:
         """Whether this gateway exports the volume or has served a stream of it."""
         return volume in self.exports or volume in self.use
@@ -391,7 +423,16 @@ class GatewayTable:
         self.epoch, self.seq, self.end_unix_us = cut.epoch, cut.seq, end_us
         self.last_cut_ns, self.offset_us, self.throttle_gen = now_ns, offset_us, cut.throttle_gen
         self.starved_ratio = cut.starved_us / cut.duration_us
+        self._waited(cut.extra.get("psi"), end_us)
         return True
+
+    def _waited(self, said: Any, end_us: int) -> None:
+        before, self.io_waited_ratio = self.io_waited, None
+        self.io_waited = (end_us, said) if isinstance(said, int) else None
+        if before is None or self.io_waited is None or end_us <= before[0]:
+            return
+        if said >= before[1]:  # else its host was started again
+            self.io_waited_ratio = round(min((said - before[1]) / (end_us - before[0]), 1.0), 3)
 
     def rows_of(self, stream_ids: Ints) -> Ints:
         """Table row of each stream, -1 for one not announced yet."""

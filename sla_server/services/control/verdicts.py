@@ -139,7 +139,8 @@ def verdict(windows: WindowTable, rows: Ints) -> Verdict:
         missed, counted = windows.w_missed[slots, step], windows.w_counted[slots, step]
     failed, stall_us = windows.w_failed[slots], windows.w_stall_us[slots]
     left_out = windows.w_excused[slots] + failed
-    stalled = ((stall_us > limit_us) | (stall_us >= terms.hung_us[rows])) & valid
+    stall_limit_us = terms.stall_limit_us(rows, limit_us)
+    stalled = ((stall_us > stall_limit_us) | (stall_us >= terms.hung_us[rows])) & valid
     breaks, near_u = stalled, terms.near_u[rows]
     lost = hangs = (stall_us >= terms.lost_us[rows]) & valid
     if failed.any():  # a promise without a percentile has its failed I/Os in no count of misses
@@ -255,7 +256,8 @@ def _figures(windows: WindowTable, found: Verdict, at: int, ages: Ints) -> Figur
     percentile = windows.terms.percentile[slots[:1] // windows.depth]
     counted = found.counted[ages, at].sum()
     stalled = found.stalled[ages, at] & (windows.w_done[slots[ages]] == 0)
-    ratio = found.missed[ages, at].sum() / counted if counted else float(stalled.any())
+    missed = found.missed[ages, at].sum()
+    ratio = missed / counted if counted else max(float(missed), float(stalled.any()))
     offered = windows.w_iops[slots[ages]].sum() / len(ages)
     u = float(ratio / found.allowed[at])
     latency_us = float(percentiles_us(hist, percentile)[0])

@@ -5,11 +5,15 @@ Pure values; the inventory makes them from the windows of their rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from sla_server.agreements.promise import Priority
+from sla_server.services.control.decisions import Reason
+from sla_server.services.control.sharing import Neighbour, gives_way
+from sla_server.services.control.targets import named
 from sla_server.services.control.verdicts import Signal
 
 Key = tuple[str, str]
@@ -56,8 +60,49 @@ class Victim:
         return "/".join(self.key)
 
 
+_OVER: Final = (
+    (Need.OUT_OF_CURVE, Reason.VICTIM_OUT_OF_CURVE, "{names}: the demand is above the curve"),
+    (Need.EXCLUDED, Reason.VICTIM_EXCLUDED, "{names}: in maintenance or outside service hours"),
+    (
+        Need.NOT_APPLICABLE,
+        Reason.VICTIM_NOT_APPLICABLE,
+        "{names}: the I/Os are none that the promise is about",
+    ),
+    (Need.IDLE, Reason.VICTIM_IDLE, "{names}: no I/O for {idle_s}"),
+)
+"""Why a promise asks for nothing, the reason of most weight first."""
+_GONE: Final = "{names}: no statistics, or no longer in force"
+
+
+def why_over(waiting: Sequence[Victim], helped: Set[Key], idle_s: float) -> tuple[Reason, str]:
+    """Why none of those that were helped asks for anything now: the reason of most weight, and what each is.
+
+    Args:
+        waiting: those of them that are known.
+        helped: all of them.
+        idle_s: from when on one is idle.
+    """
+    found = [(reason, text, [v.name for v in waiting if v.need is need]) for need, reason, text in _OVER]
+    known = {v.key for v in waiting if v.need is not Need.GONE}
+    found.append((Reason.VICTIM_GONE, _GONE, ["/".join(key) for key in helped - known]))
+    found = [each for each in found if each[2]]
+    text = "; ".join(text.format(names=named(names), idle_s=f"{idle_s:g} s") for _, text, names in found)
+    return (found[0][0], text) if found else (Reason.VICTIM_GONE, "no promise is helped any more")
+
+
 def rank_of(victim: Victim) -> tuple[int, float, float]:
     return int(victim.priority), victim.urgency, victim.signal.u
+
+
+def helped_with(lead: Victim, at_risk: Iterable[Victim], managed: Mapping[str, Neighbour]) -> list[Victim]:
+    """Others at risk that are helped by what is slowed down for the lead: none of it is theirs."""
+    return [
+        each
+        for each in at_risk
+        if each is not lead
+        and each.volumes.isdisjoint(managed)
+        and any(gives_way(each.priority, n) for n in managed.values())
+    ]
 
 
 def figures_of(victim: Victim) -> str:

@@ -32,9 +32,14 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
                piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
                were outstanding, ``m_unsure`` that it may be longer, for its beginning was not seen;
+               ``m_aged_us``: age of the oldest I/O outstanding that its pieces have counted, of a mean
+               latency, and ``m_aged``, for how many it stands;
                ``m_measures``: its source measures what is promised, so windows wait for it,
-               unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while
+               unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while;
+               ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped
     gateways   when each spoke last, and whether it is up
+
+``slices`` has what the slices of rows say (``slice_sums``).
 
 Shapes: (rows,), (rows * depth, ...); histograms (.., 99) int32. Pure: no clock; times are the caller's
 monotonic nanoseconds. Changed only by the controller's one thread.
@@ -61,8 +66,11 @@ from sla_server.services.control.pieces import (
 )
 from sla_server.services.control.promise_terms import PromiseTerms, arrays_of, copy_arrays
 from sla_server.services.control.settings import ControlSettings
+from sla_server.services.control.slice_sums import SliceSums
 
 NEVER: Final = -(1 << 62)
+RETIRED_S: Final = 86_400.0
+"""As in ``judging.track``: slices are judged without a gateway that is silent for longer, likewise."""
 _FIRST: Final = 64
 
 
@@ -85,10 +93,12 @@ class WindowTable:
         self.m_offered = np.zeros(_FIRST)
         self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
         self.m_stall_us = np.zeros(_FIRST)
+        self.m_aged_us, self.m_aged = np.zeros(_FIRST), np.zeros(_FIRST)
         self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
-        self.m_unsure = np.ones(_FIRST, np.bool_)
+        self.m_unsure, self.m_lacks = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
         self._make_rows(_FIRST)
+        self.slices = SliceSums(self.terms)
 
     def _make_rows(self, rows: int) -> None:
         depth, steps = self.depth, self.terms.steps
@@ -127,6 +137,7 @@ class WindowTable:
         self.terms.grow(rows, steps)
         self._make_rows(rows)
         copy_arrays({name: old[name] for name in old if not name.startswith(("g_", "m_"))}, self)
+        self.slices.grow()
 
     # Gateways.
 
@@ -155,6 +166,7 @@ class WindowTable:
         self.first_ns[row] = self.last_ns[row] = self.active_ns[row] = NEVER
         self.member[row] = self._allot_member(row, gateway_id)
         self.reset(np.array([row]))
+        self.slices.forget(np.array([row]))
 
     def _allot_member(self, row: int, gateway_id: str) -> int:
         if self._free_members:
@@ -166,14 +178,16 @@ class WindowTable:
                     value = getattr(self, name)
                     setattr(self, name, np.concatenate((value, np.zeros_like(value))))
         self.m_row[member], self.m_gateway[member] = row, self.gateway(gateway_id)
-        self.m_covered[member] = self.m_stall_us[member] = 0
+        self.m_covered[member] = self.m_stall_us[member] = self.m_aged_us[member] = 0
         self.m_end_us[member], self.m_measures[member] = NEVER, True
         self.m_fed_ns[member], self.m_mute[member], self.m_unsure[member] = NEVER, False, True
+        self.m_lacks[member] = False
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
         """The promise of a row reaches one more gateway; the member to feed its pieces to."""
         member = self._allot_member(row, gateway_id)
+        self.m_fed_ns[member] = self.last_ns[row]  # it has as long to speak as one that just did
         self._shared[row] = np.append(self._shared.get(row, self.member[row]), member)
         self.several[row] = True
         return member
@@ -216,6 +230,7 @@ class WindowTable:
         """Remember only that there was, or was no, I/O; ``members`` are distinct, fed ``pieces[pick]``."""
         rows, now_ns = self.m_row[members], pieces.now_ns[pick]
         self.m_fed_ns[members], self.m_mute[members] = now_ns, False
+        self.m_lacks[members] = pieces.lacks[pick]
         # A row may be named several times, in the order of the cuts: of each assignment the last one holds.
         self.last_ns[rows] = now_ns
         begins = np.flatnonzero(self.first_ns[rows] == NEVER)[::-1]
@@ -241,6 +256,43 @@ class WindowTable:
         silent_ns = now_ns - self.m_fed_ns[members]
         self.m_mute[members] = silent_ns > self.settings.stale_s * 1e9
 
+    def add_to_slices(self, members: Ints, start_us: Ints, lines: Ints, pieces: Pieces) -> None:
+        """Count pieces ``lines`` in the slices that people see; what they say is then of new I/Os only.
+
+        Args:
+            members: distinct, to be fed these pieces.
+            start_us: when each piece began, server's clock.
+            lines: which pieces.
+            pieces: of a mean latency, what was counted before of I/Os outstanding is taken off.
+        """
+        rows = self.m_row[members]
+        for row in self.slices.rolls(rows, start_us).tolist():
+            if self.terms.is_mean[row]:
+                everyone = self._shared.get(row, self.member[row : row + 1])
+                self.slices.carry(row, *(part.sum(axis=0) for part in self._aged(everyone)))
+        self._count_once(members, lines, pieces)
+        self.slices.add(rows, start_us, lines, pieces)
+
+    def _aged(self, members: Ints) -> tuple[Floats, Floats]:
+        """What was counted of I/Os outstanding, and what they added to the misses; shape (members, steps)."""
+        limit_us, age_us = self.terms.threshold_us[self.m_row[members]], self.m_aged_us[members, None]
+        counted = (age_us > limit_us) * self.m_aged[members, None]
+        return counted, counted * age_us / limit_us
+
+    def _count_once(self, members: Ints, lines: Ints, pieces: Pieces) -> None:
+        """Of a mean latency an I/O counts once, as in slices: with its age, and then with its latency.
+
+        A piece has the whole of it each time. Only what was added since the piece before is left.
+        """
+        at = np.flatnonzero(self.terms.is_mean[self.m_row[members]])
+        if not len(at):
+            return
+        members, lines = members[at], lines[at]
+        counted, missed = self._aged(members)
+        pieces.counted[lines] = np.maximum(pieces.counted[lines] - counted, 0.0)
+        pieces.missed[lines] = np.maximum(pieces.missed[lines] - missed, 0.0)
+        self.m_aged_us[members], self.m_aged[members] = pieces.oldest_us[lines], pieces.stuck[lines]
+
     def resync(self, members: Ints) -> None:
         """A cut of the gateway of these members was not seen: in that time I/O may have completed."""
         self.m_stall_us[members], self.m_unsure[members] = 0.0, True
@@ -262,7 +314,7 @@ class WindowTable:
         age_us = np.where(is_new, oldest_us, 0.0)
         stall: Floats = np.where((seen_us > 0) & counts, np.maximum(age_us, seen_us), 0.0)
         stall = np.maximum(stall, silence_us * self.terms.is_outage[rows])
-        is_long: Bools = stall > self.terms.threshold_us[rows, 0]
+        is_long: Bools = stall > self.terms.stall_limit_us(rows, self.terms.threshold_us[rows, 0])
         return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long
 
     def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
@@ -422,14 +474,14 @@ class WindowTable:
         self.o_done[rows], self.o_counted[rows], self.o_missed[rows] = sums.done, sums.counted, sums.missed
         self.o_failed[rows], self.o_stall_us[rows], self.o_hist[rows] = sums.failed, sums.stall_us, sums.hist
         self.o_inexact[rows], self.o_excused[rows] = sums.inexact, sums.excused
-        self.pending[rows] = (sums.counted[:, 0] > 0) | (sums.stall_us > 0)
+        self.pending[rows] = (sums.counted[:, 0] > 0) | (sums.missed[:, 0] > 0) | (sums.stall_us > 0)
 
     def _push(self, rows: Ints, iops: Floats, sums: PieceSums, closes: Bools) -> None:
         """The windows that close, unless they are empty, become the newest of their rows."""
         # Nothing completed in all of the window: one gateway of several that hangs briefly is in the counts.
         counts = (sums.done == 0) | self.terms.is_outage[rows] | (sums.stall_us >= self.terms.hung_us[rows])
         stall_us = np.where(counts, sums.stall_us, 0.0)
-        push = closes & ((sums.counted[:, 0] > 0) | (stall_us > 0))
+        push = closes & ((sums.counted[:, 0] > 0) | (sums.missed[:, 0] > 0) | (stall_us > 0))
         self.pending[rows[closes]] = False
         if not push.all():
             rows, iops, sums, stall_us = rows[push], iops[push], sums.at(push), stall_us[push]
@@ -449,6 +501,31 @@ class WindowTable:
         self.pos[rows] = (self.pos[rows] + 1) % self.depth
         self.count[rows] = np.minimum(self.count[rows] + 1, self.depth)
         self.version[rows] += 1
+
+    # What is known.
+
+    def is_partial(self, rows: Ints, now_ns: int, silent_s: float) -> Bools:
+        """Whether nothing is known of some streams of rows: a gateway is silent, or a plane has stopped.
+
+        Of a gateway whose source cannot measure what is promised nothing is expected; nor of one that is
+        silent for ``RETIRED_S`` while others speak: its volumes have moved.
+        """
+        found = self._says_little(self.member[rows], now_ns, silent_s)
+        shared = np.flatnonzero(self.several[rows])
+        if len(shared):
+            everyone, owner = self._members_of(rows[shared])
+            little = self._says_little(everyone, now_ns, silent_s)
+            found[shared] = np.bincount(owner, little, len(shared)) > 0
+        return found
+
+    def _says_little(self, members: Ints, now_ns: int, silent_s: float) -> Bools:
+        """Of some members; one that was never fed is as old as its row."""
+        rows = self.m_row[members]
+        silent_ns = now_ns - np.maximum(self.m_fed_ns[members], self.first_ns[rows])
+        found: Bools = self.m_lacks[members] | (silent_ns > silent_s * 1e9)
+        found &= (silent_ns <= RETIRED_S * 1e9) & self.m_measures[members]
+        found &= self.first_ns[rows] != NEVER
+        return found
 
     # What is kept.
 

@@ -12,7 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from sla_server.agreements.slot_table import LIMIT_COLUMNS, SLOT_COLUMNS, Ints, SlotTable, expanded, limit_key
+from sla_server.agreements.slot_table import (
+    LIMIT_COLUMNS,
+    SLOT_COLUMNS,
+    Bools,
+    Ints,
+    SlotTable,
+    expanded,
+    limit_key,
+)
+from sla_server.agreements.thresholds import QEMU_PREFIX
 from sla_server.services.judging.track import JudgedStream
 from sla_server.services.store import Row, SliceInputs
 
@@ -88,6 +97,15 @@ class SliceRows:
         )
         at, entry = expanded(first, last)
         return of[at], self._order[entry], place[at]
+
+    def is_beside(self, numbers: Ints, scopes: Iterable[Iterable[JudgedStream]]) -> Bools | None:
+        """Whether streams, by their numbers in ``pairs``, are of a source that knows completions only."""
+        found = {
+            stream.stream_id
+            for stream in chain.from_iterable(scopes)
+            if stream.volume.startswith(QEMU_PREFIX)
+        }
+        return np.isin(self._streams[numbers], list(found)) if found else None
 
     # -- How much of a slice was observed
 

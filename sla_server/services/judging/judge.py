@@ -448,6 +448,7 @@ class _Part:
                 pair_row=pairs[1],
                 pair_stream=pairs[2],
                 before=before,
+                pair_is_beside=inputs.is_beside(pairs[2], scopes),
             ),
         )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from gateway_agent.cgroups import IoCounts, IoLimits, device_number, find_group
+from gateway_agent.cgroups import IoCounts, IoLimits, find_group
 from gateway_agent.errors import GroupUnusable
 
 DEVICE = "253:3"
@@ -85,6 +86,9 @@ CONTAINER = "4f1d2c3b5a69" + "0" * 52
         (f"container:{CONTAINER}", f"machine.slice/libpod-{CONTAINER}.scope"),
         (f"container:{CONTAINER[:20]}", f"kubepods.slice/pod-1/cri-containerd-{CONTAINER}.scope"),
         (f"container:{CONTAINER[:12]}", f"docker/{CONTAINER}"),
+        ("system.slice/mysql.service", "system.slice/mysql.service"),
+        ("mysql*.service", "system.slice/mysql-5.7.service"),
+        ("user.slice/*/app-*.scope", "user.slice/user-7.slice/app-backup.scope"),
     ],
 )
 def test_groups_are_found_as_people_name_them(tmp_path: Path, asked: str, name: str) -> None:
@@ -99,6 +103,8 @@ def test_groups_are_found_as_people_name_them(tmp_path: Path, asked: str, name: 
         ("none.service", "none.service: no group of this name below"),
         ("twice.service", "2 groups have this name"),
         ("container:4f1d", "needs 12 digits at least"),
+        ("t*.service", "2 groups have this name"),
+        ("a.slice/none.service", "no group of this name below"),
         ("mysql", "expected a path, a systemd unit"),
         ("/sys/fs/cgroup/none", "there is no such directory now"),
     ],
@@ -125,8 +131,18 @@ def test_a_group_that_ended_and_one_without_the_controller(tmp_path: Path) -> No
         group.set_limits(LIMITS)
 
 
-def test_a_device_that_is_none() -> None:
-    assert device_number("8:16") == "8:16"
-    for name in ("no-such-device", "/dev/null", "/no/such/path"):
-        with pytest.raises(GroupUnusable, match="no block device of this name; lsblk lists them"):
-            device_number(name)
+def test_a_container_is_found_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "docker/containers" / CONTAINER
+    folder.mkdir(parents=True)
+    (folder / "config.v2.json").write_text(json.dumps({"ID": CONTAINER, "Name": "/web"}))
+    tree = tmp_path / "cgroup"
+    tree.mkdir()
+    root = v2_tree(tree, f"system.slice/docker-{CONTAINER}.scope")
+    found = find_group("container:web", DEVICE, root, containers=tmp_path)
+    assert found.path.name == f"docker-{CONTAINER}.scope"
+
+
+def test_what_looks_after_a_container_of_podman_is_not_the_container(tmp_path: Path) -> None:
+    names = [f"machine.slice/libpod-{kind}{CONTAINER}.scope" for kind in ("conmon-", "")]
+    found = find_group(f"container:{CONTAINER}", DEVICE, v2_tree(tmp_path, *names))
+    assert found.path.name == f"libpod-{CONTAINER}.scope"

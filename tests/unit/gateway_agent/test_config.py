@@ -129,6 +129,8 @@ def test_a_plane_that_the_file_does_not_have_and_no_file(write, tmp_path):
         ),
         ("upstream =", "#", "exactly one of upstream and file"),
         ("cost_write = 2.0", "workers = 2", "workers"),
+        ("cost_write = 2.0", "reconnect_s = 301", "reconnect_s: .*300"),
+        ("upstream =", 'reconnect_s = 5\nfile = "/x"\n#', "vol-1: reconnect_s belongs to upstream mode"),
         ("cost_write = 2.0", "cost_read = 0", "at least 0.001"),
         ("cost_write = 2.0", "speed = 9", "no such key"),
         ("ops_per_s = 100", "ops_per_s = -1", "at least 0.001"),
@@ -327,3 +329,86 @@ def test_check_config_looks_at_the_certificates_of_upstreams(write, tmp_path):
     result = CliRunner().invoke(cli, ["run", "--config", str(path), "--check-config"])
     assert result.exit_code == ConfigError.exit_status
     assert "[[export]] vol-1 upstream_ca: " in result.output
+
+
+QEMU = """
+[[qemu]]
+name = "vm-1"
+socket = "/run/qemu/vm-1.qmp"
+[[qemu.volume]]
+name = "root"
+drive = "disk0"
+backend = "array-1"
+cap = {{ops_per_s = 500}}
+[[qemu.volume]]
+name = "scratch"
+group = "tg0"
+backend = "array-1"
+"""
+
+
+def test_drives_and_groups_of_qemu(write):
+    config = load(AgentConfig, write('name = "gw-a"\n' + QEMU), environment={})
+    [entry] = config.qemu
+    assert [each.volume("gw-a") for each in entry.volume] == ["qemu:gw-a:root", "throttle-group:gw-a:scratch"]
+    assert list(entry.places()) == [(entry.socket, "drive", "disk0"), (entry.socket, "group", "tg0")]
+    assert (entry.volume[0].cap.rates.ops_per_s, entry.volume[1].cap) == (500, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('drive = "disk0"\n', "", "volume root: set drive .*, group .*, or both"),
+        ('socket = "/run', 'socket = "run', "must be a path from / on"),
+        ("/run/qemu", "/" + "r" * 120, "of 107 bytes at most"),
+        ('name = "scratch"', 'name = "root"\ndrive = "disk1"', "two volumes of .* have the name root"),
+        ('group = "tg0"', 'drive = "disk0"', "drive disk0 limits two volumes"),
+        ('backend = "array-1"\ncap', 'backend = "array 1"\ncap', "letters"),
+        ('"root"', '"' + "r" * 120 + '"', "128 at most"),
+        ("[[qemu]]", '[[qemu]]\nname = "vm-1"\nsocket = "/x"\nvolume = []\n[[qemu]]', "at least 1"),
+        (
+            "[[qemu]]",
+            '[[qemu]]\nname = "vm-0"\nsocket = "/run/qemu/vm-1.qmp"\n'
+            'volume = [{{name = "x", drive = "d", backend = "b"}}]\n[[qemu]]',
+            "socket /run/qemu/vm-1.qmp is that of vm-0 already",
+        ),
+        (
+            "[[qemu]]",
+            '[[qemu]]\nname = "vm-1"\nsocket = "/y"\n'
+            'volume = [{{name = "x", drive = "d", backend = "b"}}]\n[[qemu]]',
+            r"two \[\[qemu\]\] tables have the name vm-1",
+        ),
+    ],
+)
+def test_mistakes_of_qemu_are_named(write, old, new, problem):
+    text = 'name = "gw-a"\n' + QEMU
+    assert old in text
+    with pytest.raises(ConfigError, match=problem):
+        load(AgentConfig, write(text.replace(old, new)), environment={})
+
+
+def test_a_device_of_the_host_may_have_a_name_with_a_slash(write):
+    devices = 'devices = ["sda", "/dev/mapper/vg0-data", "vg0/logs"]'
+    config = load(AgentConfig, write(old="enabled = true", new=f"enabled = true\n{devices}"), environment={})
+    assert config.host.devices[1:] == ("/dev/mapper/vg0-data", "vg0/logs")
+    bad = write(old="enabled = true", new='enabled = true\ndevices = ["/dev/disk/by-label/a b"]')
+    with pytest.raises(ConfigError, match=r"device '/dev/disk/by-label/a b' would be called 'a b'"):
+        load(AgentConfig, bad, environment={})
+
+
+def test_show_config_of_qemu_can_be_read_again(write, tmp_path):
+    path = write('name = "gw-a"\n' + QEMU)
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--show-config"])
+    again = tmp_path / "again.toml"
+    again.write_text(result.output)
+    assert load(AgentConfig, again, environment={}) == load(AgentConfig, path, environment={})
+
+
+def test_show_config_leaves_out_what_is_not_set_and_quotes_keys(write, tmp_path):
+    """A reload writes the file again like this, when a part of it needs a restart."""
+    group = '[[cgroup]]\nname = "x"\nbackend = "b"\ngroup = "x.service"\ndevice = "sda"\n'
+    path = write(GOOD.replace("sda =", '"/dev/mapper/vg0-data" =') + group)
+    result = CliRunner().invoke(cli, ["run", "--config", str(path), "--show-config"])
+    again = tmp_path / "again.toml"
+    again.write_text(result.output)
+    assert load(AgentConfig, again, environment={}) == load(AgentConfig, path, environment={})

@@ -11,6 +11,8 @@ from gateway_agent.difference import compare, digest, in_force, plane_part
 from gateway_agent.nbd.part import PlanePart
 from pmdaemon.errors import ConfigError
 
+QEMU = {"name": "vm-1", "socket": "/vm-1.qmp", "volume": [{"name": "a", "group": "g", "backend": "b"}]}
+
 
 def config(tmp_path, planes=None, **more):
     """``planes``: {plane: {volume: more keys}}; files are not looked at."""
@@ -75,6 +77,7 @@ def test_a_listener_changes_its_plane_alone(tmp_path):
         ({"server": "127.0.0.1:9"}, (), ("server",), ()),
         ({"spool_bytes": 8 << 20}, (), ("spool_bytes",), ()),
         ({"host": {"enabled": True}}, (), ("host",), ()),
+        ({"qemu": [QEMU]}, (), ("qemu",), ()),
         ({"client_rule": "export-suffix"}, (), (), ("nbd-0",)),
     ],
 )

@@ -433,6 +433,22 @@ def test_limits_of_a_group_that_left_are_released_when_the_link_that_set_them_ha
     assert released == [("x.service", "sda")]
 
 
+def test_limits_of_a_qemu_that_left_are_released_too(folder, parent, monkeypatch):
+    released, entry = [], '[[qemu]]\nname = "vm"\nsocket = "/vm.qmp"\n'
+    entry += 'volume = [{name = "a", drive = "d0", backend = "b"}]\n'
+    monkeypatch.setattr(Agent, "_release_qemu", lambda _agent, places: released.extend(sorted(places)))
+    folder.write({"nbd-0": ["a"]}, more=entry)
+    parent.reload("SIGHUP")
+    children(parent)["link"].status = 0
+    parent._step()
+    folder.write({"nbd-0": ["a"]})
+    parent.reload("SIGHUP")
+    assert released == []
+    children(parent)["link"].status = 0
+    parent._step()
+    assert released == [("/vm.qmp", "drive", "d0")]
+
+
 def test_a_group_that_cannot_be_released_ends_nothing(monkeypatch):
     tried = []
 

@@ -10,6 +10,7 @@ from gateway_agent import status
 from gateway_agent.cli import cli
 from gateway_agent.errors import AgentNotRunning, ReloadFailed
 from gateway_agent.link import state_files
+from pmdaemon.errors import ConfigError
 
 NOW_US = 1_800_000_000_000_000
 STREAM = {
@@ -113,6 +114,28 @@ def test_the_newest_reload_is_shown_with_what_it_changed_and_did_not():
     assert "         needs a restart of the agent: name, state_dir" in lines
 
 
+def test_what_is_beside_the_path_is_shown_with_what_is_wrong():
+    what = found()
+    limits = {"read_iops": 75, "write_iops": 25, "read_bps": None, "write_bps": None}
+    pressure = {"some_10s": 1.5, "some_60s": 0.25, "full_10s": 0.0, "full_60s": 0.0, "some_total_us": 7}
+    group = {"volume": "cgroup:gw-a:nightly", "group": "/sys/fs/cgroup/system.slice/backup.service"}
+    what["link"]["cgroups"] = [group | {"problem": "", "limits": limits, "pressure": pressure}]
+    drive = {"volume": "qemu:gw-a:root", "drive": "disk0", "group": "", "problem": ""}
+    drive |= {"is_there": True, "limits": {"iops": 500, "bytes_per_s": 2_500_000}}
+    gone = {"volume": "throttle-group:gw-a:scratch", "drive": "", "group": "tg0", "is_there": False}
+    gone |= {"limits": {}, "problem": "throttle group tg0: it is not there now"}
+    monitor = {"socket": "/run/vm-1.qmp", "is_connected": False, "problem": "no QEMU process listens there"}
+    what["link"]["qemu"] = {"qemu:vm-1": monitor | {"volumes": [drive, gone]}}
+    what["link"]["pressure"] = pressure
+    lines = shown(what)
+    assert "I/O      tasks waited for it 1.5% of the last 10 s, 0.2% of the last 60 s" in lines
+    assert "cgroup:gw-a:nightly         backup.service        75+25    -   1.5%" in lines
+    assert "qemu:gw-a:root              drive disk0             500  2.5      -" in lines
+    assert "throttle-group:gw-a:scratch not there                 -    -      -" in lines
+    assert "         throttle-group:gw-a:scratch: throttle group tg0: it is not there now" in lines
+    assert "         qemu:vm-1 (/run/vm-1.qmp): no QEMU process listens there" in lines
+
+
 def test_connections_to_what_has_gone_are_named():
     what = found(volume("vol-17"))
     what["planes"]["nbd-0"]["leaving"] = {"vol-16": 2}
@@ -159,6 +182,18 @@ def test_a_file_with_a_mistake_does_not_hide_the_status(folder):
     with running(folder, children={"nbd-0": 7, "link": None}, pid=5):
         what = status.gather(folder / "r")
     assert what["planes"]["nbd-0"]["problem"] == "does not answer: No such file or directory"
+
+
+@pytest.mark.parametrize("mistake", ["[[export]\n", "colour = \n", "x = " + "9" * 5000 + "\n"])
+def test_an_agent_is_found_by_the_lines_that_can_be_read_of_a_file_that_is_no_toml(folder, mistake):
+    path = folder / "agent.toml"
+    path.write_text(f'{mistake}name = "gw-a"\nruntime_dir = "{folder}/r"\nstate_dir = "{folder}/s"\n')
+    with running(folder, config=str(path)):
+        assert status.runtime_dir_of(path) == folder / "r"
+    with running(folder, config=str(folder / "other.toml")), pytest.raises(ConfigError, match="Correct it"):
+        status.runtime_dir_of(path)
+    with pytest.raises(ConfigError, match="could not be found"):
+        status.runtime_dir_of(path)
 
 
 def test_an_agent_is_found_where_it_was_started_though_the_file_names_another_place(folder):

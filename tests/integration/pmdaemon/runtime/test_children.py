@@ -107,3 +107,23 @@ def test_children_that_do_not_stop_are_killed() -> None:
     os.close(read_fd)
     os.close(write_fd)
     pipe.close()
+
+
+def test_a_child_of_the_program_before_is_watched_stopped_and_reaped() -> None:
+    """Exec keeps a process and its children; the new program knows them by their ids."""
+    before = ParentPipe()
+    pipe = ParentPipe(before.descriptors)
+    assert not any(os.get_inheritable(fd) for fd in pipe.descriptors)
+    started = subprocess.Popen(["sleep", "600"])
+    child = Child(KIND, "nbd-0", SLEEPER, pipe, SystemClock())
+    child.adopt(started.pid, 5)
+    assert (child.pid, child.since_unix_us, child.restarts) == (started.pid, 5, 0)
+    assert child.wait(0) is None
+    child.signal(signal.SIGTERM)
+    assert child.wait(None) == -signal.SIGTERM
+    assert not child.is_running
+    child.died("it was asked to")
+    with pytest.raises(ProcessLookupError):
+        child.adopt(started.pid, 5)
+    started.poll()  # reaped already: it only learns so
+    pipe.close()

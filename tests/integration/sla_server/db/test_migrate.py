@@ -215,3 +215,32 @@ def test_every_column_of_the_document_exists():
     document = (ROOT / "docs/formats/sql.md").read_text()
     documented = set(re.findall(r"^\| (\w+) \|", document, re.MULTILINE)) - {"table"}
     assert documented == set(schema.metadata.tables)
+
+
+def test_volumes_of_before_belong_to_the_gateways_that_showed_them(empty_database):
+    engine = make_engine(empty_database.config, empty_database.data_dir)
+    upgrade_to(engine, "0011")
+    with begin(engine) as connection:
+        insert(connection, "gateways", gateway_id="g-1", name="host-1")
+        insert(connection, "volumes", volume="vol-1", backend="pool-2")
+        insert(connection, "volumes", volume="shown-only", backend="pool-2")
+        for number, (gateway_id, volume, backend) in enumerate(
+            [
+                ("g-1", "vol-1", "pool-2"),
+                ("g-1", "vol-1", "pool-9"),  # where it was before
+                ("g-2", "vol-1", "pool-3"),
+                ("g-1", "", ""),  # a stream that was never announced
+            ]
+        ):
+            values = {"gateway_id": gateway_id, "volume": volume, "backend": backend}
+            insert(connection, "streams", stream_id=number, first_seen_us=T0 + number, **values)
+    migrate.upgrade(engine)
+    engine.dispose()
+    reader = open_reader(empty_database.config, empty_database.data_dir)
+    columns = ("volume", "gateway_id", "name", "state", "backend", "shown_backend", "decided_by")
+    assert [tuple(row[name] for name in columns) for row in reader.volume_owners()] == [
+        ("vol-1", "g-1", "host-1", "approved", "pool-2", "pool-2", "update"),
+        ("vol-1", "g-2", "g-2", "approved", "pool-3", "pool-3", "update"),
+    ]
+    assert [row["first_seen_us"] for row in reader.volume_owners()] == [T0, T0 + 2]
+    reader.close()

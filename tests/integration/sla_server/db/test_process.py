@@ -134,7 +134,9 @@ def test_kill_9_of_the_real_process(config, peers, reader):
         "from sla_server.db.config import DatabaseConfig\n"
         "run, data, url = sys.argv[1:]\n"
         "settings = DatabaseConfig(url=url, flush_interval_s=0.05, queue_bytes=16 << 20)\n"
-        "process.run(N(runtime_dir=Path(run), data_dir=Path(data), database=settings), Stop())\n"
+        "config = N(runtime_dir=Path(run), data_dir=Path(data), database=settings)\n"
+        "config.volume_ownership = 'first'\n"
+        "process.run(config, Stop())\n"
     )
     url = config.database.resolved_url(config.data_dir)
     child = subprocess.Popen(

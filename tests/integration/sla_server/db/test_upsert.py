@@ -12,7 +12,7 @@ from sla_server.db import schema, upsert
 from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.ingest.writer import REST_LIMIT_NS
-from sla_server.db.upsert import COPY_FROM_ROWS, upsert_columns
+from sla_server.db.upsert import COPY_FROM_ROWS, DIRECT_ROWS, upsert_columns
 from tests.support.database import Rig
 from tests.support.samples import (
     T0,
@@ -63,6 +63,35 @@ def test_columns_are_set_added_and_raised(rig, count):
     with begin(rig.engine) as connection:
         rows = connection.execute(wanted.order_by(table.c.stream_id)).all()
     assert [tuple(row) for row in rows] == [(int(i), 5, 50, "ä\\N\t", "a", 0) for i in ids]
+
+
+@pytest.mark.parametrize("count", [1, DIRECT_ROWS, 3 * DIRECT_ROWS])
+def test_rows_are_inserted_and_changed_alike_however_many_they_are(rig, count):
+    table = schema.slices
+    for ours, offered, reason in ((True, None, "a % b"), (False, 2.5, "'; --")):
+        rows = [
+            {
+                "name": f"sla-{number}",
+                "revision": 0,
+                "objective": "p99 %(x)s ?",
+                "start_us": T0 + number,
+                "version": 3,
+                "length_us": 60,
+                "state": "bad",
+                "ours": ours,
+                "offered_iops": offered,
+                "reason": reason,
+            }
+            for number in range(count)
+        ]
+        with begin(rig.engine) as connection:
+            upsert.upsert(connection, table, rows, set_=("ours", "offered_iops", "reason"))
+    wanted = select(table.c.name, table.c.objective, table.c.ours, table.c.offered_iops, table.c.reason)
+    with begin(rig.engine) as connection:
+        found = connection.execute(wanted.order_by(table.c.start_us)).all()
+    assert [tuple(row) for row in found] == [
+        (f"sla-{number}", "p99 %(x)s ?", False, 2.5, "'; --") for number in range(count)
+    ]
 
 
 class SlowClock(FakeClock):

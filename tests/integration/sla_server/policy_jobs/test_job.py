@@ -39,6 +39,9 @@ def history() -> JobInputs:
                     "arrived": ios,
                     "reads": ios,
                     "writes": 0,
+                    "read_bytes": ios * 4096,
+                    "write_bytes": 0,
+                    "svc_sum_us": ios * 100,
                     "cost_milli": ios * 1000,
                     "covered_us": SLOT,
                 }
@@ -98,6 +101,9 @@ def test_a_policy_from_a_known_history(spark: SparkSession) -> None:
     assert caps["erp"]["demand_p95"] == 80.0
     assert caps["batch"]["cost_per_s"] == 320.0, "capacity less what the promise needs"
     assert caps["batch"]["hour_of_week"] == 72
+    (cost,) = found.costs
+    assert (cost["backend"], cost["cost_bytes"], cost["slots"]) == ("disk", None, 10)
+    assert "only 10 slots" in cost["reason"]
 
 
 def test_a_machine_without_java_runs_spark_all_the_same(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class World:
         self.store = FakeStore()
         monkeypatch.setattr(process, "open_store", lambda *_: self.store)
         self.config = SimpleNamespace(
+            volume_ownership="first",
             runtime_dir=directory,
             data_dir=directory,
             database=None,

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_agent.cgroups import Group, IoCounts, IoLimits
-from gateway_agent.enforcers.cgroup import CgroupEnforcer, GroupCap, LimitedGroup, Mix
+from gateway_agent.enforcers.cgroup import CgroupEnforcer, LimitedGroup, Mix
 from gateway_agent.errors import GroupUnusable
 from gateway_agent.link.caps import LeasedCaps
 from gateway_agent.sources.cgroup import CgroupSource
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import cut
 from pmdaemon.wire.messages.agent import CapSet
+from pmdaemon.wire.rates import NO_CAPS, Rates
 
 VOLUME = "cgroup:host-1:batch"
 NOTHING = IoCounts()
@@ -54,10 +55,10 @@ class FakeGroup(Group):
 
 
 class Host:
-    def __init__(self, static: GroupCap | None = None) -> None:
+    def __init__(self, static: Rates | None = None) -> None:
         self.clock = FakeClock()
         self.group = FakeGroup()
-        self.groups = [LimitedGroup(VOLUME, self.group.find, static or GroupCap())]
+        self.groups = [LimitedGroup(VOLUME, self.group.find, static or NO_CAPS)]
         self.enforcer = CgroupEnforcer(self.groups)
         self.source = CgroupSource(self.clock, self.groups, {VOLUME: "pool-1"}, self.enforcer)
         self.caps = LeasedCaps([self.enforcer])
@@ -140,7 +141,7 @@ def test_the_acknowledgement_needs_the_limits_read_back(host: Host) -> None:
 
 
 def test_static_caps_hold_with_and_without_a_server() -> None:
-    host = Host(GroupCap(ops_per_s=40.0))
+    host = Host(Rates(ops_per_s=40.0))
     assert host.group.kept == IoLimits(20, 20, None, None)
     host.set(1, ops_per_s=100.0, bytes_per_s=1000.0)
     assert host.group.kept == IoLimits(20, 20, 500, 500)
@@ -188,7 +189,7 @@ def test_a_group_that_uses_both_limits_in_full_comes_to_halves() -> None:
 
 @given(
     cap=st.builds(
-        GroupCap,
+        Rates,
         st.none() | st.floats(2, 1e6),
         st.none() | st.floats(2, 1e9),
         st.none() | st.floats(2, 1e6),
@@ -198,7 +199,7 @@ def test_a_group_that_uses_both_limits_in_full_comes_to_halves() -> None:
         max_size=5,
     ),
 )
-def test_limits_never_allow_more_than_the_cap(cap: GroupCap, steps: list[IoCounts]) -> None:
+def test_limits_never_allow_more_than_the_cap(cap: Rates, steps: list[IoCounts]) -> None:
     mix, limits = Mix(), IoLimits()
     for step in steps:
         mix.counted(step, 1.0, limits)
@@ -235,10 +236,27 @@ def test_a_group_that_cannot_be_limited_is_counted_all_the_same(host: Host) -> N
 def test_one_group_is_one_volume() -> None:
     clock, group = FakeClock(), FakeGroup()
     taken: dict[tuple[str, str], str] = {}
-    first, second = (LimitedGroup(name, group.find, GroupCap(ops_per_s=40.0), taken) for name in ("a", "b"))
+    first, second = (LimitedGroup(name, group.find, Rates(ops_per_s=40.0), taken) for name in ("a", "b"))
     source = CgroupSource(clock, [first, second], {"a": "p", "b": "p"}, CgroupEnforcer([first, second]))
     clock.advance(1.0)
     source.ask()
     assert source.sample is not None
     assert [key.volume for key in source.sample.streams] == ["a"]
     assert group.kept == IoLimits(20, 20, None, None)
+
+
+def test_what_status_shows_of_a_group(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "io.pressure").write_text("some avg10=12.00 avg60=3.00 avg300=1.00 total=5\n")
+    host.group.path = tmp_path
+    host.set(5, ops_per_s=100.0)
+    found = host.groups[0].record()
+    assert (found["group"], found["limits"]["read_iops"], found["problem"]) == (str(tmp_path), 50, "")
+    assert found["pressure"]["some_10s"] == 12.0
+
+
+def test_a_cap_of_its_only_client_is_one_of_the_group(host: Host) -> None:
+    client = {"volume": VOLUME, "client": "cgroup", **NONE, "ops_per_s": 60.0}
+    other = {"volume": VOLUME, "client": "host-a", **NONE, "ops_per_s": 6.0}
+    whole = {"volume": VOLUME, **NONE, "ops_per_s": 100.0, "bytes_per_s": 1000.0}
+    host.caps.replace(CapSet(5, 30_000_000, (whole,), (client, other)), host.clock.monotonic_ns())
+    assert host.group.kept == IoLimits(30, 30, 500, 500)

@@ -1,9 +1,8 @@
 """The caps in force as the link holds them, and the threshold set that outlives it."""
 
-from dataclasses import dataclass, field
-
 from gateway_agent.link.caps import LeasedCaps, ThresholdStore
 from pmdaemon.wire.messages.agent import CapSet, Thresholds
+from tests.support.link import FakeEnforcer
 
 SECOND = 10**9
 
@@ -15,28 +14,6 @@ def test_thresholds_survive_and_a_broken_file_is_begun_anew(tmp_path):
     assert ThresholdStore(path).current == Thresholds(4, (entry,))
     path.write_text('{"version": "x"}')
     assert ThresholdStore(path).current is None
-
-
-@dataclass
-class FakeEnforcer:
-    """An enforcer that takes each set at once."""
-
-    volumes: frozenset[str]
-    name: str = "nbd-0"
-    reachable: bool = True
-    took: int | None = None
-    refused: int | None = None
-    sets: list[CapSet] = field(default_factory=list)
-
-    def apply(self, caps, lease_us):
-        self.sets.append(caps)
-        self.took = caps.gen
-
-    def renew_lease(self):
-        pass
-
-    def lapsed(self):
-        pass
 
 
 def client_cap(volume, client="c"):

@@ -300,3 +300,9 @@ def test_the_book_is_bounded(monkeypatch):
 def test_a_broken_file_of_streams_is_begun_anew(tmp_path):
     (tmp_path / "streams.json").write_text("[")
     assert announced(StreamNames(GATEWAY, tmp_path / "streams.json")) == []
+
+
+def test_a_cut_says_how_long_its_host_waited_for_io():
+    identity = CutIdentity(GATEWAY, 9, 4, {}, 15)
+    assert make_cut([sample()], StreamNames(GATEWAY, None), identity).extra["psi"] == 15
+    assert "psi" not in merged(sample()).extra

@@ -125,6 +125,31 @@ def test_unreadable_counters_are_an_error_of_this_time_only(proc):
     assert source.sample is not None
 
 
+def test_a_device_with_a_name_is_called_by_it(proc):
+    kernel_names = {"/dev/mapper/vg0-data": "vda", "vg0/gone": ""}
+    clock = FakeClock()
+    source = HostSource(
+        clock,
+        "gw-a",
+        ["nvme0n1", *kernel_names],
+        {"/dev/mapper/vg0-data": "array-1"},
+        size_of=lambda _device: 512,
+        find=kernel_names.__getitem__,
+    )
+    proc("two")
+    source.ask()
+    assert column(source.sample, "reads") == {"host:gw-a:nvme0n1": 0, "host:gw-a:vg0-data": 10}
+    assert {key.volume: key.backend for key in source.sample.streams}["host:gw-a:vg0-data"] == "array-1"
+    assert {export["volume"] for export in source.exports()} == {"host:gw-a:nvme0n1", "host:gw-a:vg0-data"}
+
+
+def test_a_device_that_a_pattern_fits_too_has_one_volume(proc):
+    source = HostSource(FakeClock(), "gw-a", ["vd?", "/dev/disk/by-id/x"], {}, find=lambda _name: "vda")
+    proc("two")
+    source.ask()
+    assert [key.volume for key in source.sample.streams] == ["host:gw-a:x"]
+
+
 def test_exports_of_the_host(proc):
     exports = source_of(FakeClock()).exports()
     assert exports[-1] == {

@@ -98,6 +98,15 @@ def test_a_stream_without_activity_has_no_row_but_one_with_a_held_io_has():
     assert taken.missed == [(cut.OUTSTANDING, 0, 1, 1), (cut.OUTSTANDING + IO_WRITE, 0, 1, 1)]
 
 
+def test_what_the_gateway_refuses_costs_nothing():
+    target = stream(cost_read=1.0, cost_write=2.0)
+    for kind in (KIND_READ, KIND_WRITE, KIND_ZEROING, KIND_FLUSH):
+        log(target, kind, 4096, 1_000, failed=True, refused=True)
+    log(target, KIND_READ, 0, 1_000, failed=True)  # by the storage, which had the work
+    taken = target.take(END_NS)
+    assert (value(taken, "reads"), value(taken, "errors"), value(taken, "cost_milli")) == (2, 5, 1000)
+
+
 latencies = st.lists(
     st.tuples(
         st.sampled_from([KIND_READ, KIND_WRITE, KIND_ZEROING, KIND_FLUSH]),

@@ -27,7 +27,7 @@ class Connection:
         return self.queue[0] if self.queue else None
 
     def head_charge(self):
-        return 4096, 1.0
+        return 4096, 1.0625
 
     def admit_head(self, now_ns):
         self.queue.popleft()

@@ -233,6 +233,20 @@ def test_short_jobs_with_names_of_their_own_never_fill_the_plane_and_every_io_is
     assert len(maker.made.table.streams) <= MAX_STREAMS
 
 
+def test_a_thousand_clients_at_once_are_all_served_and_counted_and_those_without_a_stream_are_named():
+    maker, used = Maker(), set()
+    for number in range(1000):
+        stream = in_use(maker.made.table, EXPORT, f"host-{number}")
+        used.add(stream.client)
+        maker.io(f"host-{number}")
+    raw = maker.raw()
+    assert int(as_cut(raw).column("reads").sum()) == 1000
+    rows = {row["client"]: row["index"] for row in frame.decode(raw).header["streams"]}
+    assert len(rows) == MAX_STREAMS + 1 == len(used)
+    (shared,) = [stream for stream in maker.made.table.streams if stream.client == SHARED_CLIENT]
+    assert list(shared.members) == [f"host-{number}" for number in range(MAX_STREAMS, 1000)]
+
+
 def test_the_stream_unused_for_longest_is_forgotten_first_and_none_before_it_must_be():
     maker = Maker()
     for number in range(MAX_STREAMS):
@@ -271,16 +285,15 @@ def test_a_stream_without_a_client_is_forgotten_after_a_time_and_not_before_its_
 def test_counts_go_on_when_an_export_gets_another_backend_and_other_costs():
     maker = Maker()
     maker.io()
-    export = EXPORT.model_copy(update={"backend": "array-2", "cost_read": 5.0})
+    export = EXPORT.model_copy(update={"backend": "array-2", "cost_read": 5.0, "cost_bytes": 8192.0})
     maker.made.table.change(export)
     maker.io(count=2, export=export)
     raw = maker.raw(0)
     found, header = as_cut(raw), frame.decode(raw).header
     assert [stream["backend"] for stream in header["streams"]] == ["array-2"]
-    io_cost = found.column("read_bytes")[0] / 65_536
-    assert found.column("cost_milli")[0] == pytest.approx(
-        (1 * EXPORT.cost_read + 2 * 5 + io_cost) * 1000, abs=1
-    )
+    assert found.column("read_bytes")[0] == 3 * 4096
+    cost = EXPORT.cost_read + 4096 / 65_536 + 2 * (5 + 4096 / 8192)
+    assert found.column("cost_milli")[0] == pytest.approx(cost * 1000, abs=1)
     maker.made.table.change(EXPORT)
     again = as_cut(maker.raw(header["id"]))
     assert again.rows == 0, "a change alone is no activity"
@@ -406,3 +419,21 @@ def test_what_caps_held_of_a_volume_that_leaves_and_of_the_one_in_its_place_is_s
     maker = Maker()
     maker.made.volumes += [Late((5, 9_000_000)), Late((1, 6_000_000)), Late(None)]
     assert maker.header()["late"] == {"vol-1": [6, 9_000_000]}
+
+
+def test_the_first_cut_of_a_next_process_begins_with_the_cut_of_the_former_one():
+    """So both fit in one cut of the gateway; and the orders are those of before, from the first I/O on."""
+    former = Maker()
+    former.time()
+    former.raw()
+    maker = Maker()
+    maker.seconds = 7
+    entries = (ThresholdEntry("vol-1", "*", cut.IO_ANY, 1000),)
+    maker.made.succeed(*former.made.start, PlaneThresholds(4, entries), 9)
+    maker.made.set_generation(9)
+    maker.io(count=2)
+    raw = maker.raw()
+    header = frame.decode(raw).header
+    assert (header["start_ns"], header["start_us"]) == (2 * 10**9, START_US + 2 * 10**6)
+    assert (header["tg"], header["ts"]) == (9, 4)
+    assert as_cut(raw).entries(cut.IO_ANY)["missed"].tolist() == [2]

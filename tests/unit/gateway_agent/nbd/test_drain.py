@@ -9,6 +9,7 @@ from gateway_agent.nbd.proxy_session import ProxySession
 from gateway_agent.nbd.session import DRAIN_NS, LINGER_NS
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import FakeSocket, Rig, plane_config, replies
+from tests.support.nbd_proxy import upstream_of
 
 DRAIN_S, LINGER_S = DRAIN_NS / 1e9, LINGER_NS / 1e9
 
@@ -29,9 +30,9 @@ class Pair:
 
     def __init__(self, caps=None):
         self.rig, self.near, self.far = Rig(caps=caps), FakeSocket(), FakeSocket()
-        stream = self.rig.stream()
+        stream, upstream = self.rig.stream(), upstream_of(self.rig, self.far)
         self.session = ProxySession(
-            self.rig.context, self.near, self.rig.volume, stream, self.rig.facts, self.far
+            self.rig.context, self.near, self.rig.volume, stream, self.rig.facts, upstream
         )
 
     def say(self, *data):
@@ -146,6 +147,72 @@ def test_disc_ends_it_as_ever(pair):
     pair.session.drain()
     pair.say(p.request(p.Cmd.DISC, 0, 0, 0))
     assert pair.near.is_closed
+
+
+# -- a client that moves to another process
+
+
+def test_a_client_that_moves_gets_answers_to_what_has_begun_and_none_to_the_rest(pair):
+    stream = pair.session._stream
+    pair.say(read(1), write(3, b"x" * 100))
+    pair.rig.clock.advance(0.1)
+    pair.session.drain(moves=True)
+    pair.say(read(2), write(4, b"y" * 100))
+    assert bytes(pair.far.sent) == read(1) + write(3, b"x" * 100)
+    pair.answer(p.simple_reply(3), p.simple_reply(1) + b"r" * 512)
+    pair.rig.loop.turn()
+    assert [(cookie, error) for cookie, error, _ in pair.heard()] == [(3, 0), (1, 0)]
+    assert pair.near.is_shut, "its client repeats the others at the next process"
+    assert stream.arrived == 2, "what is repeated is counted there"
+
+
+def test_what_the_throttle_holds_is_left_to_the_next_process():
+    pair = Pair(Rates(1.0, None, None))
+    pair.say(read(1), read(2), write(3, b"x" * 100))
+    pair.session.drain(moves=True)
+    pair.answer(p.simple_reply(1) + b"r" * 512)
+    pair.rig.loop.turn()
+    assert [(cookie, error) for cookie, error, _ in pair.heard()] == [(1, 0)]
+    assert bytes(pair.far.sent) == read(1)
+    assert pair.near.is_shut
+    assert pair.session._stream.arrived == 1
+
+
+def test_what_a_cut_has_as_arrived_stays_so():
+    pair = Pair(Rates(1.0, None, None))
+    pair.say(read(1), read(2))
+    pair.session._stream.take(pair.rig.clock.monotonic_ns())
+    pair.session.drain(moves=True)
+    assert pair.session._stream.arrived == 2, "no column of a cut is negative"
+
+
+def test_a_write_that_has_begun_is_waited_for_as_long_as_its_storage_takes(pair):
+    """Done later, behind the client's back, it would undo what the client writes through the next process."""
+    pair.say(write(3, b"x" * 100))
+    pair.session.drain(moves=True)
+    pair.rig.loop.fire(10 * DRAIN_S)
+    assert not pair.near.is_closed
+    pair.answer(p.simple_reply(3))
+    pair.rig.loop.turn()
+    assert pair.near.is_shut
+
+
+@pytest.mark.parametrize("said", [read(1), p.request(p.Cmd.FLUSH, 1, 0, 0), write(3, b"x" * 1000)[:500]])
+def test_nothing_else_is_waited_for_longer_than_said(pair, said):
+    pair.say(said)
+    pair.session.drain(moves=True)
+    pair.rig.loop.fire(DRAIN_S - 0.1)
+    assert not pair.near.is_closed
+    pair.rig.loop.fire(0.2)
+    assert pair.near.is_closed
+
+
+def test_a_volume_that_was_removed_first_refuses_as_said(pair):
+    pair.session.drain()
+    pair.session.drain(moves=True)
+    pair.rig.clock.advance(0.1)
+    pair.say(read(2))
+    assert [(cookie, error) for cookie, error, _ in pair.heard()] == [(2, p.ESHUTDOWN)]
 
 
 # -- exports
@@ -283,6 +350,7 @@ def test_a_client_whose_volume_was_removed_while_its_upstream_was_asked_is_let_g
     stream = files.table.stream(volume, "host-a")
     files.table.apply(files.config("b"))
     sock = FakeSocket()
-    files.table.session(sock, volume, stream, p.ExportFacts(4096, p.TX_HAS_FLAGS), FakeSocket())
+    upstream = upstream_of(files.rig, FakeSocket())
+    files.table.session(sock, volume, stream, upstream.facts, upstream)
     files.rig.loop.turn()
     assert sock.is_shut

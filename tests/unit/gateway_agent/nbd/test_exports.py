@@ -2,7 +2,8 @@ import pytest
 
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.exports import client_of
+from gateway_agent.nbd.exports import ExportTable, client_of
+from tests.support.nbd import MIB, Rig, plane_config
 
 VOLUMES = {"vol-1", "vol-2", "odd@name"}
 
@@ -46,3 +47,11 @@ def test_the_longest_name_that_can_be_is_shown_in_full():
     name = "v" * 128 + "@" + "c" * 128
     with pytest.raises(ExportRefused, match=f"no volume '{name}' here"):
         client_of(name, "10.0.0.7", VOLUMES, "export-suffix")
+
+
+def test_an_export_that_is_read_only_offers_no_change_whatever_its_upstream_can():
+    entry = {"volume": "up", "backend": "b", "upstream": "nbd://127.0.0.1/far", "read_only": True}
+    table = ExportTable(plane_config(entry), Rig().context, lambda: None)
+    seen = table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_PASSED_ON & ~p.TX_READ_ONLY | 1 << 9))
+    assert seen.flags == p.TX_PASSED_ON & ~p.TX_CHANGES
+    table.close()

@@ -1,28 +1,21 @@
 import contextlib
 import os
-import threading
 from types import SimpleNamespace
 
 import pytest
-from structlog.testing import capture_logs
 
 from gateway_agent.errors import BackingFileError, ExportRefused
-from gateway_agent.nbd import exports, file_session
+from gateway_agent.nbd import exports, storage_jobs
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.file_session import (
-    MAX_JOBS,
-    FileSession,
-    LoopRunner,
-    StorageJob,
-    SyncedRunner,
-    WorkerPool,
-)
+from gateway_agent.nbd.file_session import FileSession
+from gateway_agent.nbd.groups import GroupTable, VolumeGroupCap
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
-from gateway_agent.nbd.loop import IN, EventLoop
+from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.storage import VolumeStorage
-from pmdaemon.runtime.clock import SystemClock
+from gateway_agent.nbd.storage_jobs import MAX_JOBS, LoopRunner
 from pmdaemon.wire.cut import COL, IO_READ, OUTSTANDING
+from pmdaemon.wire.rates import Rates
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 
 
@@ -45,7 +38,8 @@ class Pool:
 
 
 class Client:
-    def __init__(self, path, kind, read_only=False):
+    def __init__(self, path, kind, read_only=False, mode=p.SIMPLE_REPLIES):
+        self.mode = mode
         self.storage = VolumeStorage("vol-1", str(path), read_only=read_only)
         self.rig, self.sock = Rig(size_bytes=self.storage.facts.size_bytes), FakeSocket()
         self.stream = self.rig.stream()
@@ -57,7 +51,7 @@ class Client:
         parts = (self.rig.context, sock, self.rig.volume, self.stream, self.storage, self.storage.facts)
         if not self.pool:
             self.turns = getattr(self, "turns", None) or LoopRunner(self.rig.loop)
-        return FileSession(*parts, self.pool or self.turns)
+        return FileSession(*parts, self.pool or self.turns, self.mode)
 
     def say(self, *data):
         if joined := b"".join(data):
@@ -110,6 +104,20 @@ def test_what_is_written_is_read_and_is_in_the_file(client, path):
     row = client.row()
     assert (row["reads"], row["writes"], row["others"], row["read_bytes"]) == (2, 1, 1, 10_004)
     assert row["inflight"] == 0
+
+
+def test_small_requests_are_held_by_the_cap_of_a_group_alone(path):
+    client = Client(path, "loop")
+    table = GroupTable(client.rig.loop, 20_000_000)
+    volume, now_ns = client.rig.volume, client.rig.clock.monotonic_ns()
+    cap = VolumeGroupCap(Rates(ops_per_s=1), {volume.name: 1.0})
+    assert volume.rates.is_open
+    table.apply({"night": cap}, {volume.name: volume}, now_ns)
+    client.say(read(1, 0, 4), read(2, 4, 4), read(3, 8, 4))
+    assert [item[0] for item in replies(client.sock.sent, dict.fromkeys((1, 2, 3), 4))] == [1]
+    table.apply({}, {volume.name: volume}, now_ns)
+    client.say()
+    assert [item[0] for item in replies(client.sock.sent, dict.fromkeys((1, 2, 3), 4))] == [1, 2, 3]
 
 
 def test_writes_larger_than_the_buffer_arrive_whole(client, path):
@@ -238,7 +246,7 @@ SYNCS.append(p.request(p.Cmd.WRITE_ZEROES, 1, 0, 512, p.CMD_FLAG_FUA))
 
 @pytest.mark.parametrize("sync", SYNCS, ids=["flush", "write", "zeroes"])
 def test_what_waits_for_a_disk_holds_up_its_own_connection_and_no_other(tmp_path, monkeypatch, sync):
-    monkeypatch.setattr(file_session, "WorkerPool", FakeThread)
+    monkeypatch.setattr(storage_jobs, "WorkerPool", FakeThread)
     rig, table, _ = plane_of(tmp_path)
     made = FakeThread.made
     (_, sock), (_, other) = connect(rig, table), connect(rig, table)
@@ -251,27 +259,6 @@ def test_what_waits_for_a_disk_holds_up_its_own_connection_and_no_other(tmp_path
     assert [item[0] for item in replies(sock.sent, {2: 512})] == [1, 2]
     assert FakeThread.made == made + 1
     table.close()
-
-
-def test_a_file_that_hangs_in_a_flush_hangs_no_other_connection(tmp_path, monkeypatch):
-    loop, done, hang = EventLoop(SystemClock()), [], threading.Event()
-    monkeypatch.setattr(os, "fdatasync", lambda _fd: hang.wait(60))
-    (tmp_path / "disk.img").write_bytes(bytes(4096))
-    storage = VolumeStorage("vol-1", str(tmp_path / "disk.img"), read_only=False)
-    turns = LoopRunner(loop)
-    runner = SyncedRunner(loop, "vol-1", turns)
-    for number, command in enumerate((p.Cmd.FLUSH, p.Cmd.READ)):
-        runner.submit(StorageJob(storage, (0, number, command, 512, 0, 0, 0), bytearray(528), done.append))
-    while not done:
-        loop.step()
-    assert [job.request[2] for job in done] == [p.Cmd.READ]
-    hang.set()
-    while len(done) < 2:
-        loop.step()
-    turns.stop()
-    runner.stop()
-    storage.release()
-    loop.close()
 
 
 def test_results_for_a_session_that_is_closed_are_dropped(path):
@@ -422,54 +409,3 @@ def test_a_file_that_is_gone_refuses_new_clients_and_keeps_the_others(tmp_path):
         connect(rig, table)
     rig.deliver(former, read(1, 0, 1))
     assert replies(former.sent, {1: 1})[0][1] == 0
-
-
-def test_workers_run_jobs_report_to_the_loop_and_stop():
-    loop, done = EventLoop(SystemClock()), []
-    pool = WorkerPool(loop, "a-volume-with-a-long-name", 3)
-
-    class StorageJob:
-        def run(self):
-            self.was_run = True
-
-        def done(self, job):
-            done.append(job.was_run)
-
-    for _ in range(20):
-        pool.submit(StorageJob())
-    while len(done) < 20:
-        loop.step()
-    assert done == [True] * 20
-    pool.stop()
-    loop.close()
-
-
-class FailingStorage:
-    """Its first reads end with the exceptions given; later ones succeed."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-
-    def read(self, _into, _offset):
-        if self.errors:
-            raise self.errors.pop()
-        return 0
-
-
-@pytest.mark.parametrize("kind", ["workers", "turns"])
-def test_a_request_whose_storage_raises_is_answered_and_the_next_are_done(kind):
-    loop, done = EventLoop(SystemClock()), []
-    runner = WorkerPool(loop, "v", 1) if kind == "workers" else LoopRunner(loop)
-    storage = FailingStorage(ZeroDivisionError(), MemoryError())
-    with capture_logs() as logs:
-        for number in range(3):
-            runner.submit(
-                StorageJob(storage, (0, number, p.Cmd.READ, 512, 0, 0, 0), bytearray(528), done.append)
-            )
-        loop.at("deadline", loop.clock.monotonic_ns() + 60 * 10**9, lambda _now: done.extend([None] * 3))
-        while len(done) < 3:
-            loop.step()
-        runner.stop()
-    assert [job.error for job in done] == [p.ENOMEM, p.EIO, 0]
-    assert [entry["event"] for entry in logs] == ["request-failed", "request-failed"]
-    loop.close()

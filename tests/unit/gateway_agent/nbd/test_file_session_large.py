@@ -6,7 +6,8 @@ import pytest
 
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.buffers import CAPACITY_BYTES, LIMIT_BYTES
-from gateway_agent.nbd.file_session import PIECE_BYTES, SMALL_LIMIT_BYTES
+from gateway_agent.nbd.file_session import SMALL_LIMIT_BYTES
+from gateway_agent.nbd.storage_jobs import PIECE_BYTES
 from tests.support.nbd import MIB, FakeSocket, replies
 from tests.unit.gateway_agent.nbd.test_file_session import Client, read, write
 

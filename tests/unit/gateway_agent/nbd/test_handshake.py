@@ -1,14 +1,11 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 
-from gateway_agent.errors import NbdProtocolError, UpstreamError
+from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.handshake import (
-    CLIENT_TABLE,
     SERVER_TABLE,
-    ClientHandshake,
     Close,
     Event,
     HandshakeState,
@@ -45,42 +42,27 @@ def server(*said):
     return machine, actions
 
 
-@pytest.mark.parametrize("table", [SERVER_TABLE, CLIENT_TABLE])
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, Event)))
-def test_every_pair_moves_as_the_table_says_or_is_refused(table, state, event):
-    machine = ServerHandshake([], "client test") if table is SERVER_TABLE else ClientHandshake("x", "up")
+def test_every_pair_moves_as_the_table_says_or_is_refused(state, event):
+    machine = ServerHandshake([], "client test")
     machine.state = state
-    if (state, event) in table:
+    if (state, event) in SERVER_TABLE:
         machine._move(event)
-        assert machine.state is table[state, event]
+        assert machine.state is SERVER_TABLE[state, event]
     else:
         with pytest.raises(NbdProtocolError, match="while"):
             machine._move(event)
         assert machine.state is state
 
 
-def test_the_tables_reach_every_state_of_their_side_and_nothing_leaves_the_end():
+def test_the_table_reaches_every_state_of_its_side_and_nothing_leaves_the_end():
     assert {state for state, _ in SERVER_TABLE} == {
         HandshakeState.FLAGS,
         HandshakeState.OPTIONS,
         HandshakeState.BACKEND,
         HandshakeState.TLS,
     }
-    assert {state for state, _ in CLIENT_TABLE} == {
-        HandshakeState.GREETING,
-        HandshakeState.ASKED,
-        HandshakeState.TLS,
-        HandshakeState.GO,
-        HandshakeState.NAME,
-    }
     assert HandshakeState.TRANSMISSION in SERVER_TABLE.values()
-    assert set(CLIENT_TABLE.values()) == {
-        HandshakeState.ASKED,
-        HandshakeState.TLS,
-        HandshakeState.GO,
-        HandshakeState.NAME,
-        HandshakeState.READY,
-    }
 
 
 def test_go_opens_the_backend_and_ends_in_transmission():
@@ -137,7 +119,7 @@ def test_a_refused_export_name_closes():
     assert machine.state is HandshakeState.CLOSED
 
 
-@pytest.mark.parametrize("opt", [p.Opt.STRUCTURED_REPLY, p.Opt.STARTTLS, 77])
+@pytest.mark.parametrize("opt", [p.Opt.EXTENDED_HEADERS, p.Opt.STARTTLS, 77])
 def test_what_we_do_not_do_is_refused_and_harmless(opt):
     _machine, actions = server(p.option(opt, b"abc"), GO)
     assert option_replies(sent(actions))[0][:2] == (opt, p.Rep.ERR_UNSUP)
@@ -173,7 +155,7 @@ def test_a_malformed_go_is_invalid_but_not_fatal(data):
         p.CLIENT_FLAGS.pack(0),
         p.CLIENT_FLAGS.pack(8 | p.FLAG_FIXED_NEWSTYLE),
         FLAGS + bytes(16),
-        FLAGS + p.OPTION.pack(p.IHAVEOPT, p.Opt.GO, p.MAX_OPTION_BYTES + 1),
+        FLAGS + p.OPTION.pack(p.IHAVEOPT, p.Opt.EXPORT_NAME, p.MAX_OPTION_BYTES + 1),
         FLAGS + p.option(p.Opt.EXPORT_NAME, b"\xff"),
     ],
 )
@@ -190,98 +172,6 @@ def test_negotiation_in_single_bytes_is_the_same():
     _, whole = server(p.option(p.Opt.LIST), GO)
     assert sent(actions) == sent(whole)
     assert actions[-1] == Open("vol-1")
-
-
-def test_both_sides_understand_each_other():
-    near, far = ClientHandshake("vol-1", "up"), ServerHandshake(["vol-1"], "client test")
-    actions = far.feed(near.feed(far.greeting()))
-    assert Open("vol-1") in actions
-    near.feed(sent(far.opened(FACTS)))
-    assert near.state is HandshakeState.READY
-    assert near.facts == FACTS
-    assert near.left_over == b""
-
-
-def test_an_upstream_without_go_is_asked_by_export_name():
-    near = ClientHandshake("vol-1", "up")
-    near.feed(p.GREETING.pack(p.NBDMAGIC, p.IHAVEOPT, p.FLAG_FIXED_NEWSTYLE))
-    asked = near.feed(p.option_reply(p.Opt.GO, p.Rep.ERR_UNSUP))
-    assert asked == p.option(p.Opt.EXPORT_NAME, b"vol-1")
-    near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1) + bytes(124))
-    assert near.facts == p.ExportFacts(4096, 1)
-    assert near.state is HandshakeState.READY
-
-
-def test_only_the_facts_are_asked_for_by_info_which_is_ended_by_abort():
-    near = ClientHandshake("vol-1", "up", will_transmit=False)
-    asked = near.feed(p.greeting())
-    assert asked.endswith(p.option(p.Opt.INFO, p.go_data("vol-1")))
-    near.feed(
-        p.option_reply(p.Opt.INFO, p.Rep.INFO, p.info_export(FACTS)) + p.option_reply(p.Opt.INFO, p.Rep.ACK)
-    )
-    assert (near.state, near.facts, near.farewell) == (HandshakeState.READY, FACTS, p.option(p.Opt.ABORT))
-    near = ClientHandshake("vol-1", "up", will_transmit=False)
-    near.feed(p.greeting() + p.option_reply(p.Opt.INFO, p.Rep.ERR_UNSUP))
-    near.feed(p.EXPORT_NAME_REPLY.pack(4096, 1))
-    assert (near.state, near.farewell) == (HandshakeState.READY, p.request(p.Cmd.DISC, 0, 0, 0))
-
-
-def test_an_upstream_that_insists_on_its_block_sizes_is_asked_for_them():
-    near = ClientHandshake("vol-1", "up")
-    near.feed(p.greeting())
-    insists = p.option_reply(p.Opt.GO, p.Rep.ERR_BLOCK_SIZE_REQD, b"ask me")
-    assert near.feed(insists) == p.option(p.Opt.GO, p.go_data("vol-1", (p.Info.BLOCK_SIZE,)))
-    sizes = p.BlockSizes(4096, 65536, 1 << 20)
-    for info in (p.info_block_size(sizes), p.info_export(FACTS), b"\0\1name", b""):
-        near.feed(p.option_reply(p.Opt.GO, p.Rep.INFO, info))
-    near.feed(p.option_reply(p.Opt.GO, p.Rep.ACK))
-    assert near.facts == replace(FACTS, blocks=sizes)
-    near = ClientHandshake("vol-1", "up", wants_block_size=True)
-    near.feed(p.greeting())
-    with pytest.raises(UpstreamError, match="ask me"):
-        near.feed(insists)
-
-
-@pytest.mark.parametrize(
-    ("told", "kept"),
-    [
-        ((1, 1, 0xFFFFFFFF), (1, 1, 32 << 20)),
-        ((512, 4096, 1 << 20), (512, 4096, 1 << 20)),
-        ((65536, 64 << 20, 64 << 20), (65536, 32 << 20, 32 << 20)),
-        ((4096, 4096, 10_000), (4096, 4096, 8192)),
-        ((512, 1 << 20, 4096), (512, 1 << 20, 4096)),  # allowed for an export below what is preferred
-    ],
-)
-def test_block_sizes_are_merged_with_our_own_limit(told, kept):
-    assert p.parse_block_size(p.info_block_size(p.BlockSizes(*told))) == p.BlockSizes(*kept)
-
-
-def test_an_upstream_that_refuses_says_why():
-    near = ClientHandshake("vol-9", "up")
-    near.feed(p.greeting())
-    with pytest.raises(UpstreamError, match="no such thing"):
-        near.feed(p.option_reply(p.Opt.GO, p.Rep.ERR_UNKNOWN, b"no such thing"))
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        bytes(18),
-        p.GREETING.pack(p.NBDMAGIC, p.IHAVEOPT, 0),
-        p.greeting() + p.option_reply(p.Opt.LIST, p.Rep.ACK),
-        p.greeting() + p.option_reply(p.Opt.GO, p.Rep.ACK),
-        p.greeting() + p.option_reply(p.Opt.GO, 99),
-        p.greeting() + p.OPTION_REPLY.pack(p.OPTION_REPLY_MAGIC, p.Opt.GO, p.Rep.INFO, 1 << 20),
-        p.greeting() + p.option_reply(p.Opt.GO, p.Rep.INFO, b"\0\3" + bytes(11)),
-        *(
-            p.greeting() + p.option_reply(p.Opt.GO, p.Rep.INFO, p.info_block_size(p.BlockSizes(*sizes)))
-            for sizes in ((0, 1, 1), (1, 0, 1), (3, 4, 8), (2, 6, 8), (8, 4, 16), (8, 8, 4), (1 << 17,) * 3)
-        ),
-    ],
-)
-def test_an_upstream_that_breaks_the_protocol_is_refused(said):
-    with pytest.raises(NbdProtocolError):
-        ClientHandshake("v", "up").feed(said)
 
 
 STARTTLS = p.option(p.Opt.STARTTLS)
@@ -352,47 +242,141 @@ def test_what_is_agreed_before_tls_about_an_export_does_not_hold_behind_it():
     assert not machine.wants_block_size
 
 
-def asked_for_tls():
-    near = ClientHandshake("vol-1", "up", wants_tls=True)
-    assert near.feed(p.greeting()) == FLAGS + STARTTLS, "nothing else is said in the clear"
-    return near
+STRUCTURED = p.option(p.Opt.STRUCTURED_REPLY)
 
 
-def test_both_sides_understand_each_other_behind_tls():
-    near, far = asked_for_tls(), ServerHandshake([], "client test", "require")
-    assert near.feed(sent(far.feed(FLAGS + STARTTLS))) == b""
-    assert (near.state, far.state) == (HandshakeState.TLS, HandshakeState.TLS)
-    far.secured()
-    assert Open("vol-1") in far.feed(near.secured())
-    near.feed(sent(far.opened(FACTS)))
-    assert (near.state, near.facts) == (HandshakeState.READY, FACTS)
+def contexts(opt, name="vol-1", queries=(p.ALLOCATION,)):
+    return p.option(opt, p.meta_context_data(name, queries))
 
 
-@pytest.mark.parametrize("kind", [p.Rep.ERR_UNSUP, p.Rep.ERR_POLICY])
-def test_an_upstream_without_tls_is_refused_and_never_asked_in_the_clear(kind):
-    with pytest.raises(UpstreamError, match="refused TLS: not today"):
-        asked_for_tls().feed(p.option_reply(p.Opt.STARTTLS, kind, b"not today"))
+def select(*said):
+    return contexts(p.Opt.SET_META_CONTEXT, *said)
+
+
+def opened_mode(*said):
+    """How replies are wanted by a client that says this, and then GO."""
+    _, actions = server(*said, GO)
+    (opened,) = [action for action in actions if isinstance(action, Open)]
+    return opened.mode
+
+
+def test_structured_replies_and_the_context_are_agreed_and_go_with_the_export():
+    machine, actions = server(STRUCTURED, select(), GO)
+    assert option_replies(sent(actions)) == [
+        (p.Opt.STRUCTURED_REPLY, p.Rep.ACK, b""),
+        (p.Opt.SET_META_CONTEXT, p.Rep.META_CONTEXT, p.meta_context(p.ALLOCATION_ID, p.ALLOCATION)),
+        (p.Opt.SET_META_CONTEXT, p.Rep.ACK, b""),
+    ]
+    assert actions[-1] == Open("vol-1", p.ReplyMode(structured=True, allocation=True))
+    machine.refused(p.Rep.ERR_UNKNOWN, "not now")
+    assert machine.feed(GO)[-1].mode.allocation, "a refused GO takes nothing back"
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "mode"),
     [
-        p.option_reply(p.Opt.STARTTLS, p.Rep.ACK) + b"x",
-        p.option_reply(p.Opt.GO, p.Rep.ACK),
-        bytes(20),
+        ([], p.SIMPLE_REPLIES),
+        ([STRUCTURED], p.ReplyMode(structured=True)),
+        ([p.option(p.Opt.STRUCTURED_REPLY, b"x")], p.SIMPLE_REPLIES),
+        ([select(), STRUCTURED], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select("vol-2")], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), select("vol-2")], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), select("vol-1", ())], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), select("vol-1", ("base:",))], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), select("vol-1", ("qemu:dirty-bitmap:b", "base:no", "no colon"))],
+         p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), p.option(p.Opt.SET_META_CONTEXT, b"bad")], p.ReplyMode(structured=True)),
+        ([STRUCTURED, select(), p.option(p.Opt.SET_META_CONTEXT, bytes(p.MAX_OPTION_BYTES + 1))],
+         p.ReplyMode(structured=True)),
+        ([STRUCTURED, select("vol-2"), select("vol-1", ("x-y:", p.ALLOCATION, p.ALLOCATION))],
+         p.ReplyMode(structured=True, allocation=True)),
+        ([STRUCTURED, select(), contexts(p.Opt.LIST_META_CONTEXT, "vol-2", ())],
+         p.ReplyMode(structured=True, allocation=True)),
+    ],
+)  # fmt: skip
+def test_the_last_selection_for_the_export_that_is_opened_holds(said, mode):
+    assert opened_mode(*said) == mode
+
+
+def test_a_context_that_is_selected_twice_in_one_option_is_told_once():
+    _, actions = server(STRUCTURED, select("vol-1", (p.ALLOCATION, p.ALLOCATION)))
+    assert [kind for _, kind, _ in option_replies(sent(actions))[1:]] == [p.Rep.META_CONTEXT, p.Rep.ACK]
+
+
+@pytest.mark.parametrize(
+    ("queries", "is_found"),
+    [((), True), (("base:",), True), ((p.ALLOCATION,), True), (("x-y:", "base:"), True),
+     (("base:alloc",), False), (("qemu:",), False), (("",), False)],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["vol-1", "", "no such volume"])
+def test_contexts_are_listed_as_asked_for_whatever_the_export(queries, is_found, name):
+    _, actions = server(STRUCTURED, contexts(p.Opt.LIST_META_CONTEXT, name, queries))
+    found = option_replies(sent(actions))[1:]
+    opt, told = p.Opt.LIST_META_CONTEXT, p.meta_context(0, p.ALLOCATION)
+    assert found == [*([(opt, p.Rep.META_CONTEXT, told)] if is_found else []), (opt, p.Rep.ACK, b"")]
+
+
+@pytest.mark.parametrize("opt", [p.Opt.LIST_META_CONTEXT, p.Opt.SET_META_CONTEXT])
+def test_contexts_need_structured_replies_first(opt):
+    _, actions = server(contexts(opt))
+    assert [item[:2] for item in option_replies(sent(actions))] == [(opt, p.Rep.ERR_INVALID)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0\0\0\5vol-1",
+        b"\0\0\0\5vol-1\0\0\0\1",
+        b"\0\0\0\5vol-1\0\0\0\0x",
+        b"\0\0\0\1v\0\0\0\1\0\0\0\5base",
+        b"\0\0\0\1v\0\0\0\1\0\0\0\1\xff",
+        b"\xff\xff\xff\xffv\0\0\0\0",
+        p.meta_context_data("v", ("base:" + "x" * 4096,)),
+        p.meta_context_data("v", (p.ALLOCATION,)) + b"\0",
+        p.meta_context_data("v" * 4097, ()),
     ],
 )
-def test_what_an_upstream_says_before_tls_but_its_acknowledgement_is_a_fault(said):
-    with pytest.raises(NbdProtocolError):
-        asked_for_tls().feed(said)
+def test_malformed_contexts_are_invalid_and_harmless(data):
+    machine, actions = server(STRUCTURED, p.option(p.Opt.SET_META_CONTEXT, data), GO)
+    assert option_replies(sent(actions))[1][:2] == (p.Opt.SET_META_CONTEXT, p.Rep.ERR_INVALID)
+    assert machine.state is HandshakeState.BACKEND
 
 
-@pytest.mark.parametrize("wants_tls", [False, True])
-def test_what_an_upstream_says_of_its_refusal_is_printable_and_bounded(wants_tls):
-    talk = ClientHandshake("far", "up", wants_tls=wants_tls)
-    talk.feed(p.greeting())
-    opt = p.Opt.STARTTLS if wants_tls else p.Opt.GO
-    with pytest.raises(UpstreamError) as caught:
-        talk.feed(p.option_reply(opt, p.Rep.ERR_POLICY, b"\x1b[31mno\n\x07\xff" * 500))
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 500
+@pytest.mark.parametrize("opt", [p.Opt.LIST, p.Opt.GO, p.Opt.LIST_META_CONTEXT, p.Opt.STARTTLS, 77])
+@pytest.mark.parametrize("piece", [977, 1 << 20])
+def test_an_option_that_is_too_long_is_answered_and_dropped(opt, piece):
+    machine = ServerHandshake(["vol-1"], "client test")
+    said = FLAGS + p.option(opt, b"\x49" * (p.MAX_OPTION_BYTES + 1)) + GO
+    actions = []
+    for start in range(0, len(said), piece):
+        actions += machine.feed(said[start : start + piece])
+        assert len(machine._input) <= p.MAX_OPTION_BYTES
+    assert [item[:2] for item in option_replies(sent(actions))] == [(opt, p.Rep.ERR_TOO_BIG)]
+    assert actions[-1] == Open("vol-1")
+
+
+def test_what_is_too_long_needs_tls_first_too_where_it_is_required():
+    _, actions = tls_server("require", p.option(p.Opt.LIST, bytes(p.MAX_OPTION_BYTES + 1)), STARTTLS)
+    assert [item[1] for item in option_replies(sent(actions))] == [p.Rep.ERR_TLS_REQD, p.Rep.ACK]
+
+
+def test_name_and_description_are_said_to_a_client_that_asks():
+    texts = {p.Info.NAME: "vol-1", p.Info.DESCRIPTION: "volume vol-1 on backend b"}
+    for wanted in ((), (p.Info.NAME,), (p.Info.DESCRIPTION, p.Info.NAME, p.Info.BLOCK_SIZE, 999)):
+        machine, _ = server(p.option(p.Opt.INFO, p.go_data("", wanted)))
+        said = [item[2] for item in option_replies(sent(machine.opened(FACTS, texts)))[1:-1]]
+        expected = [p.info_text(kind, text) for kind, text in texts.items() if kind in wanted]
+        expected += [p.info_block_size(FACTS.blocks)] if p.Info.BLOCK_SIZE in wanted else []
+        assert said == expected
+
+
+def test_what_was_agreed_before_tls_is_agreed_again_or_does_not_hold():
+    machine, _ = tls_server("offer", STRUCTURED, select())
+    machine.feed(STARTTLS)
+    machine.secured()
+    actions = machine.feed(select() + GO)
+    assert option_replies(sent(actions))[0][1] == p.Rep.ERR_INVALID
+    assert actions[-1] == Open("vol-1")
+    machine.refused(p.Rep.ERR_UNKNOWN, "no")
+    assert machine.feed(STRUCTURED + select() + GO)[-1].mode == p.ReplyMode(structured=True, allocation=True)

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway_agent.errors import UpstreamError
-from gateway_agent.nbd import negotiation, proxy_session
+from gateway_agent.nbd import negotiation, upstream
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.listeners import ListenerSecurity
@@ -31,8 +31,8 @@ class Gateway:
         self.rig, self.learned, self.over, self.far = Rig(), [], [], FakeSocket()
         self.connect_problem, self.refusal = "", ""
         self.exports = ExportTable(config, self.rig.context, self._learn)
-        monkeypatch.setattr(proxy_session, "begin_connect", self._begin_connect)
-        monkeypatch.setattr(proxy_session, "connect_error", lambda _sock: self.connect_problem)
+        monkeypatch.setattr(upstream, "begin_connect", self._begin_connect)
+        monkeypatch.setattr(upstream, "connect_error", lambda _sock: self.connect_problem)
         self.near = FakeSocket()
         self.talk = Negotiation(self.rig.loop, self.near, self.exports, self.over.append)
         self.talk.start()
@@ -166,7 +166,7 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     gateway.say(FLAGS, go("up"))
     gateway.rig.loop.fire(0)
     if how == "silent":
-        gateway.rig.loop.fire(proxy_session.OPENING_LIMIT_NS / 1e9)
+        gateway.rig.loop.fire(upstream.OPENING_LIMIT_NS / 1e9)
     elif how != "refused":
         gateway.rig.loop.handlers[gateway.far.fileno()](OUT)
         gateway.far.is_ended = how == "ends"
@@ -177,7 +177,7 @@ def test_an_upstream_that_is_not_there_is_told_to_the_client_who_may_try_again(g
     assert [item[:2] for item in found] == [(p.Opt.GO, p.Rep.ERR_UNKNOWN)]
     assert b"not available" in found[0][2]
     assert how == "refused" or gateway.far.is_closed
-    stall_ms = proxy_session.OPENING_LIMIT_NS // 10**6 if how == "silent" else 0
+    stall_ms = upstream.OPENING_LIMIT_NS // 10**6 if how == "silent" else 0
     stall = [(OUTSTANDING + io, 0, 0, stall_ms) for io in range(3) if stall_ms]
     failure = (FAILED, 0, 1, 0)
     assert errors_of(gateway) == (1, [failure, *stall]), "storage that is not there has failed its client"

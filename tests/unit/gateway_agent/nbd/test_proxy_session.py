@@ -1,50 +1,15 @@
 import pytest
 
-from gateway_agent.errors import NbdProtocolError
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd import session
-from gateway_agent.nbd.accounting import FAILED_BIT, LENGTH_SHIFT, word_of
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE
-from gateway_agent.nbd.loop import GONE, IN
-from gateway_agent.nbd.proxy_session import ProxySession, ReplyReader
+from gateway_agent.nbd.loop import IN
 from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, OUTSTANDING, OVERDUE
 from pmdaemon.wire.rates import Rates
-from tests.support.nbd import ALL_FLAGS, MIB, FakeSocket, Rig, replies
+from tests.support.nbd import ALL_FLAGS, MIB, Rig, replies
+from tests.support.nbd_proxy import Pair, read, write
 
 READ_ONLY = p.TX_HAS_FLAGS | p.TX_READ_ONLY
-
-
-class Pair:
-    """A proxy session with both its sockets."""
-
-    def __init__(self, rig, client="host-a"):
-        self.rig, self.near, self.far = rig, FakeSocket(), FakeSocket()
-        self.stream = rig.stream(client)
-        self.session = ProxySession(rig.context, self.near, rig.volume, self.stream, rig.facts, self.far)
-
-    def say(self, *data):
-        self.rig.deliver(self.near, b"".join(data))
-
-    def answer(self, *data):
-        self.rig.deliver(self.far, b"".join(data))
-
-    def end(self, sock):
-        sock.is_ended = True
-        self.rig.loop.handlers[sock.fileno()](IN | GONE)
-
-    def taken(self):
-        return self.stream.take(self.rig.clock.monotonic_ns())
-
-    def row(self):
-        return dict(zip(COL, self.taken().row, strict=True))
-
-
-def read(cookie, length=512, offset=0):
-    return p.request(p.Cmd.READ, cookie, offset, length)
-
-
-def write(cookie, payload, flags=0):
-    return p.request(p.Cmd.WRITE, cookie, 0, len(payload), flags) + payload
 
 
 @pytest.fixture
@@ -262,7 +227,8 @@ FUA, NO_HOLE, DF, FAST_ZERO = p.CMD_FLAG_FUA, p.CMD_FLAG_NO_HOLE, 1 << 2, p.CMD_
 )
 def test_what_was_not_offered_is_refused_and_never_passed_on(offered, command, flags, is_passed_on):
     pair = Pair(Rig(flags=offered))
-    said = p.request(command, 1, 0, 512, flags) + (bytes(512) if command == p.Cmd.WRITE else b"")
+    length = 0 if command == p.Cmd.FLUSH else 512
+    said = p.request(command, 1, 0, length, flags) + (bytes(512) if command == p.Cmd.WRITE else b"")
     pair.say(said, read(2))
     assert bytes(pair.far.sent) == (said if is_passed_on else b"") + read(2)
     assert replies(pair.near.sent) == ([] if is_passed_on else [(1, p.EINVAL, b"")])
@@ -280,7 +246,8 @@ def test_what_was_not_offered_is_refused_and_never_passed_on(offered, command, f
         (write(1, b"z"), p.EINVAL),
         (p.request(p.Cmd.TRIM, 1, 0, 512 << 10), 0),  # without data a request may be larger than the maximum
         (p.request(p.Cmd.TRIM, 1, 0, 512), p.EINVAL),
-        (p.request(p.Cmd.FLUSH, 1, 7, 7), 0),
+        (p.request(p.Cmd.FLUSH, 1, 0, 0), 0),
+        (p.request(p.Cmd.FLUSH, 1, 4096, 4096), p.EINVAL),
     ],
 )
 @pytest.mark.parametrize("caps", [Rates(), Rates(ops_per_s=1)])
@@ -600,66 +567,3 @@ def test_a_client_whose_socket_breaks_under_its_replies_had_been_answered(pair):
     assert pair.session.is_closed
     found = pair.taken().missed
     assert found[:2] == [(IO_ANY, 5000, 1, 1), (OVERDUE, 5000, 1, 0)], "one complete, one abandoned"
-
-
-def entry(length, kind=0):
-    return (1, 2, word_of(kind, length, failed=False), 0 if kind else length)
-
-
-def run(data, inflight, piece):
-    """Feed ``data`` in pieces as a session does, keeping cut-off headers."""
-    reader, kept, out, finished = ReplyReader("up"), b"", bytearray(), []
-    for start in range(0, len(data), piece):
-        view = memoryview(bytearray(kept + data[start : start + piece]))
-        usable, done = reader.feed(view, 0, inflight, 9)
-        out += view[:usable]
-        kept = bytes(view[usable:])
-        finished += done
-    assert not kept
-    return bytes(out), finished, reader
-
-
-@pytest.mark.parametrize("piece", [1, 7, 16, 17, 100, 10_000])
-def test_replies_in_any_pieces_are_found_and_passed_on_unchanged(piece):
-    data = (
-        p.simple_reply(1)
-        + b"x" * 512
-        + p.simple_reply(2, p.EIO)
-        + p.simple_reply(3)
-        + p.simple_reply(4)
-        + b"y" * 100
-    )
-    inflight = {1: entry(512), 2: entry(4096), 3: entry(77, kind=1), 4: entry(100)}
-    out, finished, reader = run(data, inflight, piece)
-    assert out == data
-    assert not inflight
-    assert [item[1] >> LENGTH_SHIFT for item in finished] == [512, 4096, 77, 100]
-    assert [bool(item[1] & FAILED_BIT) for item in finished] == [False, True, False, False]
-    assert reader.in_progress is None
-
-
-def test_the_boundary_is_behind_the_last_whole_reply():
-    reader = ReplyReader("up")
-    view = memoryview(p.simple_reply(1) + p.simple_reply(2) + b"abc")
-    usable, _ = reader.feed(view, 0, {1: entry(0, 1), 2: entry(10)}, 9)
-    assert (usable, reader.boundary, reader.payload_left) == (len(view), 16, 7)
-    assert reader.in_progress is not None
-    reader.feed(memoryview(b"defg"), 0, {}, 9)
-    assert reader.boundary is None, "there is none within a payload"
-    reader.feed(memoryview(b"hij"), 0, {}, 9)
-    assert reader.boundary == 3
-
-
-@pytest.mark.parametrize("error", [2, 255, 0xFFFFFFFF])
-def test_an_error_number_outside_the_protocol_becomes_eio(error):
-    out, finished, _ = run(
-        p.simple_reply(1, error) + p.simple_reply(2, p.ENOSPC), {1: entry(512), 2: entry(0, 1)}, 32
-    )
-    assert out == p.simple_reply(1, p.EIO) + p.simple_reply(2, p.ENOSPC)
-    assert all(item[1] & FAILED_BIT for item in finished)
-
-
-@pytest.mark.parametrize("data", [p.simple_reply(5), bytes(16), p.SIMPLE_REPLY.pack(0x668E33EF, 0, 1)])
-def test_a_reply_that_nobody_asked_for_or_of_another_kind_is_refused(data):
-    with pytest.raises(NbdProtocolError):
-        ReplyReader("up").feed(memoryview(data), 0, {1: entry(0, 1)}, 9)

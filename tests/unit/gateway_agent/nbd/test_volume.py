@@ -8,7 +8,7 @@ from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.volume import CapsInForce
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
-from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
+from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost
 from tests.support.nbd import HOLD_NS, MIB, Rig
 
 SECOND = 10**9
@@ -25,7 +25,7 @@ class Busy:
         return self.queue[0] if self.queue else None
 
     def head_charge(self):
-        return self.size_bytes, 1.0
+        return self.size_bytes, 1.0 + self.size_bytes / COST_BYTES
 
     def admit_head(self, now_ns):
         self.queue.popleft()
@@ -89,6 +89,68 @@ def test_a_debt_is_kept_in_units_when_the_rate_changes_and_forgotten_without_a_r
     rig.volume.set_caps(Rates(bytes_per_s=32e6), rig.clock.monotonic_ns())
     rig.loop.fire(1.1)
     assert busy.admitted == 2
+
+
+class Paced(Busy):
+    """One request at a time, the next one a while after the one before."""
+
+    def __init__(self, rig, pause_s):
+        super().__init__(rig, 1)
+        self.pause_ns, self.waits = round(pause_s * SECOND), []
+
+    def admit_head(self, now_ns):
+        self.waits.append(now_ns - self.queue.popleft())
+        self.admitted += 1
+        self.rig.loop.at(self, now_ns + self.pause_ns, self.again)
+
+    def again(self, now_ns):
+        self.queue.append(now_ns)
+        self.rig.volume.serve(self, now_ns)
+
+
+def test_a_large_request_does_not_take_the_second_of_a_small_client_of_the_same_volume():
+    rig = Rig(caps=Rates(bytes_per_s=32e6))
+    small, large = Paced(rig, 0.01), Busy(rig, 2, 32 * MIB)
+    rig.volume.serve(small, rig.clock.monotonic_ns())
+    rig.loop.fire(1)
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    small.waits.clear()
+    rig.loop.fire(60)
+    assert max(small.waits) <= SECOND // 10
+    assert large.admitted * 32 * MIB == pytest.approx(60 * 32e6, rel=0.05), "and the rate is used"
+
+
+def test_two_that_wait_have_the_same_bytes_whatever_the_size_of_their_requests():
+    _, (large, small) = run(Rates(bytes_per_s=10e6), 60, (4, 4 * MIB), (256, 65_536))
+    assert large.admitted * 4 * MIB == pytest.approx(small.admitted * 65_536, rel=0.05)
+
+
+def test_alone_on_its_volume_a_large_request_passes_at_once_and_what_follows_pays_for_it():
+    rig, (busy,) = run(Rates(bytes_per_s=32e6), 0, (2, 32 * MIB))
+    assert busy.admitted == 1
+    rig.loop.fire(1)
+    assert busy.admitted == 1
+    rig.loop.fire(0.1)
+    assert busy.admitted == 2
+
+
+def test_a_rate_of_operations_alone_asks_for_no_parts():
+    _, (one, two) = run(Rates(ops_per_s=10), 60, (4, 32 * MIB), (4, 4096))
+    assert abs(one.admitted - two.admitted) <= 1
+
+
+def test_a_connection_that_ends_within_its_parts_leaves_nothing_behind():
+    rig = Rig(caps=Rates(bytes_per_s=1e6))
+    small, large = Paced(rig, 0.01), Busy(rig, 1, 32 * MIB)
+    rig.volume.serve(small, rig.clock.monotonic_ns())
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    rig.loop.fire(5)
+    assert large.admitted == 0
+    rig.volume.forget(large)
+    small.waits.clear()
+    rig.loop.fire(60)
+    assert max(small.waits) <= SECOND // 10
+    assert not rig.volume._parts
 
 
 def late_in(rig):
@@ -183,6 +245,31 @@ def test_a_renewal_after_the_end_brings_nothing_back_but_the_set_anew_does():
     assert (caps.generation, caps.of("a")) == (5, Rates(cost_per_s=10.0))
 
 
+def test_the_next_process_holds_the_same_caps_until_the_same_moment():
+    former, caps = CapsInForce({}), CapsInForce({"a": Rates(ops_per_s=100)})
+    assert former.in_words == (None, None)
+    former.apply(order(5, a=10), 0)
+    former.renew(20 * SECOND)
+    caps.inherit(*former.in_words, 45 * SECOND)
+    assert (caps.of("a"), caps.generation) == (Rates(ops_per_s=100, cost_per_s=10.0), 5)
+    assert caps.lease_end_ns == 50 * SECOND
+    caps.renew(46 * SECOND)
+    assert caps.lease_end_ns == 76 * SECOND, "a renewal is for the whole lease"
+    caps.expire(76 * SECOND)
+    assert caps.in_words == (None, None)
+    caps.inherit(*former.in_words, 51 * SECOND)
+    assert (caps.of("a"), caps.generation) == (Rates(ops_per_s=100), 0), "it has ended meanwhile"
+
+
+def test_the_next_process_holds_the_same_groups():
+    former, caps = CapsInForce({}), CapsInForce({})
+    group = {"group": "night", "volumes": {"a": 1.0, "b": 2.0}, "ops_per_s": 90, "burst_s": 2.0}
+    former.apply({**order(5), "groups": [group]}, 0)
+    caps.inherit(*former.in_words, SECOND)
+    assert caps.groups == former.groups
+    assert caps.groups["night"].rates == Rates(ops_per_s=90, burst_s=2.0)
+
+
 def test_of_two_caps_the_smaller_holds():
     assert Rates(10, None, 5).tighter(Rates(20, 7, 3)) == Rates(10, 7, 3)
 
@@ -221,7 +308,7 @@ def admitted_in_a_second(caps, transfer_bytes, base):
         if rates.ready_ns() > now_ns:
             now_ns = rates.ready_ns()
             continue
-        rates.charge(now_ns, transfer_bytes, base)
+        rates.charge(now_ns, transfer_bytes, io_cost(base, transfer_bytes))
         count += 1
     return count
 

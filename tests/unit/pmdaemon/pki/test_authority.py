@@ -397,3 +397,17 @@ def test_a_received_certificate_must_fit_key_and_authority(authority: Authority,
     other.init()
     with pytest.raises(ValueError, match="pinned authority"):
         certificates.issued(made, key, (tmp_path / "other" / "ca.crt").read_bytes())
+
+
+def test_a_tokens_list_of_volumes_is_in_the_certificate_and_in_those_that_renew_it(
+    authority: Authority,
+) -> None:
+    listed = ("vol-1*", "pool-1/db_?")
+    token, _ = authority.token("gw-a", 60.0, listed)
+    assert [waiting.volumes for waiting in authority.waiting_tokens()] == [listed]
+    held = certificates.credential_of_der(authority.enrol(token, request(), GATEWAY))
+    renewed = certificates.credential_of_der(authority.renew(held, request()))
+    by_hand = certificates.credential_of_der(authority.issue(request(), GATEWAY, "gw-a", listed))
+    assert held.volumes == renewed.volumes == by_hand.volumes == listed
+    assert {entry.volumes for entry in authority.entries()} == {listed}
+    assert certificates.credential_of_der(authority.issue(request(), GATEWAY, "gw-a")).volumes == ()

@@ -21,6 +21,7 @@ def test_registration_is_announced_to_both(rig: PairRig) -> None:
         up = rig.mailbox.to(who, Kind.GATEWAY)[0].header
         assert (up["gw"], up["state"], up["name"], up["ep"]) == (GATEWAY, "up", "gw-0001", 7)
         assert "features" not in up, "an agent of before says none"
+        assert "volumes" not in up, "no certificate, no list"
         assert up["exports"][0]["backend"] == "disk-1"
         seen = rig.mailbox.to(who, Kind.STREAMS_SEEN)[0].header
         assert seen["streams"][0]["client"] == "host-a"

@@ -33,6 +33,7 @@ class Agent:
     """Of a connection, all that a registry looks at."""
 
     address = "127.0.0.1:1"
+    credential = None
 
 
 class World:

@@ -93,9 +93,9 @@ class TlsRig(PairRig):
         assert done
         return far
 
-    def keys(self) -> Path:
+    def keys(self, *volumes: str) -> Path:
         key = certificates.make_key()
-        made = self.real.issue(certificates.make_request(key, "gw-a"), GATEWAY, "gw-a")
+        made = self.real.issue(certificates.make_request(key, "gw-a"), GATEWAY, "gw-a", volumes)
         path = self.real.store.path("agent.pem")
         path.write_bytes(certificates.key_pem(key) + certificates.pem_of_der(made))
         return path
@@ -302,7 +302,9 @@ def test_without_a_certificate_nothing_but_enrolment_is_decoded(
 ) -> None:
     decoded: list[bytes] = []
     original = frame._unpack_header  # what has been decoded shows nowhere else
-    monkeypatch.setattr(frame, "_unpack_header", lambda view: decoded.append(bytes(view)) or original(view))
+    monkeypatch.setattr(
+        frame, "_unpack_header", lambda view, **how: decoded.append(bytes(view)) or original(view, **how)
+    )
     far = rig.secure(rig.connect())
     assert far.tls is not None
     far.tls.send(frame.encode(Kind.CA_QUERY, {}) + frame.encode(kind, {"text": "x", "reason": "y"}))
@@ -415,3 +417,12 @@ def test_renewals_have_a_quota(rig: TlsRig) -> None:
         rig.inbound.step(0)
         codes += [str(item.header.get("code", "made")) for item in good.read()]
     assert codes == ["made"] * LIMITS["renewals"].burst + ["over-limit"]
+
+
+def test_the_volumes_in_the_certificate_are_announced(rig: TlsRig) -> None:
+    good = rig.secure(rig.connect(), rig.keys("vol-1*", "pool-1/db"))
+    assert good.tls is not None
+    good.tls.send(b"".join((hello(GATEWAY, name="gw-a"), schema(), register())))
+    rig.inbound.step(0)
+    for who in ("services", "dbmanager"):
+        assert rig.mailbox.to(who, Kind.GATEWAY)[-1].header["volumes"] == ["vol-1*", "pool-1/db"]

@@ -32,3 +32,15 @@ def test_a_signal_that_comes_before_the_handler_waits_for_it(hangup):
         assert not hangup.take()
         hangup.install()
         assert hangup.take()
+
+
+def test_another_signal_may_be_the_request():
+    before = signal.getsignal(signal.SIGUSR2)
+    made = Hangup(signal.SIGUSR2)
+    try:
+        made.install()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert made.take()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        made.close()

@@ -61,11 +61,22 @@ def test_a_changed_byte_is_a_frame_or_a_wire_error(
 ) -> None:
     damaged = bytearray(frame.encode(3, header, blob))
     damaged[at % len(damaged)] = value
-    try:
-        decoded = frame.decode(bytes(damaged))
-    except WireError:
-        return
-    assert isinstance(decoded.header, dict)
+    for decode in (frame.decode, frame.decode_own):
+        try:
+            decoded = decode(bytes(damaged))
+        except WireError:
+            continue
+        assert isinstance(decoded.header, dict)
+
+
+def test_the_header_of_an_own_frame_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = {"recv_us": [0x0006_8080_9090_DDDD] * 40}  # numbers whose bytes look like lists
+    encoded, walked = frame.encode(9, header), []
+    monkeypatch.setattr(frame, "check_nesting", lambda packed, _depth: walked.append(packed))
+    assert frame.decode_own(encoded).header == frame.decode(encoded).header == header
+    assert len(walked) == 1  # by decode alone
+    with pytest.raises(MalformedFrame):
+        frame.decode_own(encoded[:-8])
 
 
 @given(junk=st.binary(max_size=400))

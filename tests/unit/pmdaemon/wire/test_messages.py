@@ -87,6 +87,7 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (server.CutsHeader(0, 1, [1], [0], [False]), server.CutsHeader.parse),
         (api.ServiceResponse.of("r", 404, {"a": 1}), api.ServiceResponse.parse),
         (planes.DpCollect(5), planes.DpCollect.parse),
+        (planes.DpHandOver(["unix:x"], {"gen": 1}, 7, None, 1, 2), planes.DpHandOver.parse),
     ],
 )
 def test_what_is_encoded_can_be_parsed(message: WireMessage, read: Any) -> None:

@@ -225,9 +225,12 @@ def test_the_short_way_without_bad_slices_says_the_same_as_the_long_one(
     made = judged([GOOD] * 10 + trouble + [NOT_APPLICABLE] * since, terms_of(objective))
     now_us = START_US + (25 + since) * MINUTE_US
     short = standing(item, objective, made, now_us, now_us)
-    assert made.is_clean_since(now_us - since * MINUTE_US)
-    assert not made.is_clean_since(now_us - (since + 1) * MINUTE_US)
-    monkeypatch.setattr(SliceHistory, "is_clean_since", lambda *_: False)
+    newest_bad = (
+        since if policy in ("bad", "bad_if_ours") else since + 2
+    )  # no data counts as bad, or does not
+    assert made.is_clean_since(now_us - newest_bad * MINUTE_US)
+    assert not made.is_clean_since(now_us - (newest_bad + 1) * MINUTE_US)
+    monkeypatch.setattr(SliceHistory, "is_free_of", lambda *_: False)
     assert standing(item, objective, made, now_us, now_us) == short
     if policy == "bad":
         assert (short.consecutive_bad > 0) == (since < compliance.LOOK_BACK_SLICES)

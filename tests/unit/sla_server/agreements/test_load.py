@@ -10,7 +10,7 @@ import pytest
 from dateutil.rrule import rrulestr
 
 from sla_server.agreements import recurrence
-from sla_server.agreements.document import Agreement
+from sla_server.agreements.document import Agreement, LatencyObjective
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.zones import is_readable
@@ -345,6 +345,56 @@ def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) 
     for found in problems:
         key = found.field.rpartition(".")[2]
         assert f"Did you mean {key}?" not in found.fix
+
+
+BLOCK = """\
+    demand_curve:
+    - up_to_iops: 500
+      value_ms: 12.0
+"""
+
+
+def in_blocks(old: str, new: str) -> str:
+    """The small agreement with its curve in block style, and one value of it changed."""
+    text = simple().replace("    demand_curve: [{up_to_iops: 500, value_ms: 12.0}]\n", BLOCK)
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "written", "fix"),
+    [
+        ("up_to_iops: 500", "3,000", "Write 3000"),
+        ("up_to_iops: 500", "3 000", "Write 3000"),
+        ("up_to_iops: 500", "3.000.000", "Write 3000000"),
+        ("up_to_iops: 500", "\uff13\uff10\uff10\uff10", "Write 3000"),
+        ("up_to_iops: 500", '"3000"', "Write 3000 without quotes"),
+        ("up_to_iops: 500", "3k", "Write 3000: the unit is part of the key's name"),
+        ("up_to_iops: 500", "many", "Write digits alone, with a point before decimals"),
+        ("value_ms: 12.0", "5 ms", "Write 5: the unit is part of the key's name"),
+        ("value_ms: 12.0", "1 s", "Write 1000: the unit is part of the key's name"),
+        ("value_ms: 12.0", "3,5", "Write 3.5"),
+        ("target: 0.9", '"0,995"', "Write 0.995"),
+        ("target: 0.9", '"99,5 %"', "Write 0.995 for 99.5 %"),
+        ("percentile: 95.0", '"99,9"', "Write 99.9"),
+        ("slice: 1m", "5 min", "Write 5m"),
+    ],
+)
+def test_a_number_as_people_write_it_is_refused_with_field_value_and_what_to_write(
+    old: str, written: str, fix: str
+) -> None:
+    key = old.partition(":")[0]
+    (found,) = problems_of(in_blocks(old, f"{key}: {written}"))
+    assert found.field.endswith(key)
+    assert repr(written.strip('"')) in found.problem
+    assert found.fix == fix
+
+
+@pytest.mark.parametrize("written", ["1_000", "1000.0", "1e3", "+1000"])
+def test_other_spellings_of_a_number_mean_what_they_say(written: str) -> None:
+    (objective,) = agreement(in_blocks("up_to_iops: 500", f"up_to_iops: {written}")).spec.objectives
+    assert isinstance(objective, LatencyObjective)
+    assert objective.demand_curve[0].up_to_iops == 1000
 
 
 def test_the_refused_key_itself_is_never_suggested() -> None:

@@ -111,7 +111,7 @@ def test_a_referenced_indicator_is_found_in_the_file() -> None:
         ({"duration": "1Q", "isRolling": True}, {"type": "rolling", "duration": "13w"}, "1Q"),
         ({"duration": "1w", "calendar": {"timeZone": "Asia/Tokyo", "startTime": "2024-01-01 00:00:00"}},
          {"type": "calendar", "period": "week", "tz": "Asia/Tokyo"}, ""),
-        ({"duration": "2M", "calendar": {}}, {"type": "calendar", "period": "month", "tz": "UTC"}, "2M"),
+        ({"duration": "2M", "calendar": {}}, {"type": "calendar", "period": None, "tz": "UTC"}, "2M"),
         ({"duration": "soon"}, {"type": "rolling", "duration": "30d"}, "soon"),
         (None, {"type": "rolling", "duration": "30d"}, "there is no timeWindow"),
     ],
@@ -120,6 +120,45 @@ def test_windows(window: Any, expected: dict[str, Any], said: str) -> None:
     document, unmapped = imported(slo(timeWindow=[window] if window else None))
     assert document["spec"]["window"] == expected
     assert said in unmapped
+
+
+@pytest.mark.parametrize(
+    ("duration", "start", "begins"),
+    [
+        ("1w", "2024-01-03 00:00:00", "on Monday"),  # a Wednesday
+        ("1M", "2024-01-15 00:00:00", "first day"),
+        ("1M", "2024-01-01 06:00:00", "first day"),
+        ("1Q", "2024-02-01 00:00:00", "April"),
+        ("1Y", "2024-04-01 00:00:00", "January 1"),
+        ("1d", "2024-01-01 00:00:01", "midnight"),
+        ("1d", "2024-01-01T00:00:00+02:00", "midnight"),
+        ("1d", "in spring", "midnight"),
+        ("1w", "2026-11-23 00:00:00", ""),
+        ("1M", "2024-07-01", ""),
+        ("1Q", "2024-07-01T00:00:00", ""),
+        ("1Y", "2025-01-01 00:00:00", ""),
+        ("1d", "2024-05-17 00:00:00", ""),
+    ],
+)
+def test_periods_that_begin_at_another_time_than_ours_are_left_empty_and_said(
+    duration: str, start: str, begins: str
+) -> None:
+    """Else every figure of the import would be one of other periods."""
+    calendar = {"timeZone": "Asia/Tokyo", "startTime": start}
+    document, unmapped = imported(slo(timeWindow=[{"duration": duration, "calendar": calendar}]))
+    assert (document["spec"]["window"]["period"] is None) is bool(begins)
+    if not begins:
+        assert "startTime" not in unmapped
+        return
+    (line,) = [line for line in unmapped.splitlines() if "startTime" in line]
+    assert f"timeWindow {duration} from startTime {start}: " in line
+    assert begins in line
+    assert line.endswith("window.period was left empty, fill it in")
+    with pytest.raises(AgreementsRefused) as caught:
+        load_documents(json.dumps(document), 60)
+    (found,) = [problem for problem in caught.value.problems if problem.field == "spec.window.period"]
+    assert found.problem == "null is not possible here"
+    assert "'month'" in found.fix
 
 
 def test_other_kinds_are_listed_and_no_slo_is_an_error() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sla_server.agreements import periods
+from sla_server.agreements.document import Agreement
 from sla_server.agreements.periods import CalendarWindow, Maintenance, RollingWindow, ServiceHours
 from tests.support.agreements import agreement, simple
 
@@ -109,9 +110,13 @@ def maintenance(*entries: str, limit: str = "") -> Maintenance:
     return agreement(simple(extra=text)).spec.maintenance
 
 
-def excluded(work: Maintenance, start: str, minutes: int = 1, tz: str = BERLIN) -> bool:
+def agreed(work: Maintenance, tz: str = BERLIN) -> Agreement:
     spec = agreement(simple()).spec.model_copy(update={"maintenance": work, "window": calendar("month", tz)})
-    found = agreement(simple()).model_copy(update={"spec": spec})
+    return agreement(simple()).model_copy(update={"spec": spec})
+
+
+def excluded(work: Maintenance, start: str, minutes: int = 1, tz: str = BERLIN) -> bool:
+    found = agreed(work, tz)
     return periods.is_excluded(found, (), us(start), end_us=us(start) + minutes * 60_000_000) is not None
 
 
@@ -135,7 +140,7 @@ def test_work_over_midnight_and_overlapping_work_counts_once() -> None:
     work = maintenance(
         'start: "2026-02-03T23:00", duration: 2h', 'start: "2026-02-04T00:00", end: "2026-02-04T02:00"'
     )
-    assert periods.maintenance_us(work, us("2026-02-03"), us("2026-02-05"), "UTC") == 3 * HOUR_US
+    assert periods.planned_us(agreed(work, "UTC"), (), us("2026-02-03"), us("2026-02-05")) == 3 * HOUR_US
 
 
 def test_work_beyond_the_limit_of_a_period_is_not_excused() -> None:
@@ -179,7 +184,7 @@ def window(when: str) -> periods.PlannedWindow:
 def test_a_duration_is_elapsed_time_and_an_end_is_the_wall_clocks(when: str, begin: str, end: str) -> None:
     year = us("2027-01-01"), us("2028-01-01")
     assert list(periods.occurrences(window(when), *year, BERLIN)) == [(us(begin), us(end))]
-    assert periods.maintenance_us(maintenance(when), *year, BERLIN) == us(end) - us(begin)
+    assert periods.planned_us(agreed(maintenance(when)), (), *year) == us(end) - us(begin)
 
 
 def test_weekly_work_lasts_as_long_on_the_days_on_which_the_clock_changes() -> None:

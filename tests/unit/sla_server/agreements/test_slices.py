@@ -326,6 +326,20 @@ def test_beside_the_io_path_a_rate_is_kept_when_it_is_delivered_and_else_not_kno
     assert outcome(judge_as(INDICATORS["iops"], host(5999))) == ("no_data", "not-measurable")
 
 
+def test_a_source_that_knows_completions_only_may_have_latencies_all_the_same() -> None:
+    """Drives of QEMU: nothing says what is outstanding."""
+    drive = slot(6000, missed=None, is_beside=True)
+    found = judge_as(INDICATORS["latency"], drive)
+    assert (found.state, found.inexact) == ("good", True)
+    slow = slot(6000, missed=None, latency_us=50_000, is_beside=True)
+    assert judge_as(INDICATORS["latency"], slow).state == "bad"
+    assert judge_as(INDICATORS["mean_latency"], drive).state == "good"
+    assert outcome(judge_as(INDICATORS["availability"], drive)) == ("no_data", "not-measurable")
+    assert judge_as(INDICATORS["iops"], drive).state == "good"
+    fewer = slot(5999, missed=None, is_beside=True)
+    assert outcome(judge_as(INDICATORS["iops"], fewer)) == ("no_data", "not-measurable")
+
+
 # -- The other indicators
 
 

@@ -287,7 +287,7 @@ def test_a_plane_that_is_stopped(says: bool, load: Load, beside_it: Load, first:
         stopped = [s for s in range(stop.first, stop.last) if s // 10 == index]
         if seconds >= 5 and len(stopped) > 1:
             assert (each.state, each.reason) == ("no_data", "no-samples"), "it served nothing"
-        elif not each.inexact and seconds < 5:
+        elif not each.inexact and seconds < 4:  # the cut that ends a stop covers a second more
             # Of an agent of before a short stop may look like an absent link: never good without proof.
             assert each.state == state or (not says and each.state == "no_data")
 

@@ -187,3 +187,24 @@ def test_of_a_control_group_no_latency_at_all_may_be_promised() -> None:
     )
     mixed = beside('"cgroup:gw:batch", "host:gw:sda"', extra=extra)
     assert [text.split(" cannot")[0] for text in mixed] == ["latency percentiles"]
+
+
+def test_of_a_drive_of_qemu_latencies_may_be_promised_and_nothing_that_waits() -> None:
+    rest = "budgeting: {target: 0.9}"
+    mean = f"demand_curve: [{{value_ms: 3}}], {rest}"
+    extra = f"  - {{name: mean, indicator: {{metric: mean_latency}}, {mean}}}\n"
+    extra += f"  - {{name: up, indicator: {{metric: availability}}, outage: 5s, {rest}}}\n"
+    assert beside('"qemu:gw:root"', extra=extra) == [
+        "availability cannot be measured on qemu:gw:root, whose statistics come from beside the I/O path: "
+        "QEMU does not say what is outstanding; latency percentiles and mean latency are possible here"
+    ]
+    found = beside('"throttle-group:gw:scratch"', extra=extra)
+    assert [text.split(" cannot")[0] for text in found] == [
+        "latency percentiles",
+        "mean latency",
+        "availability",
+    ]
+    why = "counts nothing of a throttle group, which can only be slowed down"
+    assert all(text.endswith(why) for text in found)
+    mixed = beside('"throttle-group:gw:scratch", "qemu:gw:root"', extra=extra)
+    assert [text.split(" cannot")[0] for text in mixed] == ["availability"]

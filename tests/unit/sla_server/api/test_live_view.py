@@ -108,6 +108,17 @@ def test_trend_marks_who_is_helped_by_a_throttle(view: LiveView) -> None:
     assert trend["slas"]["scratch/latency"]["latency_us"] == [None, None, None]
 
 
+def test_trend_marks_all_whom_the_loop_of_a_backend_helps(view: LiveView) -> None:
+    both = [{"backend": "disk-0", "victims": ["erp-gold/latency", "reports/latency"]}]
+    view.put(snapshot(NOW_US, backends=both))
+    by_hand = [{**snapshot()["throttles"][0], "source": "manual", "victim": ""}]
+    view.put(snapshot(NOW_US + 1, backends=both, throttles=by_hand))
+    trend = view.trend()["slas"]
+    assert trend["erp-gold/latency"]["throttled"] == [True, False]
+    assert trend["reports/latency"]["throttled"] == [True, False]
+    assert trend["scratch/latency"]["throttled"] == [False, False]
+
+
 def test_an_objective_that_comes_later_has_nulls_before(view: LiveView) -> None:
     view.put(snapshot(1, slas=[]))
     view.put(snapshot(2))

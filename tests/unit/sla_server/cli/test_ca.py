@@ -190,3 +190,21 @@ def test_mistakes_with_nbd_certificates(
     done = sla("nbd", *arguments)
     assert done.exit_code == 2
     assert problem in done.stderr
+
+
+def test_a_token_for_some_volumes(sla: Shell) -> None:
+    sla("init")
+    made = sla("token", "host-1", "--volumes", "vol-1*", "--volumes", "pool-1/db-?", "-q")
+    assert made.exit_code == 0
+    [token] = json.loads(sla("list", "-o", "json").stdout)["tokens"]
+    assert token["volumes"] == ["vol-1*", "pool-1/db-?"]
+    key = certificates.make_key()
+    Authority(sla.ca).enrol(made.stdout.strip(), certificates.make_request(key, "host-1"), GATEWAY)
+    [entry] = json.loads(sla("list", "-o", "json").stdout)["certificates"]
+    assert entry["volumes"] == ["vol-1*", "pool-1/db-?"]
+    for pattern in ("vol 1", "a/b/c", "", "[ab]"):
+        refused = sla("token", "host-1", "--volumes", pattern)
+        assert refused.exit_code == 2, pattern
+        assert "give a volume or BACKEND/VOLUME" in refused.stderr
+    many = [word for _ in range(17) for word in ("--volumes", "v")]
+    assert "16 is the most" in sla("token", "host-1", *many).stderr

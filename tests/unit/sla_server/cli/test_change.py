@@ -143,6 +143,45 @@ def test_one_client_of_a_volume(sla: Terminal) -> None:
     assert sla.asked[1] == ("throttle_release", wanted)
 
 
+def test_a_group_of_volumes(sla: Terminal) -> None:
+    sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
+    words = ("erp", "web=2.5", "--group", "night", "--mbps", "100", "--burst", "2", "--reason", "copy")
+    done = sla("throttle", "set", *words)
+    assert done.output == "group night: throttled until 'sla throttle release --group night' (throttle t-9)\n"
+    body = {"group": "night", "volumes": {"erp": 1.0, "web": 2.5}, "bytes_per_s": 1e8, "burst_s": 2.0}
+    assert sla.asked[0] == ("throttle_set", {**body, "reason": "copy", "duration_s": None})
+    sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
+    done = sla("throttle", "release", "--group", "night")
+    assert done.output == "group night: released 1 throttle\n"
+    assert sla.asked[1] == ("throttle_release", {"group": "night", "throttle_id": None})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("set", "a", "b", "--iops", "5"), "share a rate as a group: give one VOLUME, or --group NAME"),
+        (("set", "--iops", "5"), "nothing to throttle is named"),
+        (("set", "--group", "g", "--iops", "5"), "--group g needs its volumes: sla throttle set --group g"),
+        (("set", "a", "a=2", "--group", "g", "--iops", "5"), "--group g names a volume twice"),
+        (("set", "a=much", "--group", "g", "--iops", "5"), "weight of a is 'much'; write VOLUME=NUMBER"),
+        (
+            ("set", "a=0", "--group", "g", "--iops", "5"),
+            "weight of a is 0; a weight is above 0, 1000 at most",
+        ),
+        (("set", "a", "--client", "c", "--group", "g", "--iops", "5"), "leave out --group, or --client"),
+        (("set", "a", "--iops", "5", "--burst", "400"), "'--burst': '400' is not a number from 0.001 to 300"),
+        (("release",), "give either VOLUME or --group"),
+        (("release", "a", "--group", "g"), "give either VOLUME or --group"),
+        (("release", "--group", "g", "--client", "c"), "give VOLUME, too"),
+    ],
+)
+def test_groups_that_make_no_sense(sla: Terminal, words: tuple[str, ...], says: str) -> None:
+    done = sla("throttle", *words, *(("--reason", "x") if words[0] == "set" else ()))
+    assert done.exit_code == 2
+    assert says in " ".join(done.stderr.split())
+    assert sla.asked == []
+
+
 def test_throttle_release(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     assert sla("throttle", "release", "batch").output == "batch: released 1 throttle\n"

@@ -9,8 +9,18 @@ import pytest
 
 from sla_server.cli import formatting
 from sla_server.cli.formatting import build
-from sla_server.cli.get import KINDS, by_objective, clock_of, late_ios_of, now_of, promise, what_of, why_of
-from tests.support.api import EPISODE, NOW_US, FakeSource
+from sla_server.cli.get import (
+    KINDS,
+    by_objective,
+    clock_of,
+    hold_of,
+    late_ios_of,
+    now_of,
+    promise,
+    what_of,
+    why_of,
+)
+from tests.support.api import EPISODE, NOW_US, FakeSource, throttle
 from tests.support.cli import Terminal
 
 
@@ -284,6 +294,8 @@ def test_clock_of_a_gateway(offset_us: int | None, shown: str) -> None:
 
 
 def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
+    assert hold_of({"live": None}) == hold_of({"live": {"mean_hold_us": 0, "worst_hold_us": 0}}) == "-"
+    assert hold_of({"live": {"mean_hold_us": 812, "worst_hold_us": 45_000}}) == "812us \u226445.0ms"
     assert late_ios_of({"live": None}).plain == formatting.DASH
     assert late_ios_of({"live": {"late_ios": 0, "longest_hold_us": 0}}).plain == formatting.DASH
     assert late_ios_of({"live": {"late_ios": 12, "longest_hold_us": 33_400_000}}).plain == "12 (\u2264 33.4s)"
@@ -292,6 +304,24 @@ def test_throttles_show_what_they_held_for_too_long(sla: Terminal) -> None:
         {**snapshot, "throttles": [{**snapshot["throttles"][0], "late_ios": 7, "longest_hold_us": 6_000_000}]}
     )
     assert "7 (\u2264 6.0s)" in sla("get", "throttles").output
+
+
+def test_the_reason_of_a_throttle_has_room_at_80_columns(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = throttle(throttle_id="t-2", source="policy", reason="agreed-cap", victim="", cost_per_s=None)
+    agreed |= {"text": "cap of agreement erp-silver", "ops_per_s": 400.0}
+    rows = [throttle(), agreed]
+    monkeypatch.setattr(sla.source, "throttles", lambda *_args, **_options: rows)
+    head, _, *lines = sla("get", "throttles").output.splitlines()
+    assert head.split() == ["THROTTLED", "AT", "MOST", "STATE", "BY", "SINCE", "REASON"]
+    assert 80 - head.index("REASON") >= 20
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 8
+    (of_agreement,) = [line for line in lines if "400 IOPS" in line]
+    assert of_agreement.split()[4] == "agreement", "no policy computed it"
+    rows[0] = throttle(client="host-b")
+    assert "/host-b" in sla("get", "throttles").output
 
 
 @pytest.mark.parametrize("kind", ["volumes", "slas"])

@@ -55,6 +55,7 @@ def test_limits_of_throttles_are_those_of_the_api(option: str, field: str, unit:
     [
         (("--iops", "0.5"), "'--iops': '0.5' is not a number from 1 and below 1,000,000,000,000"),
         (("--iops", "nan"), "'--iops': 'nan' is not a number from 1"),
+        (("--iops", "3,000"), "'3,000' is not a number from 1 and below 1,000,000,000,000; write 3000"),
         (("--mbps", "0.001"), "'--mbps': '0.001' is not a number from 0.004096"),
         (("--iops", "5", "--for", "400d"), "--for '400d' is too long; give at most 366d"),
         (
@@ -75,3 +76,7 @@ def test_a_throttle_that_the_api_would_refuse_is_refused_in_words_of_the_command
 def test_the_api_allows_a_throttle_as_long_as_the_command_does() -> None:
     found = ThrottleSet.model_json_schema()["properties"]["duration_s"]["anyOf"][0]
     assert found["maximum"] == change.MOST_THROTTLED_S
+    burst = ThrottleSet.model_json_schema()["properties"]["burst_s"]["anyOf"][0]
+    assert (burst["minimum"], burst["maximum"]) == (change.LEAST_BURST_S, change.MOST_BURST_S)
+    weight = ThrottleSet.model_json_schema()["properties"]["volumes"]["anyOf"][0]["additionalProperties"]
+    assert weight["maximum"] == change.MOST_WEIGHT

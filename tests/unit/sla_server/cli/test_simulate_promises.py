@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from sla_server.cli.main import cli
 from tests.support.agreements import calendar_text
-from tests.unit.sla_server.simulate.test_setup import AGREEMENT
-
-QUICK = ("--duration", "12s", "--load", "volume=gold,iops=60,gateway=A")
-GREEDY = ("--load", "volume=big,depth=16,from_s=2,gateway=B")
-
-
-@pytest.fixture
-def slas(tmp_path: Path) -> Path:
-    folder = tmp_path / "slas"
-    folder.mkdir()
-    (folder / "gold.yaml").write_text(AGREEMENT.replace("30s", "5s"))
-    return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
-
+from tests.support.simulate import AGREEMENT, GREEDY, QUICK, run
 
 OPEN_ON_SUNDAY = '  service_hours: {calendar: business, days: [sun], from: "00:00", to: "24:00"}\n'
 

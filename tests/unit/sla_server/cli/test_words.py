@@ -15,7 +15,7 @@ from sla_server.agreements.periods import MAX_WINDOW_S
 from sla_server.cli import maintenance
 from sla_server.cli.main import cli
 from tests.support.cli import Terminal
-from tests.unit.sla_server.simulate.test_setup import AGREEMENT
+from tests.support.simulate import AGREEMENT
 
 FOREIGN = re.compile(
     r"Input should|valid (number|integer)|duration_s|spec\.|String should|line [0-9]|have the form"
@@ -63,6 +63,7 @@ def test_maintenance_may_last_as_long_as_a_document_says() -> None:
         ("volume=gold,iops=nan", "iops: is not a number (value: 'nan')"),
         ("volume=gold,iops=2000000", "iops: should be at most 1,000,000 (value: '2000000')"),
         ("volume=gold,iops=x", "iops: should be a number (value: 'x')"),
+        ("volume=gold,iops=3,000", "iops=3,000: a comma ends a value. Write iops=3000"),
         ("volume=gold,depth=1.5", "depth: should be a whole number (value: '1.5')"),
         ("volume=gold,depth=5000", "depth: should be at most 4,096 (value: '5000')"),
         (

@@ -9,23 +9,11 @@ import pytest
 from sla_server.explanation import Explanation, evidence, explain, words
 from sla_server.services.control.decisions import DecisionKind, Reason
 from tests.support.api import NOW_US, decisions, throttle
+from tests.support.explanations import PROMISE
 
 DAY_US = 86_400_000_000
 REACH_US = NOW_US - 20 * DAY_US
 CAP, STEP = decisions()
-PROMISE = {
-    "sla": "erp-gold",
-    "objective": "latency",
-    "priority": "gold",
-    "metric": "latency",
-    "percentile": 95.0,
-    "curve": [{"up_to_iops": 150.0, "value_ms": 12.0}],
-    "state": "ok",
-    "live": None,
-    "slice": None,
-    "episode": None,
-    "last_episode": None,
-}
 
 
 def volume(**changed: Any) -> dict[str, Any]:

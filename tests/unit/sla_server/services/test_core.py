@@ -344,6 +344,15 @@ def test_a_volume_that_appears_fills_a_pattern() -> None:
         ("gateway_list", {"address": "host:7412", "name": "h", "is_listed": True}, 422),
         ("gateway_list", {"address": "10.0.0.5:0", "name": "h", "is_listed": True}, 422),
         ("gateway_list", {"address": "10.0.0.5:1", "name": "h\x1b[2J", "is_listed": True}, 422),
+        ("throttle_set", {"volume": "vol-1", "iops": 5, "burst_s": 0, "reason": "noisy"}, 422),
+        ("throttle_set", {"group": "g", "iops": 5, "reason": "noisy"}, 422),
+        ("throttle_set", {"volumes": {"vol-1": 1.0}, "iops": 5, "reason": "noisy"}, 422),
+        ("throttle_set", {"group": "g", "volumes": {}, "iops": 5, "reason": "noisy"}, 422),
+        ("throttle_set", {"group": "g", "volumes": {"vol-1": 0.0}, "iops": 5, "reason": "noisy"}, 422),
+        ("throttle_set", {"group": "a/b", "volumes": {"vol-1": 1.0}, "iops": 5, "reason": "noisy"}, 422),
+        ("throttle_set", {"group": "g", "volumes": {"nowhere": 1.0}, "iops": 5, "reason": "noisy"}, 404),
+        ("throttle_release", {"volume": "vol-1", "group": "g"}, 422),
+        ("throttle_release", {"group": "g"}, 404),
         ("throttle_release", {}, 422),
         ("throttle_release", {"throttle_id": "t", "client": "c"}, 422),
         ("throttle_set", {"volume": "nowhere", "client": "", "iops": 5, "reason": "noisy"}, 422),
@@ -369,7 +378,7 @@ def test_a_manual_throttle_is_set_and_audited() -> None:
     (answer,) = bench.answers()
     throttle_id = answer["body"]["throttle_id"]
     assert bench.controller.last("manual_set") == (
-        throttle_id, "vol-1", None, 100.0, None, START_US + 60_000_000, "ann", "noisy", ""
+        throttle_id, "vol-1", None, 100.0, None, None, START_US + 60_000_000, "ann", "noisy", "", {}, ""
     )  # fmt: skip
     (audit,) = [row for table, row in rows if table == "audit"]
     assert (audit["action"], audit["who"], audit["subject"]) == ("throttle-set", "ann", "vol-1")
@@ -402,6 +411,37 @@ def test_one_client_of_a_volume_is_throttled_and_released() -> None:
     assert answer["code"] == 422
     (error,) = answer["body"]["errors"]
     assert (error["problem"], error["fix"]) == ("no such client", "Name another")
+
+
+def test_a_group_of_volumes_is_throttled_and_released() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    bench.tick()
+    bench.confirm()
+    asked = {
+        "group": "night",
+        "volumes": {"vol-1": 2.0},
+        "bytes_per_s": 1e7,
+        "burst_s": 2.5,
+        "reason": "copy",
+    }
+    bench.request("throttle_set", asked)
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert (audit["subject"], audit["after"]["volumes"]) == ("group night", {"vol-1": 2.0})
+    (answer,) = bench.answers()
+    called = bench.controller.last("manual_set")
+    assert called[1:6] == ("", None, None, 1e7, 2.5)
+    assert called[-3:-1] == ("night", {"vol-1": 2.0})
+    bench.controller.released = [answer["body"]["throttle_id"]]
+    bench.request("throttle_release", {"group": "night"}, "r2")
+    assert bench.controller.last("manual_release")[-1] == "night"
+    (audit,) = [row for table, row in bench.confirm() if table == "audit"]
+    assert audit["subject"] == "group night"
+    bench.answers()
+    bench.controller.group_refusal = (409, "it is in another group", "Leave it out")
+    bench.request("throttle_set", asked, "r3")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["fix"]) == (409, "Leave it out")
 
 
 def test_a_throttle_that_breaks_the_volumes_own_promise_needs_force() -> None:

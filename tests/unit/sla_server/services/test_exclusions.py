@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.promise import InForce
@@ -46,3 +48,12 @@ def test_all_are_asked_at_once_before_anything_is_decided_under_them(monkeypatch
     made.set_items([in_force(f"a{number}", HOURS) for number in range(5)])
     assert len(made.look_at_all(MONDAY_US)) == 5
     assert len(made.look(MONDAY_US + HOUR_US)) == 3, "turns begin with the first again"
+
+
+def test_versions_that_may_have_used_up_different_parts_of_a_period_are_asked_apart() -> None:
+    limited = in_force("work", WORK.replace("{windows", "{max_per_period: 1h, windows"))
+    later = replace(limited, applied_us=MONDAY_US)
+    assert exclusions.key_of(limited) != exclusions.key_of(later)
+    assert exclusions.key_of(later) != exclusions.key_of(replace(later, former=(limited,)))
+    always = in_force("always")
+    assert exclusions.key_of(always) == exclusions.key_of(replace(always, applied_us=MONDAY_US))

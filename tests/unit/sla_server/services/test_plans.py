@@ -163,3 +163,53 @@ def test_the_difference_of_an_edit_is_in_the_audit_log() -> None:
     assert audit["after"] == {
         "version": 2, "changes": [{"field": field, "before": 12.0, "after": 3.0}],
     }  # fmt: skip
+
+
+LIMIT = "  maintenance: {max_per_period: 3h%s}\n"
+OWN = ', windows: [{start: "2027-01-01T10:00", duration: 2h, reason: disks, author: ann}]'
+LATER = maintenance_text("later", when='start: "2027-01-20T00:00", duration: 4h')
+
+
+def used(catalog: Catalog) -> tuple[bool, bool]:
+    """Whether the first and the second hour of the later work are excused."""
+    (gold,) = catalog.items
+    start_us = NOW + 19 * 24 * HOUR_US
+    return gold.excluded(start_us) is not None, gold.excluded(start_us + HOUR_US) is not None
+
+
+@pytest.mark.parametrize("way", ["edited", "deleted", "another scope"])
+def test_work_of_a_former_version_counts_against_what_the_period_excuses(way: str) -> None:
+    """Two of three hours are used up on the first of the month; the version of then is no longer in force."""
+    beside = way == "another scope"
+    labels = simple("gold", extra=LIMIT % "").replace("{name: gold}", "{name: gold, labels: {a: b}}")
+    old = labels if beside else simple("gold", extra=LIMIT % OWN)
+    first = apply(Catalog(), old, maintenance_text(scope="labels: {a: b}", when=TODAY) if beside else LATER)
+    changes, at_us = [first], NOW + 15 * HOUR_US
+    if way == "deleted":
+        gone = catalogs.delete(first.catalog, "gold", "ann", at_us)
+        assert gone is not None
+        changes.append(gone)
+    changes.append(apply(changes[-1].catalog, simple("gold", extra=LIMIT % ""), LATER, now_us=at_us))
+    catalog = changes[-1].catalog
+    assert used(catalog) == (True, False)
+    # Also after a restart, weeks after the last slice of the former version was judged.
+    assert used(reread(*changes, now_us=NOW + 19 * 24 * HOUR_US)) == (True, False)
+    assert reread(*changes, now_us=NOW + 460 * 24 * HOUR_US).former == {}
+    third = apply(catalog, simple("gold", value_ms=3, extra=LIMIT % ""), now_us=at_us + 1)
+    assert used(third.catalog) == (True, False), "and of the version before that"
+
+
+def test_what_lay_before_a_version_uses_up_nothing_of_it() -> None:
+    """It excused nothing: work is announced before it is done."""
+    first = apply(Catalog(), simple("gold", extra=LIMIT % OWN), LATER, now_us=NOW + 11 * HOUR_US)
+    assert used(first.catalog) == (True, True), "one of its two hours was before"
+    late = apply(Catalog(), simple("gold", extra=LIMIT % OWN), LATER, now_us=NOW + 15 * HOUR_US)
+    (gold,) = late.catalog.items
+    assert gold.planned_us(NOW, NOW + 31 * 24 * HOUR_US) == 4 * HOUR_US
+
+
+def test_a_version_without_announced_work_is_not_kept() -> None:
+    first = apply(Catalog(), simple("gold", extra=LIMIT % ""))
+    second = apply(first.catalog, simple("gold", value_ms=3, extra=LIMIT % ""), now_us=NOW + 5)
+    assert second.catalog.former == {}
+    assert second.catalog.items[0].former == ()

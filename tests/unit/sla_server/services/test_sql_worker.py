@@ -160,6 +160,18 @@ def test_every_gateway_that_was_not_lost_is_awaited() -> None:
     assert [known.name for known in start.gateways] == ["host-up"]
 
 
+def test_a_gateway_that_was_lost_within_a_day_is_known_by_its_streams() -> None:
+    store = FakeStore()
+    store.tables["gateways"] = [
+        {"gateway_id": name, "name": name, "state": "lost", "last_cut_us": START_US - hours * 3_600_000_000}
+        for name, hours in (("a", 23), ("b", 25))
+    ]
+    store.add_stream(7, volume="vol-1", gateway="a")
+    store.add_stream(8, volume="vol-1", gateway="b")
+    (known,) = read_start(store, "observe", START_US).gateways
+    assert (known.name, known.is_away, [stream["id"] for stream in known.streams]) == ("a", True, [7])
+
+
 def test_the_marker_is_each_processs_own() -> None:
     clock = FakeClock()
     assert marker_event("a", clock) == marker_event("a", clock)

@@ -10,6 +10,7 @@ import pytest
 from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.simulation import Simulation
+from sla_server.simulate import figures
 from sla_server.simulate.device import DeviceModel
 from sla_server.simulate.figures import cap_history, figures_of, most_within, turns
 from sla_server.simulate.loads import Arrival, Load
@@ -17,6 +18,7 @@ from sla_server.simulate.run import MODES, GeneratedFeed, ModeRun, Plan, TraceFe
 from sla_server.simulate.setup import Contract, Stream
 from tests.support.worlds import promise, volume_class
 
+of_promise = figures._of_promise
 LOADS = (
     Load(volume="gold", iops=60, gateway="A", read_fraction=0.5),
     Load(volume="greedy", depth=16, from_s=3, gateway="B"),
@@ -188,3 +190,27 @@ def test_gateways_that_cap_whole_volumes_only_are_sent_no_caps_of_clients():
 
     run = run_mode(on_erp(length_s=10.0), "enforce", disturb)
     assert not [d for _, d in run.decisions if isinstance(d, SetCaps)]
+
+
+def test_an_agreement_keeps_its_own_mode_in_both(three):
+    """As on the server, ``control`` takes precedence over the mode."""
+    contract = plan().contract
+    watched = plan(contract=dataclasses.replace(contract, modes={"gold": "observe"}))
+    acting = plan(contract=dataclasses.replace(contract, modes={"gold": "enforce"}))
+    observed, enforced = run_mode(watched, "enforce"), run_mode(acting, "observe")
+    assert not [d for _, d in observed.decisions if isinstance(d, SetCaps)]
+    assert latencies(observed, "gold") == latencies(three["off"], "gold")
+    assert latencies(enforced, "gold") == latencies(three["enforce"], "gold")
+
+
+def test_promises_alike_have_the_same_figures_under_their_own_names(three, monkeypatch):
+    """Many agreements on one volume often promise the same: it is judged once."""
+    made = []
+    monkeypatch.setattr(figures, "_of_promise", lambda *given: made.append(given[1]) or of_promise(*given))
+    alike = [promise(slice_s=10), dataclasses.replace(promise(slice_s=10), sla="other")]
+    other = dataclasses.replace(promise(slice_s=10), sla="third", percentile=90.0)
+    contract = dataclasses.replace(plan().contract, promises=[*alike, other])
+    gold, same, third = figures_of(plan(contract=contract), three["off"], None).promises
+    assert [each.sla for each in made] == ["gold", "third"]
+    assert dataclasses.replace(same, sla="gold") == gold
+    assert (same.sla, third.percentile) == ("other", 90.0)

@@ -10,22 +10,7 @@ import pytest
 from sla_server.simulate.errors import BadSetup
 from sla_server.simulate.setup import parse_load, read_device, read_directory, read_policy
 from tests.support.agreements import calendar_text
-
-AGREEMENT = """\
-apiVersion: storage-sla/v1
-kind: SLA
-metadata: {name: gold}
-spec:
-  scope: {volumes: [gold]}
-  priority: gold
-  guarantee: {floor_iops: 60}
-  objectives:
-  - name: latency
-    indicator: {metric: latency, percentile: 95}
-    demand_curve: [{value_ms: 12}]
-    applicability: {min_ios_per_slice: 10}
-    budgeting: {method: timeslices, slice: 30s, target: 0.99}
-"""
+from tests.support.simulate import AGREEMENT
 
 
 def directory(path: Path, **files: str) -> Path:
@@ -109,6 +94,13 @@ def test_documents_of_other_kinds_are_skipped(tmp_path: Path):
     text = AGREEMENT + "---\n" + calendar_text()
     contract, _ = read_directory(directory(tmp_path, all__yaml=text))
     assert [promise.sla for promise in contract.promises] == ["gold"]
+
+
+def test_modes_of_single_agreements_are_kept_and_said(tmp_path: Path):
+    watched = AGREEMENT.replace("priority: gold", "priority: gold\n  control: observe")
+    contract, _ = read_directory(directory(tmp_path, a__yaml=watched))
+    assert contract.modes == {"gold": "observe"}
+    assert contract.notes == ["control: observe of gold: for it control only logs in both modes."]
 
 
 @pytest.mark.parametrize(

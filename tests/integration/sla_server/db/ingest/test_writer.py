@@ -99,6 +99,28 @@ def test_a_restart_knows_which_planes_were_in_the_newest_cuts(database):
     second.close()
 
 
+def test_a_plane_that_is_named_no_longer_leaves_its_streams_without_one(database):
+    """It got another name while the manager was away; stream 1 has no I/O under the new one."""
+
+    def cut_at(seq, marks, streams, of):
+        cut = make_cut(seq, start_us=T0 + seq * 1_000_000, streams=streams)
+        bits = {name: bytes([1 << row]) for name, row in of.items()}
+        return dataclasses.replace(cut, extra={"dp": marks, "of": bits})
+
+    def planes(rig):
+        rig.drain(final=True)
+        return sorted(row["planes"] for row in rig.reader.streams())
+
+    first = Rig(database.config, database.data_dir)
+    first.feed(cuts_message([cut_at(n, {"a": n, "b": n}, (1, 2), {"a": 0, "b": 1}) for n in range(1, 4)]))
+    assert planes(first) == ["a", "b"]
+    first.close()
+    second = Rig(database.config, database.data_dir)
+    second.feed(cuts_message([cut_at(4, {"c": 1, "b": 4}, (2,), {"b": 0})]))
+    assert planes(second) == ["", "b"]
+    second.close()
+
+
 def test_slots_that_get_cuts_late_are_noted(rig):
     """Of another data plane, two minutes after the others' of that time."""
     items = [make_cut(1, start_us=T0 + 120_000_000), make_cut(2, start_us=T0 + 10_000_000)]

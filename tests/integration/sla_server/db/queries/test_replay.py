@@ -28,8 +28,8 @@ from tests.support.samples import (
     record_message,
     streams_message,
 )
+from tests.support.simulate import AGREEMENT
 from tests.support.worlds import controller
-from tests.unit.sla_server.simulate.test_setup import AGREEMENT
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sla_server.db.ingest.accumulator import IngestWindow
+from sla_server.db.ingest.accumulator import IngestMemory, IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, IngestedCut
 from sla_server.db.ingest.planes import GONE_US, HOST, NOTHING, PlaneMemory, planes_text
 from tests.support.samples import EPOCH, MINUTE_US, T0, gateway, make_cut, stream
@@ -83,31 +83,60 @@ def learned(memory, *looks):
 @pytest.mark.parametrize("of", [None, {"b": [0]}], ids=["an agent of before", "rows are told"])
 def test_a_volume_that_moved_leaves_a_plane_that_does_not_come_again(of):
     memory = PlaneMemory()
-    memory.restore({stream(1): "a"})
+    memory.restore([(gateway(1), stream(1), "a")])
     looks = [(n, {"a": 1, "b": n}, of, n) for n in range(1, 9)]
     assert learned(memory, *looks) == [set(), {"a b"}, set(), set(), set(), set(), {"b"}, set()]
-    memory.restore({stream(1): "a"})
+    memory.restore([(gateway(1), stream(1), "a")])
     assert learned(memory, (9, {"a": 1, "b": 9}, of, 60)) == [{"b"}], "it was away before"
 
 
 def test_a_stream_of_two_planes_whose_cuts_take_turns_has_both():
     memory = PlaneMemory()
-    memory.restore({stream(1): "a"})
+    memory.restore([(gateway(1), stream(1), "a")])
     looks = [(n, {"a": (n + 1) // 2, "b": 1 + n // 2}, None, n) for n in range(1, 30)]
     assert [found for found in learned(memory, *looks) if found] == [{"a b"}]
 
 
 def test_a_plane_that_is_no_longer_configured_is_nobody_s():
     memory = PlaneMemory()
-    memory.restore({stream(1): "a b"})
+    memory.restore([(gateway(1), stream(1), "a b")])
     looks = [(n, {"b": n, "c": n}, {"b": [0]}, n) for n in range(1, 4)]
-    assert learned(memory, *looks) == [set(), {"b"}, set()]
+    assert learned(memory, *looks) == [{"b"}, set(), set()]
     assert learned(memory, (4, {"b": 4, "c": 4}, {"b": [0], "c": [0]}, 4)) == [{"b c"}]
+
+
+def test_a_stream_without_io_of_a_plane_with_another_name_needs_all_planes_until_it_has_io_again():
+    both, memory = {"a": [0], "c": [1]}, PlaneMemory()
+    for n in (1, 2):
+        memory.look(cut_at(n, {"a": n, "c": n}, (1, 2), both), n * SECOND_US)
+    renamed = [
+        (3, {"b": 1, "c": 3}, {"c": [0]}, (2,)),
+        (4, {"b": 2, "c": 4}, {"c": [0]}, (2,)),
+        (5, {"b": 3, "c": 5}, {"b": [0], "c": [1]}, (1, 2)),
+    ]
+    found = []
+    for seq, marks, of, rows in renamed:
+        cut = cut_at(seq, marks, rows, of)
+        streams = memory.look(cut, seq * SECOND_US).streams
+        found.append({key == stream(1): planes_text(planes) for key, planes in streams.items()})
+    assert found == [{True: ""}, {}, {True: "b"}]
+
+
+def test_a_plane_that_got_another_name_while_nothing_was_read_is_noticed_with_the_first_cut():
+    memory = PlaneMemory()
+    memory.restore(
+        [(gateway(1), stream(1), "a"), (gateway(2), stream(2), "a"), (gateway(1), stream(3), HOST)]
+    )
+    streams = memory.look(cut_at(7, {"b": 7}, (4,)), SECOND_US).streams
+    assert streams == {stream(1): None}, "planes of two gateways may have one name; the host's are its own"
+    state = memory.copy()
+    assert memory.look(cut_at(8, {"b": 8}, (4,)), SECOND_US).streams == {}
+    memory.go_back(state)
 
 
 def test_a_stream_leaves_a_plane_that_is_gone_for_a_day():
     memory = PlaneMemory()
-    memory.restore({stream(1): "a b"})
+    memory.restore([(gateway(1), stream(1), "a b")])
     day = GONE_US // SECOND_US
     looks = [
         (1, {"a": 1, "b": 1}, None, 0),
@@ -217,7 +246,21 @@ def test_a_gateway_that_was_gone_for_days_fills_slots_that_were_judged_without_i
     first, *backlog = cuts
     items = [IngestedCut(first, 0, T0 + SECOND_US), *(IngestedCut(cut, 0, now_us) for cut in backlog)]
     window.absorb(DecodedBatch(1, 1, cuts=items))
-    assert sorted((slot - T0) // MINUTE_US // 60 for slot, _ in window.late) == [25, 29, 29]
+    assert sorted((slot - T0) // MINUTE_US // 60 for slot, _ in window.late) == [10, 23, 25, 29, 29]
+
+
+@pytest.mark.parametrize(("behind_us", "wanted"), [(8 * MINUTE_US, [1, 2, 3]), (SECOND_US, [])])
+def test_what_a_gateway_sends_that_is_behind_at_a_start_may_have_been_judged_without_it(behind_us, wanted):
+    """Before the start it may have been away for more than a day, and have caught up with most of it."""
+    memory = IngestMemory(MINUTE_US)
+    memory.restore_ends({gateway(1): T0 + MINUTE_US})
+    window = IngestWindow(MINUTE_US, memory)
+    cuts = [make_cut(n, start_us=T0 + n * MINUTE_US) for n in (1, 2, 3)]
+    now_us = [c.start_unix_us + c.duration_us + behind_us for c in cuts]
+    window.absorb(
+        DecodedBatch(1, 1, cuts=[IngestedCut(c, 0, us) for c, us in zip(cuts, now_us, strict=True)])
+    )
+    assert sorted((slot - T0) // MINUTE_US for slot, _ in window.late) == wanted
 
 
 def test_a_window_sums_the_time_without_a_plane_by_slot():

@@ -83,3 +83,13 @@ def test_after_a_restart_it_stays_and_that_of_the_whole_volume_is_withdrawn() ->
     decided = made.tick(10**9, row["requested_us"] + 10**6)
     assert [r["throttle_id"] for r in rows_of(decided) if r["released_us"]] == ["t-2"]
     assert list(made.policy.layers["agreed"]) == ["erp/batch-1"]
+
+
+def test_an_agreement_that_is_only_observed_has_no_cap_in_force() -> None:
+    fed = world()
+    assert len(entries(fed.step((A, USE, 0)))) == 1
+    fed.controller.set_agreement_modes({"batch-bronze": "observe"})
+    assert entries(fed.step((A, USE, 0))) == []
+    fed.controller.set_agreement_modes({"batch-bronze": "enforce"})
+    fed.controller.set_mode("observe")
+    assert entries(fed.step((A, USE, 0))) == [("erp", "batch-1", 60.0)]

@@ -594,3 +594,19 @@ def test_what_a_gateway_uses_that_was_away_at_the_start_counts_when_it_is_back(c
     control.step([victim(Need.HOLD, r=0.8, u=0.5)], world(*both.values()), 103 * S)
     control.came_back("B")
     assert (control.start, control.ceiling, control.allowed) == (700.0, 700.0, 200.0)
+
+
+def test_all_that_are_helped_are_named_and_the_loop_ends_when_none_of_them_asks(control):
+    other = victim(r=1.5, u=2.0, name="gold2")
+    step = control.step([victim(), other], world(neighbour()), 100 * S)
+    assert control.victims == {("gold", "latency"), ("gold2", "latency")}
+    assert "; at risk, too: gold2/latency: greedy from 400" in step.text
+    assert control.step([victim(Need.IDLE), other], world(neighbour(cost=200.0)), 101 * S) == NO_STEP
+    idle = [victim(Need.IDLE), victim(Need.IDLE, name="gold2")]
+    assert control.step(idle, world(neighbour(cost=200.0)), 102 * S).reason is Reason.VICTIM_IDLE
+
+
+def test_a_promise_is_not_helped_by_a_cap_on_its_own_volume(control):
+    own = victim(r=1.5, name="greedy", priority=Priority.SILVER)
+    step = control.step([victim(), own], world(neighbour(), neighbour("batch")), 100 * S)
+    assert (control.victims, "at risk, too" in step.text) == ({("gold", "latency")}, False)

@@ -117,8 +117,12 @@ def test_a_step_lists_all_promises_that_it_helps() -> None:
     )
     late = {"gold": (60, 30.0), "gold2": (60, 30.0), "greedy": (400, 30.0)}
     rows: list[dict[str, Any]] = []
+    shown: list[list[str]] = []
     for ios in (late, late, late, late, late, {**late, "gold": (60, 2.0)}, CALM):
         rows += noted(made.step((A, ios, made.controller.policy.gateways[A].gen)))
+        shown.append(made.controller.snapshot(made.unix_us)["backends"][0]["victims"])
+    assert shown[0] == []
+    assert ["gold/latency", "gold2/latency"] in shown, "the live view names them, too"
     steps = [row for row in rows if row["kind"] in ("start", "decrease")]
     assert {row["victim"] for row in steps} == {"gold/latency"}, "one of them leads"
     assert [row["figures"]["victims"] for row in steps] == [["gold/latency", "gold2/latency"]] * len(steps)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, Cut, hist_array, missed_array
+from pmdaemon.wire.cut import COL, FAILED, IO_ANY, IO_READ, OUTSTANDING, Cut, hist_array, missed_array
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from sla_server.agreements.promise import CurveStep
 from sla_server.services.control.indicators import LineUse, mean_counts, rate_counts
@@ -78,14 +78,37 @@ def test_a_mean_latency_above_its_threshold_is_an_episode_and_asks_control_for_n
     assert not made.controller.loops.controls
 
 
-def test_one_io_that_hangs_among_fast_ones_breaks_a_mean_in_the_end() -> None:
-    made, opened = world(**MEAN), []
-    for age_s in range(30):
-        waits = {"waiting": {"gold": (1, 1000.0 * age_s)}}
-        opened += [(age_s, kind) for kind in second(made, 1000, 1.0, **waits)]
+def beside_one(made: Feeder, age_s: int, count: int = 300, took_us: int = 0) -> list[str]:
+    """I/Os of 1 ms beside a read that is outstanding for so long, or took so long; kinds of events."""
+    made.second += 1
+    each = cut(A, made.second, {"gold": (count + (took_us > 0), 1.0)}, thresholds_us=())
+    entries = [(0, OUTSTANDING + io, 0, 1000 * age_s, 0) for io in (IO_ANY, IO_READ)] if age_s else []
+    counts = {
+        "lat_sum_us": 1000 * count + took_us,
+        "arrived": count + (age_s == 1),
+        "inflight": int(age_s > 0),
+    }
+    found = _changed(dataclasses.replace(each, missed=missed_array(entries)), **counts)
+    made.controller.add_cut(found, made.unix_us, 0, False, made.now_ns)
+    return [e.kind for e in events_of(made.controller.tick(made.now_ns, made.unix_us))]
+
+
+def test_one_io_that_hangs_among_fast_ones_breaks_a_mean_when_it_breaks_slices() -> None:
+    """300 I/Os of 1 ms a second: a slice of 20 s has 6000, with one of more than 24 s a mean above 5 ms."""
+    made = world(**MEAN, slice_s=20)
+    opened = [(age_s, kind) for age_s in range(90) for kind in beside_one(made, age_s)]
     ((age_s, kind),) = opened
     assert kind == "violation-opened"
-    assert 4 < age_s < 9  # 1000 I/Os of 1 ms, and one of more than 4 s
+    assert 34 <= age_s <= 56  # a slice in which it was so old has ended, and half of the next
+
+
+def test_one_io_that_took_long_counts_once() -> None:
+    """3 s among 20 s of 100 I/Os of 1 ms a second: their mean is 2.5 ms, that of one window above 5."""
+    made, states, ages = world(**MEAN, slice_s=20), [], (*[0] * 10, 1, 2, *[0] * 8)
+    for number in range(60):
+        assert beside_one(made, ages[number % 20], 100, 3_000_000 if number % 20 == 12 else 0) == []
+        states.append(state(made))
+    assert set(states) == {"ok"}
 
 
 @pytest.mark.parametrize("terms", [IOPS, THROUGHPUT])
@@ -168,7 +191,8 @@ def test_ios_that_clients_give_up_are_slow_and_not_delivered(terms: dict[str, An
     waits = {"abandoned": {"gold": (8, 8 * 4000)}, "waiting": {"gold": (8, 900.0)}, "arrived": 80}
     kinds = [kind for _ in range(3) for kind in second(made, 60, 1.0, **waits)]
     assert kinds == ["violation-opened"]
-    mean_us, row = (60 * 1000 + 8 * 4_000_000 + 900_000) / 69, made.controller.snapshot(0)["slas"][0]
+    # What is outstanding counts when it completes, or hangs.
+    mean_us, row = (60 * 1000 + 8 * 4_000_000) / 68, made.controller.snapshot(0)["slas"][0]
     assert row["measured" if terms is MEAN else "u"] == pytest.approx(mean_us if terms is MEAN else 5, 0.01)
 
 
@@ -252,6 +276,7 @@ def line_use(**over: Any) -> LineUse:
     """One line."""
     values = {field.name: np.zeros(1) for field in dataclasses.fields(LineUse)}
     values |= {"excludes": np.ones(1, np.bool_), "covered_us": np.array([1_000_000])}
+    values |= {"stuck": np.ones(1)}
     values |= {"hist": np.zeros((1, BUCKETS), np.int32)}
     return LineUse(**(values | {name: np.array([value]) for name, value in over.items()}))
 

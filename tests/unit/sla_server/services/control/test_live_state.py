@@ -15,6 +15,7 @@ from sla_server.services.control.verdicts import NO_FIGURES, NOTHING, Signal
 from tests.support.worlds import (
     KEY,
     A,
+    B,
     Feeder,
     controller,
     cut,
@@ -104,6 +105,12 @@ class NoisyRow:
     """Windows of which some are over by chance; what a LiveState asks of its row."""
 
     idle = False
+
+    def is_partial(self, now_ns: int) -> bool:
+        return False
+
+    def breaks_slices(self) -> None:
+        return None
 
     def __init__(self, seed: int) -> None:
         self._random, self._over, self.last_piece_ns = random.Random(seed), [False] * 3, 0
@@ -381,3 +388,82 @@ def test_slowing_neighbours_down_ends_with_a_pause_as_ever():
     table = made.controller.scopes.table.windows
     assert scope.row.idle
     assert (table.count[scope.row.row], table.kept[scope.row.row]) == (0, 0)
+
+
+def two_gateways(calm_s: float = 0.0, **over) -> Feeder:
+    made = controller((promise(volumes=("gold",), **over),), mode="observe", episode_calm_s=calm_s)
+    return Feeder(made, (A, ("gold/x",)), (B, ("gold/y",)))
+
+
+def both(made: Feeder, count: int, of_a: tuple[int, float], of_b: tuple[int, float] | None) -> list[str]:
+    """Seconds in which B says something, or is silent: the kinds of events."""
+    found = []
+    for _ in range(count):
+        cuts = [(A, {"gold/x": of_a}, 0), *([(B, {"gold/y": of_b}, 0)] if of_b else [])]
+        found += [e.kind for e in events_of(made.step(*cuts)) if e.element == "sla"]
+    return found
+
+
+FAST, SLOW = (100, 2.0), (100, 30.0)
+
+
+def test_it_has_no_data_while_one_of_its_gateways_is_silent_and_says_which():
+    made = two_gateways()
+    assert both(made, 5, FAST, FAST) == []
+    assert (both(made, 3, FAST, None), state(made)) == ([], "ok")
+    assert (both(made, 10, FAST, None), state(made)) == ([], "no-data")
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert row["reason"] == f"no statistics of gateway {B[:4]} for 13 s: what the others measure is no proof"
+    made.controller.gateway_lost(B, "gone", made.now_ns)
+    assert (both(made, 3, FAST, None), state(made)) == ([], "no-data")
+    assert (both(made, 3, (0, 0.0), None), state(made)) == ([], "no-data")
+    both(made, 2, FAST, FAST)
+    assert state(made) == "ok"
+    assert made.controller.snapshot(0)["slas"][0]["reason"] == ""
+
+
+def test_the_death_of_a_gateway_closes_no_violation_that_was_seen_through_it():
+    made = two_gateways(calm_s=20)
+    kinds = both(made, 10, FAST, SLOW) + both(made, 100, FAST, None)
+    assert (kinds, state(made)) == (["violation-opened"], "no-data")
+    assert made.controller.promise_states([KEY])[KEY]["is_open"]
+    assert both(made, 20, FAST, FAST) == []
+    assert both(made, 4, FAST, FAST) == ["violation-closed"]
+
+
+def test_what_the_others_measure_can_still_break_it():
+    made = two_gateways()
+    both(made, 5, FAST, FAST)
+    assert both(made, 10, SLOW, None) == ["violation-opened"]
+    assert state(made) == "violating"
+    assert (both(made, 10, FAST, None), state(made)) == ([], "no-data")
+
+
+def test_one_that_never_spoke_is_waited_for_like_the_others():
+    made = two_gateways()
+    assert (both(made, 3, FAST, None), state(made)) == ([], "ok")
+    both(made, 3, FAST, None)
+    (row,) = made.controller.snapshot(0)["slas"]
+    assert row["state"] == "no-data"
+    assert row["reason"].startswith(f"no statistics of gateway {B[:4]} have come yet")
+
+
+def test_a_gateway_that_is_silent_for_a_day_is_no_longer_waited_for():
+    made = two_gateways()
+    both(made, 5, FAST, FAST)
+    both(made, 5, FAST, None)
+    assert state(made) == "no-data"
+    made.second += 86_400
+    both(made, 2, FAST, None)
+    assert state(made) == "ok"
+
+
+def test_a_gateway_that_was_lost_before_the_server_started_is_waited_for_too():
+    made = Feeder(controller((promise(volumes=("gold",)),), mode="observe"), (A, ("gold/x",)))
+    made.controller.gateway_away(B, "gw-b", streams(B, "gold/y"))
+    both(made, 5, FAST, None)
+    assert state(made) == "no-data"
+    assert made.controller.snapshot(0)["slas"][0]["reason"].startswith("no statistics of gateway gw-b have")
+    both(made, 2, FAST, FAST)
+    assert state(made) == "ok"
+    assert made.controller.snapshot(0)["gateways"][1]["state"] == "up"

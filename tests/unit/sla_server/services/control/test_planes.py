@@ -19,8 +19,8 @@ IDLE = (0, 0.0)
 class TwoPlanes(Feeder):
     """nbd-0 has gold, nbd-1 has other; the host has none. An agent of before does not say whose rows are."""
 
-    def __init__(self, is_old: bool = False, **over: Any) -> None:
-        made = controller((promise(**over),), (volume_class(),), "observe", episode_calm_s=0)
+    def __init__(self, is_old: bool = False, calm_s: float = 0, **over: Any) -> None:
+        made = controller((promise(**over),), (volume_class(),), "observe", episode_calm_s=calm_s)
         super().__init__(made, (A, ("gold", "other")))
         self.seq, self.is_old, self.marks = 0, is_old, {"nbd-0": 1, "nbd-1": 1}
         self.states: list[str] = []
@@ -31,15 +31,13 @@ class TwoPlanes(Feeder):
         """A cut of these planes; kinds of events of the promise."""
         self.second, self.seq = self.second + 1, self.seq + 1
         ios = {"gold": gold, "other": FAST}
-        names = [name for name, plane in zip(ios, ("nbd-0", "nbd-1"), strict=True) if plane in planes]
+        of_plane = {"nbd-0": "gold", "nbd-7": "gold", "nbd-1": "other"}
+        names = [name for name in ios if name in {of_plane[plane] for plane in planes}]
         names = [name for name in names if ios[name] != IDLE]
         self.marks |= dict.fromkeys(planes, self.seq + 1)
         extra: dict[str, Any] = {"dp": dict(self.marks)}
         if len(planes) > 1 and not self.is_old:
-            rows = {
-                plane: [name == volume for name in names]
-                for plane, volume in (("nbd-0", "gold"), ("nbd-1", "other"))
-            }
+            rows = {plane: [name == of_plane[plane] for name in names] for plane in planes}
             extra["of"] = {p: np.packbits(bits, bitorder="little").tobytes() for p, bits in rows.items()}
         each = cut(A, self.seq, {name: ios[name] for name in names}, end_s=self.second, **more)
         self.controller.add_cut(dataclasses.replace(each, extra=extra), self.unix_us, 0, False, self.now_ns)
@@ -153,7 +151,44 @@ def test_windows_of_two_gateways_do_not_wait_for_the_one_whose_plane_has_stopped
         made.second_passes(FAST, ("nbd-0", "nbd-1") if second < 5 else ("nbd-1",))
         closed.append(bool(made.controller.scopes.table.windows.version[row.row] > before))
     assert all(closed[-8:])
-    assert made.states[-1] == "ok"
+    assert made.states[-1] == "no-data"
+
+
+def test_a_promise_over_two_planes_has_no_data_while_one_of_them_has_stopped() -> None:
+    """What the other one measures is no proof; a violation that it measures is one."""
+    made = TwoPlanes(volumes=("gold", "other"))
+    for _ in range(5):
+        made.second_passes(FAST)
+    for _ in range(10):
+        assert made.second_passes(FAST, ("nbd-1",)) == []
+    assert made.told() == [("ok", 8), ("no-data", 7)]
+    assert made.reason().startswith("data plane nbd-0 of gateway")
+    made.second_passes(FAST)
+    assert (made.states[-1], made.reason()) == ("ok", "")
+
+
+def test_a_violation_of_one_plane_is_not_closed_by_what_the_other_one_measures() -> None:
+    made = TwoPlanes(calm_s=5, volumes=("gold", "other"))
+    kinds = [kind for _ in range(5) for kind in made.second_passes((900, 30.0))]
+    kinds += [kind for _ in range(60) for kind in made.second_passes(FAST, ("nbd-1",))]
+    assert kinds == ["violation-opened"]
+    assert made.told()[-1][0] == "no-data"
+    assert [kind for _ in range(8) for kind in made.second_passes(FAST)] == ["violation-closed"]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_idle_stream_of_a_plane_with_another_name_has_no_data_while_any_has_stopped(is_old: bool) -> None:
+    made = TwoPlanes(is_old)
+    for _ in range(3):
+        made.second_passes(FAST)
+    made.second_passes(IDLE)
+    made.marks["nbd-7"] = made.marks.pop("nbd-0")
+    for _ in range(10):
+        made.second_passes(IDLE, ("nbd-1", "nbd-7"))
+    assert made.states[-1] == "idle"
+    for _ in range(5):
+        made.second_passes(IDLE, ("nbd-1",))
+    assert made.states[-1] == "no-data"
 
 
 @pytest.mark.parametrize("dp", [None, 3, {}, {"nbd-0": "x", 7: 1}, {"a b": 1}])

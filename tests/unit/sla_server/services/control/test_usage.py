@@ -86,3 +86,17 @@ def test_rates_are_smoothed_and_the_last_is_kept(table):
 def test_a_volume_that_was_exported_once_and_never_used_has_no_backend_any_more() -> None:
     made = GatewayTable(A)
     assert made.backend_of("gone") == ""
+
+
+def test_two_cuts_say_how_long_their_host_waited_for_io(table):
+    found = []
+    for seq, said in enumerate(
+        [{"psi": 500_000}, {"psi": 515_000}, {}, {"psi": 9}, {"psi": "x"}, {"psi": 3}], 1
+    ):
+        take(table, dataclasses.replace(cut(A, seq, {"v": (1, 1)}, end_s=seq), extra=said))
+        found.append(table.io_waited_ratio)
+    assert found == [None, 0.015, None, None, None, None]
+    for seq, psi in ((7, 9_000_000), (8, 1)):
+        take(table, dataclasses.replace(cut(A, seq, {"v": (1, 1)}, end_s=seq), extra={"psi": psi}))
+        found.append(table.io_waited_ratio)
+    assert found[6:] == [1.0, None], "all of it; a host that was started again"

@@ -1,0 +1,106 @@
+"""Caps of groups whose volumes several planes serve: what part of a group's rates each plane has.
+
+The server divides a group between gateways, a plane shares its part between its volumes. Between the planes
+of a gateway the link divides, as the server does: by recent use, and a part by the weights of the volumes
+there. The parts follow the use, with every collection, and are sent again when one has changed by
+``LEAST_CHANGE``. After an upgrade two processes serve the volumes of a plane: they are two planes here.
+
+State: recent use of volumes that are in groups through each plane, and the parts sent last. No I/O, no clock.
+Thread: the link's loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from gateway_agent.sources.sample import Sample
+from pmdaemon.wire.cut import COL
+from pmdaemon.wire.messages.agent import RATES, CapSet
+
+BY_USE: Final = 0.8
+LEAST_CHANGE: Final = 0.2
+SMOOTHING: Final = 0.5
+FORGOTTEN: Final = 0.001
+"""Cost a second below which the use of a volume through a plane that is not collected any more is none."""
+
+Parts = Mapping[str, Mapping[str, float]]
+"""Of each plane, by its name: the part of each group."""
+
+
+class GroupShares:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self._use: dict[tuple[str, str], float] = {}  # cost a second, by plane and volume
+        self._sent: Parts = {}
+
+    def count(self, caps: CapSet | None, samples: Iterable[Sample]) -> None:
+        """Learn from what was collected what the volumes of groups use."""
+        grouped = {volume for entry in (caps.groups if caps else None) or () for volume in entry["volumes"]}
+        known = {key for key, use in self._use.items() if key[1] in grouped and use >= FORGOTTEN}
+        found = dict.fromkeys(known, 0.0)
+        for sample in samples if grouped else ():
+            found = dict.fromkeys(((sample.source, volume) for volume in grouped), 0.0) | found
+            seconds = max(sample.end_ns - sample.start_ns, 1_000_000) / 1e9
+            costs = np.asarray(sample.counters[COL["cost_milli"]]).tolist()
+            for stream, cost in zip(sample.streams, costs, strict=True):
+                if stream.volume in grouped:
+                    found[sample.source, stream.volume] += cost / 1000 / seconds
+        before = {key: self._use.get(key, use) for key, use in found.items()}
+        self._use = {key: old + SMOOTHING * (found[key] - old) for key, old in before.items()}
+
+    def parts(self, caps: CapSet, planes: Mapping[str, Collection[str]]) -> Parts:
+        """What part of each group each plane has.
+
+        Args:
+            caps: with the groups.
+            planes: volumes of each plane, by its name.
+        """
+        found: dict[str, dict[str, float]] = {name: {} for name in planes}
+        for entry in caps.groups or ():
+            weights: Mapping[str, float] = entry["volumes"]
+            here = {name: [v for v in weights if v in volumes] for name, volumes in planes.items()}
+            here = {name: volumes for name, volumes in here.items() if volumes}
+            weight = {name: sum(weights[v] for v in volumes) for name, volumes in here.items()}
+            use = {name: sum(self._used(name, v) for v in volumes) for name, volumes in here.items()}
+            total_weight, total_use = sum(weight.values()), sum(use.values())
+            for name in here:
+                part = weight[name] / total_weight
+                if total_use > 0:
+                    part = BY_USE * use[name] / total_use + (1 - BY_USE) * part
+                found[name][entry["group"]] = part
+        return found
+
+    def _used(self, name: str, volume: str) -> float:
+        """Use through a plane; of one not counted yet, maybe a former process, as through the others."""
+        others = sum(use for (_, each), use in self._use.items() if each == volume)
+        return self._use.get((name, volume), others)
+
+    def sent(self, parts: Parts) -> None:
+        """These parts are in force."""
+        self._sent = parts
+
+    def have_moved(self, parts: Parts) -> bool:
+        """Whether a part differs so much from the one in force that it should be sent."""
+        return any(
+            abs(part - self._sent.get(name, {}).get(group, 0.0)) > LEAST_CHANGE * part
+            for name, groups in parts.items()
+            for group, part in groups.items()
+        )
+
+
+def caps_of_plane(caps: CapSet, parts: Mapping[str, float]) -> CapSet:
+    """The set as one plane gets it: of each group that it has volumes of its part, of the others nothing."""
+    if not caps.groups:
+        return caps
+    groups = tuple(_scaled(entry, parts[entry["group"]]) for entry in caps.groups if entry["group"] in parts)
+    return replace(caps, groups=groups or None)
+
+
+def _scaled(entry: dict[str, Any], part: float) -> dict[str, Any]:
+    rates = {key: None if entry.get(key) is None else entry[key] * part for key in RATES}
+    return {**entry, **rates}

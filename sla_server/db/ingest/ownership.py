@@ -1,0 +1,461 @@
+"""Volume ownership in the ingest: decides claims in the queue's order, and leaves out what does not count.
+
+``take`` goes through what a batch of records announces, in the transaction that stores it: claims
+(``sla_server.ownership``) are made and changed, events say which need a person, and the batch comes back with
+the exports and streams that count. The others wait in memory, and are stored when their claim is approved (a
+RECORD row of ``volume_owners``). After a restart the pairs announce everything again, so that nothing of it
+needs to be durable; rows of cuts that were in the queue before that are stored without a volume.
+
+``screened`` leaves rows out of cuts: those of streams that wait, and those that carry the number of another
+gateway's stream (it follows from names that anyone may know). It looks at a gateway's stream column as bytes
+and only again when that changes, or some claim does: of the usual cut it is one comparison.
+
+Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
+``take`` did, with the transaction. Values inside its dicts are replaced, never changed.
+
+With ``volume_ownership = "open"`` only people's decisions are stored; nothing is left out. What is stored
+then belongs to its gateways when the mode is another one again.
+
+Thread: the writer's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, case, exists, func, select, update
+
+from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.plane_marks import rows_by_plane
+from sla_server.db import schema
+from sla_server.db.histogram_codec import Int64s
+from sla_server.db.ingest.batch import DecodedBatch
+from sla_server.db.ingest.records import Row, clean, event_row
+from sla_server.db.schema import DAY_US, HOUR_US
+from sla_server.db.upsert import upsert
+from sla_server.ownership import (
+    APPROVED,
+    CERTIFICATE,
+    PENDING,
+    REVOKED,
+    UPDATE,
+    Key,
+    Ownership,
+    VolumeClaim,
+    VolumeOwners,
+    enumerated,
+    pending_text,
+)
+
+TABLE: Final = "volume_owners"
+MOST_WAITING: Final = 16_384
+"""Streams of one gateway that wait and are not stored; a pair announces as many at once. The oldest go. Those
+that are stored always wait: their rows would count at once if they were forgotten."""
+_STREAM_ID: Final = COL["stream_id"]
+_INT_MAX: Final = (1 << 63) - 1
+_CHANGED: Final = (
+    "name", "state", "backend", "shown_backend", "decided_by", "changed_us", "version",
+)  # fmt: skip
+Bools = npt.NDArray[np.bool_]
+_State = tuple[VolumeOwners, dict[str, dict[int, Row]], dict[str, dict[str, Row]], dict[str, str], int]
+
+
+class StreamHolders:
+    """Which gateway a stream's number belongs to: arrays as of the start, and a dict of those since."""
+
+    def __init__(self, rows: Iterable[tuple[int, str]] = ()) -> None:
+        found = sorted(rows)
+        self._ids: Int64s = np.array([stream_id for stream_id, _ in found], dtype=np.int64)
+        self._gateways: list[str] = [gateway_id for _, gateway_id in found]
+        self._newer: dict[int, str] = {}
+
+    def add(self, stream_id: int, gateway_id: str) -> None:
+        """A stream was announced."""
+        self._newer[stream_id] = gateway_id
+
+    def of(self, ids: list[int]) -> list[str | None]:
+        """The gateway of each; None for one that was never announced."""
+        found: list[str | None] = [None] * len(ids)
+        if len(self._ids):
+            wanted = np.array(ids, dtype=np.int64)
+            place = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
+            for index in np.flatnonzero(self._ids[place] == wanted).tolist():
+                found[index] = self._gateways[int(place[index])]
+        return [self._newer.get(stream_id, known) for stream_id, known in zip(ids, found, strict=True)]
+
+
+class IngestOwnership:
+    """See the module. ``mode``: the setting ``volume_ownership``."""
+
+    def __init__(self, mode: Ownership) -> None:
+        self._owners = VolumeOwners(mode)
+        self._streams: dict[str, dict[int, Row]] = {}  # of a gateway, announced and waiting
+        self._exports: dict[str, dict[str, Row]] = {}  # likewise, by volume
+        self._names: dict[str, str] = {}
+        self._version = 0
+        self._holders = StreamHolders()
+        self._before: _State | None = None
+        self._kept: dict[str, tuple[bytes, Bools | None, Counter[Key]]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everything counts."""
+        return self._owners.mode == "open"
+
+    def load(self, connection: Connection) -> None:
+        """Read the table again; what waits stays."""
+        table, streams = schema.volume_owners, schema.streams
+        if not self.is_open:
+            _take_over(connection)
+        rows = connection.execute(select(table)).mappings().all()
+        claims = [VolumeClaim.of_row(dict(row)) for row in rows]
+        self._owners = self._owners.with_claims(claims)
+        self._version = max((claim.version for claim in claims), default=0)
+        if not self.is_open:
+            named = select(streams.c.stream_id, streams.c.gateway_id).where(streams.c.volume != "")
+            self._holders = StreamHolders((row[0], row[1]) for row in connection.execute(named))
+        self._block(connection)
+        self._kept = {}
+
+    def _block(self, connection: Connection, keys: Iterable[Key] | None = None) -> None:
+        """Let the stored streams of claims that were approved once wait; of ``keys``, or of all claims."""
+        table, streams = schema.volume_owners, schema.streams
+        is_of = (table.c.gateway_id == streams.c.gateway_id) & (table.c.volume == streams.c.volume)
+        columns = (streams.c.stream_id, streams.c.gateway_id, streams.c.volume, streams.c.client)
+        every = select(*columns, streams.c.backend).join(table, is_of).where(table.c.state != APPROVED)
+        asked: Iterable[Key | None] = keys if keys is not None else (None,)
+        for key in asked:
+            wanted = every
+            if key is not None:
+                wanted = every.where(table.c.volume == key[0], table.c.gateway_id == key[1])
+            for stream_id, gateway_id, volume, client, backend in connection.execute(wanted):
+                row = {"id": stream_id, "volume": volume, "client": client, "backend": backend}
+                self._streams[gateway_id] = {**self._streams.get(gateway_id, {}), stream_id: row}
+
+    # -- What is announced
+
+    def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
+        """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
+
+        Raises:
+            SQLAlchemyError: translated by the caller's ``engine.begin``.
+        """
+        decided = [row for table, row in batch.rows if table == TABLE]
+        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
+        if (self.is_open or not shows) and not decided:
+            return batch
+        self._begin()
+        changed: dict[Key, VolumeClaim] = {}
+        for header in batch.gateways:
+            self._note(changed, self._show_exports(header, now_us))
+        for header in batch.streams_seen:
+            shown = {_text(row, "volume"): _text(row, "backend") for row in _maps(header, "streams")}
+            gateway_id = _text(header, "gw")
+            found = self._show(gateway_id, shown, now_us, exports=False)
+            self._note(changed, found)
+        # Before what people decide: that is no event of ours.
+        events = list(_events(self._owners, changed.values(), now_us))
+        for row in decided:
+            self._note(changed, [self._decide(row)])
+        self._store(connection, changed)
+        self._move(connection, changed)
+        self._block(connection, [key for key, claim in changed.items() if self._may_be_stored(key, claim)])
+        upsert(connection, schema.events, events)
+        return self._admitted(batch, {(c.volume, c.gateway_id) for c in changed.values()})
+
+    def _may_be_stored(self, key: Key, claim: VolumeClaim) -> bool:
+        """Whether a claim does not count whose streams may be in SQL."""
+        known = self._before[0].of(key[0]).get(key[1]) if self._before is not None else None
+        was_approved = known is not None and known.state == APPROVED
+        return claim.state == REVOKED or (claim.state == PENDING and was_approved)
+
+    def settle(self, *, is_stored: bool) -> None:
+        """The transaction of ``take`` was committed, or not."""
+        if self._before is None:
+            return
+        if not is_stored:
+            self._owners, self._streams, self._exports, self._names, self._version = self._before
+        self._before, self._kept = None, {}
+
+    def _begin(self) -> None:
+        self._before = (self._owners, self._streams, self._exports, self._names, self._version)
+        self._owners = self._owners.copy()
+        self._streams, self._exports, self._names = (
+            dict(self._streams), dict(self._exports), dict(self._names),
+        )  # fmt: skip
+
+    @staticmethod
+    def _note(changed: dict[Key, VolumeClaim], claims: Iterable[VolumeClaim]) -> None:
+        changed.update(((claim.volume, claim.gateway_id), claim) for claim in claims)
+
+    def _show_exports(self, header: Row, now_us: int) -> list[VolumeClaim]:
+        gateway_id, name = _text(header, "gw"), _text(header, "name")
+        if not isinstance(header.get("exports"), list):
+            return []
+        self._names[gateway_id] = name
+        patterns = header.get("volumes")
+        listed = [clean(item) for item in patterns if isinstance(item, str)] if patterns else None
+        had_list = self._owners.has_list(gateway_id)
+        changed = self._owners.set_list(gateway_id, listed if isinstance(patterns, list) else None, now_us)
+        shown = {_text(row, "volume"): _text(row, "backend") for row in _maps(header, "exports")}
+        changed += self._show(gateway_id, shown, now_us, exports=True)
+        if not had_list:  # nor claims for streams that came before
+            rows = self._streams.get(gateway_id, {}).values()
+            streams = {_text(row, "volume"): _text(row, "backend") for row in rows}
+            changed += self._show(gateway_id, streams, now_us, exports=False)
+        return changed
+
+    def _show(
+        self, gateway_id: str, shown: dict[str, str], now_us: int, *, exports: bool
+    ) -> list[VolumeClaim]:
+        shown.pop("", None)
+        return self._owners.show(gateway_id, self._names.get(gateway_id, ""), shown, now_us, exports=exports)
+
+    def _decide(self, row: Row) -> VolumeClaim:
+        """A row that services asked to keep: what it does not say stays."""
+        known = self._owners.of(row["volume"]).get(row["gateway_id"])
+        claim = VolumeClaim.of_row({**(known.row() if known is not None else _NEW), **row})
+        self._owners.put(claim)
+        return claim
+
+    def _store(self, connection: Connection, changed: dict[Key, VolumeClaim]) -> None:
+        if not changed:
+            return
+        self._version += 1
+        rows = []
+        for claim in changed.values():
+            stored = replace(claim, version=self._version)
+            self._owners.put(stored)
+            rows.append(stored.row())
+        upsert(connection, schema.volume_owners, rows, set_=_CHANGED)
+
+    def _move(self, connection: Connection, changed: Mapping[Key, VolumeClaim]) -> None:
+        """Streams that are stored follow their claim to the backend it is approved for now."""
+        table, before = schema.streams, self._before[0] if self._before is not None else self._owners
+        for (volume, gateway_id), claim in changed.items():
+            known = before.of(volume).get(gateway_id)
+            if claim.state == APPROVED and known is not None and known.backend not in ("", claim.backend):
+                is_of = (table.c.gateway_id == gateway_id) & (table.c.volume == volume)
+                connection.execute(update(table).where(is_of).values(backend=claim.backend))
+
+    # -- What counts of it
+
+    def _admitted(self, batch: DecodedBatch, changed: set[Key]) -> DecodedBatch:
+        """The batch with what counts of its announcements, and of those before that were approved in it."""
+        gateways = [self._admit_exports(header) for header in batch.gateways]
+        streams_seen = [self._admit_streams(header) for header in batch.streams_seen]
+        for gateway_id in sorted({gateway_id for _volume, gateway_id in changed}):
+            # No gw: it is about its exports alone, not about the gateway's state.
+            waiting = list(self._exports.pop(gateway_id, {}).values())
+            released = self._admit_exports({"gw": gateway_id, "exports": waiting})
+            if released["exports"]:
+                gateways.append({**released, "gw": "", "name": self._names.get(gateway_id, gateway_id)})
+            streams = list(self._streams.pop(gateway_id, {}).values())
+            admitted = self._admit_streams({"gw": gateway_id, "streams": streams})
+            if admitted["streams"]:
+                streams_seen.append(admitted)
+        return replace(
+            batch, gateways=gateways, streams_seen=[h for h in streams_seen if _maps(h, "streams")]
+        )
+
+    def _admit_exports(self, header: Row) -> Row:
+        exports = header.get("exports")
+        if not isinstance(exports, list) or self.is_open:
+            return header
+        gateway_id, found, waiting = _text(header, "gw"), list[Row](), dict[str, Row]()
+        for row in _maps(header, "exports"):
+            volume = _text(row, "volume")
+            backend = self._owners.admitted(gateway_id, volume, _text(row, "backend"))
+            if backend != _text(row, "backend"):  # or it moved, and counts where it was
+                waiting[volume] = row
+            if backend is not None:
+                found.append({**row, "backend": backend})
+        self._exports[gateway_id] = waiting
+        return {**header, "exports": found}
+
+    def _admit_streams(self, header: Row) -> Row:
+        if self.is_open:
+            return header
+        gateway_id, found = _text(header, "gw"), list[Row]()
+        waiting = dict(self._streams.get(gateway_id, {}))
+        for row in _maps(header, "streams"):
+            stream_id = row.get("id")
+            if type(stream_id) is not int or not 0 <= stream_id <= _INT_MAX:
+                continue
+            backend = self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
+            waiting.pop(stream_id, None)
+            if backend is None:
+                waiting[stream_id] = row
+            else:
+                found.append({**row, "backend": backend})
+                self._holders.add(stream_id, gateway_id)
+        if len(waiting) > MOST_WAITING:
+            ids = list(waiting)
+            of = self._holders.of(ids)
+            new = [stream_id for stream_id, holder in zip(ids, of, strict=True) if holder != gateway_id]
+            for stream_id in new[: max(0, len(new) - MOST_WAITING)]:
+                del waiting[stream_id]
+        self._streams[gateway_id] = waiting
+        return {**header, "streams": found}
+
+    # -- Rows of cuts
+
+    def screened(self, batch: DecodedBatch) -> DecodedBatch:
+        """The batch without the rows of cuts that do not count; the same one if all of them do."""
+        if self.is_open or not batch.cuts:
+            return batch
+        masks = [self._mask(item.cut, batch.left_out) for item in batch.cuts]
+        if all(mask is None for mask in masks):
+            return batch
+        cuts = [
+            item if mask is None else replace(item, cut=without_rows(item.cut, mask))
+            for item, mask in zip(batch.cuts, masks, strict=True)
+        ]
+        return replace(batch, cuts=cuts, _columns=None)
+
+    def _mask(self, cut: Cut, left_out: Counter[Key]) -> Bools | None:
+        """Which rows of a cut count; None for all of them."""
+        ids = cut.counters[_STREAM_ID].tobytes()
+        known = self._kept.get(cut.gateway_id)
+        if known is None or known[0] != ids:
+            known = self._kept[cut.gateway_id] = ids, *self._look(cut)
+        if known[2]:
+            left_out.update(known[2])
+        return known[1]
+
+    def _look(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
+        """The mask of a cut's streams, and how many rows are left out; "" for those of other gateways."""
+        gateway_id, waiting = cut.gateway_id, self._streams.get(cut.gateway_id, {})
+        ids: list[int] = cut.counters[_STREAM_ID].tolist()
+        mask, counts = np.ones(len(ids), dtype=np.bool_), Counter[Key]()
+        for row, (stream_id, holder) in enumerate(zip(ids, self._holders.of(ids), strict=True)):
+            stream = waiting.get(stream_id)
+            if stream is not None:
+                counts[_text(stream, "volume"), gateway_id] += 1
+            elif holder not in (None, gateway_id):
+                counts["", gateway_id] += 1
+            mask[row] = stream is None and holder in (None, gateway_id)
+        return (None if mask.all() else mask), counts
+
+
+_NEW: Final[Mapping[str, Any]] = {"name": "", "state": APPROVED, "backend": "", "shown_backend": ""}
+
+
+def _take_over(connection: Connection) -> None:
+    """Claims for what was stored in mode ``open``: stored streams without any. As migration 0012 did."""
+    table, streams, volumes, gateways = (
+        schema.volume_owners, schema.streams, schema.volumes, schema.gateways,
+    )  # fmt: skip
+    is_of = (table.c.gateway_id == streams.c.gateway_id) & (table.c.volume == streams.c.volume)
+    same = case((streams.c.backend == volumes.c.backend, streams.c.backend))
+    found = connection.execute(
+        select(
+            streams.c.volume,
+            streams.c.gateway_id,
+            func.coalesce(func.max(gateways.c.name), streams.c.gateway_id),
+            func.coalesce(func.max(same), func.max(streams.c.backend)),
+            func.min(streams.c.first_seen_us),
+        )
+        .outerjoin(gateways, gateways.c.gateway_id == streams.c.gateway_id)
+        .outerjoin(volumes, volumes.c.volume == streams.c.volume)
+        .where(streams.c.volume != "", ~exists().where(is_of))
+        .group_by(streams.c.volume, streams.c.gateway_id)
+    ).all()
+    if not found:
+        return
+    version = connection.execute(select(func.max(table.c.version))).scalar() or 0
+    claims = [
+        VolumeClaim(
+            volume, gateway_id, name, APPROVED, backend, backend, UPDATE, seen_us, seen_us, version + 1
+        )
+        for volume, gateway_id, name, backend, seen_us in found
+    ]
+    upsert(connection, table, [claim.row() for claim in claims], set_=_CHANGED)
+
+
+def store_left_out(connection: Connection, left_out: Mapping[Key, int], now_us: int) -> None:
+    """Add rows that were left out of cuts to their claims; one event a day of those of other gateways."""
+    table = schema.volume_owners
+    for (volume, gateway_id), count in left_out.items():
+        if not volume:
+            upsert(connection, schema.events, [_foreign_event(gateway_id, now_us)])
+            continue
+        is_claim = (table.c.volume == volume) & (table.c.gateway_id == gateway_id)
+        connection.execute(update(table).where(is_claim).values(left_out=table.c.left_out + count))
+
+
+def without_rows(cut: Cut, mask: Bools) -> Cut:
+    """A cut with those of its rows alone that ``mask`` has, shape (rows,)."""
+    place = np.cumsum(mask) - 1
+    kept = []
+    for entries in (cut.hist, cut.missed):
+        chosen = entries[mask[entries["row"]]].copy()
+        chosen["row"] = place[chosen["row"]]
+        kept.append(chosen)
+    extra = cut.extra
+    if isinstance(said := extra.get("of"), dict):
+        planes = {name: _bitmap(mask, rows) for name, rows in rows_by_plane(said, len(mask)).items()}
+        extra = {**extra, "of": planes}
+    counters = np.ascontiguousarray(cut.counters[:, mask])
+    return replace(cut, counters=counters, hist=kept[0], missed=kept[1], extra=extra)
+
+
+def _bitmap(mask: Bools, rows: Int64s) -> bytes:
+    """Key ``of`` of a cut (``plane_marks``) for the rows that are left."""
+    bits = np.zeros(len(mask), dtype=np.uint8)
+    bits[rows] = 1
+    return np.packbits(bits[mask], bitorder="little").tobytes()
+
+
+def _events(owners: VolumeOwners, claims: Iterable[VolumeClaim], now_us: int) -> Iterable[Row]:
+    """One event a gateway for claims that need approval, one for those that a certificate lets it share."""
+    asking: dict[str, list[VolumeClaim]] = {}
+    shared: dict[str, list[VolumeClaim]] = {}
+    for claim in claims:
+        if claim.needs_approval:
+            asking.setdefault(claim.gateway_id, []).append(claim)
+        elif claim.decided_by == CERTIFICATE and len(owners.owners(claim.volume)) > 1:
+            shared.setdefault(claim.gateway_id, []).append(claim)
+    for found in asking.values():
+        yield _event("volume-pending", "warning", pending_text(owners, found), found, now_us)
+    for found in shared.values():
+        volumes = enumerated([claim.volume for claim in found])
+        text = f"gateway {found[0].name} shows {volumes} beside other gateways: its certificate lists it"
+        yield _event("volume-shared", "info", text, found, now_us)
+
+
+def _event(kind: str, severity: str, text: str, claims: list[VolumeClaim], now_us: int) -> Row:
+    first = claims[0]
+    volumes = [claim.volume for claim in claims]
+    details = {"gateway_id": first.gateway_id, "volumes": volumes[:100], "count": len(volumes)}
+    shown = [f"{claim.volume}/{claim.shown_backend}/{claim.state}" for claim in claims]
+    return event_row(
+        (first.gateway_id, now_us // HOUR_US, *shown), now_us, kind, severity,
+        element="gateway", subject=first.name, text=text, details=details,
+    )  # fmt: skip
+
+
+def _foreign_event(gateway_id: str, now_us: int) -> Row:
+    text = (
+        f"gateway {gateway_id} sends statistics under the numbers of another gateway's streams. They are "
+        "left out; look at its agent"
+    )
+    return event_row(
+        (gateway_id, now_us // DAY_US), now_us, "streams-foreign", "warning",
+        element="gateway", subject=gateway_id, text=text, details={"gateway_id": gateway_id},
+    )  # fmt: skip
+
+
+def _text(header: Mapping[str, Any], name: str) -> str:
+    value = header.get(name, "")
+    return clean(value) if isinstance(value, str) else ""
+
+
+def _maps(header: Mapping[str, Any], name: str) -> list[Row]:
+    value = header.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

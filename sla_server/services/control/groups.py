@@ -1,0 +1,156 @@
+"""Groups of volumes under one cap: which volumes each has, and what they are together.
+
+A group is there while a throttle caps it (``policy_manager``). Its rate is divided between the gateways that
+carry its volumes, as that of a volume is; at each gateway the data plane shares it between the volumes there,
+by weight. So a question about a group is the sum of the answers about its volumes: use, floors, gateways.
+
+State: the volumes of each group and their weights. No clock, no I/O. Changed only by the policy manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from sla_server.agreements.promise import Priority
+from sla_server.services.control.client_use import ClientUse, ClientUses
+from sla_server.services.control.sharing import NeighbourTerms
+from sla_server.services.control.targets import group_of, volume_of
+from sla_server.services.control.usage import GatewayTable, Usage
+
+MOST_VOLUMES: Final = 64
+"""Of a group, whose names all go into each message of caps: 8 KB of its 64 KiB at most."""
+MOST_GROUPS: Final = 32
+MOST_WEIGHT: Final = 1000.0
+SUMMED: Final = tuple(field for field in ClientUse._fields if field not in ("held", "inflight"))
+
+Weights = Mapping[str, float]
+
+
+class Groups:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, Weights] = {}
+
+    def set(self, group: str, weights: Weights) -> None:
+        """The group has these volumes from now on."""
+        self._weights[group] = dict(weights)
+
+    def remove(self, group: str) -> None:
+        """No throttle caps it any more."""
+        self._weights.pop(group, None)
+
+    def weights(self, group: str) -> Weights:
+        """Weight of each of its volumes; empty for a group that is not there."""
+        return self._weights.get(group, {})
+
+    def names(self) -> list[str]:
+        """Every group."""
+        return list(self._weights)
+
+    def of_volume(self, volume: str) -> str:
+        """The group that a volume is in; "" for none."""
+        return next((name for name, weights in self._weights.items() if volume in weights), "")
+
+    def at(self, group: str, table: GatewayTable) -> Weights:
+        """Those of its volumes that a gateway carries and can throttle."""
+        return {
+            volume: weight
+            for volume, weight in self.weights(group).items()
+            if volume not in table.no_groups and table.carries(volume) and table.can_throttle(volume)
+        }
+
+    def use(self, group: str, table: GatewayTable) -> ClientUse | None:
+        """What its volumes use together through a gateway; None if none of them was ever seen there."""
+        return sum_of([use for volume in self.weights(group) if (use := table.use.get(volume)) is not None])
+
+    def parts(self, group: str, tables: Mapping[str, GatewayTable]) -> dict[str, float]:
+        """Share of each of these gateways by the weights of the volumes there; one of two counts half."""
+        carried = {gateway_id: self.at(group, table) for gateway_id, table in tables.items()}
+        copies = {v: sum(v in each for each in carried.values()) for v in self.weights(group)}
+        sums = {g: sum(weight / copies[v] for v, weight in each.items()) for g, each in carried.items()}
+        total = sum(sums.values())
+        return {g: found / total for g, found in sums.items()} if total else {}
+
+
+def sum_of(uses: list[Usage]) -> ClientUse | None:
+    """Use of several volumes together."""
+    if not uses:
+        return None
+    rates = [sum(float(getattr(use, name)) for use in uses) for name in SUMMED]
+    return ClientUse._make((*rates, sum(use.held for use in uses), sum(use.inflight for use in uses)))
+
+
+def terms_of_all(volumes: Weights, terms_of: Callable[[str], NeighbourTerms]) -> NeighbourTerms:
+    """Terms of a group: the sum of the floors that agreements promise to its volumes."""
+    agreed = [found for volume in volumes if (found := terms_of(volume)).agreed]
+    return NeighbourTerms(
+        max((found.priority for found in agreed), default=Priority.BEST_EFFORT),
+        sum(found.floor_iops for found in agreed),
+        sum(found.floor_bytes_per_s for found in agreed),
+        None,
+        bool(agreed),
+    )
+
+
+class TargetAnswers:
+    """What is known of a target: of a volume or a client as the inventory says, of a group the sums.
+
+    Args:
+        groups: see ``Groups``.
+        terms_of: of a volume or a client; the others alike.
+        mean_cost_of: recent cost of its mean I/O.
+        carriers_of: gateways that carry it.
+        uses: of volumes and clients.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        terms_of: Callable[[str], NeighbourTerms],
+        mean_cost_of: Callable[[str], float],
+        carriers_of: Callable[[str], Mapping[str, GatewayTable]],
+        uses: ClientUses,
+    ) -> None:
+        self._groups, self._uses = groups, uses
+        self._terms_of, self._mean_cost_of, self._carriers_of = terms_of, mean_cost_of, carriers_of
+
+    def terms_of(self, target: str) -> NeighbourTerms:
+        """Floors that are promised to it."""
+        group = group_of(target)
+        return terms_of_all(self._groups.weights(group), self._terms_of) if group else self._terms_of(target)
+
+    def mean_cost_of(self, target: str) -> float:
+        """Recent cost of its mean I/O; of a group by the use of its volumes."""
+        if not (group := group_of(target)):
+            return self._mean_cost_of(target)
+        volumes = self._groups.weights(group)
+        used = {
+            volume: sum(
+                use.ops_per_s
+                for table in self._carriers_of(volume).values()
+                if table.state == "up" and (use := table.use.get(volume)) is not None
+            )
+            for volume in volumes
+        }
+        ops = sum(used.values())
+        if ops > 0:
+            return sum(self._mean_cost_of(volume) * each for volume, each in used.items()) / ops
+        return max(map(self._mean_cost_of, volumes), default=1.0)
+
+    def carriers_of(self, target: str) -> Mapping[str, GatewayTable]:
+        """Gateways that carry it; of a group those that carry one of its volumes."""
+        if not (group := group_of(target)):
+            return self._carriers_of(target)
+        return {g: t for volume in self._groups.weights(group) for g, t in self._carriers_of(volume).items()}
+
+    def use(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
+        """Its recent use through a gateway; None if it was never seen there."""
+        group = group_of(target)
+        return self._groups.use(group, table) if group else self._uses.of(table, target)
+
+    def volumes_of(self, target: str) -> Iterable[str]:
+        """Its volume, or those of the group."""
+        group = group_of(target)
+        return self._groups.weights(group) if group else (volume_of(target),)

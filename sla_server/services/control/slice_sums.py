@@ -1,0 +1,166 @@
+"""The slice that goes on, and the one before, of what people see: whether both break the promise.
+
+Windows see what lasts for seconds. What they cannot see breaks slices all the same: 1.33 % of failures where
+1 % may fail (a window has one or none), or writes that are slow in one half of each slice (windows without a
+read do not apply, the slice does). So the counts of the pieces are added up by slice as well. A promise is
+broken *by slices* while the former slice was bad, this one is after half of its time, and what broke it goes
+on: one of the last windows has more misses than may be, whatever the clauses say of that window alone. Once
+it is shown as violated, the first half of a slice does not end that.
+
+A slice whose first tenth was not seen is no proof: a stored one would have no data. Hangs are not in the
+sums: ``windows`` sees them. Of a mean latency an I/O that is outstanding counts in each slice with its whole
+age, as in stored ones; the pieces have what was added to it (``WindowTable.add_to_slices``), so its age so
+far goes into each new slice.
+
+State, in arrays by row of the signal table: ``now`` and ``former``, of shape (rows, columns); when the
+present slice began, from and until when it was seen (server's clock, as the cuts of gateways have it, us),
+and whether the former was bad. Changed only by the controller's one thread. Pure: no clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, mix_of
+from sla_server.services.control.promise_terms import PromiseTerms, arrays_of, copy_arrays
+
+_UNSEEN: Final = -(1 << 62)
+_UNSEEN_RATIO: Final = 0.1
+"""As slices: less than nine tenths of one say nothing."""
+_REST: Final = 7
+"""Columns behind counted and missed: of the promise's kind done, failed, offered; the mix (``pieces``)."""
+_ROUNDING: Final = 1 + 1e-9
+
+
+class SliceFigures(NamedTuple):
+    """What slices say: misses / misses allowed, the step in force; the others as in ``Signal``."""
+
+    u: float
+    threshold_us: int
+    failed_ratio: float
+    offered_iops: float
+
+
+class SliceSums:
+    """See the module. ``terms``: what the promise of each row asks; one without ``remember_us`` has none."""
+
+    def __init__(self, terms: PromiseTerms) -> None:
+        self._terms = terms
+        self._make(len(terms.r_on))
+
+    def _make(self, rows: int) -> None:
+        self.now = np.zeros((rows, 2 * self._terms.steps + _REST))
+        self.former = np.zeros_like(self.now)
+        self.begin_us, self.from_us = np.full(rows, _UNSEEN), np.full(rows, _UNSEEN)
+        self.until_us, self.was_bad = np.full(rows, _UNSEEN), np.zeros(rows, np.bool_)
+
+    def grow(self) -> None:
+        """The terms have more rows, or longer curves."""
+        old, steps = arrays_of(self), (self.now.shape[1] - _REST) // 2
+        self._make(len(self._terms.r_on))
+        copy_arrays({name: value for name, value in old.items() if value.ndim == 1}, self)
+        count = len(old["now"])
+        for name, into in (("now", self.now), ("former", self.former)):
+            new = self._terms.steps
+            into[:count, :steps] = old[name][:, :steps]
+            into[:count, new : new + steps] = old[name][:, steps : 2 * steps]
+            into[:count, -_REST:] = old[name][:, -_REST:]
+
+    def forget(self, rows: Ints) -> None:
+        """What was counted of them is of something else than what is promised now."""
+        self.begin_us[rows] = self.from_us[rows] = self.until_us[rows] = _UNSEEN
+        self.was_bad[rows] = False
+
+    def rolls(self, rows: Ints, start_us: Ints) -> Ints:
+        """Begin the slices of pieces that start then; those of the rows whose present slice is a new one."""
+        length = self._terms.remember_us[rows].astype(np.int64)
+        begin = start_us // np.maximum(length, 1) * length
+        new = np.flatnonzero((begin > self.begin_us[rows]) & (length > 0))
+        if not len(new):
+            return rows[:0]
+        found, first = np.unique(rows[new], return_index=True)
+        begin, start_us, length = begin[new[first]], start_us[new[first]], length[new[first]]
+        follows = self.begin_us[found] == begin - length
+        late_us = self.from_us[found] - self.begin_us[found]
+        is_whole = follows & (late_us <= _UNSEEN_RATIO * length)
+        self.former[found] = self.now[found]
+        self.was_bad[found] = is_whole & self._are_bad(self.former[found], found, length)
+        self.now[found] = 0.0
+        self.begin_us[found], self.from_us[found], self.until_us[found] = begin, start_us, start_us
+        return found
+
+    def carry(self, row: int, counted: Floats, missed: Floats) -> None:
+        """I/Os outstanding at the beginning of a slice count in it; both of shape (steps,)."""
+        steps = self._terms.steps
+        self.now[row, :steps] += counted
+        self.now[row, steps : 2 * steps] += missed
+
+    def add(self, rows: Ints, start_us: Ints, lines: Ints, pieces: Pieces) -> None:
+        """Add pieces ``lines``, that start then, to their slices; ``rows`` may be named several times."""
+        length = self._terms.remember_us[rows].astype(np.int64)
+        mine = np.flatnonzero((start_us >= self.begin_us[rows]) & (length > 0))
+        rows, lines = rows[mine], lines[mine]
+        parts = (pieces.done, pieces.failed, pieces.offered)
+        rest = np.stack([part[lines] for part in parts], axis=1)
+        compared = pieces.counted[lines], pieces.missed[lines]
+        sums = np.concatenate((*compared, rest, mix_of(pieces, lines)), axis=1)
+        if len(rows) and (np.bincount(rows) > 1).any():  # of several gateways
+            np.add.at(self.now, rows, sums)
+        else:
+            self.now[rows] += sums
+        self.until_us[rows] = np.maximum(self.until_us[rows], start_us[mine] + pieces.covered_us[lines])
+
+    def are_broken(self, rows: Ints, goes_on: Bools, is_shown: Bools) -> Bools:
+        """Whether promises are broken by slices, shape (rows,).
+
+        Args:
+            rows: which.
+            goes_on: whether what broke them does.
+            is_shown: whether they are shown as violated now: that ends with no slice, but in one.
+        """
+        found = self.was_bad[rows] & goes_on
+        at = np.flatnonzero(found)
+        if len(at):
+            rows = rows[at]
+            span_us = self.until_us[rows] - self.begin_us[rows]
+            is_late = span_us >= self._terms.remember_us[rows] / 2
+            is_bad = self._are_bad(self.now[rows], rows, span_us)
+            found[at] = np.where(is_late, is_bad, is_shown[at])
+        return found
+
+    def figures(self, row: int) -> SliceFigures:
+        """What both slices of a row that is broken by them say together."""
+        rows, steps = np.array([row]), self._terms.steps
+        sums = self.now[rows] + self.former[rows]
+        span_us = self.until_us[rows] - self.begin_us[rows] + self._terms.remember_us[rows]
+        offered = sums[:, 2 * steps + 2] * 1e6 / span_us
+        step = self._step(rows, offered)[0]
+        counted, missed = sums[0, step[0]], sums[0, steps + step[0]]
+        u = missed / max(counted, 1.0) / self._terms.allowed[row]
+        failed_ratio = sums[0, 2 * steps + 1] / max(counted, 1.0)
+        limit_us = int(self._terms.threshold_us[row, step[0]])
+        return SliceFigures(float(u), limit_us, float(failed_ratio), float(offered[0]))
+
+    def _step(self, rows: Ints, offered: Floats) -> tuple[Ints, Bools]:
+        """Of the demand curve, the last one above it; and whether demand is inside."""
+        fits = offered[:, None] <= self._terms.up_to[rows]
+        inside: Bools = np.asarray(fits.any(axis=1))
+        last = (self._terms.up_to[rows] >= 0).sum(axis=1) - 1
+        return np.where(inside, fits.argmax(axis=1), last), inside
+
+    def _are_bad(self, sums: Floats, rows: Ints, span_us: Ints) -> Bools:
+        """As slices are judged, hangs aside (``agreements.slices``); ``sums`` of shape (n, columns)."""
+        terms, steps, every = self._terms, self._terms.steps, np.arange(len(rows))
+        seconds = np.maximum(span_us, 1) / 1e6
+        done, failed, offered = sums[:, 2 * steps : 2 * steps + 3].T
+        completed, reads, size_bytes, sized = sums[:, -4:].T
+        step, inside = self._step(rows, offered / seconds)
+        counted, missed = sums[every, step], sums[every, steps + step]
+        applies = inside & (counted >= terms.least_iops[rows] * seconds)
+        applies &= reads >= terms.least_reads[rows] * completed
+        applies &= ~(size_bytes > terms.most_bytes[rows] * np.maximum(sized, 1.0))
+        is_lost = failed > terms.most_failed[rows] * _ROUNDING * np.maximum(done, failed)
+        found: Bools = is_lost | (applies & (missed > terms.allowed[rows] * _ROUNDING * counted))
+        return found & (counted > 0)

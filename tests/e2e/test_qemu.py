@@ -1,0 +1,99 @@
+"""A throttle group of Debian's qemu-storage-daemon through the whole server: limited, confirmed, let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway_agent import qmp
+from gateway_agent.qemu import NO_LIMITS, Limits, ThrottleGroup
+from tests.support.stage import Agent, Stage
+from tests.support.storage_daemon import StorageDaemon
+
+VOLUME = "throttle-group:gateway-a:scratch"
+AGENT = """
+[[qemu]]
+name = "store"
+socket = "{monitor}"
+[[qemu.volume]]
+name = "scratch"
+group = "tg0"
+backend = "disk-1"
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageDaemon]:
+    with StorageDaemon(tmp_path_factory.mktemp("qsd")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, daemon: StorageDaemon) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("qemu")
+    (folder / "disk").write_bytes(bytes(1 << 20))
+    with Stage(folder) as running:
+        running.start_server()
+        extra = AGENT.format(monitor=daemon.monitor)
+        running.start_agent(Agent("gateway-a", {"erp-db": str(folder / "disk")}, extra_toml=extra))
+        running.wait(running.gateways_up, "the gateway")
+        yield running
+
+
+def limits_now(daemon: StorageDaemon) -> Limits:
+    """Read past the agent, whose link is not there now."""
+
+    async def read() -> Limits:
+        client, _ = await qmp.connect(str(daemon.monitor))
+        try:
+            return ThrottleGroup("tg0").limits_in(
+                await qmp.execute(client, ThrottleGroup("tg0").read_command())
+            )
+        finally:
+            await qmp.close(client)
+
+    return asyncio.run(read())
+
+
+def monitor(stage: Stage) -> dict[str, Any]:
+    """What `gateway-agent status` shows of the daemon."""
+    said = json.loads((stage.sockets / "gateway-a" / "link.json").read_text())
+    return dict(said["qemu"]["qemu:store"])
+
+
+def iops(stage: Stage) -> int | None:
+    limit = monitor(stage)["volumes"][0]["limits"].get("iops")
+    return None if limit is None else int(limit)
+
+
+def test_a_throttle_group_is_limited_confirmed_and_let_go(stage: Stage, daemon: StorageDaemon) -> None:
+    stage.sla("throttle", "set", VOLUME, "--iops", "300", "--for", "10m", "--reason", "test")
+    stage.wait(lambda: iops(stage) == 300, "the limits, read back")
+    stage.wait(lambda: [each["state"] for each in stage.live()["throttles"]] == ["confirmed"], "the cap")
+
+    daemon.stop()
+    stage.wait(lambda: monitor(stage)["problem"] == "no QEMU process listens there", "the daemon, missed")
+    daemon.start()
+    stage.wait(lambda: iops(stage) == 300, "the limits of the new daemon")
+
+    (agent,) = stage.running("gateway-a")
+    stage.stop("gateway-a", agent)
+    assert limits_now(daemon) == NO_LIMITS
+
+
+def test_nothing_is_promised_of_a_throttle_group(stage: Stage) -> None:
+    path = stage.folder / "promise.yaml"
+    path.write_text(
+        "apiVersion: storage-sla/v1\nkind: SLA\nmetadata: {name: scratch-mean}\nspec:\n"
+        f"  scope: {{clients: ['*'], volumes: ['{VOLUME}'], io: any}}\n  priority: gold\n  objectives:\n"
+        "  - name: mean\n    indicator: {metric: mean_latency}\n"
+        "    demand_curve:\n    - {up_to_iops: 150, value_ms: 10}\n"
+        "    budgeting: {method: timeslices, slice: 10s, target: 0.95}\n"
+    )
+    refused = stage.sla("apply", "-f", str(path), check=False)
+    assert refused.returncode != 0
+    assert "QEMU counts nothing of a throttle group" in " ".join((refused.stdout + refused.stderr).split())
