@@ -10,7 +10,8 @@ four limits: reads a second, writes a second, bytes read a second, bytes written
 What the kernel does not do: it knows no latency of a group. In v1 writes of the page cache count for the
 root, not for the group that made them, and a limit does not hold for the groups within the group. From Linux
 6.10 on, v1 counts a device from the moment the first limit on it is written; so one is taken away there that
-is not there, before anything is counted. ``dm`` and ``md`` devices are limited at their own level; a limit on the device below them would hold back all its users.
+is not there, before anything is counted. ``dm`` and ``md`` devices are limited at their own level; a limit on
+the device below them would hold back all its users.
 
 Nothing here has state but the paths. Thread: any; each call reads or writes some small files.
 
