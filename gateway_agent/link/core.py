@@ -25,7 +25,7 @@ from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import PlaneLost, ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts, Severity
-from gateway_agent.link.caps import LeasedCaps, ThresholdStore
+from gateway_agent.link.caps import KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
@@ -90,6 +90,7 @@ class LinkCore:
         enforcers: Sequence[Enforcer] = (),
         qemu: Sequence[QemuClient] = (),
         waited_us: Callable[[], int | None] = lambda: None,
+        kept_caps: KeptCaps | None = None,
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -111,7 +112,7 @@ class LinkCore:
             *(client.enforcer for client in qemu),
             *enforcers,
         ]
-        self._caps = LeasedCaps(self._enforcers)
+        self._caps = LeasedCaps(self._enforcers, kept_caps)
         self._collection = CollectionRound(self._sources)
         self._cut_spooler = CutSpooler(
             facts.gateway_id, facts.epoch, spool, stream_names, self._sources, waited_us
@@ -128,6 +129,7 @@ class LinkCore:
         self._collected_ns = self._received_ns = clock.monotonic_ns()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns
         self.on_planes_changed: Callable[[], None] = lambda: None
+        self._caps.resume(self._collected_ns)
         if spool.damaged:
             text = (
                 f"{spool.damaged} cuts in the spool were damaged and are lost; their time is no-data. "

@@ -10,7 +10,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.session import SessionState
-from tests.support.link import EPOCH, Bench, FakePlane, caps, thresholds, welcome
+from tests.support.link import EPOCH, Bench, FakeEnforcer, FakePlane, caps, thresholds, welcome
 
 
 @pytest.fixture
@@ -231,6 +231,25 @@ def test_a_plane_that_comes_back_gets_caps_for_the_rest_of_their_lease_and_thres
     plane.commands.clear()
     bench.connect_plane(plane)
     assert Kind.DP_CAPS not in dict(plane.commands)
+
+
+def test_caps_outlive_the_link_at_control_groups_too_and_a_wall_clock_that_is_set(tmp_path, plane):
+    first, second = (FakeEnforcer(frozenset({"vol-2"}), "cgroup") for _ in range(2))
+    bench = Bench(tmp_path, plane, enforcers=[first])
+    bench.connect_server()
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7, volume="vol-2"))
+    bench.pass_time(10)
+    bench.clock.step_wall(86_400)
+    plane.commands.clear()
+    restarted = Bench(tmp_path, plane, epoch=43, enforcers=[second])  # no server is there
+    assert [(each.gen, *each.volumes) for each in second.sets] == [(7, "vol-2")]
+    assert (second.leases_us, dict(plane.commands)[Kind.DP_CAPS]["lease_us"]) == ([20_000_000], 20_000_000)
+    restarted.clock.step_wall(-200_000)
+    restarted.pass_time(19.9)
+    assert (second.lapses, restarted.core.caps_in_force) == (0, (7, pytest.approx(0.1)))
+    restarted.pass_time(0.1)
+    assert (second.lapses, restarted.core.caps_in_force) == (1, None)
 
 
 def test_thresholds_in_force_already_are_acknowledged_and_nothing_else(bench, plane, monkeypatch):
