@@ -38,6 +38,7 @@ from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.client_rates import NO_CLIENTS, ClientRates
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.fair_order import FairOrder
+from gateway_agent.nbd.farewell import UpstreamFarewell
 from gateway_agent.nbd.groups import CONTENDED_NS, VolumeGroup, VolumeGroupCap
 from gateway_agent.nbd.ledger import ChangeLedger, OtherProcess
 from gateway_agent.nbd.loop import EventLoop
@@ -263,6 +264,7 @@ class PlaneContext:
         payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
         tls_engine: for handshakes with upstreams.
         other: whether ledgers can be believed.
+        farewells: connections to upstreams that end.
     """
 
     loop: EventLoop
@@ -273,6 +275,7 @@ class PlaneContext:
     reply_memory: MemoryBudget
     tls_engine: TlsEngine | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
+    farewells: set[UpstreamFarewell] = field(default_factory=set)
 
 
 @dataclass(eq=False, slots=True)

@@ -49,8 +49,10 @@ def test_disc_closes_both_sides_when_all_is_answered_and_not_before(pair):
     pair.answer(b"b" * 32)
     assert pair.session.is_closed
     assert pair.near.is_closed
-    assert pair.far.is_closed
     assert bytes(pair.far.sent)[28:] == p.request(p.Cmd.DISC, 0, 0, 0)
+    assert not pair.far.is_closed, "the upstream closes first"
+    pair.end(pair.far)
+    assert pair.far.is_closed
     assert replies(pair.near.sent, {1: 64})[0][2] == b"a" * 32 + b"b" * 32
     assert pair.stream.sessions == []
 
