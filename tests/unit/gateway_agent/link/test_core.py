@@ -495,6 +495,29 @@ def test_a_plane_that_is_added_is_collected_from_and_its_exports_are_registered(
     assert added.cap_gen == 7
 
 
+def test_a_plane_that_was_not_there_when_it_was_removed_and_comes_back_repeats_nothing(tmp_path):
+    clock = FakeClock()
+    plane, other = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))
+    bench = Bench(tmp_path, plane, other)
+    bench.connect_server()
+    plane.io(reads=3)
+    bench.poll(start=(EPOCH, 1))
+    del bench.fakes["nbd-0"]
+    bench.core.plane_lost("nbd-0", "it is stopped")
+    bench.core.replan({"nbd-1": ["vol-2"]})
+    bench.pass_time(1)
+    bench.poll(start=(EPOCH, 2))
+    assert "nbd-0" not in bench.spool.marks
+    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]})
+    bench.fakes["nbd-0"] = plane
+    bench.connect_plane(plane)
+    plane.io(reads=4)
+    for _ in range(3):
+        bench.pass_time(1)
+        bench.poll(start=(EPOCH, 3))
+    assert bench.server.reads() == 7
+
+
 def test_a_plane_that_is_removed_hands_over_its_last_counts_and_is_forgotten(tmp_path):
     clock = FakeClock()
     stays, goes = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))
