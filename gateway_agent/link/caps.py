@@ -39,8 +39,8 @@ log = structlog.get_logger("caps")
 ANSWER_BYTES: Final = 60_000
 """Of the names in an answer, whose header holds 64 KiB; a set of caps may name more."""
 KEPT_WITHIN_NS: Final = 500_000_000
-"""How far the end of a lease in the file may be behind the true one, so that frequent polls write seldom. A set
-may end so much early behind a restart, never late."""
+"""How far the end of a lease in the file may be behind the true one, so that frequent polls write seldom. A
+set may end so much early behind a restart, never late."""
 
 
 class KeptSet(NamedTuple):
@@ -135,7 +135,7 @@ class LeasedCaps:
         self._shares = GroupShares()
 
     def resume(self, now_ns: int) -> None:
-        """At the start: put the set in force again that the link before has left, for the rest of its lease."""
+        """At the start: put in force what the link before has left, for the rest of its lease."""
         found = self._kept.load()
         if found is None:
             self._kept.forget()

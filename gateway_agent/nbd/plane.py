@@ -156,7 +156,7 @@ class Plane:
             self._drain()
 
     def _drain(self) -> None:
-        """Let the link spool what was counted, which closes the connection when it has all; and upstreams end."""
+        """Let the link spool what was counted, until it closes the connection; let upstreams end."""
         now_ns = self._clock.monotonic_ns()
         self._finish_counts(now_ns)
         end_ns = now_ns + DRAIN_LIMIT_NS

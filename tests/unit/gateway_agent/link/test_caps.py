@@ -1,4 +1,4 @@
-"""The caps in force as the link holds them and leaves them to the next one; the threshold set that outlives it."""
+"""The caps in force as the link holds them and leaves them to the next one, and the threshold set."""
 
 from pathlib import Path
 
