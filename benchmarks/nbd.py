@@ -104,6 +104,7 @@ def _start(bench: Bench, stack: ExitStack) -> None:
     image = folder / "image"
     image.write_bytes(os.urandom(1 << 20) * SIZE_MIB)
     certificates = NbdAuthority(folder / "pki").issue("server", "bench", "127.0.0.1")
+    (folder / "run").mkdir(mode=0o700)  # the agent's parent makes it, which does not run here
     (folder / "agent.toml").write_text(_agent_toml(folder, bench.tls_ports["tls"], certificates))
 
     def start(is_ready: Callable[[], bool], *command: str) -> int:

@@ -10,8 +10,9 @@ Each collection counts and divides again. Limits are read back after they were w
 when every group shows its limits. A group that is not there does no I/O; it gets its limits when it comes.
 
 The kernel knows no lease, and its limits outlive this process. So they are taken away when the lease ends,
-when the link starts, which finds what a killed one has left, and by the agent's parent at its stop
-(``gateway-agent release`` does the same where no agent starts again). Static caps hold while the agent runs.
+when a link starts behind one that was killed and finds no lease that still runs (``link.caps.KeptCaps``), and
+by the agent's parent at its stop (``gateway-agent release`` does the same where no agent starts again).
+Static caps hold while the agent runs.
 
 Thread: the link's loop only.
 """

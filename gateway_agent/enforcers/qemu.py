@@ -5,9 +5,10 @@ one of bytes (``base.without_cost``). Limits are set in one request that ends wi
 answer proves the generation. A drive or group that is not there does no I/O; it gets its limits when it
 comes. Each collection reads the limits again: what another program has changed is set again.
 
-QEMU knows no lease, and its limits outlive this process. So they are taken away when the lease ends, when the
-link starts, which finds what a killed one has left, and by the agent's parent at its stop (``gateway-agent
-release`` does the same where no agent starts again). Static caps hold while the agent runs.
+QEMU knows no lease, and its limits outlive this process. So they are taken away when the lease ends, when a
+link starts behind one that was killed and finds no lease that still runs (``link.caps.KeptCaps``), and by the
+agent's parent at its stop (``gateway-agent release`` does the same where no agent starts again). Static caps
+hold while the agent runs.
 
 What a limit does not hold: reads of holes that an NBD export of qemu-storage-daemon answers from the block
 status, without a read.

@@ -1,11 +1,11 @@
 """What the server has put in force here: caps with their lease, and the threshold set.
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
-comes back gets it at once, *if its lease still runs* and only for what is left of it. A link that was
-restarted knows no set: the planes still hold theirs, the server sends it again on registration, and renewals
-are passed on meanwhile. CAPS_ACK is due when every reachable enforcer has proved that it took the set (see
-``enforcers.base``). Caps of volumes that no enforcer has, or of their clients, are refused by the volume's
-name: nothing here can slow them.
+comes back gets it at once, *if its lease still runs* and only for what is left of it. Control groups and QEMU
+know no lease: their limits are what the link says. So the set outlives the link (``KeptCaps``): the next one
+puts it in force again for what is left of the lease, also while the server is away. CAPS_ACK is due when
+every reachable enforcer has proved that it took the set (see ``enforcers.base``). Caps of volumes that no
+enforcer has, or of their clients, are refused by the volume's name: nothing here can slow them.
 
 The threshold set is kept in ``state_dir/thresholds.json``: planes that come up before the server is reached
 again count against it. A file that cannot be written or read costs little: the server sends the set on
@@ -16,9 +16,10 @@ Thread: the link's loop only; time comes as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -28,6 +29,7 @@ from gateway_agent.link import state_files
 from gateway_agent.link.group_shares import GroupShares, caps_of_plane
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import MalformedFrame
+from pmdaemon.runtime.clock import boot_id, boot_ns
 from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet, Thresholds
 
 ONLY_OBSERVES: Final = (
@@ -36,23 +38,118 @@ ONLY_OBSERVES: Final = (
 log = structlog.get_logger("caps")
 ANSWER_BYTES: Final = 60_000
 """Of the names in an answer, whose header holds 64 KiB; a set of caps may name more."""
+KEPT_WITHIN_NS: Final = 500_000_000
+"""How far the end of a lease in the file may be behind the true one, so that frequent polls write seldom. A
+set may end so much early behind a restart, never late."""
+
+
+class KeptSet(NamedTuple):
+    """A set of caps, and what is left of its lease."""
+
+    caps: CapSet
+    left_ns: int
+
+
+class KeptCaps:
+    """The set in force and the end of its lease, in ``state_dir/caps.json``, for the link that comes next.
+
+    The end is a time since boot, beside the id of the boot: a wall clock that is set makes no lease longer or
+    shorter, and a machine that was asleep has slept through it. What another boot has left is forgotten: its
+    control groups and QEMU processes are gone, and the server sends a set with the first session.
+
+    Durability: content and name survive the death of the process; a power cut is another boot.
+
+    Args:
+        path: None keeps nothing.
+        boot_ns: time since boot.
+        boot_id: of this boot; without one nothing is kept.
+    """
+
+    def __init__(
+        self, path: Path | None, boot_ns: Callable[[], int] = boot_ns, boot_id: Callable[[], str] = boot_id
+    ) -> None:
+        self._boot_ns = boot_ns
+        self._boot_id = boot_id() if path is not None else ""
+        self._path = path if self._boot_id else None
+        self._end_ns: int | None = None
+        self._problem = ""
+
+    def load(self) -> KeptSet | None:
+        """What the link before has left; None if its lease has ended, or there is none."""
+        if self._path is None:
+            return None
+        try:
+            value = state_files.read_json(self._path, "A new one is begun")
+            if not isinstance(value, dict) or value.get("boot_id") != self._boot_id:
+                return None
+            header, end_ns = value.get("caps"), value.get("end_boot_ns")
+            caps = CapSet.parse(header if isinstance(header, dict) else {})
+        except (StateFileBroken, MalformedFrame) as exc:
+            log.error("caps-forgotten", problem=str(exc))
+            return None
+        left_ns = end_ns - self._boot_ns() if type(end_ns) is int else 0
+        if not 0 < left_ns <= caps.lease_us * 1000:
+            return None
+        self._end_ns = end_ns
+        return KeptSet(caps, left_ns)
+
+    def store(self, caps: CapSet, left_ns: int) -> None:
+        """Keep a set, or the later end of its lease. One that cannot be written is kept in no older form."""
+        if self._path is None:
+            return
+        end_ns = self._boot_ns() + left_ns
+        value = {"boot_id": self._boot_id, "end_boot_ns": end_ns, "caps": caps.header()}
+        try:
+            state_files.write_json(self._path, value, synced=False)
+            problem = ""
+        except OSError as exc:
+            problem = str(exc)
+            self.forget()
+        self._end_ns = end_ns if not problem else None
+        if problem and problem != self._problem:
+            log.warning("caps-not-kept", problem=problem)
+        self._problem = problem
+
+    def renewed(self, caps: CapSet, left_ns: int) -> None:
+        """The lease of the set that is stored ends later."""
+        if self._end_ns is None or self._boot_ns() + left_ns - self._end_ns >= KEPT_WITHIN_NS:
+            self.store(caps, left_ns)
+
+    def forget(self) -> None:
+        """No set is in force."""
+        self._end_ns = None
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
 
 class LeasedCaps:
     """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is due."""
 
-    def __init__(self, enforcers: Sequence[Enforcer]) -> None:
+    def __init__(self, enforcers: Sequence[Enforcer], kept: KeptCaps | None = None) -> None:
         self._enforcers = enforcers
+        self._kept = kept or KeptCaps(None)
         self._caps: CapSet | None = None
         self._lease_end_ns = 0
         self._ack_due = False
         self._shares = GroupShares()
+
+    def resume(self, now_ns: int) -> None:
+        """At the start: put in force what the link before has left, for the rest of its lease."""
+        found = self._kept.load()
+        if found is None:
+            self._kept.forget()
+            return
+        self._caps, self._lease_end_ns = found.caps, now_ns + found.left_ns
+        log.info("caps-resumed", gen=found.caps.gen, lease_left_s=round(found.left_ns / 1e9, 1))
+        self._hand_over(found.caps, found.left_ns // 1000)
 
     def replace(self, caps: CapSet, now_ns: int) -> None:
         """The server sent a set: hand it to every enforcer that is reachable."""
         self._caps = caps
         self._lease_end_ns = now_ns + caps.lease_us * 1000
         self._ack_due = True
+        self._kept.store(caps, caps.lease_us * 1000)  # before it holds: no older one comes back
         self._hand_over(caps, caps.lease_us)
 
     def _hand_over(self, caps: CapSet, lease_us: int) -> None:
@@ -89,6 +186,7 @@ class LeasedCaps:
         """The server renewed the lease of all caps."""
         if self._caps is not None:
             self._lease_end_ns = now_ns + self._caps.lease_us * 1000
+            self._kept.renewed(self._caps, self._caps.lease_us * 1000)
         for enforcer in self._enforcers:
             enforcer.renew_lease()
 
@@ -112,6 +210,7 @@ class LeasedCaps:
         if end_ns is None or now_ns < end_ns:
             return None
         lapsed, self._caps, self._ack_due = self._caps, None, False
+        self._kept.forget()
         for enforcer in self._enforcers:
             enforcer.lapsed()
         return lapsed

@@ -25,7 +25,7 @@ from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import PlaneLost, ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts, Severity
-from gateway_agent.link.caps import LeasedCaps, ThresholdStore
+from gateway_agent.link.caps import KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
@@ -73,7 +73,8 @@ class LinkCore:
 
     State: the interval, the polls that wait for the running collection, whether another must follow it, the
     planes known as stalled, those that leave for good and those of them that have handed over to another
-    process (``_former``, and what the spool has of them), the newest reload reported, and the times of the
+    process (``_former``, and what the spool has of them), what the spool has of planes that were forgotten
+    (they may come back with the cut that they repeat), the newest reload reported, and the times of the
     last collection, of the last poll and of the server's last bytes.
     """
 
@@ -90,6 +91,7 @@ class LinkCore:
         enforcers: Sequence[Enforcer] = (),
         qemu: Sequence[QemuClient] = (),
         waited_us: Callable[[], int | None] = lambda: None,
+        kept_caps: KeptCaps | None = None,
     ) -> None:
         self._facts = facts
         self._spool = spool
@@ -111,7 +113,7 @@ class LinkCore:
             *(client.enforcer for client in qemu),
             *enforcers,
         ]
-        self._caps = LeasedCaps(self._enforcers)
+        self._caps = LeasedCaps(self._enforcers, kept_caps)
         self._collection = CollectionRound(self._sources)
         self._cut_spooler = CutSpooler(
             facts.gateway_id, facts.epoch, spool, stream_names, self._sources, waited_us
@@ -123,11 +125,13 @@ class LinkCore:
         self._leaving: set[str] = set()
         self._former: set[str] = set()
         self._former_marks: dict[str, int] = {}
+        self._forgotten_marks: dict[str, int] = {}
         self._reload_number: int | None = None
         self.polled_unix_us: int | None = None
         self._collected_ns = self._received_ns = clock.monotonic_ns()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns
         self.on_planes_changed: Callable[[], None] = lambda: None
+        self._caps.resume(self._collected_ns)
         if spool.damaged:
             text = (
                 f"{spool.damaged} cuts in the spool were damaged and are lost; their time is no-data. "
@@ -163,7 +167,8 @@ class LinkCore:
         """
         for name, volumes in wanted.items():
             if name not in self.planes:
-                self._add_plane(PlaneClient(name, self._spool.marks.get(name, 0)))
+                mark = self._spool.marks.get(name, self._forgotten_marks.pop(name, 0))
+                self._add_plane(PlaneClient(name, mark))
             self._leaving.discard(name)
             self.planes[name].enforcer.configure(frozenset(volumes))
         for name in self.planes.keys() - wanted.keys() - self._former:
@@ -208,6 +213,8 @@ class LinkCore:
     def _forget_plane(self, name: str) -> None:
         plane = self.planes.pop(name)
         self._leaving.discard(name)
+        if name not in self._former:  # no process is called so again
+            self._forgotten_marks[name] = plane.source.mark
         self._former.discard(name)
         self._sources.remove(plane.source)
         self._enforcers.remove(plane.enforcer)

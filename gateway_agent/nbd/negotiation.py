@@ -259,7 +259,7 @@ class Negotiation:
         self._do(self._handshake_reply(facts))
         if self._has_ended:  # the client left meanwhile
             if upstream is not None:
-                upstream.close()
+                upstream.leave(self._loop)
             return
         stream = self._stream
         stream.connection_made(self._loop.clock.monotonic_ns())

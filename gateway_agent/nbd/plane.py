@@ -103,6 +103,7 @@ class Plane:
         memory = MemoryBudget(self._loop), MemoryBudget(self._loop)
         self._tls_engine = TlsEngine(self._loop)
         context = PlaneContext(self._loop, self._clock, cuts, scratch, *memory, self._tls_engine)
+        self._context = context
         self._other = context.other
         self._other.may_serve = inherited is not None or has_former(config.control_socket)
         self._cuts = cuts
@@ -155,13 +156,18 @@ class Plane:
             self._drain()
 
     def _drain(self) -> None:
-        """Let the link spool what was counted; it closes the connection when it has all."""
+        """Let the link spool what was counted, until it closes the connection; let upstreams end."""
         now_ns = self._clock.monotonic_ns()
         self._finish_counts(now_ns)
         end_ns = now_ns + DRAIN_LIMIT_NS
-        self._loop.at("drain", end_ns, lambda _now_ns: log.warning("link-does-not-collect"))
-        while self._control.has_link and self._clock.monotonic_ns() < end_ns:
+        self._loop.at("drain", end_ns, self._drained_too_long)
+        farewells = self._context.farewells
+        while (self._control.has_link or farewells) and self._clock.monotonic_ns() < end_ns:
             self._loop.step()
+
+    def _drained_too_long(self, _now_ns: int) -> None:
+        if self._control.has_link:
+            log.warning("link-does-not-collect")
 
     def _finish_counts(self, now_ns: int) -> None:
         self._is_stopping = True
@@ -250,7 +256,7 @@ class Plane:
             for volume in self._exports.volumes.values():
                 for session in tuple(volume.sessions):
                     session.drain(moves=True)
-        if self.connections or len(self._negotiations):
+        if self.connections or len(self._negotiations) or self._context.farewells:
             self._loop.at("leaving", now_ns + LEAVING_CHECK_NS, self._let_clients_go)
         else:
             self._finish_counts(now_ns)
@@ -503,6 +509,8 @@ class Plane:
     def close(self) -> None:
         """Close every connection, file and socket; remove the socket files."""
         self._end_clients()
+        for farewell in tuple(self._context.farewells):
+            farewell.close()
         self._tls_engine.stop()
         self._control.close()
         unlink_own(self._control_address)

@@ -6,8 +6,9 @@ that has none. A batch is whatever one receive brings: tens of requests go out i
 come back in one. A block status of an upstream that knows none is answered here: all of it is data.
 
 Ways this ends:
-    the client says DISC, everything is answered   DISC to the upstream, both closed
-    the client goes away                           both closed; requests under way are forgotten
+    the client says DISC, everything is answered   DISC to the upstream, which closes (``farewell``)
+    the client goes away                           requests under way are forgotten; when the upstream has
+                                                   answered them: DISC to it
     the upstream goes away                         between replies: each request under way or held is answered
                                                    EIO, then the connection is ended; within a reply: ended at
                                                    once (its rest would be garbage). Counted as errors;
@@ -26,7 +27,6 @@ answered is asked again on another connection, the rest waits. Only if that can 
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from typing import Final
 
@@ -35,6 +35,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import ARRIVED, COMMAND, COOKIE, END, LENGTH, Finished, Request
 from gateway_agent.nbd.chunks import MOST_HEAD_BYTES, ChunkReader
+from gateway_agent.nbd.farewell import OwedAnswers, UpstreamFarewell
 from gateway_agent.nbd.limits import KIND_FLUSH, Pending
 from gateway_agent.nbd.loop import GONE, IN, OUT
 from gateway_agent.nbd.replies import (
@@ -91,11 +92,13 @@ class ProxySession(NbdSession):
         self._local: list[bytes] = []  # our own replies, waiting for a boundary
         self._opening: UpstreamOpening | None = None
         self._is_away = False  # the upstream has gone and may come back
+        self._is_lost = False  # it has gone, or cannot be trusted
         self._use(upstream)
 
     def _use(self, upstream: Upstream) -> None:
         """Go on with this connection."""
         self._upstream = upstream
+        self._is_lost = False
         self._up = upstream.sock
         self._up_fd = upstream.sock.fileno()
         self._reader = self._reader_of(upstream)
@@ -267,6 +270,7 @@ class ProxySession(NbdSession):
         may_return = self._may_return(is_back=False)
         self._warn("upstream-gone", UpstreamError(self._upstream.plan.uri, problem), may_return)
         self._want_upstream(0)
+        self._is_lost = True
         self._upstream.close()
         if may_return:
             self._await_return()
@@ -364,10 +368,10 @@ class ProxySession(NbdSession):
         before, agreed = self._upstream, upstream.agreed
         is_same = facts == before.facts and agreed.structured == before.agreed.structured
         if not is_same or (agreed.context_id is None) != (before.agreed.context_id is None):
-            upstream.close()
+            upstream.leave(self._context.loop)
             self._give_up("it came back with another size, other flags or other block sizes")
         elif not self._may_return(is_back=True):
-            upstream.close()
+            upstream.leave(self._context.loop)
             self._give_up("the volume was changed meanwhile, and no flush came behind that")
         else:
             self._go_on(upstream)
@@ -413,6 +417,7 @@ class ProxySession(NbdSession):
 
     def _on_failure(self, exc: Exception) -> None:
         # A reply that nobody asked for, or a bug: nothing that follows on this connection can be trusted.
+        self._is_lost = True
         if not self.is_closed and not self._ending:
             self._fail_all(p.EIO, can_reply=False)
         self.close(str(exc))
@@ -420,11 +425,21 @@ class ProxySession(NbdSession):
     def _release_storage(self) -> None:
         self._want_upstream(0)
         self._stop_waiting()
+        if self._is_lost:
+            self._upstream.close()
+            self._forget_changes()
+            return
+        # Within a request DISC would become the end of a torn write's payload.
+        is_whole = self.requests.is_drained and not self._again
+        words = p.request(p.Cmd.DISC, 0, 0, 0) if is_whole else b""
+        owed = OwedAnswers(self._reader, self.inflight, self._partial_header, self._forget_changes)
+        context = self._context
+        farewell = UpstreamFarewell(context.loop, self._up, words, owed, context.farewells.discard)
+        if not farewell.is_closed:
+            context.farewells.add(farewell)
+
+    def _forget_changes(self) -> None:
+        """Of this session nothing is under way any more."""
         self._forget_asked()
         if not self._facts.flags & p.TX_READ_ONLY and not self._is_counted:
             self._volume.ledger_of(self._upstream.plan.uri).uncounted(-1)
-        # Else DISC would become the end of a torn write's payload.
-        if self.requests.is_drained and not self._again:
-            with contextlib.suppress(OSError):
-                self._up.send(p.request(p.Cmd.DISC, 0, 0, 0))
-        self._upstream.close()

@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway_agent.errors import GatewayError, UpstreamError
 from gateway_agent.nbd import protocol as p
+from gateway_agent.nbd.farewell import UpstreamFarewell
 from gateway_agent.nbd.handshake import HandshakeState
 from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
@@ -60,8 +61,12 @@ class Upstream:
     facts: ExportFacts
     plan: UpstreamPlan
 
+    def leave(self, loop: EventLoop) -> None:
+        """It is not needed: nothing was asked on it."""
+        UpstreamFarewell(loop, self.sock, p.request(p.Cmd.DISC, 0, 0, 0))
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, which the upstream has ended or which cannot be trusted."""
         with contextlib.suppress(OSError):
             self.sock.close()
 
@@ -170,9 +175,7 @@ class UpstreamOpening:
         self._end()
         made: Upstream | None = Upstream(sock, handshake.agreed, facts, self._plan)
         if not self._will_transmit:
-            with contextlib.suppress(OSError):
-                sock.send(handshake.farewell)
-            sock.close()
+            UpstreamFarewell(self._loop, sock, handshake.farewell)
             made = None
         self._on_ready(made, facts)
 

@@ -8,7 +8,11 @@ others go on. A volume of a group waits for the group's rates, too (``groups``),
 A request that is large against the rate is paid for in parts while others use the volume, or its group:
 parts of 20 ms of the rate, in turn with the requests of the others, and it passes with the last part. Paid
 for behind its passing it would hold all others for as long as its size takes. While no other uses the volume
-it passes at once, and what follows waits.
+it passes at once with its first part, and the others are its connection's *debt*, however large: what this
+connection asks for next waits until they are paid, and they take turns with the requests of connections that
+come meanwhile. So four GiB of zeroes under a low cap hold up their own connection alone. There is at most one
+debt of a volume: while one is paid, a large request of another connection is paid for before it passes.
+A debt stays when its connection is closed.
 
 The rate always holds, whatever waits (ADR 15). I/Os held for ``max_hold_ns`` and more are counted, so that
 cuts can say that a client may time out. Refused requests are not charged; they keep their place behind held
@@ -24,7 +28,7 @@ again. Pure; time is an argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -34,6 +38,7 @@ from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.client_rates import NO_CLIENTS, ClientRates
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.fair_order import FairOrder
+from gateway_agent.nbd.farewell import UpstreamFarewell
 from gateway_agent.nbd.groups import CONTENDED_NS, VolumeGroup, VolumeGroupCap
 from gateway_agent.nbd.ledger import ChangeLedger, OtherProcess
 from gateway_agent.nbd.loop import EventLoop
@@ -57,6 +62,7 @@ MAX_LEASE_NS: Final = 3_600 * 10**9  # an hour without a living server would be 
 NO_GENERATION: Final = 0
 PART_NS: Final = 20_000_000  # of the rate: a request that takes longer because of its size is paid in parts
 PART_BYTES: Final = 65_536  # and none is smaller
+PAID_RATIO: Final = 1e-9  # of a request: less is what the arithmetic of its parts has left
 MOST_WEIGHT: Final = 1e6
 
 
@@ -258,6 +264,7 @@ class PlaneContext:
         payload_memory: for large writes; ``reply_memory`` for large reads (see ``buffers``).
         tls_engine: for handshakes with upstreams.
         other: whether ledgers can be believed.
+        farewells: connections to upstreams that end.
     """
 
     loop: EventLoop
@@ -268,6 +275,17 @@ class PlaneContext:
     reply_memory: MemoryBudget
     tls_engine: TlsEngine | None = None
     other: OtherProcess = field(default_factory=OtherProcess)
+    farewells: set[UpstreamFarewell] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class Debt:
+    """What is left to pay of a request that has passed; waits for the rates in turn with the connections."""
+
+    transfer_bytes: int
+    cost: float
+    left_ratio: float
+    session: ThrottledSession | None  # which waits for it; None when it is closed
 
 
 class ThrottledSession(Protocol):
@@ -325,7 +343,8 @@ class Volume:
         self.warnings = LimitedLog("upstream")
         self._context = context
         self._max_hold_ns = max_hold_ns
-        self._waiting: FairOrder[ThrottledSession] = FairOrder()
+        self._waiting: FairOrder[ThrottledSession | Debt] = FairOrder()
+        self._debts: dict[ThrottledSession, Debt] = {}  # sessions that wait for their own
         self._used_ns: dict[ThrottledSession, int] = {}
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
@@ -344,7 +363,7 @@ class Volume:
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
         """See ``cuts.ThrottledVolume``."""
-        heads = [session.head_arrived_ns() for session in self._waiting]
+        heads = [session.head_arrived_ns() for session in (*self._sessions(), *self._debts)]
         held_ns = max((now_ns - arrived for arrived in heads if arrived is not None), default=0)
         late, longest_ns = self._late, max(self._longest_ns, held_ns)
         self._late, self._longest_ns = 0, 0
@@ -387,7 +406,8 @@ class Volume:
     def pump(self, now_ns: int) -> None:
         """Admit what the rates allow by now."""
         if self._is_open:
-            waiting = tuple(self._waiting)
+            self._forgive()
+            waiting = tuple(self._sessions())
             for session in waiting:
                 if not self._is_capped(session):
                     self._waiting.remove(session)
@@ -397,6 +417,19 @@ class Volume:
                     self._serve_open(session, now_ns)
         # With nothing left to wait this only ends the timer.
         self._push(self._release(now_ns), now_ns)
+
+    def _sessions(self) -> Iterator[ThrottledSession]:
+        """Those that wait for the rates."""
+        return (flow for flow in self._waiting if not isinstance(flow, Debt))
+
+    def _forgive(self) -> None:
+        """No rate is left that a debt could be owed to."""
+        for flow in tuple(self._waiting):
+            if isinstance(flow, Debt):
+                self._waiting.forget(flow)
+        for session in self._debts:
+            self._waiting.add(session)
+        self._debts.clear()
 
     @property
     def _is_open(self) -> bool:
@@ -422,15 +455,30 @@ class Volume:
         self._waiting.forget(session)
         self._used_ns.pop(session, None)
         self._parts.pop(session, None)
+        debt = self._debts.pop(session, None)
+        if debt is not None:
+            debt.session = None
 
     def _release(self, now_ns: int) -> dict[ThrottledSession, None]:
         touched: dict[ThrottledSession, None] = {}
         self._group_holds = False
-        while (session := self._waiting.first()) is not None:
+        while (flow := self._waiting.first()) is not None:
+            if isinstance(flow, Debt):
+                if self._may_pass(now_ns):
+                    self._pay_debt(flow, now_ns)
+                    continue
+                session = self._free_of_charge()
+                if session is None:
+                    break
+            else:
+                session = flow
             if session.head_arrived_ns() is None:
                 self._waiting.remove(session)
                 continue
             charge = session.head_charge()
+            if charge is not None and session in self._debts:
+                self._waiting.remove(session)  # until its debt is paid
+                continue
             if charge is not None and self._client_ready_ns(session) > now_ns:
                 # Held by its client's own rates: the others need not wait for it, and it keeps its place.
                 self._waiting.set_aside(session)
@@ -464,37 +512,62 @@ class Volume:
     def _pay(
         self, session: ThrottledSession, transfer_bytes: int, cost: float, now_ns: int
     ) -> tuple[float, bool]:
-        """Charge the head of a session, or its next part; (ns of the rate, whether all of it is paid)."""
+        """Charge the head of a session, or its next part; (ns of the rate, whether it may pass)."""
         parts = self._parts.get(session)
-        done, of = (0, self._parts_of(session, transfer_bytes, cost, now_ns)) if parts is None else parts
+        done, of = parts or (0, self._parts_of(transfer_bytes, cost))
         self._used_ns[session] = now_ns
-        self.rates.charge(now_ns, transfer_bytes, cost, 1 / of)
-        used_ns = self.rates.duration_ns(transfer_bytes, cost) / of
-        if self.group is not None:
-            self.group.charge(self, now_ns, transfer_bytes, cost, 1 / of)
-            used_ns = max(used_ns, self.group.rates.duration_ns(transfer_bytes, cost) / of)
-        if done + 1 < of:
-            self._parts[session] = done + 1, of
-            return used_ns, False
+        used_ns = self._charge(transfer_bytes, cost, 1 / of, now_ns)
+        if parts is not None or (of > 1 and self._is_contended(session, now_ns)):
+            if done + 1 < of:
+                self._parts[session] = done + 1, of
+                return used_ns, False
+        elif of > 1:
+            debt = self._debts[session] = Debt(transfer_bytes, cost, 1 - 1 / of, session)
+            self._waiting.add(debt)
         self._parts.pop(session, None)
         if self.clients:
             self.clients.charge(session.client, now_ns, transfer_bytes, cost)
         return used_ns, True
 
-    def _parts_of(self, session: ThrottledSession, transfer_bytes: int, cost: float, now_ns: int) -> int:
-        """In how many parts a request is paid: 1 unless it is large, and others use the rate, too."""
-        group = self.group
+    def _charge(self, transfer_bytes: int, cost: float, part: float, now_ns: int) -> float:
+        """Charge a part of a request; returns what it takes of the rate, in ns."""
+        self.rates.charge(now_ns, transfer_bytes, cost, part)
+        used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
+        if self.group is not None:
+            self.group.charge(self, now_ns, transfer_bytes, cost, part)
+            used_ns = max(used_ns, self.group.rates.duration_ns(transfer_bytes, cost) * part)
+        return used_ns
+
+    def _pay_debt(self, debt: Debt, now_ns: int) -> None:
+        """Charge the next part, by the rates of now."""
+        part = min(debt.left_ratio, 1 / self._parts_of(debt.transfer_bytes, debt.cost))
+        self._waiting.served(debt, self._charge(debt.transfer_bytes, debt.cost, part, now_ns))
+        debt.left_ratio -= part
+        if debt.left_ratio > PAID_RATIO:
+            return
+        self._waiting.forget(debt)
+        if debt.session is not None:
+            del self._debts[debt.session]
+            self._waiting.add(debt.session)
+
+    def _parts_of(self, transfer_bytes: int, cost: float) -> int:
+        """Of how many parts a request is: 1 unless it is large."""
         own_ns = self.rates.size_ns(transfer_bytes, cost)
-        group_ns = group.rates.size_ns(transfer_bytes, cost) if group is not None else 0.0
+        group_ns = self.group.rates.size_ns(transfer_bytes, cost) if self.group is not None else 0.0
         parts = min(math.ceil(max(own_ns, group_ns) / PART_NS), math.ceil(transfer_bytes / PART_BYTES))
-        if parts <= 1:
-            return 1
-        is_contended = any(
-            now_ns - used_ns < CONTENDED_NS for each, used_ns in self._used_ns.items() if each is not session
-        ) or any(each is not session for each in self._waiting)
-        if group is not None:
-            is_contended = is_contended or group.is_contended(self, now_ns)
-        return parts if is_contended else 1
+        return max(parts, 1)
+
+    def _is_contended(self, session: ThrottledSession, now_ns: int) -> bool:
+        """Whether others use the rates, too."""
+        return (
+            any(
+                now_ns - used_ns < CONTENDED_NS
+                for each, used_ns in self._used_ns.items()
+                if each is not session
+            )
+            or any(each is not session for each in self._waiting)
+            or (self.group is not None and self.group.is_contended(self, now_ns))
+        )
 
     def _client_ready_ns(self, session: ThrottledSession) -> int:
         """From this moment its next I/O may pass, as far as its client's own rates go."""
@@ -502,7 +575,7 @@ class Volume:
 
     def _free_of_charge(self) -> ThrottledSession | None:
         """A session whose head need not wait for the rates."""
-        for session in self._waiting:
+        for session in (*self._sessions(), *self._debts):
             if session.head_arrived_ns() is not None and session.head_charge() is None:
                 return session
         return None
@@ -517,9 +590,10 @@ class Volume:
         group = self.group
         if group is not None and not self._group_holds:
             group.withdraw(self)
-        waiting = [session for session in self._waiting if session.head_arrived_ns() is not None]
-        if not waiting or self._group_holds:  # the group has a timer for all of its volumes
+        waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
+        owes = any(isinstance(flow, Debt) for flow in self._waiting)
+        if not (waiting or owes) or self._group_holds:  # the group has a timer for all of its volumes
             self._context.loop.cancel(self)
             return
-        client_ns = min(map(self._client_ready_ns, waiting)) if self.clients else 0
+        client_ns = min(map(self._client_ready_ns, waiting)) if self.clients and not owes else 0
         self._context.loop.at(self, max(self.rates.ready_ns(), client_ns), self.pump)

@@ -35,6 +35,7 @@ HOLD_S: Final = 600.0
 more than a mishap, what lasts longer is meant."""
 CLOCK_FILE: Final = "SLA_CLOCK_FILE"
 """Environment variable: where a supervisor publishes the offset to its children."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _READING_NS: Final = 10_000_000  # one that took longer was interrupted, and means nothing
 
 
@@ -86,6 +87,14 @@ class FakeClock:
 def boot_ns() -> int:
     """Nanoseconds since boot, suspension included; the same in all processes of this machine."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """What tells this boot from all others; "" where the kernel does not say it."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 class StepState(Enum):

@@ -247,3 +247,28 @@ def test_slow_storage_counts_each_io_once_wherever_the_cuts_fall(run: Processes,
         assert watch.sums[IO_ANY, LIMIT_US] == [turn * few, turn * few]
         assert overdue == settled
         assert watch.beyond == turn * few
+
+
+@pytest.mark.parametrize("mode", [p.SIMPLE_REPLIES, p.ReplyMode(structured=True)], ids=["simple", "chunks"])
+def test_clients_that_leave_without_their_answers_are_no_error_of_the_upstream(
+    run: Processes, tmp_path: Path, mode: p.ReplyMode
+) -> None:
+    """nbdkit 1.32 reports each reply that it cannot write, and of some fifty such clients one ends it."""
+    record, clients = tmp_path / "record", 60
+    server = run.nbdkit(tmp_path / "up.sock", "--filter=log", "memory", str(SIZE), f"logfile={record}")
+    run.plane(exports=[upstream(tmp_path)])
+    for _ in range(clients):
+        leaving = run.client("vol-1@host-a", mode)
+        ask(leaving, 64)
+        leaving.sock.close()
+
+    def have_left() -> bool:
+        assert server.poll() is None, "it has ended"
+        said = record.read_text()
+        return said.count(" Disconnect ") >= clients and said.count(" Connect ") == said.count(" Disconnect ")
+
+    wait_for("all connections have ended", have_left)
+    assert "write reply" not in (tmp_path / "0.log").read_text()
+    staying = run.client("vol-1@host-a")
+    ask(staying)
+    assert answers(staying) == {0}

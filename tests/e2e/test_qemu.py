@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,15 +61,42 @@ def limits_now(daemon: StorageDaemon) -> Limits:
     return asyncio.run(read())
 
 
+def link(stage: Stage) -> dict[str, Any]:
+    """What the link of the agent says of itself."""
+    return dict(json.loads((stage.sockets / "gateway-a" / "link.json").read_text()))
+
+
 def monitor(stage: Stage) -> dict[str, Any]:
     """What `gateway-agent status` shows of the daemon."""
-    said = json.loads((stage.sockets / "gateway-a" / "link.json").read_text())
-    return dict(said["qemu"]["qemu:store"])
+    return dict(link(stage)["qemu"]["qemu:store"])
 
 
 def iops(stage: Stage) -> int | None:
     limit = monitor(stage)["volumes"][0]["limits"].get("iops")
     return None if limit is None else int(limit)
+
+
+def test_limits_hold_over_an_upgrade_while_the_server_is_away(stage: Stage, daemon: StorageDaemon) -> None:
+    stage.sla("throttle", "set", VOLUME, "--iops", "200", "--for", "10m", "--reason", "test")
+    stage.wait(lambda: iops(stage) == 200, "the limits, read back")
+    stage.wait(lambda: [each["state"] for each in stage.live()["throttles"]] == ["confirmed"], "the cap")
+    former = link(stage)
+    (server,) = stage.running("server")
+    stage.stop("server", server)
+
+    command = [sys.executable, "-m", "gateway_agent", "upgrade"]
+    subprocess.run([*command, "--config", str(stage.folder / "gateway-a.toml")], check=True, timeout=120)
+    stage.wait(lambda: link(stage)["pid"] != former["pid"], "the next link")
+    stage.wait(lambda: monitor(stage)["is_connected"] and iops(stage) is not None, "the limits, found again")
+    assert iops(stage) == 200
+    assert link(stage)["caps"]["generation"] == former["caps"]["generation"]
+    stage.wait(lambda: link(stage)["caps"] is None, "the end of their lease")
+    stage.wait(lambda: iops(stage) is None, "the end of the limits")
+
+    stage.start_server()
+    stage.wait(lambda: iops(stage) == 200, "the limits again")
+    stage.sla("throttle", "release", VOLUME)
+    stage.wait(lambda: iops(stage) is None, "no limits")
 
 
 def test_a_throttle_group_is_limited_confirmed_and_let_go(stage: Stage, daemon: StorageDaemon) -> None:

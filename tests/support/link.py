@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gateway_agent.link.caps import ThresholdStore
+from gateway_agent.link.caps import KeptCaps, ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.plane_client import PlaneClient
@@ -245,6 +245,8 @@ class Bench:
         epoch=EPOCH,
         identity=None,
         qemu=(),
+        enforcers=(),
+        boot_ns=None,
     ):
         self.clock = clock or (planes[0].clock if planes else FakeClock())
         self.fakes = {plane.name: plane for plane in planes}
@@ -261,7 +263,9 @@ class Bench:
             [PlaneClient(plane.name, self.spool.marks.get(plane.name, 0)) for plane in planes],
             sources,
             identity,
-            qemu=qemu,
+            enforcers,
+            qemu,
+            kept_caps=KeptCaps(tmp_path / "caps.json", boot_ns or self.clock.monotonic_ns, lambda: "boot-1"),
         )
         self.server = FakeServer()
         for plane in planes:
@@ -324,13 +328,16 @@ class FakeEnforcer:
     took: int | None = None
     refused: int | None = None
     sets: list[CapSet] = field(default_factory=list)
+    leases_us: list[int] = field(default_factory=list)
+    lapses: int = 0
 
-    def apply(self, caps: CapSet, _lease_us: int) -> None:
+    def apply(self, caps: CapSet, lease_us: int) -> None:
         self.sets.append(caps)
+        self.leases_us.append(lease_us)
         self.took = caps.gen
 
     def renew_lease(self) -> None:
         pass
 
     def lapsed(self) -> None:
-        pass
+        self.lapses += 1

@@ -1,6 +1,11 @@
-"""The caps in force as the link holds them, and the threshold set that outlives it."""
+"""The caps in force as the link holds them and leaves them to the next one, and the threshold set."""
 
-from gateway_agent.link.caps import LeasedCaps, ThresholdStore
+from pathlib import Path
+
+import pytest
+
+from gateway_agent.link import state_files
+from gateway_agent.link.caps import KeptCaps, LeasedCaps, ThresholdStore
 from pmdaemon.wire.messages.agent import CapSet, Thresholds
 from tests.support.link import FakeEnforcer
 
@@ -53,3 +58,132 @@ def test_an_answer_names_no_more_volumes_than_it_holds():
     assert 0 < len(ack.refused) < 700
     assert list(ack.refused) == volumes[: len(ack.refused)]
     assert ack.encode()
+
+
+class Host:
+    """Where links come and go: time since boot, the boot's id, and the file between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "caps.json"
+        self.boot_ns, self.boot_id = 500 * SECOND, "boot-1"
+        self.now_ns = 7 * SECOND  # of the monotonic clock, which begins elsewhere
+
+    def link(self) -> tuple[LeasedCaps, FakeEnforcer]:
+        """Another link, as it starts."""
+        enforcer = FakeEnforcer(frozenset({"v"}), "cgroup")
+        caps = LeasedCaps([enforcer], KeptCaps(self.path, lambda: self.boot_ns, lambda: self.boot_id))
+        caps.resume(self.now_ns)
+        return caps, enforcer
+
+    def later(self, seconds: float) -> None:
+        self.boot_ns += round(seconds * SECOND)
+        self.now_ns += round(seconds * SECOND)
+
+
+SET = CapSet(
+    4,
+    30_000_000,
+    ({"volume": "v", "ops_per_s": 5.0, "bytes_per_s": None, "cost_per_s": 2.5, "burst_s": 0.5},),
+    (client_cap("v"),),
+    ({"group": "g", "volumes": {"v": 2.0}, "ops_per_s": 9.0, "bytes_per_s": None, "cost_per_s": None},),
+)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_next_link_puts_the_caps_in_force_for_what_is_left_of_their_lease(host):
+    host.link()[0].replace(SET, host.now_ns)
+    host.later(12)
+    caps, enforcer = host.link()
+    assert (enforcer.sets, enforcer.leases_us) == ([SET], [18_000_000])
+    assert (caps.generation, caps.lease_end_ns) == (4, host.now_ns + 18 * SECOND)
+    assert caps.due_ack() is None, "no server has asked for one"
+    host.later(18)
+    assert caps.expire(host.now_ns) == SET
+    assert enforcer.lapses == 1
+
+
+def test_a_renewed_lease_is_what_counts(host):
+    caps, _ = host.link()
+    caps.replace(SET, host.now_ns)
+    host.later(20)
+    caps.renew(host.now_ns)
+    host.later(20)
+    assert host.link()[1].leases_us == [10_000_000]
+
+
+def test_renewals_that_move_the_end_by_little_are_not_written(host, monkeypatch):
+    written = []
+    write = state_files.write_json
+    monkeypatch.setattr(state_files, "write_json", lambda *args, **keys: written.append(write(*args, **keys)))
+    caps, _ = host.link()
+    caps.replace(SET, host.now_ns)
+    for _ in range(20):
+        host.later(0.1)
+        caps.renew(host.now_ns)
+    assert len(written) == 1 + 4
+    host.later(29.9)
+    assert host.link()[1].sets == [SET]
+
+
+@pytest.mark.parametrize("seconds", [30, 31, 1_000_000])
+def test_a_set_whose_lease_has_ended_is_forgotten(host, seconds):
+    host.link()[0].replace(SET, host.now_ns)
+    host.later(seconds)
+    caps, enforcer = host.link()
+    assert (enforcer.sets, caps.generation) == ([], None)
+    assert not host.path.exists()
+
+
+def test_of_another_boot_nothing_is_left(host):
+    host.link()[0].replace(SET, host.now_ns)
+    host.boot_ns, host.boot_id = 501 * SECOND, "boot-2"
+    assert host.link()[1].sets == []
+
+
+def test_a_set_that_has_ended_or_was_replaced_does_not_come_back(host):
+    caps, _ = host.link()
+    caps.replace(SET, host.now_ns)
+    caps.replace(CapSet(5, 30_000_000, ()), host.now_ns)
+    _, enforcer = host.link()
+    assert [each.gen for each in enforcer.sets] == [5]
+    caps.replace(SET, host.now_ns)
+    caps.expire(host.now_ns + 30 * SECOND)
+    assert host.link()[1].sets == []
+
+
+def test_a_set_that_cannot_be_written_leaves_no_older_one(host, monkeypatch):
+    caps, enforcer = host.link()
+    caps.replace(SET, host.now_ns)
+
+    def fails(*_args, **_keys):
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_files, "write_json", fails)
+        caps.replace(CapSet(5, 30_000_000, ()), host.now_ns)
+        assert [each.gen for each in enforcer.sets] == [4, 5], "it holds all the same"
+        assert host.link()[1].sets == []
+    host.later(1)
+    caps.renew(host.now_ns)
+    assert [each.gen for each in host.link()[1].sets] == [5], "written as soon as that can be"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"boot_id": "boot-1"}',
+        '{"boot_id": "boot-1", "caps": [], "end_boot_ns": 510000000000}',
+        '{"boot_id": "boot-1", "caps": {"gen": 4, "lease_us": 1000000, "caps": []}, "end_boot_ns": "x"}',
+        '{"boot_id": "boot-1", "caps": {"gen": 4, "lease_us": 1000000, "caps": []}, "end_boot_ns": 9e99}',
+    ],
+)
+def test_a_file_of_another_form_is_left_aside(host, text):
+    host.path.write_text(text)
+    caps, enforcer = host.link()
+    assert (enforcer.sets, caps.generation) == ([], None)

@@ -10,7 +10,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.session import SessionState
-from tests.support.link import EPOCH, Bench, FakePlane, caps, thresholds, welcome
+from tests.support.link import EPOCH, Bench, FakeEnforcer, FakePlane, caps, thresholds, welcome
 
 
 @pytest.fixture
@@ -231,6 +231,25 @@ def test_a_plane_that_comes_back_gets_caps_for_the_rest_of_their_lease_and_thres
     plane.commands.clear()
     bench.connect_plane(plane)
     assert Kind.DP_CAPS not in dict(plane.commands)
+
+
+def test_caps_outlive_the_link_at_control_groups_too_and_a_wall_clock_that_is_set(tmp_path, plane):
+    first, second = (FakeEnforcer(frozenset({"vol-2"}), "cgroup") for _ in range(2))
+    bench = Bench(tmp_path, plane, enforcers=[first])
+    bench.connect_server()
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7, volume="vol-2"))
+    bench.pass_time(10)
+    bench.clock.step_wall(86_400)
+    plane.commands.clear()
+    restarted = Bench(tmp_path, plane, epoch=43, enforcers=[second])  # no server is there
+    assert [(each.gen, *each.volumes) for each in second.sets] == [(7, "vol-2")]
+    assert (second.leases_us, dict(plane.commands)[Kind.DP_CAPS]["lease_us"]) == ([20_000_000], 20_000_000)
+    restarted.clock.step_wall(-200_000)
+    restarted.pass_time(19.9)
+    assert (second.lapses, restarted.core.caps_in_force) == (0, (7, pytest.approx(0.1)))
+    restarted.pass_time(0.1)
+    assert (second.lapses, restarted.core.caps_in_force) == (1, None)
 
 
 def test_thresholds_in_force_already_are_acknowledged_and_nothing_else(bench, plane, monkeypatch):
@@ -474,6 +493,29 @@ def test_a_plane_that_is_added_is_collected_from_and_its_exports_are_registered(
     bench.say(caps(7, volume="vol-2"))
     assert bench.server.last(Kind.CAPS_ACK)["ok"]
     assert added.cap_gen == 7
+
+
+def test_a_plane_that_was_not_there_when_it_was_removed_and_comes_back_repeats_nothing(tmp_path):
+    clock = FakeClock()
+    plane, other = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))
+    bench = Bench(tmp_path, plane, other)
+    bench.connect_server()
+    plane.io(reads=3)
+    bench.poll(start=(EPOCH, 1))
+    del bench.fakes["nbd-0"]
+    bench.core.plane_lost("nbd-0", "it is stopped")
+    bench.core.replan({"nbd-1": ["vol-2"]})
+    bench.pass_time(1)
+    bench.poll(start=(EPOCH, 2))
+    assert "nbd-0" not in bench.spool.marks
+    bench.core.replan({"nbd-0": ["vol-1"], "nbd-1": ["vol-2"]})
+    bench.fakes["nbd-0"] = plane
+    bench.connect_plane(plane)
+    plane.io(reads=4)
+    for _ in range(3):
+        bench.pass_time(1)
+        bench.poll(start=(EPOCH, 3))
+    assert bench.server.reads() == 7
 
 
 def test_a_plane_that_is_removed_hands_over_its_last_counts_and_is_forgotten(tmp_path):

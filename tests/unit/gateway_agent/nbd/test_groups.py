@@ -255,3 +255,17 @@ def test_a_malformed_list_of_groups_changes_nothing(groups):
     with pytest.raises(BadCaps, match="caps 2"):
         caps.apply({"gen": 2, "lease_us": 1, "caps": [], "groups": groups}, 0)
     assert (caps.generation, list(caps.groups)) == (1, ["g"])
+
+
+def test_what_a_volume_of_a_group_owes_takes_turns_with_a_volume_that_begins_behind_it():
+    stage = Stage("a", "b")
+    stage.cap(Rates(bytes_per_s=1e6))
+    large = stage.serve("a", depth=2, size_bytes=4096 * MIB)
+    assert large.admitted == 1, "alone in its group it passes at once"
+    stage.run(1)
+    other = stage.serve("b", size_bytes=65_536)
+    stage.run(60)
+    assert large.admitted == 1
+    assert other.bytes == pytest.approx(60e6 / 2, rel=0.05)
+    stage.cap(None)
+    assert large.admitted > 1, "without the cap nothing is owed"

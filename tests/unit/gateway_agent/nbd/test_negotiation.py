@@ -153,6 +153,10 @@ def test_information_does_not_keep_the_upstream_nor_make_a_stream(gateway):
     gateway.upstream_answers(p.Opt.INFO)
     assert [item[1] for item in gateway.heard()[0]] == [p.Rep.INFO, p.Rep.ACK]
     assert bytes(gateway.far.sent).endswith(p.option(p.Opt.ABORT)), "a client in transmission ends a qemu-nbd"
+    gateway.rig.deliver(gateway.far, p.option_reply(p.Opt.ABORT, p.Rep.ACK))
+    assert not gateway.far.is_closed, "it closes first"
+    gateway.far.is_ended = True
+    gateway.rig.loop.handlers[gateway.far.fileno()](IN)
     assert gateway.far.is_closed
     assert gateway.rig.cuts.table.streams == []
     gateway.say(p.option(p.Opt.LIST))

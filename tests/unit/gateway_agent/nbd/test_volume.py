@@ -134,6 +134,83 @@ def test_alone_on_its_volume_a_large_request_passes_at_once_and_what_follows_pay
     assert busy.admitted == 2
 
 
+def test_what_a_large_request_owes_takes_turns_with_a_connection_that_comes_behind_it():
+    rig, (large,) = run(Rates(bytes_per_s=1e6), 0, (2, 64 * MIB))
+    assert large.admitted == 1
+    other = Busy(rig, 8, 65_536)
+    rig.volume.serve(other, rig.clock.monotonic_ns())
+    rig.loop.fire(60)
+    assert other.admitted * 65_536 == pytest.approx(60e6 / 2, rel=0.05), (
+        "its fair share, from the first second"
+    )
+    rig.loop.fire(70)
+    assert large.admitted == 1, "what follows waits until all is paid: 64 MiB by half of the rate"
+    rig.loop.fire(8)
+    assert large.admitted == 1
+    assert other.admitted * 65_536 <= 138e6 - 64 * MIB + MIB
+    assert not rig.volume._debts, "its next one is paid for before it passes, as the other is there"
+
+
+@pytest.mark.parametrize("size_bytes", [32 * MIB, 4096 * MIB])
+def test_a_small_client_that_comes_behind_a_large_request_is_not_held_up(size_bytes):
+    rig, (large,) = run(Rates(bytes_per_s=1e6, cost_per_s=20), 1, (2, size_bytes))
+    small = Paced(rig, 0.01)
+    rig.volume.serve(small, rig.clock.monotonic_ns())
+    rig.loop.fire(30)
+    assert large.admitted == 1
+    assert max(small.waits) <= 0.12 * SECOND
+    assert small.admitted > 200
+
+
+def test_what_is_owed_stays_when_the_connection_ends():
+    rig, (large,) = run(Rates(bytes_per_s=1e6), 0, (1, 64 * MIB))
+    rig.volume.forget(large)
+    other = Busy(rig, 8, 65_536)
+    rig.volume.serve(other, rig.clock.monotonic_ns())
+    rig.loop.fire(120)
+    assert other.admitted * 65_536 == pytest.approx(120e6 / 2, rel=0.05)
+    rig.loop.fire(120)
+    assert other.admitted * 65_536 == pytest.approx(240e6 - 64 * MIB, rel=0.05)
+
+
+def test_alone_the_rate_holds_over_large_requests_and_connections_that_end_behind_them():
+    rig, admitted = Rig(caps=Rates(bytes_per_s=1e6)), 0
+    for _ in range(60):
+        large = Busy(rig, 1, 32 * MIB)
+        rig.volume.serve(large, rig.clock.monotonic_ns())
+        rig.loop.fire(10)
+        admitted += large.admitted
+        rig.volume.forget(large)
+    assert admitted * 32 * MIB <= 600e6 + 32 * MIB
+
+
+def test_without_rates_nothing_is_owed():
+    rig, (large,) = run(Rates(bytes_per_s=1e3), 1, (2, 32 * MIB))
+    assert large.admitted == 1
+    large.admit_all = large.admit_head
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns())
+    assert large.admitted == 2
+    assert rig.volume not in rig.loop.timers
+    rig.volume.set_caps(Rates(bytes_per_s=1e3), rig.clock.monotonic_ns())
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    assert large.admitted == 3
+
+
+def test_what_is_refused_does_not_wait_for_what_is_owed():
+    rig, (large,) = run(Rates(bytes_per_s=1e3), 1, (2, 32 * MIB))
+    large.head_charge = lambda: None
+    large.queue.append(rig.clock.monotonic_ns())
+    pushed = []
+    large.admit_head = lambda now_ns: pushed.append(large.queue.popleft())
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    assert (len(pushed), large.admitted) == (3, 1)
+
+
+def test_what_waits_behind_a_debt_of_its_own_is_reported_as_held():
+    rig, _ = run(Rates(bytes_per_s=1e3), 6, (2, 32 * MIB))
+    assert rig.volume.take_late(rig.clock.monotonic_ns()) == (0, 6_000_000)
+
+
 def test_a_rate_of_operations_alone_asks_for_no_parts():
     _, (one, two) = run(Rates(ops_per_s=10), 60, (4, 32 * MIB), (4, 4096))
     assert abs(one.admitted - two.admitted) <= 1
