@@ -234,6 +234,11 @@ CLAUSES: dict[str, tuple[Script, str, tuple[str, ...]]] = {
     "all fail above the curve": (floods("failed"), agreement_text(up_to_iops="50"), EVERY),
     "all hang above the curve": (floods("hung"), agreement_text(up_to_iops="50"), EVERY),
     "dead above the curve now and then": (gives_up(2, 0, 128), agreement_text(up_to_iops="50"), EVERY),
+    "reads and writes hang, writes are served": (
+        hangs((KIND_READ, KIND_WRITE), KIND_WRITE),
+        agreement_text(clause=READS),
+        ("mean_latency", "iops", "throughput"),
+    ),
     "they do not apply, and few fail": (slow_writes(1, 6), agreement_text(clause=READS), ()),
     "they do not apply, and many fail": (slow_writes(5, 1), agreement_text(clause=READS), EVERY),
 }
@@ -350,13 +355,13 @@ TROUBLES: st.SearchStrategy[Script] = st.one_of(
     st.builds(writes_pile_up, st.integers(0, 40), st.sampled_from([1.0, 20.0])),
     st.just(one_takes_long),
 )
+# Not with READS: 7 % of failures in every second window break it live, of slices they are 4 %. CLAUSES has it.
 TEXTS = (
     agreement_text(),
     agreement_text("exclude"),
     agreement_text(up_to_iops="50"),
     agreement_text(up_to_iops="50", io="read"),
     agreement_text(io="write"),
-    agreement_text(clause=READS),
 )
 
 
