@@ -255,6 +255,8 @@ def measure() -> harness.Sample:
     try:
         url = server.create("sustained")
         manager = Manager(folder / "sustained", url)
+        for message in load.announcements():
+            manager.post(message)
         cores = _sustained(manager, server, load)
         burst = _burst(manager, load, WARM_S + SUSTAINED_S + 1, folder)
         seconds = WARM_S + SUSTAINED_S + BURST_S

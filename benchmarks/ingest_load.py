@@ -45,6 +45,32 @@ class Fleet:
         """Stream rows of one second of the fleet."""
         return sum(variants[0].rows for variants in self.templates)
 
+    def announcements(self) -> Iterator[bytes]:
+        """GATEWAY and STREAMS_SEEN of each gateway: what was announced by none is not stored."""
+        for number, variants in enumerate(self.templates):
+            gateway_id, ids = variants[0].gateway_id, variants[0].column("stream_id").tolist()
+            shown = [{"volume": f"vol-{number}-{n}", "backend": "disk"} for n in range(len(ids))]
+            exports = [{**each, "size_bytes": 1 << 30, "read_only": False, "source": "nbd"} for each in shown]
+            header = {
+                "gw": gateway_id,
+                "name": f"gw-{number}",
+                "state": "up",
+                "reason": "",
+                "address": "",
+                "software": "",
+                "ep": EPOCH,
+                "at_us": T0_US,
+                "offset_us": 0,
+                "dropped": 0,
+                "exports": exports,
+            }
+            yield frame.encode(Kind.GATEWAY, header)
+            streams = [
+                {"id": stream_id, "client": "host-a", **each}
+                for stream_id, each in zip(ids, shown, strict=True)
+            ]
+            yield frame.encode(Kind.STREAMS_SEEN, {"gw": gateway_id, "streams": streams})
+
     def messages(self, seconds: range) -> Iterator[tuple[bytes, int]]:
         """(CUTS message, stream rows in it) for these seconds, oldest first; second 1 is seq 1."""
         batch: list[bytes] = []

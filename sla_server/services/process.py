@@ -93,7 +93,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
         stop.set(f"thread {name} died: {error}")
 
     threads = ThreadGroup(on_failure)
-    sql_worker = SqlWorker(store, config.services, clock)
+    sql_worker = SqlWorker(store, config.services, clock, config.volume_ownership)
     documents = DocumentReader()
     is_done = False  # else what was taken and not processed is left to our successor
     try:

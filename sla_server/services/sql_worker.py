@@ -21,7 +21,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
-from sla_server.ownership import VolumeClaim
+from sla_server.ownership import Ownership, VolumeClaim
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
@@ -81,12 +81,15 @@ def hour_of_week(now_us: int) -> int:
 class SqlWorker:
     """See the module."""
 
-    def __init__(self, store: SqlReads, config: ServicesConfig, clock: Clock) -> None:
+    def __init__(
+        self, store: SqlReads, config: ServicesConfig, clock: Clock, ownership: Ownership = "first"
+    ) -> None:
         self.found: queue.SimpleQueue[SqlState] = queue.SimpleQueue()
         self._store = store
         self._config = config
         self._clock = clock
         self._judge = Judge(store, config.judge_late_s, self._breathe)
+        self._is_open = ownership == "open"
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._way_is_free = threading.Event()
@@ -179,6 +182,8 @@ class SqlWorker:
         claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
         policy = self._look_at_policies(now_us) if policy_due else None
+        if not self._is_open:
+            self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
         judgement = self._judge.run(now_us)
         self._interrupted = judgement.interrupted is not None

@@ -57,7 +57,7 @@ def make_config(directory, settings, data_dir):
     create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
     settings = settings.model_copy(update={"flush_interval_s": 0.05})
     return SimpleNamespace(
-        runtime_dir=runtime_dir, data_dir=data_dir, database=settings, volume_ownership="first"
+        runtime_dir=runtime_dir, data_dir=data_dir, database=settings, volume_ownership="open"
     )
 
 

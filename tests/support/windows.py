@@ -92,6 +92,7 @@ def random_pieces(
         oldest_us=np.array([rng.choice((0.0, 0.0, 2e6)) for _ in range(count)]),
         silence_us=np.zeros(count),
         stuck=np.zeros(count),
+        overdue=np.zeros((count, steps)),
         waiting=np.array([float(rng.random() < 0.1) for _ in range(count)]),
         missed=missed,
         hist=hist,

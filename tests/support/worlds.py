@@ -301,6 +301,7 @@ def pieces_of(pieces: Sequence[Piece], promise: Promise, now_ns: int) -> Pieces:
         oldest_us=np.array([float(each.oldest_us) for each in pieces]),
         silence_us=np.array([float(each.silence_us) for each in pieces]),
         stuck=np.zeros(len(pieces)),
+        overdue=np.zeros((len(pieces), len(promise.curve))),
         missed=np.array([[float(each.missed[s.threshold_us]) for s in promise.curve] for each in pieces]),
         hist=hist,
         inexact=np.array([each.inexact for each in pieces]),

@@ -4,10 +4,12 @@
 (``sla_server.ownership``) are made and changed, events say which need a person, and the batch comes back with
 the exports and streams that count. The others wait in memory, and are stored when their claim is approved (a
 RECORD row of ``volume_owners``). After a restart the pairs announce everything again, so that nothing of it
-needs to be durable; rows of cuts that were in the queue before that are stored without a volume.
+needs to be durable; rows of cuts that were in the queue before that are left out.
 
-``screened`` leaves rows out of cuts: those of streams that wait, and those that carry the number of another
-gateway's stream (it follows from names that anyone may know). It looks at a gateway's stream column as bytes
+``screened`` leaves rows out of cuts: those of streams that wait, those that carry the number of another
+gateway's stream (it follows from names that anyone may know), and those under a number that was announced by
+no gateway: else they would count for the volume that is announced under it one day. An agent announces all
+its streams at the start of a session, also those of cuts in its spool. ``screened`` looks at a gateway's stream column as bytes
 and only again when that changes, or some claim does: of the usual cut it is one comparison.
 
 Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
@@ -56,6 +58,9 @@ TABLE: Final = "volume_owners"
 MOST_WAITING: Final = 16_384
 """Streams of one gateway that wait and are not stored; a pair announces as many at once. The oldest go. Those
 that are stored always wait: their rows would count at once if they were forgotten."""
+FOREIGN: Final = ""
+UNANNOUNCED: Final = "?"
+"""Instead of a volume, of rows under the numbers of another gateway's streams, or of none; neither is a name."""
 _STREAM_ID: Final = COL["stream_id"]
 _INT_MAX: Final = (1 << 63) - 1
 _CHANGED: Final = (
@@ -329,7 +334,7 @@ class IngestOwnership:
         return known[1]
 
     def _look(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
-        """The mask of a cut's streams, and how many rows are left out; "" for those of other gateways."""
+        """The mask of a cut's streams, and how many rows are left out, by volume, FOREIGN and UNANNOUNCED."""
         gateway_id, waiting = cut.gateway_id, self._streams.get(cut.gateway_id, {})
         ids: list[int] = cut.counters[_STREAM_ID].tolist()
         mask, counts = np.ones(len(ids), dtype=np.bool_), Counter[Key]()
@@ -337,9 +342,9 @@ class IngestOwnership:
             stream = waiting.get(stream_id)
             if stream is not None:
                 counts[_text(stream, "volume"), gateway_id] += 1
-            elif holder not in (None, gateway_id):
-                counts["", gateway_id] += 1
-            mask[row] = stream is None and holder in (None, gateway_id)
+            elif holder != gateway_id:
+                counts[UNANNOUNCED if holder is None else FOREIGN, gateway_id] += 1
+            mask[row] = stream is None and holder == gateway_id
         return (None if mask.all() else mask), counts
 
 
@@ -379,11 +384,11 @@ def _take_over(connection: Connection) -> None:
 
 
 def store_left_out(connection: Connection, left_out: Mapping[Key, int], now_us: int) -> None:
-    """Add rows that were left out of cuts to their claims; one event a day of those of other gateways."""
+    """Add rows that were left out of cuts to their claims; of those without one an event a day."""
     table = schema.volume_owners
     for (volume, gateway_id), count in left_out.items():
-        if not volume:
-            upsert(connection, schema.events, [_foreign_event(gateway_id, now_us)])
+        if volume in (FOREIGN, UNANNOUNCED):
+            upsert(connection, schema.events, [_stray_event(volume, gateway_id, now_us)])
             continue
         is_claim = (table.c.volume == volume) & (table.c.gateway_id == gateway_id)
         connection.execute(update(table).where(is_claim).values(left_out=table.c.left_out + count))
@@ -440,13 +445,13 @@ def _event(kind: str, severity: str, text: str, claims: list[VolumeClaim], now_u
     )  # fmt: skip
 
 
-def _foreign_event(gateway_id: str, now_us: int) -> Row:
-    text = (
-        f"gateway {gateway_id} sends statistics under the numbers of another gateway's streams. They are "
-        "left out; look at its agent"
-    )
+def _stray_event(whose: str, gateway_id: str, now_us: int) -> Row:
+    kind, under = "streams-foreign", "the numbers of another gateway's streams"
+    if whose == UNANNOUNCED:
+        kind, under = "streams-unannounced", "numbers of streams that were not announced"
+    text = f"gateway {gateway_id} sends statistics under {under}. They are left out; look at its agent"
     return event_row(
-        (gateway_id, now_us // DAY_US), now_us, "streams-foreign", "warning",
+        (gateway_id, now_us // DAY_US), now_us, kind, "warning",
         element="gateway", subject=gateway_id, text=text, details={"gateway_id": gateway_id},
     )  # fmt: skip
 

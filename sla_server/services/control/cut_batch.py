@@ -33,7 +33,6 @@ from sla_server.services.control.pieces import Bools, Floats, Ints, Pieces, perc
 from sla_server.services.control.scopes import RowPlan
 from sla_server.services.control.stream_states import Followed, Span
 from sla_server.services.control.usage import GatewayTable, UsageTable
-from sla_server.services.control.verdicts import MOST_FAILED_RATIO
 
 _TOTALS: Final = TOTAL_WRITE + BUCKETS
 _BUCKET_OF: Final = np.arange(_TOTALS) % BUCKETS
@@ -197,12 +196,12 @@ class CutBatch:
         size_bytes = read_bytes + write_bytes
         if io.any():
             size_bytes = np.choose(io, (size_bytes, read_bytes, write_bytes))
-        hung, stuck = np.zeros(total), np.zeros(total)
+        stuck = np.zeros(total)
+        if (found.oldest_us >= HUNG_US).any():
+            hung_us = np.maximum(self._threshold_us.max(axis=1), HUNG_US)
+            hangs = gauge[row] * (self._entries.oldest_us[kind, row] >= hung_us[line])
+            stuck = np.maximum(np.bincount(line, hangs, total), found.oldest_us >= hung_us)
         if any(plan.has_others for plan in self.plans):
-            if (found.oldest_us >= HUNG_US).any():
-                hangs = after * (self._entries.oldest_us[kind, row] >= HUNG_US)
-                hung = np.bincount(line, hangs, total).astype(np.float64)
-                stuck = np.maximum(hung, found.oldest_us >= HUNG_US)
             is_other = self._is_mean | (self._promised > 0)
             use = LineUse(
                 done,
@@ -220,8 +219,6 @@ class CutBatch:
                 sums.hist,
             )
             self._count_others(found, finder, io, use, is_other)
-            if hung.any():
-                self._note_stuck(found, use, hung)
         latency_us = percentiles_us(sums.hist, self._figures[0])
         return Pieces(
             now_ns=np.repeat([t.now_ns for t in self.taken], self.lines),
@@ -245,6 +242,7 @@ class CutBatch:
             oldest_us=found.oldest_us,
             silence_us=found.silence_us,
             stuck=stuck,
+            overdue=found.overdue,
             hist=sums.hist,
             inexact=found.inexact,
             # I/Os without any latency are of a source that measures none: nothing follows from them.
@@ -266,19 +264,6 @@ class CutBatch:
         found.counted[at] = np.where(is_mean, counted, rates[0][:, None])
         found.missed[at] = np.where(is_mean, missed, rates[1][:, None])
         found.inexact[at] = self._is_mean[at] & ((use.done != use.both) | (use.left_out > 0))
-
-    def _note_stuck(self, found: Compared, use: LineUse, hung: Floats) -> None:
-        """Of a rate, so many I/Os hang that it is broken though others complete: a hang as that of a stream.
-
-        Args:
-            found: its ``silence_us`` is set.
-            use: of all lines.
-            hung: what is outstanding in rows where some of it has been for too long, shape (lines,).
-        """
-        served = use.done - use.left_out  # n of a slice; a cut in which nothing completes says nothing of it
-        in_slice = served * 1e6 / use.covered_us * _joined([plan.slice_s for plan in self.plans])
-        stuck = (self._promised > 0) & (served > 0) & (hung > MOST_FAILED_RATIO * np.maximum(in_slice, hung))
-        found.silence_us = np.maximum(found.silence_us, found.oldest_us * stuck)
 
     @cached_property
     def _is_mean(self) -> npt.NDArray[np.bool_]:

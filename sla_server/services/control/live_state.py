@@ -177,6 +177,8 @@ class LiveState:
 
     def _opened_by(self, slices: SliceFigures, signal: Signal) -> RaiseEvent:
         what = f"{slices.failed_ratio:.2%} of the I/Os failed, " if slices.failed_ratio else ""
+        if slices.stuck:
+            what += f"{slices.stuck} I/Os did not complete though others did, "
         limit_us = slices.threshold_us if self.promise.curve else None
         latency_us = 0.0
         if self.promise.metric == "mean_latency":
@@ -191,6 +193,8 @@ class LiveState:
         figures = Figures(slices.u, latency_us, slices.offered_iops)
         failed = round(slices.failed_ratio, 4)
         more: dict[str, Any] = {"threshold_us": limit_us, "failed_ratio": failed, "slices_over": 2}
+        if slices.stuck:
+            more["stuck"] = slices.stuck
         if not latency_us:
             more["latency_us"] = None  # slices count misses: their percentile is not known here
         details = {**self._details(signal, figures), "windows_over": signal.over, **more}

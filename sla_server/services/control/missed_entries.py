@@ -27,7 +27,7 @@ from sla_server.services.control.pieces import Bools, Floats, Ints
 
 NO_LINE: Final = -1
 _EVERY: Final = np.arange(BUCKETS)
-_UNSURE_US: Final = 50_000.0
+UNSURE_US: Final = 50_000.0
 """Ages are whole milliseconds, and planes of one cut are asked within milliseconds: nearer to the beginning
 or end of a cut it is not sure that a threshold was passed in it."""
 
@@ -72,6 +72,7 @@ class Compared:
 
     Attributes:
         counted: compared with each threshold, the n of SLA-MODEL.md 2; missed: of them slower, or failed.
+        overdue: of both, those outstanding that passed the threshold, less those that had and completed.
         failed: how many of ``missed`` are there because they failed, at whatever speed.
         errors: I/Os that failed, and clients that were refused, whether or not that counts.
         oldest_us: age of the oldest I/O outstanding at the end; silence_us: longest time without completion.
@@ -80,6 +81,7 @@ class Compared:
 
     counted: Floats
     missed: Floats
+    overdue: Floats
     inexact: Bools
     failed: Floats
     errors: Floats
@@ -176,7 +178,8 @@ class MissedEntries:
             bucket = np.searchsorted(EDGES_NS, sums.threshold_us[at, which] * 1000, side="right") - 1
             missed[at, which] = (sums.hist[at] * (np.maximum(bucket, 0)[:, None] <= _EVERY)).sum(axis=1)
         counted: Floats = np.repeat(sums.done[:, None], steps, axis=1)
-        result = Compared(counted, missed, guessed.any(axis=1), *np.zeros((6, total)))
+        overdue = np.zeros_like(missed)
+        result = Compared(counted, missed, overdue, guessed.any(axis=1), *np.zeros((6, total)))
         special = np.flatnonzero(word > IO_WRITE)
         oldest_us = np.zeros(0)
         if len(special):
@@ -231,8 +234,8 @@ class MissedEntries:
         """Add what waits in rows that are not compared with their line's threshold at all; see the module."""
         for step in range(sums.threshold_us.shape[1]):
             limit_us = sums.threshold_us[pairs.line, step]
-            passed = (oldest_us > limit_us + _UNSURE_US) & (limit_us > 0) & (pairs.waiting > 0)
-            passed &= oldest_us - pairs.covered_us < limit_us - _UNSURE_US
+            passed = (oldest_us > limit_us + UNSURE_US) & (limit_us > 0) & (pairs.waiting > 0)
+            passed &= oldest_us - pairs.covered_us < limit_us - UNSURE_US
             at = np.flatnonzero(passed)
             if not len(at):
                 continue
@@ -277,7 +280,7 @@ def _add_unseen(result: Compared, entries: Ints, line: Ints, sums: LineSums) -> 
     for step in range(steps):
         at = about & (limit_us == sums.threshold_us[line, step]) & (limit_us > 0)
         overdue = at & (kind == OVERDUE)
-        late = counts(overdue, 2) - counts(overdue, 3)
+        late = result.overdue[:, step] = counts(overdue, 2) - counts(overdue, 3)
         result.counted[:, step] += late
         result.missed[:, step] += late
         slow = counts(at & fails, 3)  # they failed, and are in the missed ones already

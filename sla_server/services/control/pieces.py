@@ -50,7 +50,8 @@ class Pieces:
         failed: how many of ``missed`` failed.
         oldest_us: age of the oldest I/O outstanding when the cut ended, 0 if not known.
         silence_us: longest time without completion while an I/O was outstanding, 0 if not known.
-        stuck: I/Os outstanding that hang, for which a mean latency counts ``oldest_us``.
+        stuck: I/Os outstanding in streams of which some hangs; a mean latency counts each as ``oldest_us``.
+        overdue: I/Os that became overdue, less those that were and completed; shape (pieces, steps).
         hist: latency histogram; shape (pieces, 99).
         inexact: whether misses are from histogram edges.
         is_measured: whether the source measures what is promised.
@@ -79,6 +80,7 @@ class Pieces:
     oldest_us: Floats
     silence_us: Floats
     stuck: Floats
+    overdue: Floats
     hist: Counts
     inexact: Bools
     is_measured: Bools

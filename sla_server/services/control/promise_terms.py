@@ -28,6 +28,7 @@ class PromiseTerms:
             promise has none; r_on: entry threshold of r; near_u: the u from which it is at risk.
         up_to: I/Os a second, -1 where a curve has fewer steps; threshold_us: 1 there; shape (rows, steps).
         is_outage: of availability: a silence counts though it has ended.
+        is_rate: a rate is promised; excludes: what failed does not count at all.
         is_mean: of a mean latency: a stall is in its figures, and breaks it by itself from ``lost_us`` on.
         hung_us: a stream that completes nothing for so long, though I/O of it is outstanding, breaks the
             promise whatever others complete; infinite where that does not count.
@@ -47,6 +48,7 @@ class PromiseTerms:
         self.up_to = np.full((rows, self.steps), -1.0)
         self.threshold_us = np.ones((rows, self.steps))
         self.is_outage, self.is_mean = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        self.is_rate, self.excludes = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         self.hung_us, self.remember_us = np.full(rows, np.inf), np.zeros(rows)
         self.lost_us, self.most_failed = np.full(rows, np.inf), np.ones(rows)
         self.least_iops, self.least_reads = np.zeros(rows), np.zeros(rows)
@@ -73,7 +75,8 @@ class PromiseTerms:
         elif promise.promised:
             self.allowed[row], self.percentile[row] = 1 - DELIVERED_RATIO, 0.0
         self.r_on[row], self.is_outage[row] = r_on, promise.metric == "availability"
-        self.is_mean[row] = promise.metric == "mean_latency"
+        self.is_mean[row], self.is_rate[row] = promise.metric == "mean_latency", promise.promised > 0
+        self.excludes[row] = not promise.counts_errors
         self.least_iops[row], self.least_reads[row] = promise.least_iops, promise.least_read_ratio
         self.most_bytes[row] = promise.max_mean_bytes
         self.lost_us[row] = hung_us(promise)

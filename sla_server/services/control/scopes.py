@@ -51,7 +51,7 @@ class RowPlan:
         figures: of each line the percentile, then the threshold (us) of each step, 0 where a curve has fewer;
             shape (1 + steps, lines).
         is_mean: whether a mean latency is promised; promised: the rate that is, or 0; is_bytes: of bytes;
-            slice_s: length of its slices; shape (lines,). has_others: there is one of these.
+            shape (lines,). has_others: there is one of these.
         gateway: its number in the signal table.
         backends: of the second of these members, by line.
         plain: every stream is known and in at most one line.
@@ -70,7 +70,6 @@ class RowPlan:
     is_mean: npt.NDArray[np.bool_]
     promised: Floats
     is_bytes: npt.NDArray[np.bool_]
-    slice_s: Floats
     has_others: bool
     gateway: int
     backends: tuple[str, ...]
@@ -417,7 +416,6 @@ class PromiseScopes:
             is_mean=np.array([promise.metric == "mean_latency" for promise in promises], dtype=np.bool_),
             promised=np.array([promise.promised for promise in promises], dtype=np.float64),
             is_bytes=np.array([promise.metric == "throughput" for promise in promises], dtype=np.bool_),
-            slice_s=np.array([promise.slice_s for promise in promises], dtype=np.float64),
             has_others=any(p.metric == "mean_latency" or p.promised for p in promises),
             gateway=self.table.windows.gateway(gateway_id),
             backends=tuple(backends),

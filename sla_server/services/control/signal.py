@@ -272,13 +272,11 @@ class SignalTable:
 
     def _break_slices(self, rows: Ints, found: Verdict) -> Bools:
         """Which of these rows are broken by their slices (``slice_sums``), and go on to be."""
-        slices, windows = self.windows.slices, self.windows
+        slices = self.windows.slices
         if not slices.was_bad[rows].any():
             return np.zeros(len(rows), np.bool_)
         over = found.missed > found.allowed * np.maximum(found.counted, 1)
         goes_on = ((over | found.lost) & found.valid).any(axis=0)
-        hangs = windows.m_aged[windows.member[rows]] > 0
-        goes_on |= windows.terms.is_mean[rows] & hangs
         return slices.are_broken(rows, goes_on, self.broken[rows])
 
 

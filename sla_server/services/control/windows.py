@@ -32,6 +32,7 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                ``m_end_us`` is the end of its last piece by the agent's clock, ``m_new_us`` how much of that
                piece's time was in none before; ``m_stall_us`` for how long nothing has completed though I/Os
                were outstanding, ``m_unsure`` that it may be longer, for its beginning was not seen;
+               ``m_stuck``: I/Os stuck, at most in the present slice (``slice_sums``);
                ``m_aged_us``: age of the oldest I/O outstanding that its pieces have counted, of a mean
                latency, and ``m_aged``, for how many it stands;
                ``m_measures``: its source measures what is promised, so windows wait for it,
@@ -52,6 +53,7 @@ from typing import Final
 import numpy as np
 
 from pmdaemon.wire.histogram import BUCKETS
+from sla_server.services.control.missed_entries import UNSURE_US
 from sla_server.services.control.pieces import (
     MIX,
     Bools,
@@ -93,7 +95,7 @@ class WindowTable:
         self.m_offered = np.zeros(_FIRST)
         self.m_end_us, self.m_new_us = np.full(_FIRST, NEVER, np.int64), np.zeros(_FIRST, np.int64)
         self.m_stall_us = np.zeros(_FIRST)
-        self.m_aged_us, self.m_aged = np.zeros(_FIRST), np.zeros(_FIRST)
+        self.m_aged_us, self.m_aged, self.m_stuck = np.zeros(_FIRST), np.zeros(_FIRST), np.zeros(_FIRST)
         self.m_measures, self.m_mute = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_unsure, self.m_lacks = np.ones(_FIRST, np.bool_), np.zeros(_FIRST, np.bool_)
         self.m_fed_ns = np.full(_FIRST, NEVER, np.int64)
@@ -181,7 +183,7 @@ class WindowTable:
         self.m_covered[member] = self.m_stall_us[member] = self.m_aged_us[member] = 0
         self.m_end_us[member], self.m_measures[member] = NEVER, True
         self.m_fed_ns[member], self.m_mute[member], self.m_unsure[member] = NEVER, False, True
-        self.m_lacks[member] = False
+        self.m_lacks[member], self.m_stuck[member] = False, 0.0
         return member
 
     def join(self, row: int, gateway_id: str) -> int:
@@ -266,12 +268,20 @@ class WindowTable:
             pieces: of a mean latency, what was counted before of I/Os outstanding is taken off.
         """
         rows = self.m_row[members]
-        for row in self.slices.rolls(rows, start_us).tolist():
-            if self.terms.is_mean[row]:
-                everyone = self._shared.get(row, self.member[row : row + 1])
-                self.slices.carry(row, *(part.sum(axis=0) for part in self._aged(everyone)))
+        if len(rolled := self.slices.rolls(rows, start_us)):
+            self._begin_slices(rolled)
         self._count_once(members, lines, pieces)
-        self.slices.add(rows, start_us, lines, pieces)
+        more = np.maximum(pieces.stuck[lines] - self.m_stuck[members], 0.0)
+        more *= self.slices.belong(rows, start_us)
+        self.m_stuck[members] += more
+        self.slices.add(rows, start_us, lines, pieces, more)
+
+    def _begin_slices(self, rows: Ints) -> None:
+        for members in (self.member[rows], *self._shared_of(rows)):
+            self.m_stuck[members] = 0.0
+        for row in rows[self.terms.is_mean[rows]].tolist():
+            everyone = self._shared.get(row, self.member[row : row + 1])
+            self.slices.carry(row, *(part.sum(axis=0) for part in self._aged(everyone)))
 
     def _aged(self, members: Ints) -> tuple[Floats, Floats]:
         """What was counted of I/Os outstanding, and what they added to the misses; shape (members, steps)."""
@@ -307,15 +317,33 @@ class WindowTable:
         """
         seen_us, rows, silence_us = self.m_stall_us[members], self.m_row[members], pieces.silence_us[pick]
         oldest_us = pieces.oldest_us[pick]
-        # What is much older than the silence hung while others completed: as long as no more than that waits,
-        # it is no proof that storage is dead. Of a silence whose beginning was not seen, its age is all.
-        is_new = (oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members]
+        # What is older than the silence hung while others completed: as long as no more than that waits,
+        # it is no proof that storage is dead. An agent that says nothing of silence may have had it come last
+        # in a cut with completions; and of a silence whose beginning was not seen, its age is all.
+        untold = (silence_us == 0) & ((oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members])
+        is_new = untold | ((silence_us > 0) & (oldest_us <= silence_us + UNSURE_US))
         counts = is_new | (seen_us >= self.terms.lost_us[rows])
         age_us = np.where(is_new, oldest_us, 0.0)
         stall: Floats = np.where((seen_us > 0) & counts, np.maximum(age_us, seen_us), 0.0)
+        if pieces.stuck[pick].any():
+            silence_us = np.maximum(silence_us, self._stuck_us(rows, pick, pieces))
         stall = np.maximum(stall, silence_us * self.terms.is_outage[rows])
         is_long: Bools = stall > self.terms.stall_limit_us(rows, self.terms.threshold_us[rows, 0])
         return np.maximum(stall, silence_us * (silence_us >= self.terms.hung_us[rows])), is_long
+
+    def _stuck_us(self, rows: Ints, pick: Pick, pieces: Pieces) -> Floats:
+        """Of rates of which so many I/Os hang that slices are bad, though others complete: their age, else 0.
+
+        As many are served in the slice as in this piece and in the slice before, whichever is more: of one
+        that was not seen ``slices`` decides.
+        """
+        stuck, done = pieces.stuck[pick], pieces.done[pick]
+        served = done - np.maximum(done - pieces.sized[pick], 0.0) * self.terms.excludes[rows]
+        in_slice = served / pieces.covered_us[pick] * self.terms.remember_us[rows]
+        n = np.maximum(np.maximum(in_slice, self.slices.former_n[rows]), stuck)
+        is_broken = self.terms.is_rate[rows] & (served > 0) & (stuck > self.terms.most_failed[rows] * n)
+        found: Floats = pieces.oldest_us[pick] * is_broken
+        return found
 
     def add(self, members: Ints, pick: Pick, pieces: Pieces) -> None:
         """Take one piece a member, in the order of the cuts; they are distinct, fed ``pieces[pick]``."""

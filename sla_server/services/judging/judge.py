@@ -17,6 +17,10 @@ left the scope: table ``late_cuts`` says of which slots (``db.ingest.accumulator
 ``EVERY_US``, and slices of 48 h are judged again, also those that a track does not remember: what they were
 judged as is read from SQL first.
 
+A volume that was a gateway's own and is not any more (``sla volumes revoke``): slices that were judged
+before stay, also when they are judged again; of all others its streams are no part. A slice without any other
+is no_data, ``not-owned``.
+
 Time may go back: server time follows a step of the clock in the end, and a restart believes the clock.
 Then everything is read again as at a start, progress beyond now is not believed, and what was judged beyond
 now is judged again in its time (``track``).
@@ -46,6 +50,7 @@ from sla_server.agreements.verdicts import (
     judge_slices,
     thresholds_us,
 )
+from sla_server.ownership import REVOKED, VolumeClaim, enumerated
 from sla_server.services.exclusions import key_of
 from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
@@ -59,7 +64,7 @@ from sla_server.services.judging.track import (
     JudgedStream,
     Track,
 )
-from sla_server.services.rows import Row, Rows
+from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.store import SqlReads
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
@@ -113,6 +118,7 @@ class _Due:
     track: Track
     start_us: int
     scope: Sequence[JudgedStream]
+    is_disowned: bool = False  # some stream was left out: its volume is not its gateway's own
 
     @property
     def end_us(self) -> int:
@@ -150,11 +156,17 @@ class Judge:
         self._streams_seen = -1
         self._streams_wait_us = 0
         self._now_us = 0
+        self._said: set[str] = set()
 
     @property
     def has_more(self) -> bool:
         """Whether the last pass left tracks that it should have looked at."""
         return self._has_more
+
+    def set_claims(self, claims: Iterable[VolumeClaim]) -> None:
+        """Claims of gateways to volumes that changed: what is judged from now on is without what does not count."""
+        if self._scopes.set_claims(claims):
+            self._set_scopes()
 
     def set_agreements(self, items: Iterable[InForce], now_us: int) -> None:
         """What to judge by, ended versions included; what was judged before is read, or will be soon.
@@ -185,7 +197,7 @@ class Judge:
 
     def _set_scopes(self) -> None:
         """Tracks or streams are others: look at all that are read."""
-        self._scopes.set_tracks(self._tracks)
+        self._scopes.set_tracks(self._tracks, self._unread.keys())
         self._has_more = False
         self._queue.reset(name for name in self._tracks if name not in self._unread)
 
@@ -229,7 +241,7 @@ class Judge:
             self._load(now_us)
         if self._tracks:
             self._judge_due(now_us, result)
-        judged = {(row["name"], row["objective"]): None for _, row in result.rows}
+        judged = {(row["name"], row["objective"]): None for name, row in result.rows if name == "slices"}
         result.changed, events = self._books.stand(judged, now_us)
         result.rows += events
         result.rows += revision_events(result.revised, now_us)
@@ -242,7 +254,7 @@ class Judge:
         self._unread = dict(self._tracks)
         self._books = ObjectiveHistory()
         self._books.set_tracks(self._tracks.values())
-        self._scopes, self._streams_seen, self._streams_wait_us = JudgeScopes(), -1, 0
+        self._scopes, self._streams_seen, self._streams_wait_us = self._scopes.unread(), -1, 0
         self._late, self._late_read_us, self._late_seen_us = {}, 0, 0
         self._set_scopes()
 
@@ -338,7 +350,7 @@ class Judge:
         for name in self._queue.take(MOST_LOOKS):
             track, scope = self._tracks[name], self._scopes.of(name)
             starts = track.due(scope, progress, now_us, self._late_us)
-            dues += [_Due(track, start_us, scope) for start_us in starts]
+            dues += [_due_of(track, start_us, scope) for start_us in starts]
             rest = None if starts else track.waits_for(scope, progress, self._late_us)
             if rest is None:
                 again.append(name)
@@ -381,6 +393,8 @@ class Judge:
         track, start_us, end_us = due.track, due.start_us, due.end_us
         row = _slice_row(track, start_us, verdict, lost, now_us)
         before = track.state_of(start_us)
+        if due.is_disowned:
+            self._say_without(due, result)
         if not track.settle(row, lacking):
             return
         result.rows.append(("slices", row))
@@ -389,6 +403,19 @@ class Judge:
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
         self._books.enter(track, row)
+
+
+    def _say_without(self, due: _Due, result: Judgement) -> None:
+        """Note, once an agreement, which gateways it is judged without from this slice on."""
+        taken: dict[tuple[str, int], list[VolumeClaim]] = {}
+        for claim in self._scopes.disowned(_name_of(due.track)):
+            if due.start_us <= claim.changed_us:  # later slices follow this one
+                taken.setdefault((claim.gateway_id, claim.changed_us), []).append(claim)
+        for claims in taken.values():
+            event = _without_event(due.track.item.name, claims)
+            if event[1]["event_id"] not in self._said:
+                self._said.add(event[1]["event_id"])
+                result.rows.append(event)
 
 
 class _Part:
@@ -424,6 +451,8 @@ class _Part:
         for index, (due, excuse) in enumerate(zip(dues, excuses, strict=True)):
             if excuse is not None:
                 verdicts[index] = replace(verdicts[index], reason=excuse)
+            if due.is_disowned and not due.scope and verdicts[index].reason == "no-samples":
+                verdicts[index] = replace(verdicts[index], reason="not-owned")
             lost.append(self._lost_by_us(due, index) if verdicts[index].reason == "no-samples" else "")
         return verdicts, lost
 
@@ -478,6 +507,13 @@ class _Part:
         return next(filter(None, found), "")
 
 
+def _due_of(track: Track, start_us: int, scope: Sequence[JudgedStream]) -> _Due:
+    counting = [stream for stream in scope if start_us + track.length_us <= stream.until_us]
+    if len(counting) == len(scope):
+        return _Due(track, start_us, scope)
+    return _Due(track, start_us, counting, is_disowned=True)
+
+
 def _reach_of(earlier: Track | None, item: InForce) -> int:
     """Until when slices of the version before this one reach; 0 without one that ended before it."""
     ended_us = earlier.item.ended_us if earlier is not None else None
@@ -519,6 +555,23 @@ def _excuses(dues: Sequence[_Due]) -> list[str | None]:
 
 def _is_thin(covered_us: int, due: _Due) -> bool:
     return covered_us < MIN_COVERAGE_RATIO * due.track.length_us
+
+
+def _name_of(track: Track) -> Name:
+    return (*track.key, track.item.version)
+
+
+def _without_event(sla: str, claims: Sequence[VolumeClaim]) -> tuple[str, Row]:
+    """An agreement is judged without a gateway from now on; ``claims`` of that one, decided at once."""
+    first, volumes = claims[0], [claim.volume for claim in claims]
+    why = f"revoked by {first.decided_by}" if first.state == REVOKED else "waiting for approval"
+    text = (
+        f"{sla} is judged without gateway {first.name} from now on: {enumerated(volumes)} "
+        f"{'is' if len(volumes) == 1 else 'are'} not its own ({why}). What was judged before stays"
+    )
+    event_id = identity("judged-without", sla, first.gateway_id, first.changed_us)
+    details = {"gateway_id": first.gateway_id, "volumes": volumes[:100], "count": len(volumes)}
+    return event_row("judged-without", "warning", "sla", sla, text, first.changed_us, details, event_id)
 
 
 def _slice_row(track: Track, start_us: int, verdict: SliceVerdict, lost: str, now_us: int) -> Row:

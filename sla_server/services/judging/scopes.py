@@ -1,16 +1,21 @@
 """Which streams each track judges, which tracks a gateway concerns, and which tracks are due.
 
-Computed only when streams or agreements change: tracks that name volumes look them up, only patterns
+A stream whose volume is not its gateway's own (``sla_server.ownership``) stays in scope: slices that were
+judged before that was decided had it. Of later ones it is no part.
+
+Computed only when streams, claims or agreements change: tracks that name volumes look them up, only patterns
 are matched against every volume. Belongs to the SQL worker's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
-from sla_server.services.judging.track import JudgedStream, Track
+from sla_server.ownership import APPROVED, Key, VolumeClaim
+from sla_server.services.judging.track import NEVER_US, JudgedStream, Track
 from sla_server.services.store import Row
 
 Name = tuple[str, str, int]
@@ -25,8 +30,16 @@ class JudgeScopes:
         self._of: dict[Name, tuple[JudgedStream, ...]] = {}
         self._at: dict[str, list[Name]] = {}
         self._gateways: list[str] = []
+        self._disowned: dict[Key, VolumeClaim] = {}
+        self._until_us: dict[tuple[Name, Key], int] = {}
         self.streams = -1
         """How many streams were known at the last reading; -1 before the first."""
+
+    def unread(self) -> JudgeScopes:
+        """Another one, without streams and tracks; claims stay."""
+        made = JudgeScopes()
+        made._disowned = self._disowned
+        return made
 
     def set_streams(self, rows: Sequence[Row], now_us: int) -> None:
         """All streams there are, as table ``streams`` has them; none can have come after now."""
@@ -37,11 +50,46 @@ class JudgeScopes:
             self._by_volume.setdefault(volume, []).append((row["client"], stream))
         self.streams = len(rows)
 
-    def set_tracks(self, tracks: Mapping[Name, Track]) -> None:
-        """What is judged now."""
+    def set_claims(self, claims: Iterable[VolumeClaim]) -> bool:
+        """Claims that changed; whether another volume is, or is not, its gateway's own since. Tracks follow."""
+        before = dict(self._disowned)
+        for claim in claims:
+            key = claim.volume, claim.gateway_id
+            if claim.state != APPROVED:
+                self._disowned[key] = claim
+            else:
+                self._disowned.pop(key, None)
+        return self._disowned != before
+
+    def disowned(self, name: Name) -> list[VolumeClaim]:
+        """Claims that do not count, of streams in scope of a track; by volume and gateway."""
+        if not self._disowned:
+            return []
+        keys = {(stream.volume, stream.gateway_id) for stream in self.of(name) if stream.until_us < NEVER_US}
+        return [self._disowned[key] for key in sorted(keys)]
+
+    def _owned_until(
+        self, name: Name, track: Track, stream: JudgedStream, *, is_read: bool
+    ) -> JudgedStream:
+        """The stream, as far as it is its gateway's own: what was judged before that was decided stays."""
+        key = stream.volume, stream.gateway_id
+        claim = self._disowned.get(key)
+        if claim is None:
+            self._until_us.pop((name, key), None)
+            return stream
+        until_us = self._until_us.get((name, key), claim.changed_us)
+        if is_read:
+            until_us = self._until_us[name, key] = min(until_us, track.next_us)
+        return replace(stream, until_us=until_us)
+
+    def set_tracks(self, tracks: Mapping[Name, Track], unread: Collection[Name] = ()) -> None:
+        """What is judged now; of ``unread`` it is not known what was judged before."""
         self._of, self._at = {}, {}
         for name, track in tracks.items():
             scope = tuple(self._streams_of(track))
+            if self._disowned:
+                is_read = name not in unread
+                scope = tuple(self._owned_until(name, track, each, is_read=is_read) for each in scope)
             self._of[name] = scope
             for gateway_id in {stream.gateway_id for stream in scope}:
                 self._at.setdefault(gateway_id, []).append(name)

@@ -42,12 +42,13 @@ Fingerprint = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class JudgedStream:
-    """A stream in scope."""
+    """A stream in scope. ``until_us``: its volume is not its gateway's own in slices that end after this."""
 
     stream_id: int
     gateway_id: str
     first_seen_us: int
     volume: str = ""
+    until_us: int = NEVER_US
 
 
 @dataclass(slots=True)
@@ -156,18 +157,18 @@ class Track:
     def gateways(
         scope: Iterable[JudgedStream], progress: Mapping[str, int], start_us: int, end_us: int
     ) -> frozenset[str]:
-        """Gateways whose data a slice needs: with a stream in scope by its end, and not retired.
+        """Gateways whose data a slice needs: with a stream in scope that counts by its end, and not retired.
 
         One that has a volume in scope which no other one has that reports is not retired, however long it is
         silent: what nobody observes is no_data.
         """
-        seen = frozenset([stream.gateway_id for stream in scope if stream.first_seen_us < end_us])
+        seen = frozenset([s.gateway_id for s in scope if s.first_seen_us < end_us <= s.until_us])
         if len(seen) < 2:
             return seen
         alive = frozenset([name for name in seen if progress.get(name, 0) >= start_us - RETIRED_US])
         if len(alive) == len(seen):
             return seen
-        there = [stream for stream in scope if stream.first_seen_us < end_us]
+        there = [stream for stream in scope if stream.first_seen_us < end_us <= stream.until_us]
         moved = {stream.volume for stream in there if stream.gateway_id in alive}
         return alive | {stream.gateway_id for stream in there if stream.volume not in moved}
 
@@ -211,8 +212,8 @@ class Track:
             complete = bool(gateways) and all(progress.get(name, 0) >= end_us for name in gateways)
             if not complete and now_us < end_us + late_us:
                 return
-            if gateways:
-                yield start_us
+            if any(stream.first_seen_us < end_us for stream in scope):
+                yield start_us  # without a gateway, too: those that showed the volumes do not own them
             elif start_us == self.next_us:
                 self.next_us = end_us  # the volumes had not appeared yet: there is nothing to judge
             start_us = end_us

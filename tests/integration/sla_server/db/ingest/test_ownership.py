@@ -207,6 +207,40 @@ def test_numbers_of_another_gateways_streams_are_left_out(open_rig: Any) -> None
     assert event["text"].startswith(f"gateway {FALSE} sends statistics under the numbers of another")
 
 
+def test_numbers_that_nobody_announced_are_left_out_for_good(open_rig: Any) -> None:
+    """Else who knows the names could write what a gateway will have done before it comes."""
+    rig = open_rig()
+    shown_by(rig, FALSE, "evil-gw", 2)
+    early = make_cut(1, gw=FALSE, streams=(1, 2), seed=5)
+    early.counters[0, 0] = stream(1)
+    rig.feed(cuts_message([early]))
+    shown_by(rig, TRUE, "host-1", 1)
+    own = make_cut(1, streams=(1,))
+    rig.feed(cuts_message([own]))
+    rig.drain(final=True)
+    counts = {row["volume"]: (row["gateway_id"], row["cuts"], row["reads"]) for row in rig.reader.streams()}
+    assert counts == {
+        "vol-1": (TRUE, 1, int(own.column("reads")[0])), "vol-2": (FALSE, 1, int(early.column("reads")[1])),
+    }  # fmt: skip
+    inputs = rig.reader.slice_inputs([stream(1)], [TRUE, FALSE], 0, 1 << 62)
+    assert sum(row["reads"] for row in inputs.rows) == int(own.column("reads")[0])
+    [event] = [row for row in rig.reader.events() if row["kind"].startswith("streams-")]
+    assert (event["kind"], event["subject"]) == ("streams-unannounced", FALSE)
+    assert "numbers of streams that were not announced" in event["text"]
+
+
+def test_a_stream_announced_later_counts_from_then_on(open_rig: Any) -> None:
+    rig = open_rig()
+    rig.feed(gateway_message(gw=TRUE, name="host-1"))
+    rig.feed(cuts_message([make_cut(1, streams=(1,))]))
+    rig.feed(streams_message([1], TRUE))
+    later = make_cut(2, streams=(1,))
+    rig.feed(cuts_message([later]))
+    rig.drain(final=True)
+    [row] = rig.reader.streams("vol-1")
+    assert (row["cuts"], row["reads"]) == (1, int(later.column("reads")[0]))
+
+
 def test_a_list_in_the_certificate_decides(open_rig: Any) -> None:
     rig = open_rig()
     shown_by(rig, TRUE, "host-1", 1)

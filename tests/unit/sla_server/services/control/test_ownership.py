@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pmdaemon.wire.cut import COL
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.volume_gate import VolumeGate
@@ -143,3 +144,21 @@ def test_what_it_says_of_late_ios_is_about_its_own_volumes_alone() -> None:
     feeder.step()
     [throttle] = made.policy.throttles()
     assert throttle.late_ios == 3
+
+
+def test_rows_under_numbers_that_it_did_not_announce_count_for_none() -> None:
+    """Neither those of another gateway's streams nor those of none, also once they are announced elsewhere."""
+    made = controller(classes=BOTH)
+    feeder = Feeder(made, (A, ("gold",)), (B, ("batch",)))
+    for _ in range(6):
+        feeder.step((A, {"gold": QUICK}, 0))
+        stray = cut(B, feeder.second, {"gold": SLOW, "later": SLOW, "batch": QUICK})
+        ids = [streams(A, "gold")[0]["id"], streams(A, "later")[0]["id"], streams(B, "batch")[0]["id"]]
+        stray.counters[COL["stream_id"]] = ids
+        made.add_cut(stray, feeder.unix_us, 0, False, feeder.now_ns)
+        made.tick(feeder.now_ns, feeder.unix_us)
+    assert made.live[KEY].state == "ok"
+    assert made.tables[B].unknown_rows == 12
+    made.add_streams(A, streams(A, "later"))
+    rates = {row["volume"]: row["iops"] for row in made.snapshot(feeder.unix_us)["volumes"]}
+    assert rates == {"gold": 100, "batch": 100, "later": 0}

@@ -46,11 +46,12 @@ class OneRow:
             np.repeat(self.rows, gateways),
             self.signals.windows.steps - len(self.promise.curve),
         )
-        pieces.counted, pieces.missed = (
-            np.pad(part, ((0, 0), (0, more_steps))) for part in (pieces.counted, pieces.missed)
+        pieces.counted, pieces.missed, pieces.overdue = (
+            np.pad(part, ((0, 0), (0, more_steps)))
+            for part in (pieces.counted, pieces.missed, pieces.overdue)
         )
         self.slices.rolls(rows, start_us)
-        self.slices.add(rows, start_us, np.arange(gateways), pieces)
+        self.slices.add(rows, start_us, np.arange(gateways), pieces, np.zeros(gateways))
         self.is_shown = self.slices.are_broken(self.rows, GOES_ON, self.is_shown)
         return bool(self.is_shown[0])
 

@@ -10,6 +10,7 @@ import pytest
 from sla_server.agreements.load import load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.promise import InForce
+from sla_server.ownership import VolumeClaim
 from sla_server.services.judging import judge, objectives
 from sla_server.services.judging.judge import Judge, Judgement
 from tests.support.agreements import agreement, in_force, maintenance_text, simple
@@ -705,3 +706,102 @@ def test_a_slice_knows_the_step_of_the_one_before() -> None:
     assert [(row["threshold_us"], row["n"], row["missed"], row["state"]) for row in rows] == [
         (12_000, 3000, 0, "good"), (3_000, 600, 60, "bad"),
     ]  # fmt: skip
+
+
+# -- Volumes that are not their gateway's own
+
+
+def claim(state: str, minutes: float, gateway: str = OTHER, volume: str = "vol-1") -> VolumeClaim:
+    """Decided then, by ann."""
+    return VolumeClaim(volume, gateway, "gw-b", state, "disk", "disk", "ann", at(0), at(minutes), 1)
+
+
+def two_gateways(minutes: int, missed: int = 300) -> Scene:
+    """One volume; what is shown through the second one is bad all the time."""
+    scene = Scene()
+    scene.store.add_stream(2, gateway=OTHER, client="d")
+    for minute in range(minutes):
+        both_have(scene, minute, missed)
+    return scene
+
+
+def both_have(scene: Scene, minute: int, missed: int = 300) -> None:
+    scene.store.add_slot(at(minute))
+    scene.store.add_slot(at(minute), missed=missed, stream_id=2, gateway=OTHER)
+
+
+def events_of(found: Judgement) -> list[dict[str, Any]]:
+    return [row for table, row in found.rows if table == "events" and row["kind"] == "judged-without"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_from_the_revocation_on_slices_are_judged_without_the_gateway(restarts: bool) -> None:
+    scene = two_gateways(2)
+    assert scene.slices(2.1) == [(0, "bad", 0), (1, "bad", 0)]
+    revoked = [claim("revoked", 2.5)]
+    if restarts:
+        scene.restart(3.0)
+    scene.judge.set_claims(revoked)
+    both_have(scene, 2)
+    found = scene.run(3.1)
+    slices = [row for table, row in found.rows if table == "slices"]
+    assert [(row["state"], row["n"]) for row in slices] == [("good", 600)], "also the half of it before that"
+    (event,) = events_of(found)
+    assert (event["subject"], event["at_us"], event["details"]["volumes"]) == ("gold", at(2.5), ["vol-1"])
+    assert event["text"] == (
+        "gold is judged without gateway gw-b from now on: vol-1 is not its own (revoked by ann). "
+        "What was judged before stays"
+    )
+    both_have(scene, 3)
+    found = scene.run(4.1)
+    assert [row["state"] for table, row in found.rows if table == "slices"] == ["good"]
+    assert events_of(found) == []
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_judged_before_the_revocation_stays_when_it_is_judged_again(restarts: bool) -> None:
+    scene = two_gateways(2)
+    assert scene.slices(2.1) == [(0, "bad", 0), (1, "bad", 0)]
+    if restarts:
+        scene.restart(2.6)
+    scene.judge.set_claims([claim("revoked", 2.5)])
+    scene.store.add_stream(3, gateway=OTHER, client="e")
+    scene.store.add_slot(at(1), missed=300, stream_id=3, gateway=OTHER, covered_us=0)
+    found = [row for table, row in scene.run(2.7).rows if table == "slices" and row["start_us"] == at(1)]
+    assert [(row["revision"], row["state"], row["missed"]) for row in found] == [(1, "bad", 600)]
+
+
+def test_a_slice_that_was_not_judged_yet_is_judged_without_it_though_it_ended_before() -> None:
+    scene = two_gateways(1)
+    scene.store.progress_us[OTHER] = at(0.5)
+    assert scene.slices(1.1) == []
+    scene.judge.set_claims([claim("revoked", 1.05)])
+    found = scene.run(1.2)
+    assert [row["state"] for table, row in found.rows if table == "slices"] == ["good"]
+    assert len(events_of(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("revoked", "revoked by ann"), ("pending", "waiting for approval")]
+)
+def test_without_any_gateway_there_is_no_data_because_the_volume_is_not_its_own(state: str, why: str) -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0))
+    assert scene.slices(1.1) == [(0, "good", 0)]
+    scene.judge.set_claims([claim(state, 1.2, GATEWAY)])
+    scene.store.add_slot(at(1))
+    found = scene.run(2.6)
+    assert [(row["state"], row["reason"], row["ours"]) for t, row in found.rows if t == "slices"] == [
+        ("no_data", "not-owned", False)
+    ]
+    assert [why in event["text"] for event in events_of(found)] == [True]
+    scene.judge.set_claims([claim("approved", 2.7, GATEWAY)])
+    scene.store.add_slot(at(2))
+    assert scene.slices(3.1)[-1] == (2, "good", 0)
+
+
+def test_a_claim_to_another_volume_or_of_a_gateway_without_streams_changes_nothing() -> None:
+    scene = two_gateways(2, missed=0)
+    scene.judge.set_claims([claim("revoked", 0.5, volume="vol-9"), claim("pending", 0.5, "g-3")])
+    found = scene.run(2.1)
+    assert [(row["state"], row["n"]) for _, row in found.rows] == [("good", 1200), ("good", 1200)]
