@@ -164,6 +164,7 @@ class Controller:
     def _modes_changed(self) -> None:
         self.policy.modes_changed()
         self.loops.modes_changed()
+        self._agreed.modes_changed()
 
     # What is measured.
 

@@ -89,7 +89,6 @@ def terms_of_all(volumes: Weights, terms_of: Callable[[str], NeighbourTerms]) ->
         max((found.priority for found in agreed), default=Priority.BEST_EFFORT),
         sum(found.floor_iops for found in agreed),
         sum(found.floor_bytes_per_s for found in agreed),
-        None,
         bool(agreed),
     )
 
