@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pmdaemon.wire.messages.agent import RATES, CapSet
+from pmdaemon.wire.messages.client_caps import caps_client
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates
 
 
@@ -75,6 +76,6 @@ def without_cost(cap: Rates, mean_bytes: float | None) -> Rates:
 def caps_by_volume(caps: CapSet, client: str) -> dict[str, Rates]:
     """Caps of volumes that have this client alone: a cap of the client is one of its volume."""
     found: dict[str, Rates] = {}
-    for entry in (*caps.caps, *(each for each in caps.clients or () if each["client"] == client)):
+    for entry in (*caps.caps, *(each for each in caps.clients or () if caps_client(each, client))):
         found[entry["volume"]] = found.get(entry["volume"], NO_CAPS).tighter(rates_of(entry))
     return found

@@ -494,7 +494,8 @@ class Plane:
     def _enforce(self, now_ns: int) -> None:
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():
-            volume.set_caps(self._caps.of(name), now_ns, self._caps.of_clients(name))
+            clients, named = self._caps.of_clients(name), self._caps.named_clients(name)
+            volume.set_caps(self._caps.of(name), now_ns, clients, named)
         self._groups.apply(self._caps.groups, self._exports.volumes, now_ns)
         self._plan_expiry()
 

@@ -28,7 +28,7 @@ again. Pure; time is an argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -44,9 +44,11 @@ from gateway_agent.nbd.ledger import ChangeLedger, OtherProcess
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.protocol import ExportFacts
 from gateway_agent.nbd.tls import TlsEngine
+from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.runtime.logs import LimitedLog
+from pmdaemon.wire.messages.client_caps import EXCEPT, except_of
 from pmdaemon.wire.rates import (
     LEAST_BURST_S,
     LEAST_RATE,
@@ -72,7 +74,7 @@ class ServerCaps:
 
     Attributes:
         volumes: by volume.
-        clients: of single clients, by volume and client.
+        clients: of single clients, by volume and client; ``*`` is all but the ``named`` of the volume.
         groups: of several volumes together, by the group's name.
     """
 
@@ -81,6 +83,7 @@ class ServerCaps:
     volumes: dict[str, Rates]
     clients: dict[str, dict[str, Rates]]
     groups: dict[str, VolumeGroupCap]
+    named: dict[str, tuple[str, ...]]
 
 
 def parse_caps(header: dict[str, Any]) -> ServerCaps:
@@ -107,7 +110,8 @@ def parse_caps(header: dict[str, Any]) -> ServerCaps:
         volumes[volume] = _rates(generation, entry, volume)
     clients = _client_caps(generation, header.get("clients"))
     groups = _group_caps(generation, header.get("groups"))
-    return ServerCaps(generation, lease_us * 1000, volumes, clients, groups)
+    named = _named_clients(generation, header.get("clients") or ())
+    return ServerCaps(generation, lease_us * 1000, volumes, clients, groups, named)
 
 
 def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
@@ -126,6 +130,19 @@ def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
         if client in found.get(volume, ()):
             raise BadCaps(f"caps {generation}", f"entry {excerpt(entry)} names a client named before")
         found.setdefault(volume, {})[client] = _rates(generation, entry, volume)
+    return found
+
+
+def _named_clients(generation: int, entries: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Globs of the clients that a cap of all others is not for, by volume."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        try:
+            globs = except_of(entry).get(EXCEPT)
+        except MalformedFrame as exc:
+            raise BadCaps(f"caps {generation}", str(exc)) from exc
+        if globs is not None:
+            found[entry["volume"]] = tuple(globs)
     return found
 
 
@@ -198,6 +215,7 @@ class CapsInForce:
         self.static = static
         self._server: dict[str, Rates] = {}
         self._clients: dict[str, dict[str, Rates]] = {}
+        self._named: dict[str, tuple[str, ...]] = {}
         self.groups: Mapping[str, VolumeGroupCap] = {}
         self._said: dict[str, Any] | None = None
         self._lease_ns = DEFAULT_LEASE_NS
@@ -214,6 +232,7 @@ class CapsInForce:
         self._said = header
         self.generation, self._lease_ns = caps.generation, caps.lease_ns
         self._server, self._clients, self.groups = caps.volumes, caps.clients, caps.groups
+        self._named = caps.named
         self.lease_end_ns = now_ns + caps.lease_ns
         return len(caps.volumes) + sum(map(len, caps.clients.values())) + len(caps.groups)
 
@@ -228,7 +247,7 @@ class CapsInForce:
             return False
         self._said = None
         self.generation, self.lease_end_ns = NO_GENERATION, None
-        self._server, self._clients, self.groups = {}, {}, {}
+        self._server, self._clients, self.groups, self._named = {}, {}, {}, {}
         return True
 
     @property
@@ -251,8 +270,12 @@ class CapsInForce:
         return self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
     def of_clients(self, volume: str) -> Mapping[str, Rates]:
-        """What holds for single clients of a volume, beside that."""
+        """What holds for single clients of a volume, beside that; ``*`` for all that are not named."""
         return self._clients.get(volume, NO_CLIENTS)
+
+    def named_clients(self, volume: str) -> tuple[str, ...]:
+        """Globs of the clients that the cap of all others is not for."""
+        return self._named.get(volume, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,16 +409,23 @@ class Volume:
             if not session.unblock():
                 return
 
-    def set_caps(self, caps: Rates, now_ns: int, clients: Mapping[str, Rates] = NO_CLIENTS) -> None:
+    def set_caps(
+        self,
+        caps: Rates,
+        now_ns: int,
+        clients: Mapping[str, Rates] = NO_CLIENTS,
+        named: Sequence[str] = (),
+    ) -> None:
         """Put other caps in force, now, also for what is already held.
 
         Args:
             caps: of the volume.
             now_ns: monotonic.
-            clients: of single clients of it, complete.
+            clients: of single clients of it, complete; ``*``: of all others together.
+            named: globs of the clients that those others are not.
         """
         changed = self.rates.set_caps(caps, now_ns)
-        if self.clients.set_caps(clients, now_ns) or changed:
+        if self.clients.set_caps(clients, now_ns, named) or changed:
             self.pump(now_ns)
 
     def set_group(self, group: VolumeGroup | None, now_ns: int) -> None:
@@ -517,6 +547,8 @@ class Volume:
         done, of = parts or (0, self._parts_of(transfer_bytes, cost))
         self._used_ns[session] = now_ns
         used_ns = self._charge(transfer_bytes, cost, 1 / of, now_ns)
+        if self.clients:
+            used_ns = max(used_ns, self.clients.shared_ns(session.client, transfer_bytes, cost) / of)
         if parts is not None or (of > 1 and self._is_contended(session, now_ns)):
             if done + 1 < of:
                 self._parts[session] = done + 1, of

@@ -270,9 +270,16 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
+        if throttle.get("client") == words.OTHERS:
+            alone = " for all clients together that no agreement names"
         if throttle.get("group_name"):
             alone = f" for all volumes of group {throttle['group_name']} together"
         lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
+        if throttle.get("client") == words.OTHERS:
+            lines.append(
+                "Clients came to the volume under one new name after another while it was slowed down. So "
+                "they share one rate now, and a new name brings no new allowance."
+            )
         if _is_replaced(throttle, throttles):
             lines.append("It is not in force: one set by hand takes the place of the policy's.")
         if throttle.get("source") == MANUAL and throttle.get("text"):

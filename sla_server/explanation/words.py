@@ -12,6 +12,9 @@ Row = Mapping[str, Any]
 
 COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
 
+OTHERS: Final = "*"
+"""As the client of a throttle: all clients of the volume that no agreement names."""
+
 REASONS: Final = {
     "promise-violated": "the promise was violated",
     "promise-at-risk": "the promise was at risk",
@@ -102,10 +105,12 @@ def cost(value: float | None) -> str:
 
 
 def capped(row: Row) -> str:
-    """What a throttle, or a decision about one, caps: a volume, one client of it, or a group."""
+    """What a throttle, or a decision about one, caps: a volume, one client of it, the rest, or a group."""
     if group := row.get("group_name") or (row.get("figures") or {}).get("group"):
         return f"group {group}"
     client = row.get("client") or (row.get("figures") or {}).get("client")
+    if client == OTHERS:
+        return f"every client of {row.get('volume')} that no agreement names"
     return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
 
 

@@ -183,11 +183,11 @@ class Application:
 
     def hold(self, load: Load, ends_s: float, rng: random.Random) -> None:
         """Closed: keep ``depth`` requests outstanding while the load is on; a ramp adds one by one."""
-        on = strength(load, ends_s, rng)
+        on, last = strength(load, ends_s, rng), min(load.until_s or ends_s, ends_s)
 
         def again(slot: int) -> None:
             now = self._world.now
-            if now >= ends_s:
+            if now >= last:
                 return
             if now < load.from_s or on(now) * load.depth <= slot:
                 self._world.at(max(now + RETRY_S, load.from_s), lambda: again(slot))

@@ -25,6 +25,7 @@ from pmdaemon.wire.frame import encode_folding
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
+from pmdaemon.wire.messages.client_caps import except_of
 
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB header
@@ -39,6 +40,8 @@ LARGE_CAPS: Final = "large-caps"
 """Feature of an agent: it takes CAPS that are longer than a header, in folded form."""
 GROUP_CAPS: Final = "group-caps"
 """Feature of an agent: it applies the caps of groups in CAPS, and the burst of any cap."""
+OTHER_CLIENT_CAPS: Final = "other-client-caps"
+"""Feature of an agent: it applies one cap to all clients of a volume that no agreement names."""
 MAX_GROUP_VOLUMES: Final = 512  # of a group; an agent has no more exports
 END_OF_GENERATIONS: Final = 1 << 63  # an agent takes no generation of caps from here on
 _MAX_WORD: Final = (1 << 64) - 1
@@ -49,7 +52,7 @@ EXPORT_FORM: Final = (
 )
 STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
 CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil, burst_s?: float}]"
-CLIENT_CAPS_FORM: Final = "[{volume, client: str, and the rates as in caps}]"
+CLIENT_CAPS_FORM: Final = "[{volume, client: str, except?: [str (glob)], and the rates as in caps}]"
 GROUP_CAPS_FORM: Final = "[{group: str, volumes: {volume: weight}, and the rates as in caps}]"
 ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "write", threshold_us: int}]'
 
@@ -62,8 +65,8 @@ class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
     An epoch is a random number that each start of the agent draws. Of ``features`` the server uses
-    ``client-caps``, ``group-caps`` and ``large-caps`` (see CAPS); those that it does not know are ignored,
-    and an agent of before has none.
+    ``client-caps``, ``other-client-caps``, ``group-caps`` and ``large-caps`` (see CAPS); those that it does
+    not know are ignored, and an agent of before has none.
     """
 
     KIND: ClassVar = Kind.HELLO
@@ -78,7 +81,7 @@ class Hello(WireMessage):
     @classmethod
     def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
         """The HELLO of this release."""
-        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS)
+        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS)
         return cls(PROTO_MIN, PROTO_MAX, features, software, gateway_id, name, epoch)
 
     @classmethod
@@ -407,11 +410,13 @@ class CapSet(WireMessage):
 
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
     ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
-    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. ``groups`` are
-    caps of several volumes together, beside those: the volumes share the rates by weight. Absent when there
-    is none, and sent to agents with the feature ``group-caps`` only. ``burst_s`` is how many seconds' worth
-    of the rates may pass at once, 0.02 without it; agents of before ignore it. A set above 64 KiB is folded
-    (wire.md), and sent to agents with the feature ``large-caps`` only.
+    there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. The client
+    ``*`` is all clients of the volume but those that match a glob of ``except``: they share the rates, which
+    hold beside those of a single client. Such an entry is sent to agents with ``other-client-caps`` only.
+    ``groups`` are caps of several volumes together, beside those: the volumes share the rates by weight.
+    Absent when there is none, and sent to agents with the feature ``group-caps`` only. ``burst_s`` is how
+    many seconds' worth of the rates may pass at once, 0.02 without it; agents of before ignore it. A set
+    above 64 KiB is folded (wire.md), and sent to agents with the feature ``large-caps`` only.
 
     The cost of an I/O is 1 for a read or write (``cost_read``, ``cost_write`` of the export) + bytes / 65,536
     (``cost_bytes`` of the export).
@@ -451,7 +456,7 @@ class CapSet(WireMessage):
             gen=whole(header, "CAPS", "gen", 0, END_OF_GENERATIONS - 1),
             lease_us=whole(header, "CAPS", "lease_us", 1, (1 << 50) - 1),
             caps=tuple(_cap(entry, "volume") for entry in _maps("CAPS", header, "caps")),
-            clients=tuple(_cap(entry, "volume", "client") for entry in clients) or None,
+            clients=tuple(_cap(each, "volume", "client") | except_of(each) for each in clients) or None,
             groups=tuple(_group_cap(entry) for entry in groups) or None,
         )
 

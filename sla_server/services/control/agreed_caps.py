@@ -3,7 +3,8 @@
 An agreement for all clients caps each of its volumes. One that names clients caps each of those on each of
 its volumes, and nothing else: another agreement may have promised the same volume to other clients. Such a
 cap needs gateways that apply caps of clients. Where one does not, the cap is not applied, and an event says
-so, once until it can be.
+so, once until it can be. Of several agreements the lowest cap counts of those in mode enforce: one that is
+only observed hides no other.
 
 State: what is asked for of each volume, and where it cannot be applied. No clock, no I/O. Changed only by the
 controller's one thread.
@@ -11,14 +12,16 @@ controller's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pmdaemon.wire.rates import Rates
+from sla_server.agreements.promise import VolumeClass
 from sla_server.services.control.decisions import RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.targets import named, target_of, volume_of
+from sla_server.services.control.usage import backend_among
 
 
 class AgreedCap(NamedTuple):
@@ -65,8 +68,9 @@ class AgreedCaps:
 
     def _caps_of(self, volume: str) -> dict[str, AgreedCap]:
         terms, found = self._inventory.terms_of(volume), dict[str, AgreedCap]()
-        if terms.cap_iops is not None:
-            found[volume] = AgreedCap(Rates(ops_per_s=terms.cap_iops), terms.cap_of)
+        if terms.caps:
+            lowest = self._lowest_last(volume, terms.caps)[-1]
+            found[volume] = AgreedCap(Rates(ops_per_s=lowest.cap_iops), lowest.sla)
         if not terms.client_caps:
             return found
         can_cap = self._inventory.is_divided(volume)
@@ -81,11 +85,24 @@ class AgreedCaps:
         if can_cap is None:  # after a restart: those found in force stay until gateways say what they can do
             layer = self._policy.layers["agreed"].values()
             clients |= {t.client for t in layer if t.volume == volume and t.client}
-        for each in sorted(terms.client_caps, key=lambda c: -(c.cap_iops or 0.0)):  # the lowest counts
+        for each in self._lowest_last(volume, terms.client_caps):
             for client in sorted(clients):
                 if each.has_client(client):
                     found[target_of(volume, client)] = AgreedCap(Rates(ops_per_s=each.cap_iops), each.sla)
         return found
+
+    def _lowest_last(self, volume: str, classes: Sequence[VolumeClass]) -> list[VolumeClass]:
+        """Those that are only observed, then those that are enforced, each by falling cap."""
+        backend = backend_among(self._inventory.carriers_of(volume), volume)
+        return sorted(
+            classes,
+            key=lambda c: (self._policy.mode_of(backend, c.sla) == "enforce", -(c.cap_iops or 0.0)),
+        )
+
+    def modes_changed(self) -> None:
+        """Another of several caps may count now."""
+        if not self._is_restored:  # else agreements are still to come, which say what is asked for
+            self.follow(list(self._wanted))
 
     def events(self) -> list[RaiseEvent]:
         """Of agreements whose caps cannot be applied since the last call."""

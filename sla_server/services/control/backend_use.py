@@ -55,11 +55,11 @@ class BackendUse:
                     columns.append(use.place)
                     targets.append(self.index[target])
                 continue
-            row = uses.rows(table, volume_of(target)).get(client)
-            if row is not None:
+            rows = uses.rows_of(table, target)
+            if len(rows):
                 self._tables[table.gateway_id] = table
-                numbers.append(int(table.numbers[row]))
-                clients.append(self.index[target])
+                numbers += table.numbers[rows].tolist()
+                clients += [self.index[target]] * len(rows)
         self._columns, self._numbers = np.array(columns, np.int64), np.array(numbers, np.int64)
         self._targets = np.array(targets + clients, np.int64)
 

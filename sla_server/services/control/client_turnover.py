@@ -9,7 +9,8 @@ follow:
     leave    a client that uses nothing for the idle time leaves its part of C to the others. The last of a
              volume stays: what it has waits for the client that comes next, until the loop has ended
     carry    when a volume is divided, or whole again, its caps go over to its clients, or to it: C changes
-             by what those use that are slowed down in one of the two forms only
+             by what those use that are slowed down in one of the two forms only. When its clients that no
+             agreement names are taken together, or no longer so (``newcomers``), C stays
 
 Each change makes the loop wait for evidence under other caps, so clients join and leave once in
 ``resplit_min_s``.
@@ -26,7 +27,7 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, cost_of, gives_way, largest, part_of
-from sla_server.services.control.targets import client_of, named, volume_of
+from sla_server.services.control.targets import client_of, is_others, named, volume_of
 from sla_server.services.control.usage import RECENT_CUTS
 from sla_server.services.control.victims import Victim
 
@@ -155,11 +156,19 @@ def carried_over(
     for volume in dict.fromkeys(map(volume_of, others)):
         old = [managed[target] for target in others if volume_of(target) == volume]
         now = [n for target, n in neighbours.items() if volume_of(target) == volume]
-        found = largest(_able(now, spared, victim), settings.small_share_ratio)
+        together = [n for n in now if is_others(n.volume) and n.volume not in managed]
+        if together and all(client_of(n.volume) for n in old):
+            found = [n for n in together if n.volume not in spared and gives_way(victim, n)]
+            is_same = True
+        else:
+            found = largest(_able(now, spared, victim), settings.small_share_ratio)
+            is_same = any(is_others(n.volume) for n in old) and all(client_of(n.volume) for n in now)
         if not found:
             continue
         leave += [n.volume for n in old]
         join += found
+        if is_same:
+            continue  # the same clients, under one name or each under its own
         if client_of(old[0].volume):
             more += max(_used(found) - _used(old), 0.0)
         else:

@@ -12,13 +12,14 @@ are. Changed only by the controller's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from sla_server.services.control.targets import client_of, volume_of
-from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Recent, Usage
+from sla_server.agreements.selectors import matches
+from sla_server.services.control.targets import client_of, is_others, volume_of
+from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Ints, Recent, Usage
 
 
 class ClientUse(NamedTuple):
@@ -51,11 +52,25 @@ class _Known(NamedTuple):
 
 
 class _Rows:
-    """Rows of a gateway's table by volume and client; rows are only added."""
+    """Rows of a gateway's table by volume and client; rows are only added.
+
+    ``others``: of a volume, how many clients were looked at, which of them are named, rows of those that are
+    not.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self.by_volume: dict[str, dict[str, int]] = {}
+        self.others: dict[str, tuple[int, tuple[str, ...], Ints]] = {}
+
+    def of_others(self, volume: str, named: tuple[str, ...]) -> Ints:
+        """Rows of the clients of a volume that match none of these globs."""
+        clients = self.by_volume.get(volume, {})
+        known = self.others.get(volume)
+        if known is None or known[:2] != (len(clients), named):
+            rows = [row for client, row in clients.items() if not matches(client, named)]
+            known = self.others[volume] = len(clients), named, np.array(rows, np.int64)
+        return known[2]
 
     def read(self, table: GatewayTable) -> None:
         for row in range(self.count, len(table.streams)):
@@ -71,9 +86,12 @@ class ClientUses:
         values: shape (len(ClientUse._fields), streams of all gateways); those of gateways that nothing was
             asked about since their newest cut are old. Grown by doubling.
         sums, summed_rows: how often cuts were summed, and how many rows they had together.
+
+    ``named_on``: globs of the clients of a volume that agreements name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named_on: Callable[[str], tuple[str, ...]] = lambda _volume: ()) -> None:
+        self.named_on = named_on
         self.values: Floats = np.zeros((len(ClientUse._fields), 64))
         self.sums = self.summed_rows = 0
         self._known: dict[str, _Known] = {}
@@ -81,23 +99,34 @@ class ClientUses:
 
     def rows(self, table: GatewayTable, volume: str) -> dict[str, int]:
         """Row of every client of a volume that a gateway has seen."""
+        return self._rows_of(table).by_volume.get(volume, {})
+
+    def _rows_of(self, table: GatewayTable) -> _Rows:
         found = self._rows.get(table.gateway_id)
         if found is None:
             found = self._rows[table.gateway_id] = _Rows()
         if found.count != len(table.streams):
             found.read(table)
-        return found.by_volume.get(volume, {})
+        return found
+
+    def rows_of(self, table: GatewayTable, target: str) -> Ints:
+        """Rows of the clients that a target is: one, or all that no agreement names; none if never seen."""
+        volume, client = volume_of(target), client_of(target)
+        if is_others(target):
+            return self._rows_of(table).of_others(volume, self.named_on(volume))
+        row = self.rows(table, volume).get(client)
+        return np.array([] if row is None else [row], np.int64)
 
     def of(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
         """Recent use of a target through a gateway; None if it was never seen there."""
         client = client_of(target)
         if not client:
             return table.use.get(target)
-        row = self.rows(table, volume_of(target)).get(client)
-        if row is None:
+        rows = self.rows_of(table, target)
+        if not len(rows):
             return None
         self.refresh((table,))
-        found: list[float] = self.values[:, table.numbers[row]].tolist()
+        found: list[float] = self.values[:, table.numbers[rows]].sum(axis=1).tolist()
         *rates, held, inflight = found
         return ClientUse._make((*rates, int(held), int(inflight)))
 

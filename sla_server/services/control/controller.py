@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pmdaemon.wire.cut import Cut
-from pmdaemon.wire.messages.agent import CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, GROUP_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.promise import Promise, VolumeClass
 from sla_server.services.control.agreed_caps import AgreedCaps
@@ -107,6 +107,7 @@ class Controller:
                 kept = LiveState(self.settings, promise, excluded=self._excluded.get(promise.sla, ""))
             self.live[promise.key] = kept
         self._link_rows(self.live)
+        self.policy.carriers_changed(self.inventory.together)  # their named clients may be others
         self._agreed.follow(complete=True)
 
     def set_budget(self, key: Key, burn_1h: float, remaining_ratio: float) -> None:
@@ -163,6 +164,7 @@ class Controller:
     def _modes_changed(self) -> None:
         self.policy.modes_changed()
         self.loops.modes_changed()
+        self._agreed.modes_changed()
 
     # What is measured.
 
@@ -170,7 +172,7 @@ class Controller:
         """What the agent of a gateway can do, as it says before it is up."""
         table, known = self._table(gateway_id), frozenset(features)
         table.caps_clients, table.caps_large = CLIENT_CAPS in known, LARGE_CAPS in known
-        table.caps_groups = GROUP_CAPS in known
+        table.caps_groups, table.caps_others = GROUP_CAPS in known, OTHER_CLIENT_CAPS in known
 
     def gateway_up(
         self, gateway_id: str, name: str, exports: Iterable[Mapping[str, Any]], now_ns: int

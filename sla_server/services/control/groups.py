@@ -15,7 +15,7 @@ from typing import Final
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.sharing import NeighbourTerms
-from sla_server.services.control.targets import group_of, volume_of
+from sla_server.services.control.targets import group_of, is_others, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 
 MOST_VOLUMES: Final = 64
@@ -89,7 +89,6 @@ def terms_of_all(volumes: Weights, terms_of: Callable[[str], NeighbourTerms]) ->
         max((found.priority for found in agreed), default=Priority.BEST_EFFORT),
         sum(found.floor_iops for found in agreed),
         sum(found.floor_bytes_per_s for found in agreed),
-        None,
         bool(agreed),
     )
 
@@ -144,6 +143,16 @@ class TargetAnswers:
         if not (group := group_of(target)):
             return self._carriers_of(target)
         return {g: t for volume in self._groups.weights(group) for g, t in self._carriers_of(volume).items()}
+
+    def members(self, targets: Iterable[str], table: GatewayTable) -> dict[str, Weights]:
+        """What goes with a target: volumes of a group at a gateway; globs that other clients do not match."""
+        found: dict[str, Weights] = {}
+        for target in targets:
+            if group := group_of(target):
+                found[target] = self._groups.at(group, table)
+            elif is_others(target):
+                found[target] = dict.fromkeys(self._uses.named_on(volume_of(target)), 0.0)
+        return found
 
     def use(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:
         """Its recent use through a gateway; None if it was never seen there."""

@@ -6,8 +6,9 @@ what part of a floor each client has (``client_floors``). Filled by the controll
 answers questions.
 
 A volume is *divided* while an agreement names some of its clients and all its gateways apply caps of clients:
-then its clients are the neighbours, not the volume (ADR 21). Questions about a volume take the target of one
-of its clients, too (``targets``).
+then its clients are the neighbours, not the volume (ADR 21); where they come under one new name after another
+(``newcomers``), those that no agreement names are one neighbour together. Questions about a volume take the
+target of one of its clients, too (``targets``).
 
 Pure: no clock. Changed only by the controller's one thread.
 """
@@ -18,7 +19,9 @@ from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from pmdaemon.wire.messages.client_caps import MAX_EXCEPT, OTHER_CLIENTS
 from sla_server.agreements.promise import VolumeClass
+from sla_server.agreements.selectors import matches
 from sla_server.services.control.backend_use import BackendUse, Place
 from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.client_use import ClientUse, ClientUses
@@ -59,11 +62,14 @@ class BackendInventory:
         self._on_backend: dict[str, set[str]] = {}
         self._places: dict[str, frozenset[str]] = {}
         self._mean_costs: dict[str, float] = {}
-        self.uses = ClientUses()
+        self.uses = ClientUses(self.named_clients)
+        self.together: set[str] = (
+            set()
+        )  # volumes whose clients without a name are taken together, where one can
         self._floors = ClientFloors(settings)
         self._floors_at: dict[str, int] = {}  # how often use had been summed when a volume's were shared
         self._client_terms: dict[str, set[str]] = {}  # targets in _terms, by volume
-        self._names_clients: dict[str, bool] = {}
+        self._named_clients: dict[str, tuple[str, ...]] = {}
         self._any_names_clients = False
         self._tables_on: dict[str, dict[str, GatewayTable]] = {}  # that carry, or carried, a volume of it
         self._changes: dict[str, int] = {}  # of what is on a backend
@@ -72,7 +78,7 @@ class BackendInventory:
 
     def set_classes(self, classes: Sequence[VolumeClass]) -> None:
         """What the agreements in force say of volumes as neighbours."""
-        self._named, self._patterned, self._terms, self._names_clients = {}, [], {}, {}
+        self._named, self._patterned, self._terms, self._named_clients = {}, [], {}, {}
         self._client_terms = {}
         self._floors.clear()
         self._floors_at.clear()
@@ -179,6 +185,9 @@ class BackendInventory:
                 for client, cost in self.uses.costs(table, volume).items():
                     use[client] = use.get(client, 0.0) + cost
         self._floors_at[volume] = self.uses.sums
+        if self.is_together(volume):
+            others = [client for client in use if not self.is_named(target_of(volume, client))]
+            use[OTHER_CLIENTS] = sum(use.pop(client) for client in others)
         if self._floors.follow(volume, self._classes_of(volume), use):
             for target in self._client_terms.pop(volume, ()):
                 del self._terms[target]
@@ -269,7 +278,7 @@ class BackendInventory:
         """Where the use of all of a backend is found that can be slowed down."""
         tables = self._tables_on.get(backend, {})
         states = tuple(
-            (t.state, t.caps_clients, t.only_seen, t.refused, len(t.streams), len(t.exports))
+            (t.state, t.caps_clients, t.caps_others, t.only_seen, t.refused, len(t.streams), len(t.exports))
             for t in tables.values()
         )
         key = self._changes.get(backend), states
@@ -296,7 +305,10 @@ class BackendInventory:
         if not self.is_divided(volume):
             return [volume]
         tables = self.carriers_of(volume).values()
-        return sorted({target_of(volume, c) for table in tables for c in self.uses.clients(table, volume)})
+        clients = {c for table in tables for c in self.uses.clients(table, volume)}
+        if self.is_together(volume):
+            clients = {c if self.is_named(target_of(volume, c)) else OTHER_CLIENTS for c in clients}
+        return sorted(target_of(volume, client) for client in clients)
 
     def targets_of(self, scope: PromiseScope) -> set[str]:
         """What the streams of a promise are: volumes, or those of their clients that it covers."""
@@ -311,19 +323,49 @@ class BackendInventory:
 
     def can_be_managed(self, target: str) -> bool:
         """Whether caps of it are what control uses now; True while that is not known."""
-        divided = self.is_divided(target)
-        return self.can_throttle(target) and (divided is None or divided == bool(client_of(target)))
+        divided, client = self.is_divided(target), client_of(target)
+        if not self.can_throttle(target) or divided is None:
+            return self.can_throttle(target)
+        if not (divided and client):
+            return divided == bool(client)
+        volume = volume_of(target)
+        return (client == OTHER_CLIENTS) == self.is_together(volume) or self.is_named(target)
+
+    def take_together(self, volume: str, is_together: bool) -> None:
+        """Its clients that no agreement names are one neighbour from now on, or no longer so."""
+        (self.together.add if is_together else self.together.discard)(volume)
+        self._floors_at.pop(volume, None)
+        for target in self._client_terms.pop(volume, ()):
+            del self._terms[target]
+        for backend in self._places.get(volume, ()):
+            self._changes[backend] = self._changes.get(backend, 0) + 1
+
+    def is_together(self, volume: str) -> bool:
+        """Whether it is, and its gateways can cap such clients; one that did not say yet is believed."""
+        if volume not in self.together or not 0 < len(self.named_clients(volume)) <= MAX_EXCEPT:
+            return False
+        tables = (t for t in self.carriers_of(volume).values() if t.state == "up" and t.can_throttle(volume))
+        return all(table.caps_others is not False for table in tables)
+
+    def named_clients(self, volume: str) -> tuple[str, ...]:
+        """Globs of the clients of a volume that agreements name."""
+        found = self._named_clients.get(volume)
+        if found is None:
+            classes = (each for each in self._classes_of(volume) if "*" not in each.clients)
+            found = tuple(dict.fromkeys(glob for each in classes for glob in each.clients))
+            self._named_clients[volume] = found
+        return found
+
+    def is_named(self, target: str) -> bool:
+        """Whether an agreement names a client of a volume."""
+        return matches(client_of(target), self.named_clients(volume_of(target)))
 
     def is_divided(self, target: str) -> bool | None:
         """See the module; None while none of its gateways is up, or one did not say yet what it can do."""
         if not self._any_names_clients:
             return False
         volume = volume_of(target)
-        named = self._names_clients.get(volume)
-        if named is None:
-            named = any("*" not in each.clients for each in self._classes_of(volume))
-            self._names_clients[volume] = named
-        if not named:
+        if not self.named_clients(volume):
             return False
         tables = [t for t in self.carriers_of(volume).values() if t.state == "up" and t.can_throttle(volume)]
         if any(table.caps_clients is False for table in tables):

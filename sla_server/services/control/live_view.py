@@ -295,11 +295,11 @@ def _client_delay(throttle: Throttle, inventory: BackendInventory) -> tuple[int,
     delay_us = done = 0
     delay = np.zeros(COARSE_BUCKETS, dtype=np.int64)
     for table in inventory.carriers_of(throttle.volume).values():
-        row = inventory.uses.rows(table, throttle.volume).get(throttle.client)
-        if row is None or table.state != "up":
+        rows = inventory.uses.rows_of(table, throttle.target)
+        if not len(rows) or table.state != "up":
             continue
         for each in table.recent:
-            is_client = each.rows == row
+            is_client = np.isin(each.rows, rows)
             sums = each.scalars[:, is_client].sum(axis=1)
             delay_us += int(sums[RECENT["delay_sum_us"]])
             done += int(sums[RECENT["reads"]] + sums[RECENT["writes"]])

@@ -36,9 +36,10 @@ from sla_server.services.control.decision_log import (
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.loop_context import LoopContext
+from sla_server.services.control.newcomers import TOGETHER, Newcomers
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
-from sla_server.services.control.targets import client_of, named, volume_of
+from sla_server.services.control.targets import client_of, is_others, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
@@ -69,6 +70,7 @@ class Loops:
         self._tick = 0
         self._rests: dict[str, int] = {}
         self.forward = FeedForward(context)
+        self._newcomers = Newcomers()
 
     def modes_changed(self) -> None:
         """A promise that is only observed now is helped no longer; where none is left, nothing is in force.
@@ -104,6 +106,9 @@ class Loops:
         for throttle in restored:
             if throttle.source == "control":
                 by_backend.setdefault(throttle.backend, []).append(throttle)
+                if is_others(throttle.target):
+                    self._newcomers.restored(throttle.volume)
+                    self._inventory.take_together(throttle.volume, True)
         for backend, throttles in by_backend.items():
             managed = {t.target: self._inventory.neighbour(t.target, None) for t in throttles}
             victims = {_key_of(t.victim) for t in throttles if t.victim}
@@ -112,6 +117,11 @@ class Loops:
 
     def run(self, now_ns: int, unix_us: int) -> list[Decision]:
         """One step of every backend that is due."""
+        if self._newcomers.together:
+            targets = (target for control in self.controls.values() for target in control.managed)
+            capped = {volume_of(target) for target in targets if is_others(target)}
+            for volume in self._newcomers.keep(capped, now_ns):
+                self._inventory.take_together(volume, False)
         table = self._scopes.table
         risky: dict[str, list[int]] = {}
         for row in table.risky_rows(now_ns, self._settings.lease_s):
@@ -269,8 +279,7 @@ class Loops:
         decisions, neighbours = list[Decision](), dict[str, Neighbour]()
         if control.active or watched or any(v.need is Need.AT_RISK for v in victims):
             neighbours = self._inventory.neighbours(backend, above, self._control_caps())
-        if control.active:
-            self._part_with(control, victims, neighbours, unix_us)
+        is_carried = control.active and self._part_with(control, victims, neighbours, unix_us)
         if watched:
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "observe"}
             keys |= {v.key for v in watched}
@@ -280,6 +289,8 @@ class Loops:
             if backend in self._shadows:
                 self._shadows[backend].helpless_since_ns = None
         resting = now_ns < control.quiet_until_ns
+        if is_carried:
+            return decisions  # what is known is of clients that were free until now
         if control.active or resting or any(v.need is Need.AT_RISK for v in victims):
             keys = {key for key in at_risk if self._policy.mode_of(backend, key[0]) == "enforce"}
             decisions += self._enforce(control, victims, keys, neighbours, now_ns, unix_us)
@@ -305,7 +316,10 @@ class Loops:
         self._welcome(control)
         turned = turn_over(control, victims, neighbours, now_ns)
         if turned is not None:
-            self._replace(control, turned[0], neighbours, turned[1])
+            if not self._take_together(turned[0], now_ns):
+                self._replace(control, turned[0], neighbours, turned[1])
+            if turned[0].join:
+                return []  # what is known is of clients that were free until now
         if control.active and control.gate_open:
             shares = partial(self._shares, control, neighbours)
             if found := control.unneeded(shares, victims, now_ns):
@@ -329,14 +343,27 @@ class Loops:
             if found is not None and found.holds_its_caps:
                 control.came_back(gateway_id)
 
+    def _take_together(self, turned: Turnover, now_ns: int) -> bool:
+        """Whether clients came under new names too often: their caps go over in the next step."""
+        find = self._inventory
+        came = {volume_of(n.volume) for n in turned.join if not find.is_named(n.volume)}
+        found = self._newcomers.joined(sorted(came), now_ns)
+        for volume in found:
+            find.take_together(volume, True)
+        return any(map(find.is_together, found))
+
     def _part_with(
         self,
         control: BackendControl,
         victims: Sequence[Victim],
         neighbours: Mapping[str, Neighbour],
         unix_us: int,
-    ) -> None:
-        """Volumes that no cap of this loop can be for: out of reach, or on another backend now."""
+    ) -> bool:
+        """Volumes that no cap of this loop can be for: out of reach, or on another backend now.
+
+        Returns:
+            Whether caps went over to clients that had none.
+        """
         backend, find = control.backend, self._inventory
         moved = [v for v in control.managed if not find.is_on(v, backend)]
         if moved:
@@ -349,14 +376,18 @@ class Loops:
         # A cap of the whole volume would go on holding a promised client of it.
         others = [v for v in control.managed if not find.can_be_managed(v)]
         if not others:
-            return
+            return False
+        together = sorted({v for v in map(volume_of, others) if find.is_together(v)})
         text = f"{named(others)}: its clients are slowed down one by one from now on, or no longer so"
+        if together:
+            text = f"{named(together)}: {TOGETHER}"
         found = carry_over(control, others, victims, neighbours)
         if found.join:
             self._replace(control, found, neighbours, text)
         others = [v for v in others if v in control.managed]
         if others:
             self._let_go(control, others, None, Reason.WITHDRAWN, text, neighbours, unix_us)
+        return bool(found.join)
 
     def _replace(
         self, control: BackendControl, found: Turnover, neighbours: Mapping[str, Neighbour], text: str

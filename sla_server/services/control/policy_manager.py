@@ -292,7 +292,7 @@ class PolicyManager:
         share_of = self._split.shares
         shares = {t: share_of(t, rates, now_ns).get(table.gateway_id, rates) for t, rates in totals.items()}
         gateway.adopt(shares, totals, max(unsettled, default=1), now_ns)
-        gateway.members = {t: self.groups.at(group, table) for t in shares if (group := group_of(t))}
+        gateway.members = self.answers.members(shares, table)
         for throttle in in_force:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
@@ -536,7 +536,7 @@ class PolicyManager:
             if not stray and gateway_id not in self.shares.due:
                 continue
             table, wanted = tables[gateway_id], self.shares.at(gateway_id)
-            members = {t: self.groups.at(group, table) for t in wanted if (group := group_of(t))}
+            members = self.answers.members(wanted, table)
             shares = fitting(wanted, table.caps_large is not False, gateway.issued.keys(), members)
             moved = gateway.changed(shares, totals, self.settings, now_ns)
             moved |= {t for t in members if t in shares and gateway.members.get(t) != members[t]}
@@ -553,7 +553,7 @@ class PolicyManager:
             self.gen = gen
             lease_us = round(self.settings.lease_s * 1e6)
             groups = group_entries(shares, members)
-            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares), groups))
+            decisions.append(SetCaps(gateway_id, gen, lease_us, *entries(shares, members), groups))
             gateway.members = {t: weights for t, weights in members.items() if t in shares}
             for target in touched:
                 for volume in self.answers.volumes_of(target):

@@ -95,16 +95,14 @@ class NeighbourTerms:
     """What the agreements say of a volume as a neighbour.
 
     Attributes:
-        cap_iops: the smallest of the agreements for all clients; ``cap_of``: the agreement that has it.
-        client_caps: those that cap clients that they name.
+        caps: agreements for all clients that cap it; ``client_caps``: those that cap clients they name.
     """
 
     priority: Priority
     floor_iops: float
     floor_bytes_per_s: float
-    cap_iops: float | None
     agreed: bool
-    cap_of: str = ""
+    caps: tuple[VolumeClass, ...] = ()
     client_caps: tuple[VolumeClass, ...] = ()
 
     def floor_cost(self, mean_cost: float) -> float:
@@ -137,7 +135,7 @@ def terms(
     client: str = "",
     parts: Parts = WHOLE,
 ) -> NeighbourTerms:
-    """Highest priority, largest floor and smallest cap of all agreements that cover ``volume``.
+    """Highest priority, largest floor and the caps of all agreements that cover ``volume``.
 
     An agreement that names clients caps those, not the volume.
 
@@ -147,16 +145,14 @@ def terms(
     found = [c for c in classes if c.has_volume(volume) and (not client or c.has_client(client))]
     if not found:
         floor_iops = settings.default_floor_iops * parts.get(None, 1.0)
-        return NeighbourTerms(Priority.BEST_EFFORT, floor_iops, 0.0, None, agreed=False)
+        return NeighbourTerms(Priority.BEST_EFFORT, floor_iops, 0.0, agreed=False)
     capped = [c for c in found if c.cap_iops is not None]
-    whole = min((c for c in capped if "*" in c.clients), key=lambda c: c.cap_iops or 0.0, default=None)
     return NeighbourTerms(
         priority=max(c.priority for c in found),
         floor_iops=max(c.floor_iops * parts.get(c, 1.0) for c in found),
         floor_bytes_per_s=max(c.floor_bytes_per_s * parts.get(c, 1.0) for c in found),
-        cap_iops=None if whole is None else whole.cap_iops,
         agreed=True,
-        cap_of="" if whole is None else whole.sla,
+        caps=tuple(c for c in capped if "*" in c.clients),
         client_caps=tuple(c for c in capped if "*" not in c.clients),
     )
 

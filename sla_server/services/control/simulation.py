@@ -7,7 +7,8 @@
 
 Deterministic, on the clock and storage of ``simulated_world``; throttle wake-ups are rounded up to 1 ms as
 epoll rounds them. Caps of clients hold beside that of their volume, as in the data plane (ADR 21): a client
-that is held by its own keeps its place, and holds up no other. A gateway may be given a ``SimHost`` on which
+that is held by its own keeps its place, and holds up no other; those that no agreement names may share one.
+A gateway may be given a ``SimHost`` on which
 it has to wait for the processor, and a wall clock that jumps; gateways can be lost, volumes moved, the server
 killed. Used by tests, by ``sla simulate`` (``sla_server.simulate``) and for tuning; it is never part of a
 running server.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,9 +34,11 @@ from pmdaemon.wire.histogram import (
     bucket_of_ns,
     coarse_bucket_of_ns,
 )
-from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
+from pmdaemon.wire.messages.client_caps import EXCEPT, OTHER_CLIENTS
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet, io_cost
+from sla_server.agreements.selectors import matches
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
 from sla_server.services.control.simulated_world import (
@@ -137,13 +140,14 @@ class SimGateway:
 
     Attributes:
         deaf: takes caps without enforcing them, as a broken enforcer would.
-        caps_clients: its agent applies caps of single clients.
+        caps_clients: its agent applies caps of single clients; ``caps_others``: one of all others, too.
         lost: no session; I/O and caps go on, as the data plane's do, until the lease ends.
         host: where it has to wait for the processor; None: never.
         step_us: how far its wall clock was set forward (or back) since the start.
         offset_us: what the server adds to its wall clock: as of the poll before.
         thresholds: volume to (io kind, us) that it counts misses of.
         caps: target (``targets``) to its rates in force.
+        named: volume to the clients that a cap of its other clients is not for.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ class SimGateway:
         self.gateway_id = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self.phase_s = phase_s
         self.deaf = self.lost = False
-        self.caps_clients = True
+        self.caps_clients = self.caps_others = True
         self.host: SimHost | None = None
         self.step_us = self.offset_us = 0
         self.thresholds: dict[str, list[tuple[int, int]]] = {}
@@ -172,6 +176,7 @@ class SimGateway:
             self.held[volume][client] = deque()
         self._arrivals = 0
         self.caps: dict[str, RateSet] = {}
+        self.named: dict[str, Sequence[str]] = {}
         self.gen = self.seq = 0
         self._lease_ends = math.inf
         self._lease_s = 0.0
@@ -219,13 +224,13 @@ class SimGateway:
         cap, now_ns = self.caps.get(volume), self.world.now_ns
         while True:
             head: deque[tuple[int, Io]] | None = None
-            own: RateSet | None = None
+            own: tuple[RateSet, ...] = ()
             soonest_ns = 0
             for client, queue in self.held[volume].items():
                 if not queue:
                     continue
-                rates = self.caps.get(target_of(volume, client))
-                wait_ns = self._wait_ns(rates, now_ns)
+                rates = self._rates_of(volume, client)
+                wait_ns = max((self._wait_ns(each, now_ns) for each in rates), default=0)
                 if wait_ns > 0:
                     soonest_ns = min(soonest_ns or wait_ns, wait_ns)
                 elif head is None or queue[0][0] < head[0][0]:
@@ -238,10 +243,17 @@ class SimGateway:
             if head is None:
                 return
             _, io = head.popleft()
-            for rates in (cap, own):
-                if rates is not None:
-                    rates.charge(now_ns, io.size_bytes, io_cost(1.0, io.size_bytes))
+            for each in (cap, *own):
+                if each is not None:
+                    each.charge(now_ns, io.size_bytes, io_cost(1.0, io.size_bytes))
             self._send(io)
+
+    def _rates_of(self, volume: str, client: str) -> tuple[RateSet, ...]:
+        """The rates that hold for a client: its own, and those it shares with all that are not named."""
+        targets = [target_of(volume, client)]
+        if not matches(client, self.named.get(volume, ())):
+            targets.append(target_of(volume, OTHER_CLIENTS))
+        return tuple(self.caps[target] for target in targets if target in self.caps)
 
     def _wait_ns(self, rates: RateSet | None, now_ns: int) -> int:
         return 0 if rates is None or self.deaf else rates.ready_ns() - now_ns
@@ -286,6 +298,7 @@ class SimGateway:
                 kept = before.get(target) or RateSet(TAU_NS)
                 kept.set_caps(rates, self.world.now_ns)
                 self.caps[target] = kept
+        self.named = {cap["volume"]: cap[EXCEPT] for cap in decision.clients if EXCEPT in cap}
         self.gen, self._gen_changed = decision.gen, True
         self._lease_s = decision.lease_us / 1e6
         self.renew_lease()
@@ -490,7 +503,8 @@ class Simulation:
     def announce(self, gateway: SimGateway) -> None:
         """What the pair posts when a session begins, or when the controller is new."""
         exports = [{"volume": volume, "backend": gateway.backends[volume]} for volume in gateway.volumes]
-        features = (CLIENT_CAPS, LARGE_CAPS) if gateway.caps_clients else ()
+        features: tuple[str, ...] = (CLIENT_CAPS, LARGE_CAPS) if gateway.caps_clients else ()
+        features += (OTHER_CLIENT_CAPS,) if gateway.caps_others and gateway.caps_clients else ()
         self.controller.set_features(gateway.gateway_id, features)
         self.controller.gateway_up(gateway.gateway_id, gateway.name, exports, self.world.now_ns)
         self.controller.add_streams(gateway.gateway_id, gateway.streams())

@@ -3,6 +3,7 @@
 A target is a name, so that what shares, sends and confirms rates by name does so for all. A volume's target
 is its own name, a client's is ``VOLUME/CLIENT``, a group's is ``/GROUP``: no name of them holds a slash
 (``wire.names``). A group's target has no volume and no client; which volumes it has is in the policy manager.
+``VOLUME/*`` is all clients of a volume that no agreement names, together (``newcomers``).
 
 Pure functions.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+
+from pmdaemon.wire.messages.client_caps import OTHER_CLIENTS
 
 SEPARATOR: Final = "/"
 MOST_NAMED: Final = 10
@@ -33,6 +36,11 @@ def client_of(target: str) -> str:
     """Its client; "" for a whole volume, and for a group."""
     volume, _, client = target.partition(SEPARATOR)
     return client if volume else ""
+
+
+def is_others(target: str) -> bool:
+    """Whether it is all clients of a volume that no agreement names."""
+    return client_of(target) == OTHER_CLIENTS
 
 
 def group_of(target: str) -> str:

@@ -295,6 +295,7 @@ class GatewayTable:
     ``skipped``: the cut before the newest one was not taken here.
     ``refused``: volumes of which it refused the newest caps.
     ``caps_clients``: whether it applies caps of single clients; None while its agent did not say.
+    ``caps_others``: whether it applies one cap to all clients that no agreement names; the same.
     ``caps_large``: whether it takes a set of caps above 64 KiB; the same.
     ``caps_groups``: whether it applies caps of groups; the same. ``no_groups``: volumes of which it cannot.
     ``starved_ratio``: share of the newest cut in which it was kept waiting for the processor of its host.
@@ -310,6 +311,7 @@ class GatewayTable:
     only_seen: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
     caps_clients: bool | None = None
+    caps_others: bool | None = None
     caps_large: bool | None = None
     caps_groups: bool | None = None
     no_groups: frozenset[str] = frozenset()

@@ -260,3 +260,7 @@ def test_a_cap_of_its_only_client_is_one_of_the_group(host: Host) -> None:
     whole = {"volume": VOLUME, **NONE, "ops_per_s": 100.0, "bytes_per_s": 1000.0}
     host.caps.replace(CapSet(5, 30_000_000, (whole,), (client, other)), host.clock.monotonic_ns())
     assert host.group.kept == IoLimits(30, 30, 500, 500)
+    others = {"volume": VOLUME, "client": "*", "except": ["db"], **NONE, "ops_per_s": 40.0}
+    named = {**others, "except": ["cg*"], "ops_per_s": 4.0}
+    host.caps.replace(CapSet(6, 30_000_000, (whole,), (others, named)), host.clock.monotonic_ns())
+    assert host.group.kept == IoLimits(20, 20, 500, 500)

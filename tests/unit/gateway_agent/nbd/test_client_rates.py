@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.client_rates import ClientRates
+from gateway_agent.nbd.client_rates import MOST_KNOWN, ClientRates
 from gateway_agent.nbd.volume import CapsInForce
 from pmdaemon.wire.rates import NO_CAPS, Rates
 from tests.support.nbd import Rig
@@ -45,10 +45,10 @@ class Connection:
         return False
 
 
-def serve(volume_caps, client_caps, seconds, *clients):
+def serve(volume_caps, client_caps, seconds, *clients, named=()):
     rig = Rig(caps=volume_caps)
     now_ns = rig.clock.monotonic_ns()
-    rig.volume.set_caps(volume_caps, now_ns, client_caps)
+    rig.volume.set_caps(volume_caps, now_ns, client_caps, named)
     connections = [Connection(rig, client) for client in clients]
     for each in connections:
         rig.volume.serve(each, now_ns)
@@ -103,6 +103,38 @@ def test_a_cap_of_a_client_that_is_not_there_holds_from_its_first_request():
     assert 100 <= late.admitted <= 100 + BURST
 
 
+def test_clients_that_are_not_named_share_one_rate_also_under_names_never_seen():
+    caps = {"*": Rates(ops_per_s=10)}
+    rig, (first, promised) = serve(NO_CAPS, caps, 20, "job-1", "db-1", named=("db-*",))
+    assert 200 <= first.admitted <= 200 + BURST
+    assert promised.admitted == 64
+    rig.volume.forget(first)
+    later = [Connection(rig, name) for name in ("job-2", "job-3")]
+    for each in later:
+        rig.volume.serve(each, rig.clock.monotonic_ns())
+    rig.loop.fire(20)
+    assert 195 <= sum(each.admitted for each in later) <= 200 + BURST
+    assert abs(later[0].admitted - later[1].admitted) <= 1
+
+
+def test_a_client_with_a_rate_of_its_own_has_both():
+    caps = {"*": Rates(ops_per_s=10), "job-1": Rates(ops_per_s=2)}
+    _, (one, two) = serve(NO_CAPS, caps, 60, "job-1", "job-2")
+    assert 115 <= one.admitted <= 120 + BURST
+    assert 595 <= one.admitted + two.admitted <= 600 + BURST
+
+
+def test_whom_the_shared_rate_is_for_may_change():
+    rates = ClientRates(20_000_000)
+    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("db-*",))
+    assert ("db-1" in rates, "x" in rates) == (False, True)
+    assert not rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("db-*",))
+    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("x",))
+    assert ("db-1" in rates, "x" in rates) == (True, False)
+    for number in range(MOST_KNOWN + 1):
+        assert f"n{number}" in rates
+
+
 def test_what_a_client_is_held_for_too_long_is_said_of_its_volume():
     rig, _ = serve(NO_CAPS, {"greedy": Rates(ops_per_s=1)}, 60, "greedy")
     late = rig.volume.take_late(rig.clock.monotonic_ns())
@@ -133,6 +165,19 @@ def entry(volume="v", client="c", **rates):
 
 def header(*clients, gen=1):
     return {"gen": gen, "lease_us": 30_000_000, "caps": [], "clients": list(clients)}
+
+
+def test_a_set_says_who_the_others_are():
+    caps = CapsInForce({})
+    caps.apply(header(entry(client="*", ops_per_s=7, **{"except": ["db-*"]})), 0)
+    assert (caps.of_clients("v"), caps.named_clients("v")) == ({"*": Rates(ops_per_s=7.0)}, ("db-*",))
+    assert caps.expire(30 * SECOND)
+    assert caps.named_clients("v") == ()
+    for wrong in ("db", [7]):
+        with pytest.raises(BadCaps, match="no list of globs"):
+            caps.apply(header(entry(client="*", ops_per_s=7, **{"except": wrong})), 0)
+    with pytest.raises(BadCaps, match="client '\\*'"):
+        caps.apply(header(entry(client="c", ops_per_s=7, **{"except": ["db"]})), 0)
 
 
 def test_a_set_names_clients_and_its_lease_ends_them():

@@ -13,6 +13,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, alerts, api, ends, planes, server
 from pmdaemon.wire.messages.base import WireMessage
+from pmdaemon.wire.messages.client_caps import caps_client
 from tests.support.paths import FIXTURES
 
 GOLDEN = FIXTURES / "golden" / "v1"
@@ -116,11 +117,23 @@ def test_a_set_without_caps_of_clients_is_what_it_always_was() -> None:
         ([{"volume": "v", "cost_per_s": 1}], "names no client"),
         ([{"client": "c", "cost_per_s": 1}], "names no volume"),
         ([{"volume": "v", "client": "c", "cost_per_s": 0}], "'cost_per_s'"),
+        ([{"volume": "v", "client": "*", "except": "db"}], "'except' is no list of globs"),
+        ([{"volume": "v", "client": "*", "except": [7]}], "'except' is no list of globs"),
+        ([{"volume": "v", "client": "*", "except": ["db"] * 65}], "has 65 globs, expected at most 64"),
+        ([{"volume": "v", "client": "c", "except": ["db"]}], "and client '\\*'"),
     ],
 )
 def test_a_malformed_cap_of_a_client_is_named(clients: Any, problem: str) -> None:
     with pytest.raises(MalformedFrame, match=problem):
         agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": clients})
+
+
+def test_a_cap_of_all_clients_that_are_not_named() -> None:
+    entry = {"volume": "v", "client": "*", "except": ["db-*"], "cost_per_s": 5.0}
+    (found,) = agent.CapSet.parse({"gen": 1, "lease_us": 2, "caps": [], "clients": [entry]}).clients or ()
+    assert found["except"] == ["db-*"]
+    assert [caps_client(found, name) for name in ("db-1", "job")] == [False, True]
+    assert [caps_client({"client": "c"}, name) for name in ("c", "d")] == [True, False]
 
 
 @pytest.mark.parametrize("features", [None, "client-caps", [7], ["a b"], ["a"] * 33])

@@ -230,6 +230,17 @@ def test_one_client_of_a_volume() -> None:
     assert helped.headline.endswith("client host-b of batch is throttled for it.")
 
 
+def test_clients_under_new_names_that_share_one_rate() -> None:
+    found = explain(volume(throttles=[throttle(client="*")], decisions=[cap(client="*")]))
+    assert found.headline.startswith(
+        "every client of batch that no agreement names is throttled to 290 cost/s"
+    )
+    why = said(found, "Why")
+    assert "290 cost/s at most for all clients together that no agreement names" in why
+    assert "a new name brings no new allowance" in why
+    assert "set the cap of every client of batch that no agreement names" in said(found, "Decisions")
+
+
 def test_observe_says_which_client_enforce_would_slow() -> None:
     made = {**cap(client="host-b"), "kind": "observed", "mode": "observe"}
     found = explain(volume(mode="observe", decisions=[made], protected={**PROMISE, "state": "at-risk"}))

@@ -6,6 +6,7 @@ from typing import Any
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS
 from sla_server.agreements.promise import Priority, VolumeClass
+from sla_server.services.control.targets import client_of, volume_of
 from tests.support.worlds import A, B, Feeder, caps_of, controller, events_of, exports, rows_of, streams
 
 CAN = (CLIENT_CAPS,)
@@ -93,3 +94,47 @@ def test_an_agreement_that_is_only_observed_has_no_cap_in_force() -> None:
     fed.controller.set_agreement_modes({"batch-bronze": "enforce"})
     fed.controller.set_mode("observe")
     assert entries(fed.step((A, USE, 0))) == [("erp", "batch-1", 60.0)]
+
+
+def test_an_agreements_mode_holds_for_its_own_cap() -> None:
+    fed = world()
+    made = fed.controller
+    made.set_mode("observe")
+    assert entries_now(fed) == []
+    made.set_agreement_modes({"batch-bronze": "enforce"})
+    assert entries_now(fed) == [("erp", "batch-1", 60.0)]
+    made.set_agreement_modes({})
+    assert entries_now(fed) == []
+    made.set_mode("enforce")
+    made.set_agreement_modes({"batch-bronze": "observe"})
+    assert entries_now(fed) == []
+    made.set_backend_modes({"disk": "enforce"})
+    assert entries_now(fed) == [], "an agreement's mode comes before its backend's"
+
+
+def test_of_several_agreements_the_lowest_cap_that_is_enforced_holds() -> None:
+    """One that is only observed hides no other's cap, whichever of them is lower."""
+    low = VolumeClass("erp-low", Priority.BRONZE, ("erp",), cap_iops=500.0)
+    high = VolumeClass("erp-high", Priority.SILVER, ("erp",), cap_iops=900.0)
+    jobs = VolumeClass("jobs", Priority.BRONZE, ("erp",), cap_iops=80.0, clients=("batch-*",))
+    fed = world(BATCH, GOLD, low, high, jobs)
+    made = fed.controller
+    assert entries_now(fed) == [("erp", "", 500.0), ("erp", "batch-1", 60.0)]
+    made.set_agreement_modes({"erp-low": "observe", "batch-bronze": "observe"})
+    assert entries_now(fed) == [("erp", "", 900.0), ("erp", "batch-1", 80.0)]
+    texts = {t.text for t in made.policy.throttles()}
+    assert texts == {"cap of agreement erp-high", "cap of agreement jobs"}
+    made.set_mode("observe")
+    assert entries_now(fed) == []
+    made.set_agreement_modes({"erp-high": "enforce"})
+    assert entries_now(fed) == [("erp", "", 900.0)]
+    made.set_agreement_modes({})
+    made.set_backend_modes({"disk": "enforce"})
+    assert entries_now(fed) == [("erp", "", 500.0), ("erp", "batch-1", 60.0)]
+
+
+def entries_now(fed: Feeder) -> list[tuple[str, str, float]]:
+    """What gateway A holds after another second."""
+    fed.step((A, USE, fed.controller.policy.gateways[A].gen))
+    issued = fed.controller.policy.gateways[A].issued
+    return [(volume_of(t), client_of(t), rates.ops_per_s or 0.0) for t, rates in sorted(issued.items())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pmdaemon.wire.messages.agent import CLIENT_CAPS
+from pmdaemon.wire.messages.agent import CLIENT_CAPS, OTHER_CLIENT_CAPS
 from sla_server.agreements.promise import CurveStep, Priority
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RecordDecision, SetCaps
@@ -202,7 +202,7 @@ def renamed(fed: Feeder, every: int, seconds: int = 120) -> tuple[int, list[SetC
     for second in range(seconds):
         number += second % every == 0
         fed.controller.add_streams(A, streams(A, f"erp/job-{number}"))
-        use = int(min(400, caps.get(f"job-{number}", 1e9) / 1.0625))
+        use = int(min(400, caps.get(f"job-{number}", caps.get("*", 1e9)) / 1.0625))
         slow = use + 80 > 250
         bad += slow
         ios = {"erp/host-a": (80, 30 if slow else 3), f"erp/job-{number}": (use, 30)}
@@ -220,6 +220,84 @@ def test_a_client_that_comes_under_a_new_name_shares_what_its_volume_has_and_the
     assert max(len(each.clients) for each in sent) == 2
     (last,) = sent[-1].clients
     assert last["client"] == "job-6"
+
+
+TOGETHER = (CLIENT_CAPS, OTHER_CLIENT_CAPS)
+
+
+def test_clients_that_come_under_new_names_again_and_again_share_one_rate():
+    fed = shared(None, TOGETHER)
+    bad, sent = renamed(fed, 5, 60)
+    forms = [[(cap["client"], cap.get("except")) for cap in each.clients] for each in sent]
+    first = forms.index([("*", ["host-a"])])
+    assert all(client.startswith("job-") for each in forms[:first] for client, _ in each)
+    assert all(each == forms[first] for each in forms[first:])
+    before, together = sent[first - 1].clients, sent[first].clients
+    assert together[0]["cost_per_s"] == pytest.approx(sum(cap["cost_per_s"] for cap in before), rel=0.01)
+    one, _ = renamed(shared(), 1000, 60)
+    assert bad <= one + 2 * 2, "of the two names before it; 8 more without"
+    throttles = fed.controller.policy.throttles()
+    assert [(t.client, t.state) for t in throttles] == [("*", "seen")]
+
+
+def test_why_they_share_one_rate_is_said():
+    fed = shared(None, TOGETHER)
+    renamed(fed, 5, 13)
+    (throttle,) = fed.controller.policy.throttles()
+    assert throttle.text.startswith(
+        "erp: clients came under new names 2 times within 60 s. All that no agreement"
+    )
+
+
+def test_where_an_agent_cannot_cap_them_together_they_are_capped_one_by_one_again():
+    fed = shared(None, TOGETHER)
+    _, sent = renamed(fed, 5, 40)
+    assert [cap["client"] for cap in sent[-1].clients] == ["*"]
+    fed.controller.set_features(A, CAN)
+    found = fed.step((A, {"erp/host-a": (80, 3), "erp/job-8": (200, 30)}, sent[-1].gen), held=5)
+    (last,) = caps_in(found)
+    assert [cap["client"] for cap in last.clients] == ["job-8"]
+    assert last.clients[0]["cost_per_s"] == pytest.approx(sent[-1].clients[0]["cost_per_s"], rel=0.01)
+
+
+def test_after_a_restart_they_still_share_it_and_other_agreements_change_whom_it_is_for():
+    before = shared(None, TOGETHER)
+    renamed(before, 5, 40)
+    (throttle,) = before.controller.policy.throttles()
+    after = promised()
+    after.restore([throttle.row()])
+    after.set_mode("enforce")
+    after.set_features(A, TOGETHER)
+    after.gateway_up(A, "A", [{"volume": "erp", "backend": "disk"}], before.now_ns)
+    after.add_streams(A, streams(A, "erp/host-a", "erp/job-8"))
+    before.controller = after
+    use = {"erp/host-a": (80, 3), "erp/job-8": (200, 3)}
+    assert caps_in(before.step((A, use, throttle.gen), held=5)) == [], "nothing is sent"
+    assert [t.target for t in after.policy.throttles()] == ["erp/*"]
+    gold = promise("erp", clients=("host-*",))
+    after.set_agreements((gold,), (volume_class("erp", clients=("host-*",)),))
+    (sent,) = caps_in(before.step((A, use, throttle.gen), held=5))
+    assert [(cap["client"], cap["except"]) for cap in sent.clients] == [("*", ["host-*"])]
+
+
+def test_their_use_and_floor_are_those_of_all_that_are_not_named():
+    fed = shared(None, TOGETHER, (B, ("erp/host-a", "erp/other")))
+    fed.controller.set_features(B, TOGETHER)
+    inventory = fed.controller.inventory
+    inventory.take_together("erp", True)
+    use = {"erp/host-a": (80, 1), "erp/greedy": (100, 1)}
+    for _ in range(4):
+        fed.step((A, use, 0), (B, {"erp/other": (60, 1)}, 0))
+    assert inventory.targets("erp") == ["erp/*", "erp/host-a"]
+    found = inventory.neighbours("disk", (), {})
+    assert found["erp/*"].cost_per_s == pytest.approx(160 * 1.0625)
+    one_by_one = sum(inventory.terms_of(f"erp/{name}").floor_iops for name in ("greedy", "other"))
+    assert inventory.terms_of("erp/*").floor_iops == pytest.approx(50.0)
+    assert one_by_one <= 2 * 50.0
+    assert inventory.can_be_managed("erp/*")
+    assert not inventory.can_be_managed("erp/greedy")
+    inventory.take_together("erp", False)
+    assert inventory.targets("erp") == ["erp/greedy", "erp/host-a", "erp/other"]
 
 
 def test_observe_says_which_client_it_would_slow():

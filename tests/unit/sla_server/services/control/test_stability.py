@@ -336,3 +336,16 @@ def test_a_client_that_comes_under_new_names_has_no_more_for_it():
     figures, clients = one_volume(loads, 50)
     assert figures.promises[0].bad_s <= 7 + 2 * 3, "two or three seconds for each further name"
     assert sum(clients[f"erp/job-{n}"].iops for n in range(3)) >= 200
+
+
+@pytest.mark.parametrize("every_s", [5, 2])
+def test_a_client_with_a_new_name_every_few_seconds_gains_nothing_by_it(every_s):
+    """After two new names all of them share one rate, which a third has from its first I/O on."""
+    times = range(5, 75, every_s)
+    loads = [on_erp(f"job-{n}", from_s=at, until_s=at + every_s) for n, at in enumerate(times)]
+    web = DB.model_copy(update={"client": "web", "iops": 20.0})
+    figures, clients = one_volume([*loads, web], 75)
+    assert figures.promises[0].bad_s <= 14, "28 and 70 without"
+    assert bad_within(figures, 20, 75) <= 4
+    assert sum(clients[f"erp/job-{n}"].iops for n in range(len(times))) >= 160
+    assert clients["erp/web"].iops >= 18, "one that was there before has its part"
