@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
+
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire.cut import Cut
 from sla_server.db.archive.store import open_files
 from sla_server.db.archive.writer import CutFileWriter
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
+from sla_server.db.ingest import writer as writers
+from sla_server.db.ingest.accumulator import IngestWindow
 from sla_server.db.ingest.queue import IngestQueue
 from sla_server.db.ingest.transaction import IngestStore
 from sla_server.db.ingest.writer import IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader, open_reader
 from sla_server.ownership import Ownership
-from tests.support.samples import T0
+from tests.support.samples import T0, cuts_message, make_cut
 
 
 def no_probe(_point: str) -> None:
@@ -84,3 +91,52 @@ class Rig:
         self.queue.close()
         self.engine.dispose()
         self.reader.close()
+
+
+class Gate:
+    """A store's commit that waits until the test lets it go, once; ``commit`` is what it then does."""
+
+    def __init__(self, store: IngestStore) -> None:
+        self.commit: Callable[[IngestWindow, int], None] = store.commit
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, window: IngestWindow, oldest_seq: int) -> None:
+        self.entered.set()
+        assert self.go.wait(60)
+        self.commit(window, oldest_seq)
+
+
+def under_way(rig: Rig, monkeypatch: pytest.MonkeyPatch, payloads: Sequence[bytes]) -> Gate:
+    """Queue a backlog, of which each step reads some, and begin a gated commit of the first of it."""
+    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    gate = Gate(rig.store)
+    monkeypatch.setattr(rig.store, "commit", gate)
+    for payload in payloads:
+        rig.queue.append_many([payload])
+    rig.clock.advance(16)
+    assert rig.writer.step()
+    assert gate.entered.wait(60)
+    return gate
+
+
+def backlog(rig: Rig, monkeypatch: pytest.MonkeyPatch, count: int, *others: bytes) -> tuple[list[Cut], Gate]:
+    """A gated commit is under way while the rest of the backlog waits; returns the cuts and the gate."""
+    items = [make_cut(seq) for seq in range(1, count + 1)]
+    return items, under_way(rig, monkeypatch, [*(cuts_message([item]) for item in items), *others])
+
+
+def archived(rig: Rig) -> list[tuple[str, int, int]]:
+    """(gateway, epoch, seq) of every cut in the files of the manifest."""
+    found: list[tuple[str, str, int]] = []
+    for row in rig.reader.manifest():
+        table = pq.ParquetFile(rig.parquet_dir / row["path"]).read(["gateway_id", "epoch", "seq"])
+        cuts = dict.fromkeys(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert len(cuts) == row["cuts"]
+        assert table.num_rows == row["rows"]
+        found += list(cuts)
+    return [(gateway_id, int(epoch), seq) for gateway_id, epoch, seq in found]
+
+
+def identity(items: Sequence[Cut]) -> list[tuple[str, int, int]]:
+    """What ``archived`` says of these cuts."""
+    return [(item.gateway_id, item.epoch, item.seq) for item in items]

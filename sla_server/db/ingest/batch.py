@@ -147,6 +147,7 @@ class DecodedBatch:
         gateways: GATEWAY headers, in order.
         streams_seen: STREAMS_SEEN headers, in order.
         rows: RECORD rows, checked, in order.
+        row_bytes: size of the messages that have no cuts.
         left_out: (volume, gateway_id) to how many rows ``ownership`` has left out of the cuts.
     """
 
@@ -159,6 +160,7 @@ class DecodedBatch:
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    row_bytes: int = 0
     _columns: CutColumns | None = None
 
     @property
@@ -184,7 +186,9 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
             continue
         if message.kind == Kind.CUTS:
             found += _cuts_of(batch, record.queue_seq, message)
-        elif message.kind == Kind.GATEWAY:
+            continue
+        batch.row_bytes += len(record.payload)
+        if message.kind == Kind.GATEWAY:
             batch.gateways.append(message.header)
         elif message.kind == Kind.STREAMS_SEEN:
             batch.streams_seen.append(message.header)

@@ -144,16 +144,22 @@ class IngestOwnership:
 
     # -- What is announced
 
+    def decides(self, batch: DecodedBatch) -> bool:
+        """Whether ``take`` may change what counts, of the cuts that follow, too."""
+        if any(table == TABLE for table, _row in batch.rows):
+            return True
+        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
+        return bool(shows) and not self.is_open
+
     def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
         """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
 
         Raises:
             SQLAlchemyError: translated by the caller's ``engine.begin``.
         """
-        decided = [row for table, row in batch.rows if table == TABLE]
-        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
-        if (self.is_open or not shows) and not decided:
+        if not self.decides(batch):
             return batch
+        decided = [row for table, row in batch.rows if table == TABLE]
         self._begin()
         changed: dict[Key, VolumeClaim] = {}
         for header in batch.gateways:

@@ -11,9 +11,9 @@ matter why something comes again (a crash, a retry, a commit whose answer was lo
 passed is skipped. Records and statistics have a transaction each, because rows that a process waits for
 should not wait for the sums of the whole fleet.
 
-``store_statistics`` writes a window to rollups, hours, missed counts, streams and coverage. Counters are
-added by SQL (``x = x + excluded.x``). Histograms are blobs, so the stored ones are read, added in numpy and
-set, inside the same transaction; whatever else changes them holds the cursor meanwhile.
+What is read of rows while a window is committed waits for it (``waiting``). ``store_waiting`` stores it
+before the next window, whose transaction moves the cursor ``records`` beyond it. ``statistics`` says how a
+window becomes rows of SQL.
 
 Thread: the writer's.
 """
@@ -26,46 +26,37 @@ from typing import Any, Final
 
 import numpy as np
 import structlog
-from sqlalchemy import Connection, Engine, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import STEP_US, Clock
 from pmdaemon.wire.cut import MAX_ROWS
-from sla_server.db import histogram_codec, partitions, schema
-from sla_server.db.archive.manifest import FinishedFile
+from sla_server.db import partitions, schema
+from sla_server.db.archive.manifest import MOVED_KEY, FinishedFile, boundary_us
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
 from sla_server.db.histogram_codec import Int64s
-from sla_server.db.ingest.accumulator import (
-    GAUGES,
-    HOUR_SUMS,
-    ROLLUP_GAUGES,
-    ROLLUP_SUMS,
-    IngestMemory,
-    IngestWindow,
-)
+from sla_server.db.ingest.accumulator import IngestMemory, IngestWindow
 from sla_server.db.ingest.batch import DecodedBatch, decode_batch
 from sla_server.db.ingest.intake import CorrectedWatermark
 from sla_server.db.ingest.inventory import has_inventory, store_inventory
 from sla_server.db.ingest.ownership import TABLE as OWNERS
-from sla_server.db.ingest.ownership import IngestOwnership, store_left_out
-from sla_server.db.ingest.planes import planes_text
+from sla_server.db.ingest.ownership import IngestOwnership
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import event_row, store_rows
-from sla_server.db.queries.rows import IN_LIST, chunks
+from sla_server.db.ingest.statistics import StoredHistograms, store_statistics
+from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import DAY_US
-from sla_server.db.upsert import Columns, Params, upsert, upsert_columns
+from sla_server.db.upsert import upsert
 from sla_server.ownership import Ownership
 
 log = structlog.get_logger("db-writer")
-Decode = Callable[[list[bytes]], Int64s]
 AHEAD_US: Final = 60_000_000
 """More than clocks in order, and ways, can make of a time."""
 ALIVE_KEY: Final = "alive_us"
 """Key of ``meta``: when the server was last seen to be up."""
 OUTAGE_US: Final = 15_000_000
 """Shorter ones lose nothing: agents keep their cuts. The mark is as old as REFRESH_S (``process``)."""
-FETCH_ROWS: Final = 10_000  # blobs decoded at a time: 16 MB when dense
 MAX_NAMELESS: Final = MAX_ROWS
 
 
@@ -88,6 +79,14 @@ class CursorMoved(DbError):
 def has_rows(batch: DecodedBatch) -> bool:
     """Whether there is anything in a batch for ``store_records``."""
     return bool(batch.rows) or has_inventory(batch)
+
+
+def _fresh(batch: DecodedBatch, records: Sequence[IngestRecord], cursor: int) -> list[DecodedBatch]:
+    """What of a batch, decoded from ``records``, lies behind the cursor: at most one."""
+    fresh = [record for record in records if record.queue_seq > cursor]
+    if len(fresh) == len(records):
+        return [batch]
+    return [decode_batch(fresh, cursor)] if fresh else []
 
 
 class IngestStore:
@@ -117,6 +116,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
+        self._histograms = StoredHistograms()
         self._ownership, self._is_restored = IngestOwnership(ownership), False
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
@@ -229,6 +229,11 @@ class IngestStore:
         behind = (table.c.queue == key) & (table.c.queue_seq < queue_seq)
         connection.execute(update(table).where(behind).values(queue_seq=queue_seq))
 
+    def _moved(self, connection: Connection, expected: int) -> CursorMoved:
+        """The error of a cursor that is not where it was left; from now on what the database says counts."""
+        self._records_seq = self._cursor(connection, self._records_key)
+        return CursorMoved(self._cursor(connection, self._sql_key), expected)
+
     def store_records(self, batch: DecodedBatch, records: Sequence[IngestRecord], oldest_seq: int) -> None:
         """Store inventory, events and RECORD rows of a batch, unless they are there.
 
@@ -244,25 +249,61 @@ class IngestStore:
         """
         if not has_rows(batch):
             return
+
+        def unstored(_connection: Connection, cursor: int) -> list[DecodedBatch]:
+            return _fresh(batch, records, cursor)
+
+        self._store_rows(unstored, batch.last_seq, oldest_seq)
+
+    def may_wait(self, batch: DecodedBatch) -> bool:
+        """Whether the rows of a batch may be stored after cuts that follow it were screened."""
+        return not self._ownership.decides(batch)
+
+    def unstored_rows(self, batch: DecodedBatch, records: Sequence[IngestRecord]) -> list[DecodedBatch]:
+        """What of a batch has not been stored yet, for ``store_waiting``; as in ``store_records``."""
+        return [part for part in _fresh(batch, records, self._records_seq) if has_rows(part)]
+
+    def store_waiting(self, parts: Sequence[DecodedBatch], oldest_seq: int) -> None:
+        """Store the inventory, events and RECORD rows of several batches, in order, unless they are there.
+
+        Args:
+            parts: at least one, of ``unstored_rows``.
+            oldest_seq: oldest record the queue still holds.
+
+        Raises:
+            CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
+        """
+
+        def unstored(connection: Connection, cursor: int) -> list[DecodedBatch]:
+            left = [part for part in parts if part.last_seq > cursor]
+            if left and left[0].first_seq <= cursor and cursor > self._records_seq:
+                raise self._moved(connection, self._records_seq)  # another manager is at work
+            return left
+
+        self._store_rows(unstored, parts[-1].last_seq, oldest_seq)
+
+    def _store_rows(
+        self, unstored: Callable[[Connection, int], list[DecodedBatch]], last_seq: int, oldest_seq: int
+    ) -> None:
+        """One transaction: what ``unstored`` says of the cursor; it moves to the last of that."""
         try:
             with begin(self._engine) as connection:
                 cursor = self._cursor(connection, self._records_key)
                 if cursor < self._records_seq and oldest_seq <= self._records_seq:
-                    raise CursorMoved(self._cursor(connection, self._sql_key), self._records_seq)
+                    raise self._moved(connection, self._records_seq)
                 if self._is_restored:
                     self._ownership.load(connection)
-                fresh = [record for record in records if record.queue_seq > cursor]
-                if fresh:
-                    part = batch if len(fresh) == len(records) else decode_batch(fresh, cursor)
+                for part in unstored(connection, cursor):
                     self._store_fresh(connection, part)
                     self._raise(connection, self._records_key, part.last_seq)
+                self._probe("rows-in-transaction")
         except BaseException:
             self._ownership.settle(is_stored=False)
             self._is_restored = True  # it may have been committed all the same
             raise
         self._ownership.settle(is_stored=True)
         self._is_restored = False
-        self._records_seq = max(cursor, batch.last_seq)
+        self._records_seq = max(cursor, last_seq)
 
     def _store_fresh(self, connection: Connection, batch: DecodedBatch) -> None:
         now_us = self._clock.unix_us()
@@ -279,21 +320,39 @@ class IngestStore:
         Raises:
             CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
         """
-        with begin(self._engine) as connection:
-            cursor = self._cursor(connection, self._sql_key)
-            if cursor == window.last_seq:
-                return  # committed before; the answer was lost
-            if cursor >= window.first_seq or (
-                cursor + 1 < window.first_seq and oldest_seq < window.first_seq
-            ):
-                raise CursorMoved(cursor, window.first_seq - 1)
-            now_us = self._check_clock(connection)
-            self._nameless.screen(connection, window, now_us)
-            store_statistics(connection, window, now_us)
-            for key in (self._sql_key, self._records_key):
-                self._raise(connection, key, window.last_seq)
-            self._probe("in-transaction")
+        try:
+            with begin(self._engine) as connection:
+                cursor = self._cursor(connection, self._sql_key)
+                if cursor == window.last_seq:
+                    return  # committed before; the answer was lost
+                if cursor >= window.first_seq or (
+                    cursor + 1 < window.first_seq and oldest_seq < window.first_seq
+                ):
+                    raise self._moved(connection, window.first_seq - 1)
+                cursors, moved_until_us = self._histogram_state(connection)
+                self._histograms.begin((cursors, moved_until_us))
+                now_us = self._check_clock(connection)
+                self._nameless.screen(connection, window, now_us)
+                store_statistics(connection, window, now_us, self._histograms)
+                for key in (self._sql_key, self._records_key):
+                    self._raise(connection, key, window.last_seq)
+                self._probe("in-transaction")
+        except BaseException:
+            self._histograms.forget()
+            raise
+        self._histograms.commit(({**cursors, self._sql_key: window.last_seq}, moved_until_us), moved_until_us)
         self._records_seq = max(self._records_seq, window.last_seq)
+
+    def forget_histograms(self) -> None:
+        """Rows of statistics may have been deleted; no transaction may be under way."""
+        self._histograms.forget()
+
+    def _histogram_state(self, connection: Connection) -> tuple[dict[str, int], int]:
+        """What moves with whatever changes histograms: cursors ``sql``, and how far rollups have moved."""
+        consumed = schema.consumed
+        statement = select(consumed.c.queue, consumed.c.queue_seq).where(consumed.c.queue.like("%/sql"))
+        cursors = {row[0]: row[1] for row in connection.execute(statement)}
+        return cursors, boundary_us(connection, MOVED_KEY)
 
     def apply(self, records: Sequence[IngestRecord], after_seq: int, oldest_seq: int) -> DecodedBatch:
         """Records and statistics of ``records`` by themselves; returns them decoded.
@@ -377,38 +436,6 @@ class IngestStore:
         return True
 
 
-def store_statistics(connection: Connection, window: IngestWindow, now_us: int) -> None:
-    """Add the window to every statistics table, and move the watermarks."""
-    for slot_us, accumulator in sorted(window.slots.items()):
-        rows, columns = window.slot_columns(slot_us)
-        hist = accumulator.hist_of(rows)
-        _add_stored(
-            connection, schema.rollups, slot_us, columns["stream_id"], hist, histogram_codec.decode_many
-        )
-        values: Columns = {**columns, "hist": histogram_codec.encode_many(hist)}
-        upsert_columns(
-            connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=ROLLUP_GAUGES, set_=("hist",)
-        )
-    for hour_us, accumulator in sorted(window.hours.items()):
-        rows, columns = window.hour_columns(hour_us)
-        hist, table = accumulator.hist_of(rows), schema.rollup_hours
-        _add_stored(connection, table, hour_us, columns["stream_id"], hist, histogram_codec.decode_hours)
-        values = {**columns, "hist": histogram_codec.encode_hours(hist)}
-        upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
-    missed = window.missed_columns()
-    upsert_columns(connection, schema.rollup_missed, missed, add=schema.LATE_SUMS)
-    _store_stream_sums(connection, window)
-    _store_gateway_sums(connection, window)
-    _store_planes(connection, window)
-    store_left_out(connection, window.unowned, now_us)
-    late: Params = [
-        {"slot_us": slot_us, "gateway_id": gateway_id, "noted_us": now_us}
-        for slot_us, gateway_id in sorted(window.late)
-    ]
-    upsert(connection, schema.late_cuts, late, set_=("noted_us",))
-    _store_watermarks(connection, window, now_us)
-
-
 def mark_alive(engine: Engine, now_us: int) -> None:
     """Note in SQL that the server is up; ``note_outage`` of the next start compares.
 
@@ -449,80 +476,6 @@ def forget_future(connection: Connection, now_us: int) -> int:
             ahead_us = max(ahead_us, newest_us - now_us)
             connection.execute(update(column.table).where(column > limit_us).values({column: value_us}))
     return ahead_us
-
-
-def _add_stored(
-    connection: Connection, table: Table, time_us: int, stream_ids: Int64s, hist: Int64s, decode: Decode
-) -> None:
-    """Add what is stored of a slot or hour to ``hist``, a row for each of the sorted ``stream_ids``."""
-    time_column, stream_column = list(table.primary_key.columns)[:2]
-    statement = select(stream_column, table.c.hist).where(time_column == time_us)
-    if len(stream_ids) <= IN_LIST:
-        statement = statement.where(stream_column.in_(stream_ids.tolist()))
-    for chunk in connection.execute(statement).partitions(FETCH_ROWS):
-        stored = np.array([row[0] for row in chunk], dtype=np.int64)
-        place = np.minimum(np.searchsorted(stream_ids, stored), len(stream_ids) - 1)
-        matches = np.flatnonzero(stream_ids[place] == stored)
-        hist[place[matches]] += decode([chunk[index][1] for index in matches.tolist()])
-
-
-def _store_stream_sums(connection: Connection, window: IngestWindow) -> None:
-    """Lifetime sums; a stream never announced gets a row without names, which STREAMS_SEEN fills in."""
-    rows, columns = window.stream_columns()
-    names = window.streams.gateways
-    values: Columns = {**columns, "gateway_id": [names[number] for number in rows.tolist()]}
-    upsert_columns(connection, schema.streams, values, add=schema.STREAM_SUMS, maximum=("last_us",))
-
-
-def _store_gateway_sums(connection: Connection, window: IngestWindow) -> None:
-    """Coverage, progress and the gateways' newest cut: a row a gateway, not a row a stream."""
-    names = ("covered_us", "cuts", "gap_cuts", "gap_ios")
-    coverage = [
-        {"slot_us": slot_us, "gateway_id": gateway_id, **dict(zip(names, sums, strict=True))}
-        for (slot_us, gateway_id), sums in window.coverage.items()
-    ]
-    upsert(connection, schema.coverage, coverage, add=names)
-    progress = [{"gateway_id": name, "corrected_us": last[0]} for name, last in window.newest.items()]
-    upsert(connection, schema.progress, progress, maximum=("corrected_us",))
-    gateways: Params = [
-        {
-            "gateway_id": gateway_id,
-            "name": gateway_id,
-            "state": "up",
-            "first_seen_us": recv_us,
-            "last_seen_us": recv_us,
-            "last_cut_us": end_us,
-            "clock_offset_us": offset_us,
-        }
-        for gateway_id, (end_us, recv_us, offset_us) in window.newest.items()
-    ]
-    raised = ("last_seen_us", "last_cut_us")
-    upsert(connection, schema.gateways, gateways, set_=("clock_offset_us",), maximum=raised)
-
-
-def _store_planes(connection: Connection, window: IngestWindow) -> None:
-    """Time in which planes were missing, and whose streams are whose; mostly nothing."""
-    gaps = [
-        {"slot_us": slot_us, "gateway_id": gateway_id, "plane": plane, "missing_us": missing_us}
-        for (slot_us, gateway_id, plane), missing_us in window.plane_gaps.items()
-    ]
-    upsert(connection, schema.plane_gaps, gaps, add=("missing_us",))
-    table = schema.streams
-    changed = [
-        {"of_stream": stream_id, "its_planes": planes_text(planes)}
-        for stream_id, planes in window.stream_planes.items()
-    ]
-    if changed:  # all streams of a plane that has another name now
-        is_stream = table.c.stream_id == bindparam("of_stream")
-        connection.execute(update(table).where(is_stream).values(planes=bindparam("its_planes")), changed)
-
-
-def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int) -> None:
-    rows: Params = [
-        {"gateway_id": gateway_id, "epoch": str(epoch), "seq": seq, "updated_us": now_us}
-        for (gateway_id, epoch), seq in window.marks.items()
-    ]
-    upsert(connection, schema.ingest_watermark, rows, set_=("updated_us",), maximum=("seq",))
 
 
 class NamelessStreams:

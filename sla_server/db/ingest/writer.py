@@ -7,8 +7,9 @@ SQL (cursor ``sql``); when the file under way is due, it is finished and its man
 
 It is time when the last transaction's duration has passed ``REST`` times, so that SQL takes a fifth of this
 thread at most: with little load that is at once, with the largest every 15 s. While a backlog is read it is
-every 15 s, too, and the transaction runs beside the reading (``BackgroundCommit``). The longer a window, the
-fewer rows are written for the same cuts. A window, and a file, also end when they hold back half of the
+every 15 s, too, or after ``BACKLOG_REST`` times its duration, and the transaction runs beside the reading
+(``BackgroundCommit``). The longer a window, the fewer rows are written for the same cuts. Rows that are read
+meanwhile wait for it (``WaitingRows``). A window, and a file, also end when they hold back half of the
 queue, a transaction under way and the next window three quarters: the queue's size is fixed, and it deletes
 nothing that one of them still waits for.
 
@@ -47,6 +48,7 @@ from sla_server.db.ingest.batch import DecodedBatch, decode_batch, put_aside
 from sla_server.db.ingest.queue import STEP_BYTES, CursorReader, IngestQueue, IngestRecord
 from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import CursorMoved, IngestStore, has_rows
+from sla_server.db.ingest.waiting import WaitingRows
 from sla_server.db.partitions import Retention
 
 BACKOFF_FIRST_S: Final = 0.5
@@ -54,6 +56,7 @@ BACKOFF_LIMIT_S: Final = 15.0
 COMMIT_S: Final = 600.0  # far above what statement timeouts allow: a transaction has some twenty statements
 log = structlog.get_logger("db-writer")
 REST: Final = 4
+BACKLOG_REST: Final = 2  # a transaction beside the reading has a third of the time at most
 REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end at the latest
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
@@ -248,7 +251,9 @@ class IngestWriter:
             queue, store, archive, clock, self._await_commit, self._flush, probe
         )
         self._outage = DatabaseOutage()
+        self._waiting = WaitingRows()
         self._unstored: list[IngestRecord] = []
+        self._is_empty = False  # nothing was left to read when the queue was read last
         self._is_full = False
         self._rest_until_ns = self._backlog_until_ns = 0
         self._finish_by_ns = 0
@@ -384,13 +389,19 @@ class IngestWriter:
         self._archive_writer.finish_if_due(now=done, may_wait=self._is_full and not done)
         self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
-        has_old = not final and not self._is_full and self._retention.run_if_due()
+        has_old = not final and not self._is_full and self._delete_old()
         return (
             self._archive_writer.lags(self._read_seq)
             or has_old
             or self._is_full
-            or (final and self._sql_seq < self._queue.synced_seq)
+            or (final and not self._is_empty)
         )
+
+    def _delete_old(self) -> bool:
+        """Remove old rows, if it is time for it; returns whether there is more to do now."""
+        if self._retention.is_due:
+            self._store.forget_histograms()
+        return self._retention.run_if_due()
 
     # -- SQL
 
@@ -416,7 +427,9 @@ class IngestWriter:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._queue.reader(after_seq)
+        self._waiting.clear()
         self._unstored = []
+        self._is_empty = False
         self._window.reset()
         self._window_bytes = 0
 
@@ -428,27 +441,38 @@ class IngestWriter:
         self._unstored = self._unstored or self._reader.read(STEP_BYTES)
         size_bytes = sum(len(record.payload) for record in self._unstored)
         self._is_full = size_bytes >= STEP_BYTES
-        if not self._unstored:
+        self._is_empty = not self._unstored
+        if self._is_empty:
             return None
         batch = decode_batch(self._unstored, self._read_seq)
-        if has_rows(batch):
-            self._await_commit()
-            if not self._unstored:
-                return None  # the queue is read again
-        try:
-            self._store.store_records(batch, self._unstored, self._queue.oldest_seq)
-        except DatabaseRefused as exc:
-            self._isolate(exc, self._unstored[-1].queue_seq)
-            return None
-        except CursorMoved as exc:
-            self._start_again(exc)
-            return None
+        if has_rows(batch) and not self._put_rows(batch):
+            return None  # the queue is read again
         batch = self._store.screened(batch)
         self._window.absorb(batch)
         self._window_bytes += size_bytes
         self._archive_writer.read_bytes += size_bytes
         self._unstored = []
         return batch
+
+    def _put_rows(self, batch: DecodedBatch) -> bool:
+        """Store the rows of the batch just read, or let them wait; returns whether it still counts."""
+        may_wait = self._waiting.has_room and self._store.may_wait(batch)
+        if may_wait and not self._background_commit.is_over:
+            self._waiting.add(self._store.unstored_rows(batch, self._unstored))
+            self._probe("rows-waiting")
+            return True
+        self._await_commit()
+        if not self._unstored:
+            return False
+        try:
+            self._store.store_records(batch, self._unstored, self._queue.oldest_seq)
+        except DatabaseRefused as exc:
+            self._isolate(exc, self._unstored[-1].queue_seq)
+            return False
+        except CursorMoved as exc:
+            self._start_again(exc)
+            return False
+        return True
 
     def _to_sql(self) -> None:
         """Begin to commit the window, and another one; between two, a file that waits for this."""
@@ -465,10 +489,13 @@ class IngestWriter:
         return self._sql_seq
 
     def _await_commit(self) -> None:
-        """Wait for the transaction under way, if any, and go by how it ended."""
-        if self._background_commit.window is None:
-            return
-        window = self._background_commit.window
+        """Wait for the transaction under way, if any, go by how it ended, and store what waits for it."""
+        if self._background_commit.window is not None:
+            self._end_commit(self._background_commit.window)
+        if self._waiting:
+            self._store_waiting()
+
+    def _end_commit(self, window: IngestWindow) -> None:
         last_seq = window.last_seq
         try:
             self._background_commit.wait()
@@ -485,8 +512,21 @@ class IngestWriter:
         self._sql_seq = last_seq
         ended_ns, took_ns = self._clock.monotonic_ns(), self._background_commit.duration_ns
         self._rest_until_ns = ended_ns + min(REST * took_ns, REST_LIMIT_NS)
-        self._backlog_until_ns = ended_ns + REST_LIMIT_NS
+        self._backlog_until_ns = ended_ns + max(BACKLOG_REST * took_ns, REST_LIMIT_NS)
         self._probe("sql-committed")
+
+    def _store_waiting(self) -> None:
+        """Store the rows that were read during the transaction before."""
+        last_seq = self._waiting.last_seq
+        try:
+            self._store.store_waiting(self._waiting.parts, self._queue.oldest_seq)
+        except DatabaseRefused as exc:
+            self._isolate(exc, last_seq)
+        except CursorMoved as exc:
+            self._start_again(exc)
+        else:
+            self._waiting.clear()
+            self._probe("rows-committed")
 
     def _start_again(self, error: CursorMoved) -> None:
         log.error("cursor-moved", error=str(error), cursor=error.cursor, had=self._sql_seq)

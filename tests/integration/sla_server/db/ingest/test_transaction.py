@@ -181,6 +181,22 @@ def test_a_database_that_lost_commits_gets_them_again(rig):
     assert_database_holds(rig.reader, items)
 
 
+def test_a_database_that_lost_commits_takes_rows_again(rig):
+    """The cursor of rows is behind, too: what follows is not read again and again for ever."""
+    items = [make_cut(seq) for seq in range(1, 4)]
+    rig.feed(cuts_message(items[:1]))
+    snapshot = _dump(rig)
+    rig.feed(record_message([("events", {"event_id": "a"})]), cuts_message(items[1:2]))
+    _restore(rig, snapshot)
+    rig.queue.append_many([record_message([("events", {"event_id": "b"})])])
+    rig.queue.append_many([cuts_message(items[2:])])
+    for _ in range(10):
+        rig.writer.step()
+    assert rig.store.cursors()[0] == 5
+    assert_database_holds(rig.reader, items)
+    assert {row["event_id"] for row in rig.reader.events()} == {"a", "b"}
+
+
 STATISTICS = (
     "rollups",
     "rollup_missed",
