@@ -18,7 +18,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.events.documents import AlertmanagerSpec
 from sla_server.events.event import SEVERITIES
 from sla_server.events.recipients.base import Answer, Notice, Status
-from sla_server.events.recipients.webhook import HttpTarget, annotations, began_us, idempotency_key, labels
+from sla_server.events.recipients.webhook import HttpTarget, annotations_of, began_us, idempotency_key, labels
 from sla_server.events.recipients.wording import rfc3339
 
 PATH: Final = "/api/v2/alerts"
@@ -29,14 +29,14 @@ def alerts_of(notice: Notice, holds_s: int) -> list[dict[str, Any]]:
     """What is posted for one notice."""
     event, found = notice.event, labels(notice)
     if notice.status is Status.RESOLVED:
-        ends = {"annotations": annotations(notice), "endsAt": rfc3339(event.at_us)}
+        ends = {"annotations": annotations_of(notice), "endsAt": rfc3339(event.at_us)}
         return [{"labels": found | {"severity": severity}, **ends} for severity in SEVERITIES]
     lasts_s = holds_s if notice.status is Status.FIRING else INFO_S
     starts_us = began_us(notice)
     return [
         {
             "labels": found,
-            "annotations": annotations(notice),
+            "annotations": annotations_of(notice),
             "startsAt": rfc3339(starts_us),
             "endsAt": rfc3339(starts_us + lasts_s * 1_000_000),
         }

@@ -79,7 +79,7 @@ class Command:
             return retry(f"it did not end in time and was killed{more}")
         if process.returncode == 0:
             return CONFIRMED
-        reason = f"it {describe_status(process.returncode)}{more}"
+        reason = f"{describe_status(process.returncode)}{more}"
         return refused(reason) if process.returncode == REFUSED_STATUS else retry(reason)
 
     def close(self) -> None:

@@ -74,6 +74,7 @@ class _BoundedSmtp(smtplib.SMTP):
         super().__init__(
             local_hostname=socket.gethostname() or "localhost", timeout=max(LEAST_S, deadline.left_s())
         )
+        self._host = spec.server  # the name that its certificate has to have
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         sock = connect(host, port, self._deadline, self._resolver)

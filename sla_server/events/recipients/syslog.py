@@ -134,8 +134,9 @@ class Syslog:
 
     def _send_unix(self, path: str, contents: Sequence[bytes], deadline: Deadline) -> None:
         """Datagrams, as system daemons take them; else a stream with octet counting."""
-        sock = self._sock or self._connect_unix(path, deadline)
-        self._sock = sock
+        if self._sock is not None and self._sock.type != socket.SOCK_DGRAM and _is_gone(self._sock):
+            self.close()
+        sock = self._sock = self._sock or self._connect_unix(path, deadline)
         if sock.type != socket.SOCK_DGRAM:
             self._write(sock, b"".join(map(counted, contents)), deadline)
             return
@@ -159,7 +160,7 @@ class Syslog:
 
     def _send_stream(self, content: bytes, deadline: Deadline) -> None:
         sock = self._sock
-        if sock is not None and _is_closed(sock):
+        if sock is not None and _is_gone(sock):
             self.close()
             sock = None
         if sock is None:
@@ -188,8 +189,7 @@ class Syslog:
             if deadline.passed:
                 raise TimeoutError("the other side did not acknowledge it in time")
             time.sleep(_ACK_POLL_S)
-        if _is_closed(sock):
-            raise ConnectionResetError(0, "the other side closed the connection")
+        _is_closed(sock)  # raises if it was reset: then bytes were lost that its kernel had acknowledged
 
 
 def _limit(sock: socket.socket, deadline: Deadline) -> None:
@@ -202,6 +202,13 @@ def _is_wrong_type(error: OSError) -> bool:
     return error.errno == errno.EPROTOTYPE
 
 
+def _is_gone(sock: socket.socket) -> bool:
+    try:
+        return _is_closed(sock)
+    except OSError:
+        return True
+
+
 def _unacknowledged(sock: socket.socket) -> int:
     """Bytes that the kernel of the other side has not acknowledged."""
     answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4)
@@ -209,14 +216,16 @@ def _unacknowledged(sock: socket.socket) -> int:
 
 
 def _is_closed(sock: socket.socket) -> bool:
-    """Whether the other side has closed; a syslog server sends nothing else."""
+    """Whether the other side has closed, having read everything; a syslog server sends nothing else.
+
+    Raises:
+        OSError: the connection was reset.
+    """
     sock.setblocking(False)
     try:
         return sock.recv(1) == b""
     except (BlockingIOError, ssl.SSLWantReadError):
         return False
-    except OSError:
-        return True
     finally:
         with contextlib.suppress(OSError):
             sock.setblocking(True)

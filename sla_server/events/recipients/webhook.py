@@ -54,11 +54,12 @@ def labels(notice: Notice) -> dict[str, str]:
         "agreement": event.agreement,
         "gateway": event.gateway,
         "volume": event.volume,
+        "alert": event.details.get("alert"),  # tells two alerts about one subject apart
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in found.items() if isinstance(value, str) and value}
 
 
-def annotations(notice: Notice) -> dict[str, str]:
+def annotations_of(notice: Notice) -> dict[str, str]:
     """Words and figures for people."""
     event = notice.event
     found = {"summary": event.text, "kind": event.kind, "event_id": event.event_id}
@@ -90,7 +91,7 @@ def _alert(notice: Notice, external_url: str) -> dict[str, Any]:
     return {
         "status": "resolved" if is_over else "firing",
         "labels": found,
-        "annotations": annotations(notice),
+        "annotations": annotations_of(notice),
         "startsAt": rfc3339(began_us(notice)),
         "endsAt": rfc3339(event.at_us) if is_over else ZERO_TIME,
         "generatorURL": external_url,

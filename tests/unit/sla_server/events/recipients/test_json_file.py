@@ -116,5 +116,3 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "elsewhere")
     assert _file(tmp_path).deliver([notice(1)], DEADLINE).outcome is Outcome.RETRY
     assert (tmp_path / "elsewhere").read_text() == "keep\n"
-
-

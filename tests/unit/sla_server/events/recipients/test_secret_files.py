@@ -40,7 +40,7 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, content: bytes, mode: int,
 
 
 def test_a_file_that_is_missing_or_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SecretUnusable, match="no such file or directory. Make it"):
+    with pytest.raises(SecretUnusable, match=r"no such file or directory\. Make it"):
         read_secret(tmp_path / "missing")
     os.mkfifo(tmp_path / "fifo", 0o600)
     with pytest.raises(SecretUnusable, match="is no regular file"):

@@ -8,11 +8,19 @@ from sla_server.events.documents import SmtpSpec
 from sla_server.events.recipients.smtp import mails
 from tests.support.notices import closed, notice
 
-SPEC = SmtpSpec.model_validate({"server": "mail.example", "sender": "sla@a.example", "to": ["ops@b.example", "x@b.example"]})
+SPEC = SmtpSpec.model_validate(
+    {"server": "mail.example", "sender": "sla@a.example", "to": ["ops@b.example", "x@b.example"]}
+)
 
 
 def test_one_mail_for_each_group_in_order() -> None:
-    notices = [notice(1, group_key="a"), notice(2, group_key="a"), notice(3, group_key="b"), notice(4), notice(5)]
+    notices = [
+        notice(1, group_key="a"),
+        notice(2, group_key="a"),
+        notice(3, group_key="b"),
+        notice(4),
+        notice(5),
+    ]
     found = list(mails(SPEC, notices))
     assert [str(each["Subject"]) for each in found] == [
         "[storage-sla] CRITICAL: erp-gold/latency: broken, number 2 (and 1 more)",

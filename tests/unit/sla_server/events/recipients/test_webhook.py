@@ -26,7 +26,9 @@ def test_the_key_is_that_of_the_delivery_and_does_not_change_with_the_attempt() 
 
 
 def test_the_body_is_that_of_alertmanagers_webhooks() -> None:
-    found = body("oncall", [notice(1, group_key="r:agreement=erp-gold"), closed(2, group_key="r:agreement=erp-gold")])
+    found = body(
+        "oncall", [notice(1, group_key="r:agreement=erp-gold"), closed(2, group_key="r:agreement=erp-gold")]
+    )
     assert (found["version"], found["status"], found["receiver"]) == ("4", "firing", "oncall")
     assert found["groupKey"] == "r:agreement=erp-gold"
     assert found["truncatedAlerts"] == 0

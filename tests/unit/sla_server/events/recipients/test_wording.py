@@ -14,7 +14,10 @@ def test_a_line_says_what_is_special_about_a_notice() -> None:
 
 
 def test_several_notices_have_the_newest_as_title() -> None:
-    assert title([notice(1), notice(2), notice(3)]) == "CRITICAL: erp-gold/latency: broken, number 3 (and 2 more)"
+    assert (
+        title([notice(1), notice(2), notice(3)])
+        == "CRITICAL: erp-gold/latency: broken, number 3 (and 2 more)"
+    )
 
 
 def test_the_text_has_the_figures_and_the_identity() -> None:
