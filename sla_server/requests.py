@@ -49,9 +49,9 @@ class AgreementDelete(RequestBody):
 
 
 class DocumentEnd(RequestBody):
-    """The Maintenance or Calendar document to end."""
+    """The document to end, which is no agreement."""
 
-    kind: Literal["Maintenance", "Calendar"]
+    kind: Literal["Maintenance", "Calendar", "Recipient", "Route", "Silence"]
     name: str
 
 

@@ -227,7 +227,7 @@ class Requests:
         def make(catalog: Catalog, now_us: int) -> Change | None:
             change = catalogs.end_document(catalog, body.kind, body.name, who, now_us)
             if change is None:
-                listed = "maintenance" if body.kind == "Maintenance" else "calendars"
+                listed = "maintenance" if body.kind == "Maintenance" else f"{body.kind.lower()}s"
                 problem = f"no {body.kind.lower()} {body.name!r} is in force"
                 self._refuse(request, 404, problem, f"See 'sla get {listed}'")
             return change

@@ -66,7 +66,8 @@ class RecipientBuilder:
             first = exc.errors(include_input=False, include_url=False)[0]  # a value might be a secret
             where = ".".join(map(str, first["loc"]))
             problem = f"{where}: {first['msg']}" if where else first["msg"]
-            raise ConfigError(f"recipient {name}", problem, "Correct its document and apply it again") from None
+            fix = "Correct its document and apply it again"
+            raise ConfigError(f"recipient {name}", problem, fix) from None
         limits: dict[str, Any] = {
             "timeout_s": TIMEOUTS_S.get(model.kind, TIMEOUT_S)
             if model.timeout is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
+from sla_server.events.routing import RoutingFile, RoutingReader
 from sla_server.services import core
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
@@ -772,3 +774,30 @@ def test_what_is_not_in_force_is_not_ended_and_a_calendar_in_use_neither() -> No
     )
     bench.request("end_document", {"kind": "SLA", "name": "gold"}, "r4")
     assert [answer["code"] for answer in bench.answers()] == [422]
+
+
+RECIPIENT = "apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {name: mail}\nspec: {inbox: {}}\n"
+ROUTE = "apiVersion: storage-sla/v1\nkind: Route\nmetadata: {name: all}\nspec: {recipients: [mail]}\n"
+
+
+def test_delivery_learns_of_documents_when_they_are_durable_and_of_recipients_that_agreements_name(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(routing=RoutingFile(tmp_path))
+    reader = RoutingReader(tmp_path)
+    assert reader.poll(), (
+        "what is in force at the start is written, so that what was there before is not used"
+    )
+    parties = "  parties: {provider: a, customer: b, recipients: [mail]}\n"
+    text = "---\n".join((RECIPIENT, ROUTE, simple("gold", extra=parties)))
+    bench.request("apply", {"documents": text}, "r1")
+    assert not reader.poll()
+    bench.confirm()
+    assert reader.poll()
+    table = reader.router.table
+    assert (list(table.recipients), [each.name for each in table.routes]) == (["mail"], ["all"])
+    assert dict(table.of_agreements) == {"gold": ["mail"]}
+    bench.request("end_document", {"kind": "Route", "name": "all"}, "r2")
+    bench.confirm()
+    assert reader.poll()
+    assert reader.router.table.routes == ()
