@@ -2,8 +2,8 @@
 
 A recipient gets notices in the order of their ``number`` and answers for the whole batch: all confirmed, all
 to be sent again, or all refused. The engine calls ``deliver`` of one recipient from one thread at a time and
-gives it a deadline of the recipient's own ``timeout_s``. A call that outlives it is left behind and counted as a
-retry, so a recipient that hangs delays no other one.
+gives it a deadline of the recipient's own ``timeout_s``. A call that outlives it is left behind and counted
+as a retry, so a recipient that hangs delays no other one.
 
 Confirmed means processed: a file is synced, a server has answered with success, a mail was accepted. A notice
 can come more than once (at least once, E9); ``delivery_id`` is then the same, and a recipient that can hand
@@ -193,7 +193,7 @@ class Held:
 
 
 class Router(Protocol):
-    """``stages.route`` and ``stages.silence``, made of documents; used by delivery and by the preview alike."""
+    """``stages.route`` and ``stages.silence``, made of documents; used by delivery and preview alike."""
 
     def route(self, event: Event) -> Sequence[Routed]:
         """Who gets the event; in no order, each recipient once."""
