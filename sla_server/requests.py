@@ -58,6 +58,28 @@ class DocumentEnd(RequestBody):
 GroupName = Annotated[str, StringConstraints(pattern=f"^{NAME_RE.pattern}$")]
 
 
+class RecipientTest(RequestBody):
+    """The recipient that gets an event of its own, whatever the routes say."""
+
+    name: str
+
+
+class AcknowledgeBody(RequestBody):
+    """What a person says of an event; the REST body, its id is part of the path."""
+
+    note: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+    """Others will read it."""
+
+
+class Acknowledgement(AcknowledgeBody):
+    """A person takes care of an event."""
+
+    event_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    kind: str = ""
+    """Of the event, for the text."""
+    subject: str = ""
+
+
 class ThrottleSet(RequestBody):
     """Exactly one of iops, bytes_per_s and cost_per_s; of a volume, or of a group of volumes."""
 
