@@ -88,6 +88,7 @@ docs: setup ## regenerate the configuration reference, the messages, the schema 
 	@$(PY) -m docs.reference
 	@$(PY) -m docs.messages
 	@$(PY) -m docs.documents_schema
+	@$(PY) -m docs.events
 	@$(PY) -m docs.measurements
 
 clean: ## remove .venv and caches

@@ -54,7 +54,7 @@ class HandshakeState(Enum):
     READY = "ready"
 
 
-class Event(Enum):
+class HandshakeEvent(Enum):
     """What moves a negotiation."""
 
     FLAGS = "client flags"
@@ -79,18 +79,18 @@ class Event(Enum):
     SIZE = "size and flags"
 
 
-SERVER_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
-    (HandshakeState.FLAGS, Event.FLAGS): HandshakeState.OPTIONS,
-    (HandshakeState.OPTIONS, Event.OPEN): HandshakeState.BACKEND,
-    (HandshakeState.OPTIONS, Event.ANSWER): HandshakeState.OPTIONS,
-    (HandshakeState.OPTIONS, Event.ABORT): HandshakeState.CLOSED,
-    (HandshakeState.OPTIONS, Event.REFUSED_NAME): HandshakeState.CLOSED,
-    (HandshakeState.OPTIONS, Event.STARTTLS): HandshakeState.TLS,
-    (HandshakeState.TLS, Event.SECURED): HandshakeState.OPTIONS,
-    (HandshakeState.BACKEND, Event.OPENED_GO): HandshakeState.TRANSMISSION,
-    (HandshakeState.BACKEND, Event.OPENED_INFO): HandshakeState.OPTIONS,
-    (HandshakeState.BACKEND, Event.REFUSED): HandshakeState.OPTIONS,
-    (HandshakeState.BACKEND, Event.REFUSED_NAME): HandshakeState.CLOSED,
+SERVER_TABLE: Final[dict[tuple[HandshakeState, HandshakeEvent], HandshakeState]] = {
+    (HandshakeState.FLAGS, HandshakeEvent.FLAGS): HandshakeState.OPTIONS,
+    (HandshakeState.OPTIONS, HandshakeEvent.OPEN): HandshakeState.BACKEND,
+    (HandshakeState.OPTIONS, HandshakeEvent.ANSWER): HandshakeState.OPTIONS,
+    (HandshakeState.OPTIONS, HandshakeEvent.ABORT): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, HandshakeEvent.REFUSED_NAME): HandshakeState.CLOSED,
+    (HandshakeState.OPTIONS, HandshakeEvent.STARTTLS): HandshakeState.TLS,
+    (HandshakeState.TLS, HandshakeEvent.SECURED): HandshakeState.OPTIONS,
+    (HandshakeState.BACKEND, HandshakeEvent.OPENED_GO): HandshakeState.TRANSMISSION,
+    (HandshakeState.BACKEND, HandshakeEvent.OPENED_INFO): HandshakeState.OPTIONS,
+    (HandshakeState.BACKEND, HandshakeEvent.REFUSED): HandshakeState.OPTIONS,
+    (HandshakeState.BACKEND, HandshakeEvent.REFUSED_NAME): HandshakeState.CLOSED,
 }
 
 
@@ -140,14 +140,17 @@ class Machine:
     """State, input buffer and the one way to change the state."""
 
     def __init__(
-        self, table: dict[tuple[HandshakeState, Event], HandshakeState], start: HandshakeState, peer: str
+        self,
+        table: dict[tuple[HandshakeState, HandshakeEvent], HandshakeState],
+        start: HandshakeState,
+        peer: str,
     ) -> None:
         self.state = start
         self.peer = peer
         self._table = table
         self._input = bytearray()
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: HandshakeEvent) -> None:
         following = self._table.get((self.state, event))
         if following is None:
             raise NbdProtocolError(self.peer, f"{event.value} while {self.state.value}")
@@ -248,7 +251,7 @@ class ServerHandshake(Machine):
         if flags & ~(p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES) or not flags & p.FLAG_FIXED_NEWSTYLE:
             raise NbdProtocolError(self.peer, f"client flags {flags:#x}; fixed newstyle is needed")
         self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
-        self._move(Event.FLAGS)
+        self._move(HandshakeEvent.FLAGS)
         return [Send(b"")]  # nothing to say, but the loop goes on with the bytes behind the flags
 
     def _on_option(self, opt: int, data: bytes) -> list[Action]:
@@ -269,7 +272,7 @@ class ServerHandshake(Machine):
                 raise NbdProtocolError(self.peer, str(exc)) from exc
             return self._answer(p.option_reply(opt, Rep.ERR_INVALID, str(exc).encode()))
         if opt == Opt.ABORT:
-            self._move(Event.ABORT)
+            self._move(HandshakeEvent.ABORT)
             return [Send(p.option_reply(opt, Rep.ACK)), Close("the client aborted negotiation")]
         if opt == Opt.LIST:
             return self._answer(self._listing(data))
@@ -283,7 +286,7 @@ class ServerHandshake(Machine):
             return self._answer(p.option_reply(Opt.STARTTLS, Rep.ERR_INVALID, text))
         if self._input:
             raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
-        self._move(Event.STARTTLS)
+        self._move(HandshakeEvent.STARTTLS)
         return [Send(p.option_reply(Opt.STARTTLS, Rep.ACK)), StartTls()]
 
     def _lacks_tls(self, opt: int) -> bool:
@@ -292,13 +295,13 @@ class ServerHandshake(Machine):
     def _without_tls(self, opt: int) -> list[Action]:
         self.lacked_tls = True
         if opt == Opt.EXPORT_NAME:  # it has no error reply
-            self._move(Event.REFUSED_NAME)
+            self._move(HandshakeEvent.REFUSED_NAME)
             return [Close(TLS_REQUIRED)]
         return self._answer(p.option_reply(opt, Rep.ERR_TLS_REQD, TLS_REQUIRED.encode()))
 
     def secured(self) -> None:
         """TLS is established."""
-        self._move(Event.SECURED)
+        self._move(HandshakeEvent.SECURED)
         self.is_secure = True
         self._is_structured, self._allocation_of = False, None
 
@@ -330,11 +333,11 @@ class ServerHandshake(Machine):
         return p.option_reply(opt, Rep.META_CONTEXT, found) + p.option_reply(opt, Rep.ACK)
 
     def _answer(self, reply: bytes) -> list[Action]:
-        self._move(Event.ANSWER)
+        self._move(HandshakeEvent.ANSWER)
         return [Send(reply)]
 
     def _open(self, opt: int, name: str, wanted: tuple[int, ...]) -> list[Action]:
-        self._move(Event.OPEN)
+        self._move(HandshakeEvent.OPEN)
         self._option, self.wanted = opt, wanted
         return [Open(name, ReplyMode(self._is_structured, self._allocation_of == name))]
 
@@ -356,9 +359,9 @@ class ServerHandshake(Machine):
             texts: NAME and DESCRIPTION, for a client that asks for them.
         """
         if not self.keeps_backend:
-            self._move(Event.OPENED_INFO)
+            self._move(HandshakeEvent.OPENED_INFO)
             return [Send(self._export_reply(facts, texts)), *self._advance()]
-        self._move(Event.OPENED_GO)
+        self._move(HandshakeEvent.OPENED_GO)
         if self._option == Opt.EXPORT_NAME:
             padding = b"" if self._no_zeroes else p.NAME_PADDING
             reply = p.EXPORT_NAME_REPLY.pack(facts.size_bytes, facts.flags) + padding
@@ -379,7 +382,7 @@ class ServerHandshake(Machine):
     def refused(self, code: int, text: str) -> list[Action]:
         """The backend is not there; ``text`` is shown to the client's user."""
         if self._option == Opt.EXPORT_NAME:
-            self._move(Event.REFUSED_NAME)
+            self._move(HandshakeEvent.REFUSED_NAME)
             return [Close(text)]
-        self._move(Event.REFUSED)
+        self._move(HandshakeEvent.REFUSED)
         return [Send(p.option_reply(self._option, code, text.encode()[: p.MAX_NAME_BYTES])), *self._advance()]

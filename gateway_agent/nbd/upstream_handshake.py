@@ -25,30 +25,30 @@ from typing import Final
 
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import Event, HandshakeState, Machine
+from gateway_agent.nbd.handshake import HandshakeEvent, HandshakeState, Machine
 from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep
 from pmdaemon.runtime.excerpt import printable
 
 REASON_CHARACTERS: Final = 300
 
-CLIENT_TABLE: Final[dict[tuple[HandshakeState, Event], HandshakeState]] = {
-    (HandshakeState.GREETING, Event.GREETED): HandshakeState.GO,
-    (HandshakeState.GREETING, Event.GREETED_TLS): HandshakeState.ASKED,
-    (HandshakeState.GREETING, Event.ASKED_STRUCTURED): HandshakeState.STRUCTURED,
-    (HandshakeState.ASKED, Event.ACK): HandshakeState.TLS,
-    (HandshakeState.TLS, Event.SECURED): HandshakeState.GO,
-    (HandshakeState.TLS, Event.ASKED_STRUCTURED): HandshakeState.STRUCTURED,
-    (HandshakeState.STRUCTURED, Event.ACK): HandshakeState.GO,
-    (HandshakeState.STRUCTURED, Event.DECLINED): HandshakeState.GO,
-    (HandshakeState.STRUCTURED, Event.ASKED_CONTEXT): HandshakeState.CONTEXT,
-    (HandshakeState.CONTEXT, Event.INFO): HandshakeState.CONTEXT,
-    (HandshakeState.CONTEXT, Event.ACK): HandshakeState.GO,
-    (HandshakeState.CONTEXT, Event.DECLINED): HandshakeState.GO,
-    (HandshakeState.GO, Event.INFO): HandshakeState.GO,
-    (HandshakeState.GO, Event.ACK): HandshakeState.READY,
-    (HandshakeState.GO, Event.SIZES_REQUIRED): HandshakeState.GO,
-    (HandshakeState.GO, Event.UNSUPPORTED): HandshakeState.NAME,
-    (HandshakeState.NAME, Event.SIZE): HandshakeState.READY,
+CLIENT_TABLE: Final[dict[tuple[HandshakeState, HandshakeEvent], HandshakeState]] = {
+    (HandshakeState.GREETING, HandshakeEvent.GREETED): HandshakeState.GO,
+    (HandshakeState.GREETING, HandshakeEvent.GREETED_TLS): HandshakeState.ASKED,
+    (HandshakeState.GREETING, HandshakeEvent.ASKED_STRUCTURED): HandshakeState.STRUCTURED,
+    (HandshakeState.ASKED, HandshakeEvent.ACK): HandshakeState.TLS,
+    (HandshakeState.TLS, HandshakeEvent.SECURED): HandshakeState.GO,
+    (HandshakeState.TLS, HandshakeEvent.ASKED_STRUCTURED): HandshakeState.STRUCTURED,
+    (HandshakeState.STRUCTURED, HandshakeEvent.ACK): HandshakeState.GO,
+    (HandshakeState.STRUCTURED, HandshakeEvent.DECLINED): HandshakeState.GO,
+    (HandshakeState.STRUCTURED, HandshakeEvent.ASKED_CONTEXT): HandshakeState.CONTEXT,
+    (HandshakeState.CONTEXT, HandshakeEvent.INFO): HandshakeState.CONTEXT,
+    (HandshakeState.CONTEXT, HandshakeEvent.ACK): HandshakeState.GO,
+    (HandshakeState.CONTEXT, HandshakeEvent.DECLINED): HandshakeState.GO,
+    (HandshakeState.GO, HandshakeEvent.INFO): HandshakeState.GO,
+    (HandshakeState.GO, HandshakeEvent.ACK): HandshakeState.READY,
+    (HandshakeState.GO, HandshakeEvent.SIZES_REQUIRED): HandshakeState.GO,
+    (HandshakeState.GO, HandshakeEvent.UNSUPPORTED): HandshakeState.NAME,
+    (HandshakeState.NAME, HandshakeEvent.SIZE): HandshakeState.READY,
 }
 
 
@@ -144,9 +144,9 @@ class ClientHandshake(Machine):
         self._no_zeroes = bool(flags & p.FLAG_NO_ZEROES)
         answer = p.CLIENT_FLAGS.pack(flags & (p.FLAG_FIXED_NEWSTYLE | p.FLAG_NO_ZEROES))
         if self._wants_tls:
-            self._move(Event.GREETED_TLS)
+            self._move(HandshakeEvent.GREETED_TLS)
             return answer + p.option(Opt.STARTTLS)
-        return answer + self._first_question(Event.GREETED)
+        return answer + self._first_question(HandshakeEvent.GREETED)
 
     def _on_tls_reply(self) -> bytes | None:
         reply = self._option_reply(Opt.STARTTLS)
@@ -157,17 +157,17 @@ class ClientHandshake(Machine):
             raise UpstreamError(self._upstream, f"refused TLS: {_reason(kind, data)}")
         if self._input:
             raise NbdProtocolError(self.peer, f"{len(self._input)} bytes behind STARTTLS without TLS")
-        self._move(Event.ACK)
+        self._move(HandshakeEvent.ACK)
         return b""
 
     def secured(self) -> bytes:
         """TLS is established; returns what to send."""
-        return self._first_question(Event.SECURED)
+        return self._first_question(HandshakeEvent.SECURED)
 
-    def _first_question(self, event: Event) -> bytes:
+    def _first_question(self, event: HandshakeEvent) -> bytes:
         """``event`` has made questions possible."""
         if self._mode.structured:
-            self._move(Event.ASKED_STRUCTURED)
+            self._move(HandshakeEvent.ASKED_STRUCTURED)
             return p.option(Opt.STRUCTURED_REPLY)
         self._move(event)
         return self._question()
@@ -183,9 +183,9 @@ class ClientHandshake(Machine):
             return self._question()
         self.agreed = Agreed(structured=True)
         if not self._mode.allocation:
-            self._move(Event.ACK)
+            self._move(HandshakeEvent.ACK)
             return self._question()
-        self._move(Event.ASKED_CONTEXT)
+        self._move(HandshakeEvent.ASKED_CONTEXT)
         return p.option(Opt.SET_META_CONTEXT, p.meta_context_data(self._export, [p.ALLOCATION]))
 
     def _on_context_reply(self) -> bytes | None:
@@ -194,20 +194,20 @@ class ClientHandshake(Machine):
             return None
         kind, data = reply
         if kind == Rep.META_CONTEXT and len(data) > 4:
-            self._move(Event.INFO)
+            self._move(HandshakeEvent.INFO)
             if data[4:] == p.ALLOCATION.encode():
                 self.agreed = replace(self.agreed, context_id=int.from_bytes(data[:4], "big"))
             return b""
         if self._is_declined(kind, data):
             self.agreed = Agreed(structured=True)
         else:
-            self._move(Event.ACK)
+            self._move(HandshakeEvent.ACK)
         return self._question()
 
     def _is_declined(self, kind: int, data: bytes) -> bool:
         """Whether an option was refused that we can do without; else it was acknowledged."""
         if kind & p.REP_ERROR_BIT:
-            self._move(Event.DECLINED)
+            self._move(HandshakeEvent.DECLINED)
             return True
         if kind != Rep.ACK or data:
             raise NbdProtocolError(
@@ -233,19 +233,19 @@ class ClientHandshake(Machine):
 
     def _on_go_kind(self, kind: int, data: bytes) -> bytes:
         if kind == Rep.INFO:
-            self._move(Event.INFO)
+            self._move(HandshakeEvent.INFO)
             self._on_info(data)
             return b""
         if kind == Rep.ACK and self.facts is not None:
-            self._move(Event.ACK)
+            self._move(HandshakeEvent.ACK)
             self.facts = replace(self.facts, blocks=self._blocks)
             return b""
         if kind == Rep.ERR_BLOCK_SIZE_REQD and not self._infos:
-            self._move(Event.SIZES_REQUIRED)
+            self._move(HandshakeEvent.SIZES_REQUIRED)
             self._infos = (p.Info.BLOCK_SIZE,)
             return self._question()
         if kind == Rep.ERR_UNSUP:
-            self._move(Event.UNSUPPORTED)
+            self._move(HandshakeEvent.UNSUPPORTED)
             self._option = Opt.EXPORT_NAME
             return p.option(Opt.EXPORT_NAME, self._export.encode())
         if kind & p.REP_ERROR_BIT:
@@ -272,7 +272,7 @@ class ClientHandshake(Machine):
         if raw is None:
             return None
         self._learn(*p.EXPORT_NAME_REPLY.unpack_from(raw))
-        self._move(Event.SIZE)
+        self._move(HandshakeEvent.SIZE)
         return b""
 
 

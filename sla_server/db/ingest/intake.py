@@ -132,7 +132,7 @@ class Incoming(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class IntakeNotice:
     """A frame to post once the records are on disk."""
 
     recipient: str
@@ -150,7 +150,7 @@ class IntakeResult:
     """
 
     records: list[bytes] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[IntakeNotice] = field(default_factory=list)
     is_urgent: bool = False
 
 
@@ -214,7 +214,7 @@ class IngestIntake:
             self._high_water.raise_to(gateway_id, epoch, seq)
         return corrected
 
-    def all_watermarks(self, pairs: Iterable[str]) -> list[Notice]:
+    def all_watermarks(self, pairs: Iterable[str]) -> list[IntakeNotice]:
         """WATERMARKS of everything, for every pair, at start."""
         return [notice for pair in pairs for notice in self._watermarks(pair, self._high_water.rows())]
 
@@ -331,20 +331,20 @@ class IngestIntake:
             result.is_urgent = True
         if isinstance(request, str):
             answer = Recorded(request, not error, error)
-            result.notices.append(Notice(message.sender, answer.encode()))
+            result.notices.append(IntakeNotice(message.sender, answer.encode()))
 
-    def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[Notice]:
+    def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[IntakeNotice]:
         # An empty one, too: a pair polls no gateway before its first WATERMARKS.
         return list(self._frames(WatermarksNotice, recipient, rows)) or [
-            Notice(recipient, WatermarksNotice(self._incarnation, []).encode())
+            IntakeNotice(recipient, WatermarksNotice(self._incarnation, []).encode())
         ]
 
     def _frames(
         self, notice: type[WatermarksNotice | DurableNotice], recipient: str, rows: Sequence[list[Any]]
-    ) -> Iterator[Notice]:
+    ) -> Iterator[IntakeNotice]:
         for start in range(0, len(rows), HIGH_WATERS_A_FRAME):
             part = list(rows[start : start + HIGH_WATERS_A_FRAME])
-            yield Notice(recipient, notice(self._incarnation, part).encode())
+            yield IntakeNotice(recipient, notice(self._incarnation, part).encode())
 
 
 def _problem_of(pair: object) -> str:

@@ -28,7 +28,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.server import Problem
-from sla_server.db.ingest.intake import Incoming, IngestIntake, Notice
+from sla_server.db.ingest.intake import Incoming, IngestIntake, IntakeNotice
 from sla_server.db.ingest.queue import IngestQueue
 
 log = structlog.get_logger("db-intake")
@@ -183,7 +183,7 @@ class IngestReceiver:
             stop.wait(BACKSTOP_S)  # ``take`` has reported it; do not spin on it
 
 
-def _send(sender: MailboxSender, notices: Sequence[Notice]) -> None:
+def _send(sender: MailboxSender, notices: Sequence[IntakeNotice]) -> None:
     for notice in notices:
         sender.send(notice.payload, notice.recipient)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import measurements, reference
+from docs import events, measurements, reference
 
 
 def test_measurements_are_those_stored() -> None:
@@ -12,3 +12,7 @@ def test_measurements_are_those_stored() -> None:
 
 def test_the_configuration_reference_is_that_of_the_models() -> None:
     assert reference.TARGET.read_text() == reference.render()
+
+
+def test_the_page_of_events_is_that_of_the_catalogue() -> None:
+    assert events.TARGET.read_text() == events.render()

@@ -7,7 +7,7 @@ from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.handshake import (
     SERVER_TABLE,
     Close,
-    Event,
+    HandshakeEvent,
     HandshakeState,
     Open,
     Send,
@@ -42,7 +42,7 @@ def server(*said):
     return machine, actions
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, HandshakeEvent)))
 def test_every_pair_moves_as_the_table_says_or_is_refused(state, event):
     machine = ServerHandshake([], "client test")
     machine.state = state

@@ -5,7 +5,7 @@ import pytest
 
 from gateway_agent.errors import NbdProtocolError, UpstreamError
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.handshake import Event, HandshakeState, Open, Send, ServerHandshake
+from gateway_agent.nbd.handshake import HandshakeEvent, HandshakeState, Open, Send, ServerHandshake
 from gateway_agent.nbd.upstream_handshake import CLIENT_TABLE, Agreed, ClientHandshake
 
 FACTS = p.ExportFacts(1 << 30, p.TX_HAS_FLAGS | p.TX_SEND_FLUSH)
@@ -17,7 +17,7 @@ def sent(actions):
     return b"".join(action.data for action in actions if isinstance(action, Send))
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(HandshakeState, HandshakeEvent)))
 def test_every_pair_moves_as_the_table_says_or_is_refused(state, event):
     machine = ClientHandshake("x", "up")
     machine.state = state

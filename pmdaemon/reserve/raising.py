@@ -1,0 +1,175 @@
+"""The one call by which every process raises an event.
+
+``attach_reserves`` opens the two reserves of a process once, at its start; without the environment variable
+that the supervisor sets (a part that runs alone, a test) there are none, and raising does nothing. Until
+``initialized`` events go to the reserve of the initialization period, which syncs each of them; it is
+delivered first (E6).
+
+``raise_event`` never raises and never waits for another process: whoever notices trouble must not get into
+more of it. Memory for one event is kept aside, and given back to the system for the moment when there is
+none.
+
+State: ``_raiser``, of the process; set once by its main thread, used by all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.reserve.layout import MOST_PAYLOAD
+from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
+from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.excerpt import printable
+
+log = structlog.get_logger("events")
+EVENTS_DIR: Final = "SLA_EVENTS_DIR"
+"""Environment variable: where the reserves are."""
+SLOTS: Final = 256  # 1 MiB: some seconds of a fleet whose gateways all go at once
+INITIAL_SLOTS: Final = 64
+FILLING_RATIO: Final = 0.8
+CALM_RATIO: Final = 0.5
+_SPARE_BYTES: Final = 256 << 10
+_CUT_CHARACTERS: Final = 400  # four bytes each at most, twice
+SUFFIX: Final = ".reserve"
+
+
+class EventRaiser:
+    """The reserves of one process; see the module.
+
+    Attributes:
+        lost: events that could not be recorded at all.
+
+    Raises:
+        OSError: no room for the reserves, or another process of this name has them.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._name = name
+        self._initial = ReserveWriter(directory / f"{name}.initial{SUFFIX}", INITIAL_SLOTS, synced=True)
+        try:
+            self._normal = ReserveWriter(directory / f"{name}.normal{SUFFIX}", SLOTS)
+        except BaseException:
+            self._initial.close()
+            raise
+        self._current = self._initial
+        self._spare: bytearray | None = bytearray(_SPARE_BYTES)
+        self._is_filling = False
+        self.lost = 0
+
+    def initialized(self) -> None:
+        """The initialization period has ended."""
+        self._current = self._normal
+
+    def record(self, row: Mapping[str, Any]) -> RecordOutcome | None:
+        """Record an event; None if it could not be."""
+        try:
+            return self._record(row)
+        except MemoryError:
+            self._spare = None  # room for what follows
+            with contextlib.suppress(MemoryError):
+                recorded = self._record(row)
+                self._spare = bytearray(_SPARE_BYTES)
+                return recorded
+        except (OSError, ValueError, TypeError, LookupError) as exc:
+            log.error("event-not-recorded", kind=printable(row.get("kind"), 64), problem=str(exc))
+        self.lost += 1
+        return None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._initial.close()
+        self._normal.close()
+
+    def _record(self, row: Mapping[str, Any]) -> RecordOutcome:
+        reserve, event_id, at_us = self._current, str(row["event_id"]), int(row["at_us"])
+        subject, kind = f"{row['element']}/{row['subject']}", str(row["kind"])
+        payload = packed({**row, "source": self._name})
+        recorded = reserve.record(payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us)
+        self._check_fill(reserve, at_us)
+        return recorded
+
+    def _check_fill(self, reserve: ReserveWriter, at_us: int) -> None:
+        """80 % is an event; the next one comes after it was half empty."""
+        ratio = reserve.fill_ratio
+        if self._is_filling:
+            self._is_filling = ratio > CALM_RATIO
+        elif ratio >= FILLING_RATIO:
+            self._is_filling = True
+            text = (
+                f"the reserve of events of {self._name} is {ratio:.0%} full: events are folded, then counted"
+            )
+            event_id = str(uuid.uuid4())
+            row = {
+                "event_id": event_id, "at_us": at_us, "kind": "event-reserve-filling",
+                "severity": "warning", "element": "server", "subject": self._name, "text": text,
+                "details": {"fill_ratio": ratio, "waiting": reserve.waiting}, "source": self._name,
+            }  # fmt: skip
+            reserve.record(
+                packed(row), event_id=event_id, subject=f"server/{self._name}",
+                kind="event-reserve-filling", at_us=at_us,
+            )  # fmt: skip
+
+
+def packed(row: Mapping[str, Any]) -> bytes:
+    """An event as JSON that fits a slot: details, then the text, are cut if it is too long."""
+    data = strict_json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    if len(data) <= MOST_PAYLOAD:
+        return data
+    details = {"cut": printable(strict_json.dumps(row.get("details")), _CUT_CHARACTERS)}
+    names = {name: printable(value, 200) for name, value in row.items() if isinstance(value, str)}
+    text = printable(row.get("text"), _CUT_CHARACTERS)
+    return strict_json.dumps({**row, **names, "text": text, "details": details}, ensure_ascii=False).encode(
+        "utf-8", "replace"
+    )
+
+
+_raiser: EventRaiser | None = None
+
+
+def attach_reserves(name: str, directory: Path | None = None) -> None:
+    """Open this process's reserves; without a directory, given or in the environment, there are none.
+
+    Where they cannot be made the log says so, and events go only the way of SQL.
+    """
+    global _raiser  # noqa: PLW0603 - one a process: events are raised from everywhere
+    given = os.environ.get(EVENTS_DIR)
+    directory = directory or (Path(given) if given else None)
+    if _raiser is not None:
+        _raiser.close()
+        _raiser = None
+    if directory is None:
+        return
+    try:
+        _raiser = EventRaiser(directory, name)
+    except OSError as exc:
+        log.error("no-event-reserve", process=name, directory=str(directory), problem=str(exc))
+
+
+def initialized() -> None:
+    """This process has ended its initialization."""
+    if _raiser is not None:
+        _raiser.initialized()
+
+
+def raise_event(row: Mapping[str, Any]) -> bool:
+    """Record an event for delivery; whether it was. Any thread.
+
+    Args:
+        row: the columns of the table ``events``.
+    """
+    return _raiser is not None and _raiser.record(row) is not None
+
+
+def detach_reserves() -> None:
+    """Close them, at the end of a process or a test."""
+    global _raiser  # noqa: PLW0603 - see ``attach_reserves``
+    if _raiser is not None:
+        _raiser.close()
+        _raiser = None

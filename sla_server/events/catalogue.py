@@ -1,0 +1,219 @@
+"""The kinds of events: severity, meaning, what to do, and which event ends what another began.
+
+docs/formats/events.md is generated from it (``python -m docs.events``), and a test holds that every kind that
+the product raises is in it. Kinds that begin with ``agent-`` come from agents that are newer than the server.
+
+A *condition* begins with one kind and ends with another: ``violation-opened`` and ``violation-closed`` are
+the condition ``violation``. Two events are about the same condition if element and subject are equal, and,
+for kinds with ``by``, that detail, too.
+
+Pure. Source: E1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pmdaemon.wire.messages.alerts import ALERT_PREFIX
+from sla_server.events.event import Event
+from sla_server.events.recipients.base import Status
+
+PAGE: Final = "docs/formats/events.md"
+
+
+@dataclass(frozen=True, slots=True)
+class EventKind:
+    """One kind.
+
+    Attributes:
+        severity: as it is usually raised; the event's own counts.
+        meaning: what has happened.
+        action: what to do next.
+        begins: the condition that it begins, "" for none.
+        ends: the condition that it ends, "" for none.
+        by: a detail that tells conditions of one subject apart.
+    """
+
+    severity: str
+    meaning: str
+    action: str = "Nothing; it is for the record."
+    begins: str = ""
+    ends: str = ""
+    by: str = ""
+
+
+_UNKNOWN: Final = EventKind("warning", "A kind that this release does not know.", "Read its text.")
+_WATCH: Final = "See the runbook, and the text for figures."
+
+PROMISES: Final = {
+    "violation-opened": EventKind(
+        "critical",
+        "A promise is broken.",
+        "`sla why AGREEMENT`; see who uses the backend.",
+        begins="violation",
+    ),
+    "violation-closed": EventKind("info", "The promise is kept again.", ends="violation"),
+    "burn-rate": EventKind(
+        "critical", "The error budget is used up too fast.", "`sla get slas`.", begins="burn-rate", by="alert"
+    ),
+    "burn-rate-ended": EventKind("info", "It is used up slowly again.", ends="burn-rate", by="alert"),
+    "slices-revised": EventKind("info", "Late data changed slices that were judged."),
+    "agreement-applied": EventKind("info", "An agreement is in force."),
+    "agreement-ended": EventKind("info", "An agreement is no longer in force."),
+    "agreement-unreadable": EventKind("critical", "A stored agreement cannot be read.", "Apply it again."),
+    "document-unreadable": EventKind("critical", "A stored document cannot be read.", "Apply it again."),
+    "maintenance-applied": EventKind("info", "Maintenance was announced or changed."),
+    "maintenance-ended": EventKind("info", "Announced maintenance was ended."),
+    "calendar-applied": EventKind("info", "A calendar is in force."),
+    "calendar-ended": EventKind("info", "A calendar is no longer in force."),
+    "thresholds-left-out": EventKind(
+        "warning", "A gateway has too many thresholds.", "Fewer distinct limits."
+    ),
+}
+CONTROL: Final = {
+    "throttle-set": EventKind("warning", "A volume is slowed down.", "`sla why VOLUME`.", begins="throttle"),
+    "throttle-released": EventKind("info", "It is slowed down no more.", ends="throttle"),
+    "throttle-not-effective": EventKind("critical", "A cap has no effect.", "Find the I/O that bypasses it."),
+    "unattributed": EventKind("warning", "A promise is at risk and no neighbour explains it.", _WATCH),
+    "infeasible": EventKind(
+        "warning", "Floors add up to more than the backend gives.", "Renegotiate a floor."
+    ),
+    "control-oscillation": EventKind("warning", "Control steps go up and down.", "See throttles over time."),
+    "neighbour-out-of-reach": EventKind(
+        "warning", "No gateway can slow this load.", "Serve it by a gateway."
+    ),
+    "storage-fault": EventKind(
+        "critical", "A backend hangs or fails.", "Look at the storage.", begins="storage-fault"
+    ),
+    "storage-recovered": EventKind("info", "The backend answers again.", ends="storage-fault"),
+    "mode-changed": EventKind("info", "A person changed who may be slowed down."),
+    "policy-applied": EventKind("info", "A policy of the policy job is in force."),
+}
+GATEWAYS: Final = {
+    "gateway-up": EventKind("info", "A gateway is there.", ends="gateway"),
+    "gateway-recovered": EventKind("info", "A gateway answers again.", ends="gateway"),
+    "gateway-stalled": EventKind(
+        "warning", "A gateway does not answer.", "Look at its host.", begins="gateway"
+    ),
+    "gateway-lost": EventKind(
+        "critical", "A gateway is gone.", "Look at its host and agent.", begins="gateway"
+    ),
+    "gateway-stopped": EventKind("info", "A gateway was stopped by its operator."),
+    "gateway-detached": EventKind("info", "The daemon was restarted; gateways dial in again."),
+    "gateway-refused": EventKind("warning", "A gateway was not let in.", "The text says why."),
+    "gateway-enrolled": EventKind("info", "A gateway has its certificate."),
+    "gateway-superseded": EventKind("warning", "A second agent took a gateway's place.", "Stop one of them."),
+    "gateway-over-limit": EventKind("warning", "A gateway is above a limit.", "The text names the limit."),
+    "enrolment-refused": EventKind("warning", "An agent asked for a certificate in vain.", _WATCH),
+    "clock-skew": EventKind("warning", "An agent's clock is wrong.", "Mend NTP on that host."),
+    "cuts-lost": EventKind("critical", "Measurements are gone for good.", "Was a database restored?"),
+    "client-new": EventKind("info", "A client was seen for the first time."),
+    "volume-new": EventKind("info", "A volume was seen for the first time."),
+    "volume-moved": EventKind(
+        "warning", "A volume is on a different backend now.", "Check the agent's file."
+    ),
+    "volume-conflict": EventKind("warning", "Gateways name different backends.", "Make them agree."),
+    "volume-pending": EventKind("warning", "A volume is shown by a gateway it does not belong to.", _WATCH),
+    "volume-shared": EventKind("info", "A volume is used through several gateways."),
+    "volume-approved": EventKind("info", "A person approved a volume of a gateway."),
+    "volume-revoked": EventKind("info", "A person revoked a volume of a gateway."),
+    "streams-foreign": EventKind("warning", "A gateway sends streams that are not its own.", _WATCH),
+}
+AGENTS: Final = {
+    "certificate-expires": EventKind("warning", "A certificate of an agent ends soon.", "Enrol it again."),
+    "certificate-not-renewed": EventKind("warning", "An agent's certificate was not renewed.", _WATCH),
+    "lease-expired": EventKind("warning", "An agent went back to its own caps.", "Why is it cut off?"),
+    "plane-died": EventKind("critical", "A data plane has died.", "The agent's log.", begins="plane"),
+    "plane-stalled": EventKind("critical", "A data plane does not answer.", "Its host.", begins="plane"),
+    "plane-back": EventKind("info", "A data plane is back.", ends="plane"),
+    "qemu-lost": EventKind("warning", "A QEMU process is not reached.", "Its QMP socket."),
+    "reload-incomplete": EventKind("warning", "Part of a reload waits.", "The text says for what."),
+    "reload-refused": EventKind("warning", "A reload was refused.", "Correct the agent's file."),
+    "reloaded": EventKind("info", "An agent has its new configuration."),
+    "source-failed": EventKind("warning", "An agent cannot read its counters.", "The agent's log."),
+    "spool-damaged": EventKind("critical", "An agent's spool is damaged.", "Check its disk."),
+    "spool-overflow": EventKind("critical", "An agent dropped cuts.", "A larger spool."),
+    "spool-write-failed": EventKind("critical", "An agent cannot write its spool.", "Check its disk."),
+    "state-write-failed": EventKind("warning", "An agent cannot write its state.", "Check its disk."),
+    "throttle-bound-hit": EventKind("warning", "Throttled I/O waited too long.", "Raise the cap."),
+}
+SERVER: Final = {
+    "services-started": EventKind("info", "Services were started."),
+    "process-restarted": EventKind("warning", "A process was restarted.", "The text says why it ended."),
+    "process-stalled": EventKind(
+        "warning", "A process made no progress.", "CPU, memory and disk of the server."
+    ),
+    "no-room-for-pair": EventKind("warning", "There is no memory for a further pair.", "More shared memory."),
+    "mailbox-damaged": EventKind("critical", "A mailbox segment was damaged and made again.", "Report it."),
+    "back-pressure": EventKind("warning", "A queue or a mailbox is nearly full.", "Which process is slow?"),
+    "clock-stepped": EventKind("warning", "The server's clock was set.", "`chronyc tracking`."),
+    "database-away": EventKind("critical", "The database could not be used.", "The text says why."),
+    "data-refused": EventKind("warning", "A record could not be stored and was put aside.", "Report it."),
+    "watermark-mended": EventKind("warning", "Ingest queue and database disagreed.", "Who changed SQL?"),
+    "queue-damage": EventKind("critical", "Durable records are gone.", "Check the disk."),
+    "archive-failed": EventKind("critical", "Parquet files cannot be written.", "Make room on the disk."),
+    "file-damaged": EventKind("critical", "A Parquet file is damaged.", "Restore it; check the disk."),
+    "file-missing": EventKind("critical", "A Parquet file is missing.", "Restore it from a backup."),
+}
+DELIVERY: Final = {
+    "event-reserve-filling": EventKind("warning", "A process raises more events than are taken.", _WATCH),
+    "events-lost": EventKind("critical", "Events were counted, but not kept.", "`details` has the counts."),
+    "event-queue-damage": EventKind("critical", "Events on disk are gone.", "Check the disk."),
+    "delivery-failed": EventKind("critical", "A recipient did not take an event.", "Mend the recipient."),
+    "recipient-failing": EventKind(
+        "warning", "A recipient does not confirm.", "Mend the recipient.", begins="recipient-failing"
+    ),
+    "recipient-recovered": EventKind("info", "A recipient confirms again.", ends="recipient-failing"),
+    "notify-test": EventKind("info", "A person tries a recipient."),
+    "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
+    "recipient-applied": EventKind("info", "A recipient is in force."),
+    "recipient-ended": EventKind("info", "A recipient is no longer in force."),
+    "route-applied": EventKind("info", "A route is in force."),
+    "route-ended": EventKind("info", "A route is no longer in force."),
+    "silence-applied": EventKind("info", "Events are held back for a time."),
+    "silence-ended": EventKind("info", "A silence was ended."),
+}
+GROUPS: Final = {
+    "Promises": PROMISES,
+    "Control": CONTROL,
+    "Gateways": GATEWAYS,
+    "Agents": AGENTS,
+    "The server": SERVER,
+    "Delivery itself": DELIVERY,
+}
+KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
+
+
+def is_known(kind: str) -> bool:
+    """Whether a kind can occur: in the catalogue, or one of an agent that is newer than the server."""
+    return kind in KINDS or kind.startswith(ALERT_PREFIX)
+
+
+def described(kind: str) -> EventKind:
+    """What is known of a kind."""
+    return KINDS.get(kind, _UNKNOWN)
+
+
+def runbook(kind: str) -> str:
+    """Link to what to do about it."""
+    return f"{PAGE}#{kind}" if kind in KINDS else PAGE
+
+
+def status_of(event: Event) -> Status:
+    """Whether a condition begins or ends with the event."""
+    kind = described(event.kind)
+    return Status.FIRING if kind.begins else Status.RESOLVED if kind.ends else Status.INFO
+
+
+def condition_of(event: Event) -> str:
+    """Name of the condition that it begins or ends; the kind where there is none."""
+    kind = described(event.kind)
+    return kind.begins or kind.ends or event.kind
+
+
+def condition_key(event: Event) -> tuple[str, ...]:
+    """Identity of that condition: equal for the event that begins it and the one that ends it."""
+    by = described(event.kind).by
+    told_apart = str(event.details.get(by, "")) if by else ""
+    return condition_of(event), event.element, event.subject, told_apart

@@ -1,0 +1,264 @@
+"""Reserves of events: what is recorded is taken, in order and with its counts, whatever dies in between."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.reserve import raising
+from pmdaemon.reserve.layout import COUNT, MOST_PAYLOAD, NUMBER, PAGE_BYTES, PAYLOAD_AT, WORD
+from pmdaemon.reserve.reader import ReserveReader, TakenRecord
+from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
+
+
+def row(number: int, kind: str = "gateway-lost", subject: str = "gw-1", **more: object) -> dict[str, object]:
+    return {
+        "event_id": f"id-{number}", "at_us": 1000 + number, "kind": kind, "severity": "critical",
+        "element": "gateway", "subject": subject, "text": f"number {number}", "details": {}, **more,
+    }  # fmt: skip
+
+
+def record(reserve: ReserveWriter, number: int, kind: str = "a-kind", subject: str = "x") -> RecordOutcome:
+    payload = json.dumps(row(number, kind, subject)).encode()
+    return reserve.record(payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number)
+
+
+def numbers(taken: list[TakenRecord]) -> list[int]:
+    return [int(json.loads(each.payload)["event_id"][3:]) for each in taken]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events" / "services.normal.reserve"
+
+
+def test_records_are_taken_in_order_and_once(path: Path) -> None:
+    writer = ReserveWriter(path, 8)
+    reader = ReserveReader(path)
+    for number in range(5):
+        assert record(writer, number, subject=str(number)) is RecordOutcome.KEPT
+    taken = reader.take(3)
+    assert numbers(taken) == [0, 1, 2]
+    assert numbers(reader.take(10)) == [0, 1, 2, 3, 4]  # not released: they come again
+    reader.release(taken)
+    assert numbers(reader.take(10)) == [3, 4]
+    assert (writer.waiting, reader.waiting) == (2, 2)
+
+
+def test_every_byte_of_the_file_is_written_when_it_is_made(path: Path) -> None:
+    ReserveWriter(path, 16).close()
+    found = path.stat()
+    assert found.st_size == 17 * PAGE_BYTES
+    assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_repeat_changes_nothing_while_its_record_waits(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    assert [record(writer, 1), record(writer, 1)] == [RecordOutcome.KEPT, RecordOutcome.REPEATED]
+    assert [each.events for each in reader.take(9)] == [1]
+
+
+def test_from_half_full_on_equal_events_are_folded(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    found = [record(writer, number) for number in range(10)]
+    assert found == [RecordOutcome.KEPT] * 4 + [RecordOutcome.FOLDED] * 6
+    taken = reader.take(9)
+    assert [(each.events, each.last_us) for each in taken] == [(1, 0), (1, 1), (1, 2), (7, 9)]
+
+
+def test_opened_and_closed_in_turn_are_never_folded(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    kinds = ["opened", "closed"] * 4
+    assert [record(writer, number, kind) for number, kind in enumerate(kinds)] == [RecordOutcome.KEPT] * 8
+    assert [json.loads(each.payload)["kind"] for each in reader.take(9)] == kinds
+
+
+def test_what_finds_no_slot_is_counted_by_kind(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(4):
+        record(writer, number, subject=str(number))
+    for number in range(4, 10):
+        assert record(writer, number, f"kind-{number % 2}", str(number)) is RecordOutcome.COUNTED
+    counts = reader.take_counts()
+    assert [(each.kind, each.events, each.first_us, each.last_us) for each in counts] == [
+        ("kind-0", 3, 4, 8),
+        ("kind-1", 3, 5, 9),
+    ]
+    reader.release_counts(counts)
+    assert reader.take_counts() == []
+    record(writer, 11, "kind-1", "11")
+    assert [(each.kind, each.events) for each in reader.take_counts()] == [("kind-1", 1)]
+
+
+def test_more_kinds_than_counters_are_counted_together(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 1), ReserveReader(path)
+    for number in range(100):
+        record(writer, number, f"kind-{number}", str(number))
+    counts = reader.take_counts()
+    assert sum(each.events for each in counts) == 99
+    assert counts[-1][:2] == ("others", 99 - 39)
+
+
+def test_a_count_raised_while_its_record_is_taken_is_seen_by_the_next_pass(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(3):
+        record(writer, number)
+    taken = reader.take(9)
+    record(writer, 7)  # folded into the last, between take and release
+    reader.release(taken)
+    more = reader.take_more()
+    assert [(each.number, each.events) for each in more] == [(taken[-1].number, 1)]
+    assert reader.take_more() == []
+
+
+def test_a_count_that_no_pass_saw_is_counted_when_its_slot_is_used_again(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(2):
+        record(writer, number)
+    reader.release(reader.take(9))
+    at = writer._file.slot(2)  # as if the writer was stopped between its check and its store
+    writer._file.words[at + COUNT] += 5
+    reader.close()
+    reader = ReserveReader(path)  # another process delivers now
+    for number in range(2, 6):
+        record(writer, number, subject=str(number))
+    assert [(each.kind, each.events) for each in reader.take_counts()] == [("a-kind", 5)]
+
+
+def test_a_writer_that_died_in_a_slot_leaves_no_record_there(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    record(writer, 0)
+    at = writer._file.slot(2)
+    writer._file.bytes[at * WORD + PAYLOAD_AT : at * WORD + PAYLOAD_AT + 3] = b"{{{"
+    writer._file.words[at + NUMBER] = 0
+    writer.close()
+    writer = ReserveWriter(path, 4)
+    record(writer, 1)
+    assert numbers(reader.take(9)) == [0, 1]
+
+
+def test_records_torn_by_a_power_cut_are_skipped_and_counted(path: Path) -> None:
+    writer = ReserveWriter(path, 4)
+    for number in range(3):
+        record(writer, number, subject=str(number))
+    writer._file.bytes[writer._file.slot(1) * WORD + PAYLOAD_AT] ^= 1
+    reader = ReserveReader(path)
+    assert (numbers(reader.take(9)), reader.damaged) == ([1, 2], 1)
+
+
+def test_a_file_has_one_writer(path: Path) -> None:
+    writer = ReserveWriter(path, 4)
+    with pytest.raises(BlockingIOError):
+        ReserveWriter(path, 4)
+    writer.close()
+    ReserveWriter(path, 4).close()
+
+
+def test_a_damaged_file_is_made_again_and_the_reader_notices(path: Path) -> None:
+    ReserveWriter(path, 4).close()
+    reader = ReserveReader(path)
+    path.write_bytes(b"x" * 5 * PAGE_BYTES)
+    ReserveWriter(path, 4).close()
+    assert not reader.is_current()
+    assert ReserveReader(path).take(9) == []
+
+
+def test_random_histories_lose_and_repeat_nothing(path: Path) -> None:
+    chance = random.Random(5)
+    writer, reader = ReserveWriter(path, 8), ReserveReader(path)
+    taken, raised = 0, 0
+    for _ in range(3000):
+        match chance.randrange(6):
+            case 0 | 1 | 2:
+                raised += 1
+                record(writer, raised, chance.choice("ab"), chance.choice("xyz"))
+            case 3:
+                some = reader.take(chance.randrange(4))
+                if chance.random() < 0.3:
+                    raised += 1
+                    record(writer, raised, "a", "x")
+                reader.release(some)
+                taken += sum(each.events for each in some)
+            case 4:
+                taken += sum(each.events for each in reader.take_more())
+                counts = reader.take_counts()
+                taken += sum(each.events for each in counts)
+                reader.release_counts(counts)
+            case 5 if chance.random() < 0.2:
+                writer.close()
+                writer = ReserveWriter(path, 8)
+    taken += sum(each.events for each in reader.take_more())
+    rest = reader.take(99)
+    taken += sum(each.events for each in rest) + sum(each.events for each in reader.take_counts())
+    assert taken == raised
+
+
+# The one call.
+
+
+@pytest.fixture
+def reserves(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def test_events_of_the_initialization_period_have_a_reserve_of_their_own(reserves: Path) -> None:
+    raising.attach_reserves("services", reserves)
+    assert raising.raise_event(row(1))
+    raising.initialized()
+    assert raising.raise_event(row(2))
+    raising.detach_reserves()
+    assert not raising.raise_event(row(3))
+    found = {path.name: numbers(ReserveReader(path).take(9)) for path in sorted(reserves.iterdir())}
+    assert found == {"services.initial.reserve": [1], "services.normal.reserve": [2]}
+
+
+def test_without_a_directory_there_is_nothing_to_raise_events_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(raising.EVENTS_DIR, raising=False)
+    raising.attach_reserves("services")
+    assert not raising.raise_event(row(1))
+
+
+def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
+    found = raising.packed(row(1, text="\u20ac" * 3000, details={"all": ["\u20ac" * 100] * 100}))
+    assert len(found) <= MOST_PAYLOAD
+    assert json.loads(found)["event_id"] == "id-1"
+
+
+def test_eighty_percent_is_an_event_once(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "pair-0")
+    raiser.initialized()
+    for number in range(raising.SLOTS - 2):
+        raiser.record(row(number, subject=str(number)))
+    reader = ReserveReader(reserves / "pair-0.normal.reserve")
+    kinds = [json.loads(each.payload)["kind"] for each in reader.take(999)]
+    assert kinds.count("event-reserve-filling") == 1
+    assert kinds.index("event-reserve-filling") == 205  # 80 % of 256, rounded up
+    raiser.close()
+
+
+def test_what_cannot_be_recorded_is_counted_not_raised(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    assert raiser.record({"kind": "no-identity"}) is None
+    assert raiser.lost == 1
+    raiser.close()
+
+
+def test_without_memory_the_spare_is_given_up_and_the_event_recorded(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    packed, tries = raising.packed, []
+
+    def failing_once(found: dict[str, object]) -> bytes:  # as an allocation does while the spare is held
+        tries.append(raiser._spare is not None)
+        if raiser._spare is not None:
+            raise MemoryError
+        return packed(found)
+
+    monkeypatch.setattr(raising, "packed", failing_once)
+    assert raiser.record(row(1)) is RecordOutcome.KEPT
+    assert tries == [True, False]
+    raiser.close()

@@ -1,0 +1,133 @@
+"""The event's form, and the catalogue: every kind that the product raises is in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.wire.messages.alerts import ALERT_KINDS
+from sla_server.events import catalogue
+from sla_server.events.event import Event, EventUnreadable, from_row, parse, schema
+from sla_server.events.recipients.base import Notice, Status
+
+ROOT = Path(__file__).parents[4]
+KIND = re.compile(r"[a-z]+(?:-[a-z]+)+|infeasible|unattributed")
+RAISERS = {
+    "event_row",
+    "_event",
+    "RaiseEvent",
+    "event",
+    "_add_event",
+    "_part_event",
+    "_report",
+    "_new_access",
+}
+NO_KINDS = {"process-id"}
+STATES = ("up", "lost", "stalled", "recovered", "stopped", "refused", "detached")
+
+
+def event(**changed: Any) -> Event:
+    values = {
+        "event_id": "e1", "at_us": 5, "kind": "violation-opened", "severity": "critical", "element": "sla",
+        "subject": "gold/latency", "text": "gold is broken", "details": {"u": 1.5},
+    }  # fmt: skip
+    return Event(**{**values, **changed})
+
+
+def test_an_event_is_the_same_behind_its_codec() -> None:
+    there = event(source="services", recorded_us=9)
+    assert parse(there.encode()) == there
+    assert set(there.as_json()) == set(schema()["properties"])
+    assert set(schema()["required"]) == set(there.row())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("event_id", "", "'event_id' is ''"),
+        ("at_us", "now", "'at_us' is 'now'"),
+        ("kind", None, "'kind' is None"),
+        ("severity", "fatal", "'severity' is 'fatal', expected one of info, warning, critical"),
+        ("details", 7, "'details' is 7"),
+    ],
+)
+def test_what_is_no_event_is_refused_with_the_field_and_its_value(field: str, value: Any, said: str) -> None:
+    with pytest.raises(EventUnreadable, match=re.escape(said)):
+        from_row({**event().row(), field: value})
+
+
+def test_long_and_unprintable_texts_are_cut() -> None:
+    found = from_row({**event().row(), "text": "\x1b[31m" + "a" * 9000, "details": {"a": "b" * 99_000}})
+    assert len(found.text) == 2000
+    assert "\x1b" not in found.text
+    assert set(found.details) == {"cut"}
+
+
+def test_an_event_of_a_former_release_is_critical_where_it_said_error() -> None:
+    assert from_row({**event().row(), "severity": "error"}).severity == "critical"
+
+
+def test_what_an_event_is_about() -> None:
+    assert event().agreement == "gold"
+    assert event(element="gateway", subject="gw-1").gateway == "gw-1"
+    assert event(details={"volume": "v1", "agreement": "a"}).volume == "v1"
+
+
+def test_the_identity_of_a_delivery_counts_reminders() -> None:
+    assert Notice(event(), "mail", 1).delivery_id == "e1"
+    assert Notice(event(), "mail", 2, reminder=3).delivery_id == "e1/3"
+    assert json.loads(json.dumps(Notice(event(), "mail", 1).as_json()))["event"]["kind"] == "violation-opened"
+
+
+def test_begin_and_end_of_a_condition_have_one_key() -> None:
+    opened, closed = event(), event(kind="violation-closed", event_id="e2")
+    assert catalogue.condition_key(opened) == catalogue.condition_key(closed)
+    assert catalogue.status_of(opened) is Status.FIRING
+    assert catalogue.status_of(closed) is Status.RESOLVED
+    fast, slow = (event(kind="burn-rate", details={"alert": alert}) for alert in ("fast", "slow"))
+    assert catalogue.condition_key(fast) != catalogue.condition_key(slow)
+
+
+def test_each_condition_that_ends_begins() -> None:
+    begun = {kind.begins for kind in catalogue.KINDS.values()} - {""}
+    assert begun == {kind.ends for kind in catalogue.KINDS.values()} - {""}
+
+
+def test_no_kind_is_in_two_groups() -> None:
+    assert len(catalogue.KINDS) == sum(len(group) for group in catalogue.GROUPS.values())
+
+
+def raised_in(path: Path) -> Iterator[str]:
+    """Kinds in the calls that raise events: constants among the first arguments, also of conditions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "kind":
+                    yield from constants(value)
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in RAISERS:
+                for argument in node.args[:4]:
+                    yield from constants(argument)
+
+
+def constants(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and KIND.fullmatch(each.value):
+            yield each.value
+
+
+def test_every_kind_that_the_product_raises_is_in_the_catalogue() -> None:
+    paths = [path for package in ("sla_server", "pmdaemon") for path in (ROOT / package).rglob("*.py")]
+    paths = [path for path in paths if "reserve" not in path.parts and "cli" not in path.parts]
+    found = {kind for path in paths for kind in raised_in(path)} - NO_KINDS
+    assert len(found) > 40  # the search finds them
+    assert {kind for kind in found if not catalogue.is_known(kind)} == set()
+    assert {kind for kind in ALERT_KINDS if not catalogue.is_known(kind)} == set()
+    assert {state for state in STATES if f"gateway-{state}" not in catalogue.KINDS} == set()
