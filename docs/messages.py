@@ -11,13 +11,13 @@ from types import ModuleType
 
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, certificates, ends, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, planes, server
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
 COLUMNS = 116
-OF_AGENT = (agent, alerts, certificates, ends)  # one conversation, in this order
+OF_AGENT = (agent, alerts, costs, certificates, ends)  # one conversation, in this order
 
 HEAD = """\
 # Messages
@@ -161,6 +161,7 @@ ROUTES = {
     Kind.POLL: "PMDaemon",
     Kind.CAPS: "PMDaemon",
     Kind.THRESHOLDS: "PMDaemon",
+    Kind.COSTS: "PMDaemon",
     Kind.CA_CERT: "PMDaemon",
     Kind.CERTIFICATE: "PMDaemon",
     Kind.UNSUPPORTED: "agent, PMDaemon",
@@ -174,6 +175,7 @@ ROUTES = {
     Kind.PRESSURE: "pair, dbmanager, supervisor to services; dbmanager, supervisor to appserver",
     Kind.SET_CAPS: "services to pair",
     Kind.SET_THRESHOLDS: "services to pair",
+    Kind.SET_COSTS: "services to pair",
     Kind.LEASE: "services to pair",
     Kind.WATERMARKS: "dbmanager to pair",
     Kind.DURABLE: "dbmanager to pair",
@@ -187,6 +189,7 @@ ROUTES = {
     Kind.DP_CUT: "plane",
     Kind.DP_CAPS: "link",
     Kind.DP_THRESHOLDS: "link",
+    Kind.DP_COSTS: "link",
     Kind.DP_LEASE: "link",
     Kind.DP_STATUS: "another program of the host",
     Kind.DP_REPORT: "plane",

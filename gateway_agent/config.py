@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -130,6 +130,13 @@ class ExportConfig(StrictModel):
     cost_bytes: Annotated[float, Field(ge=512, le=1e9)] = float(COST_BYTES)
     """Bytes that cost as much as 1: how the backend's time grows with the size of its I/Os. The same in all
     exports of a backend; `sla policy run` estimates it from what is stored."""
+    cost: Literal["constants", "fitted"] = "constants"
+    """`fitted`: what `sla policy run` found for the backend holds in place of `cost_read`, `cost_write` and
+    `cost_bytes`, as soon as the server sends it. The same in all exports of a backend."""
+    cost_trim: Annotated[float, Field(ge=0, le=1)] = 1 / 16
+    """Share of the length of a trim that is charged like data: what it costs the storage against a write."""
+    cost_zeroes: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The same of write-zeroes. 1: a storage that cannot make zeroes otherwise writes them."""
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """File mode: threads for files that can block."""
     reconnect_s: Annotated[float, Field(ge=0, le=300)] = 0

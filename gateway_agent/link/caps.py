@@ -1,4 +1,4 @@
-"""What the server has put in force here: caps with their lease, and the threshold set.
+"""What the server has put in force here: caps with their lease, the threshold set, and what I/Os cost.
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
 comes back gets it at once, *if its lease still runs* and only for what is left of it. Control groups and QEMU
@@ -7,9 +7,9 @@ puts it in force again for what is left of the lease, also while the server is a
 every reachable enforcer has proved that it took the set (see ``enforcers.base``). Caps of volumes that no
 enforcer has, or of their clients, are refused by the volume's name: nothing here can slow them.
 
-The threshold set is kept in ``state_dir/thresholds.json``: planes that come up before the server is reached
-again count against it. A file that cannot be written or read costs little: the server sends the set on
-registration anyway.
+The threshold set is kept in ``state_dir/thresholds.json``, the costs in ``costs.json``: planes that come up
+before the server is reached again count against them. A file that cannot be written or read costs little: the
+server sends both on registration anyway.
 
 Thread: the link's loop only; time comes as an argument.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -28,9 +28,10 @@ from gateway_agent.errors import StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.group_shares import GroupShares, caps_of_plane
 from gateway_agent.sources.sample import Sample
-from pmdaemon.errors import MalformedFrame
+from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.runtime.clock import boot_id, boot_ns
 from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet, Thresholds
+from pmdaemon.wire.messages.costs import Costs
 
 ONLY_OBSERVES: Final = (
     "this gateway only observes: it has no data plane, control group or QEMU process that it could slow down"
@@ -255,25 +256,29 @@ def _some(volumes: Sequence[str]) -> str:
     return f"{named} and {len(volumes) - 3} more" if len(volumes) > 3 else named
 
 
-class ThresholdStore:
-    """The newest set. ``path`` None keeps it in memory only."""
+Kept = TypeVar("Kept", Thresholds, Costs)
 
-    def __init__(self, path: Path | None) -> None:
+
+class MessageStore(Generic[Kept]):
+    """The newest message of a kind. ``path`` None keeps it in memory only."""
+
+    def __init__(self, path: Path | None, kind: type[Kept]) -> None:
         self._path = path
-        self.current: Thresholds | None = self._load()
+        self._kind: type[Kept] = kind
+        self.current: Kept | None = self._load()
 
-    def _load(self) -> Thresholds | None:
+    def _load(self) -> Kept | None:
         if self._path is None:
             return None
         try:
             value = state_files.read_json(self._path, "A new one is begun")
-            return Thresholds.parse(value) if isinstance(value, dict) else None
-        except (StateFileBroken, MalformedFrame) as exc:
-            log.error("thresholds-forgotten", problem=str(exc))
+            return self._kind.parse(value) if isinstance(value, dict) else None
+        except (StateFileBroken, WireError) as exc:
+            log.error(f"{self._path.stem}-forgotten", problem=str(exc))
             return None
 
-    def replace(self, received: Thresholds) -> None:
-        """Keep another set.
+    def replace(self, received: Kept) -> None:
+        """Keep another one.
 
         Raises:
             OSError: it is in force but could not be written.
@@ -281,3 +286,17 @@ class ThresholdStore:
         self.current = received
         if self._path is not None:
             state_files.write_json(self._path, received.header(), synced=True)
+
+
+class ThresholdStore(MessageStore[Thresholds]):
+    """The newest threshold set."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path, Thresholds)
+
+
+class CostStore(MessageStore[Costs]):
+    """What an I/O costs, as the server said last."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path, Costs)

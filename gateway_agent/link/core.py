@@ -4,7 +4,7 @@
                              ├─► CAPS ──────► enforcers, then a collection: its answers prove the hand-over,
                              │                and a cut ends where the caps changed, so that the next is
                              │                wholly under them
-                             └─► THRESHOLDS ► store, planes
+                             └─► THRESHOLDS, COSTS ► store, planes
     time ──► cut without a poll after 1.5 intervals; expired lease; silent server
 
 The loop calls ``server_*``, ``plane_*`` and ``tick``, and afterwards sends what is in ``session.outgoing``
@@ -25,7 +25,7 @@ from gateway_agent.enforcers.base import Enforcer
 from gateway_agent.errors import PlaneLost, ServerLost, SpoolWriteFailed
 from gateway_agent.link import reply
 from gateway_agent.link.alerts import Alerts, Severity
-from gateway_agent.link.caps import KeptCaps, LeasedCaps, ThresholdStore
+from gateway_agent.link.caps import CostStore, KeptCaps, LeasedCaps, ThresholdStore
 from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNames
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
@@ -49,8 +49,9 @@ from pmdaemon.wire.messages.agent import (
     Welcome,
 )
 from pmdaemon.wire.messages.certificates import Certificate, Renew
+from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Bye, Error, Unsupported
-from pmdaemon.wire.messages.planes import DpThresholds
+from pmdaemon.wire.messages.planes import DpCosts, DpThresholds
 from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 
 log = structlog.get_logger("link")
@@ -92,11 +93,13 @@ class LinkCore:
         qemu: Sequence[QemuClient] = (),
         waited_us: Callable[[], int | None] = lambda: None,
         kept_caps: KeptCaps | None = None,
+        costs: CostStore | None = None,
     ) -> None:
         self._facts = facts
         self._spool = spool
         self._stream_names = stream_names
         self._thresholds = thresholds
+        self._costs = costs or CostStore(None)
         self._clock = clock
         self.planes = {plane.name: plane for plane in planes}
         self.qemu = {client.name: client for client in qemu}
@@ -276,6 +279,8 @@ class LinkCore:
                 self._wants_cut = self._wants_proof = True
             case Thresholds():
                 self._new_thresholds(command)
+            case Costs():
+                self._new_costs(command)
             case Welcome():
                 self._interval_ns = command.interval_us * 1000
                 self.session.send(Schema.of())
@@ -336,6 +341,17 @@ class LinkCore:
             if plane.enforcer.reachable:
                 plane.send(DpThresholds(received.version, received.entries))
 
+    def _new_costs(self, received: Costs) -> None:
+        if received == self._costs.current:
+            return
+        try:
+            self._costs.replace(received)
+        except OSError as exc:
+            self._alerts.tell("state-write-failed", "warning", "costs", f"they hold, but are not kept: {exc}")
+        for plane in self.planes.values():
+            if plane.enforcer.reachable:
+                plane.send(DpCosts(received.version, received.backends))
+
     # -- the certificate
 
     def _certified(self, received: Certificate) -> None:
@@ -365,7 +381,9 @@ class LinkCore:
         plane = self.planes[name]
         plane.opened()
         self._caps.enforcer_connected(plane.enforcer, self._clock.monotonic_ns())
-        current = self._thresholds.current
+        costs, current = self._costs.current, self._thresholds.current
+        if costs is not None:
+            plane.send(DpCosts(costs.version, costs.backends))
         if current is not None:
             plane.send(DpThresholds(current.version, current.entries))
 

@@ -34,7 +34,7 @@ from gateway_agent.enforcers.qemu import LimitedPlace
 from gateway_agent.errors import StateFileBroken
 from gateway_agent.host_config import QemuEntry
 from gateway_agent.link import state_files
-from gateway_agent.link.caps import KeptCaps, ThresholdStore
+from gateway_agent.link.caps import CostStore, KeptCaps, ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.identity import Identity
@@ -127,6 +127,7 @@ def build(
         qemu,
         waited_us,
         KeptCaps(config.state_dir / "caps.json"),
+        CostStore(config.state_dir / "costs.json"),
     )
     return Built(core, spool, groups)
 

@@ -35,7 +35,7 @@ log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
 MAX_CONNECTIONS: Final = 8  # the link, one that replaces it, and some terminals
 _RECEIVE_BYTES: Final = 65_536
-_ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, Kind.DP_LEASE))
+_ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, Kind.DP_COSTS, Kind.DP_LEASE))
 
 
 class LinkCommands(Protocol):
@@ -52,6 +52,9 @@ class LinkCommands(Protocol):
 
     def thresholds(self, header: dict[str, Any]) -> None:
         """DP_THRESHOLDS; may raise BadCaps."""
+
+    def costs(self, header: dict[str, Any]) -> None:
+        """DP_COSTS; may raise MalformedFrame."""
 
     def lease(self) -> None:
         """DP_LEASE."""
@@ -221,6 +224,8 @@ class _ControlConnection:
                 self.send(answer)
         elif received.kind == Kind.DP_LEASE:
             self._commands.lease()
+        elif received.kind == Kind.DP_COSTS:
+            self._commands.costs(header)
         elif received.kind in (Kind.DP_TAKE_OVER, Kind.DP_TAKEN):
             self._on_takeover(self, received.kind)
         elif received.kind in (Kind.DP_CAPS, Kind.DP_THRESHOLDS):

@@ -12,9 +12,9 @@ after twice as long up to a minute, and when a client asks for it; each planned 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -51,6 +51,9 @@ _LIVE: Final = frozenset(
         "cost_read",
         "cost_write",
         "cost_bytes",
+        "cost",
+        "cost_trim",
+        "cost_zeroes",
         "cap",
         "allow_names",
         "allow_networks",
@@ -58,6 +61,13 @@ _LIVE: Final = frozenset(
     )
 )
 """Keys of an export that hold at once, also for those that use it; another of the rest is another storage."""
+
+
+class FittedCost(NamedTuple):
+    """Of one backend, in units of a read: of a write (None: not known), and bytes that cost 1."""
+
+    cost_write: float | None
+    cost_bytes: float
 
 
 def client_of(name: str, address_name: str, volumes: set[str], rule: str) -> tuple[str, str]:
@@ -152,6 +162,8 @@ class ExportTable:
         self._turns = LoopRunner(context.loop)
         self._upstream_tls: dict[str, UpstreamTls] = {}
         self._leaving: list[_Leaving] = []
+        self._fitted: dict[str, FittedCost] = {}
+        self._configured = config.exports
         for export in config.exports:
             self._add(export)
 
@@ -174,12 +186,13 @@ class ExportTable:
         Returns:
             Volumes that are new, or have another upstream: their size is not known yet.
         """
-        wanted = {export.volume: export for export in config.exports}
+        self._configured = config.exports
+        wanted = {export.volume: self._with_costs(export) for export in config.exports}
         self._rule = config.client_rule
         unknown = []
         for name in [name for name in self.names if name not in wanted]:
             self._remove(name)
-        for export in config.exports:
+        for export in wanted.values():
             volume = self.volumes.get(export.volume)
             if volume is None:
                 self._add(export)
@@ -190,6 +203,23 @@ class ExportTable:
         self.names[:] = wanted  # negotiations under way list these
         self.volumes = {name: self.volumes[name] for name in wanted}
         return unknown
+
+    def set_costs(self, fitted: Mapping[str, FittedCost]) -> None:
+        """What an I/O costs by backend, complete; it holds at once for exports that want it."""
+        self._fitted = dict(fitted)
+        for export in self._configured:
+            volume, wanted = self.volumes.get(export.volume), self._with_costs(export)
+            if volume is not None and volume.export != wanted:
+                self._change(volume, wanted)
+
+    def _with_costs(self, export: ExportConfig) -> ExportConfig:
+        found = self._fitted.get(export.backend) if export.cost == "fitted" else None
+        if found is None:
+            return export
+        costs = {"cost_read": 1.0, "cost_bytes": found.cost_bytes}
+        if found.cost_write is not None:
+            costs["cost_write"] = found.cost_write
+        return export.model_copy(update=costs)
 
     def _remove(self, name: str) -> None:
         volume = self.volumes.pop(name)

@@ -33,7 +33,7 @@ from gateway_agent.host_config import UNIX_PATH_BYTES
 from gateway_agent.nbd.buffers import MemoryBudget
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
-from gateway_agent.nbd.exports import BURST_NS, ExportTable
+from gateway_agent.nbd.exports import BURST_NS, ExportTable, FittedCost
 from gateway_agent.nbd.groups import GroupTable
 from gateway_agent.nbd.listeners import ListenerGuard
 from gateway_agent.nbd.loop import IN, EventLoop
@@ -60,6 +60,7 @@ from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.planes import DpHandOver
 from pmdaemon.wire.rates import Rates
 
@@ -121,6 +122,7 @@ class Plane:
         self._was_alone = True  # before
         self._drain_at_ns: int | None = None  # another one has taken over
         self._thresholds: dict[str, Any] | None = None
+        self._costs: dict[str, Any] | None = None
         self._listeners: dict[str, socket.socket] = {}
         if inherited is not None:
             self._succeed(inherited)
@@ -186,6 +188,8 @@ class Plane:
         if former.caps is not None and former.lease_end_ns is not None:
             self._caps.inherit(former.caps, former.lease_end_ns, now_ns)
         self._thresholds = former.thresholds
+        if former.costs is not None:
+            self.costs(former.costs)
         found = parse_thresholds(former.thresholds) if former.thresholds is not None else None
         self._cuts.succeed(former.start_ns, former.start_us, found, self._caps.generation)
         for text in self._config.listen:
@@ -201,7 +205,9 @@ class Plane:
             log.error("cannot-hand-over", control=path, problem="it is too long; shorten runtime_dir")
             return None
         caps, lease_end_ns = self._caps.in_words
-        offered = DpHandOver(list(self._listeners), caps, lease_end_ns, self._thresholds, *self._cuts.start)
+        offered = DpHandOver(
+            list(self._listeners), caps, lease_end_ns, self._thresholds, *self._cuts.start, self._costs
+        )
         try:
             data = offered.encode()
             self._next_control = listen_at(Address(path=self._path_as(str(os.getpid()))), CONTROL_MODE)
@@ -478,6 +484,16 @@ class Plane:
         self._thresholds = header
         if left_out:
             log.warning("thresholds-left-out", version=found.version, left_out=left_out)
+
+    def costs(self, header: dict[str, Any]) -> None:
+        """See ``control.LinkCommands``."""
+        found = Costs.parse(header)
+        self._costs = header
+        costs = {
+            each["backend"]: FittedCost(each["cost_write"], each["cost_bytes"]) for each in found.backends
+        }
+        self._exports.set_costs(costs)
+        log.info("costs-in-force", version=found.version, backends=len(costs))
 
     def lease(self) -> None:
         """See ``control.LinkCommands``."""

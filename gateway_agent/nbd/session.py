@@ -25,6 +25,7 @@ from typing import Final
 
 import structlog
 
+from gateway_agent.config import ExportConfig
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.buffers import Finished, InFlight, ReplyBuffer, Request, RequestBuffer
@@ -40,7 +41,6 @@ log = structlog.get_logger("session")
 LINGER_NS: Final = 10 * 10**9  # for a client to take its last answers after its storage has gone
 DRAIN_NS: Final = 5 * 10**9  # for what is under way when its volume is taken out of the configuration
 MAX_UNSENT_BYTES: Final = 4 << 20  # a client that sends requests but reads no replies is read no further
-TRIM_SHARE: Final = 16  # a sixteenth of a trim's length is charged: 10 GB/s count like writes at 600 MB/s
 STORAGE_GONE: Final = "the storage behind this export is gone"
 _KINDS: Final[dict[int, int]] = {
     p.Cmd.READ: KIND_READ,
@@ -54,15 +54,18 @@ _KINDS: Final[dict[int, int]] = {
 _WITHOUT_BYTES: Final[frozenset[int]] = frozenset((p.Cmd.FLUSH, p.Cmd.CACHE, p.Cmd.BLOCK_STATUS))
 
 
-def charged_bytes(command: int, length: int) -> int:
+def charged_bytes(command: int, length: int, export: ExportConfig) -> int:
     """Bytes that the throttle charges for a request.
 
     Zeroes are charged like data, because a storage that cannot make them otherwise writes them. A trim moves
-    none, but it is work, and without a charge a way round the caps. The rest has no bytes.
+    none, but it is work, and without a charge a way round the caps: a sixteenth, so that 10 GB/s count like
+    writes at 600 MB/s. An export may say other shares of both. The rest has no bytes.
     """
     if command in _WITHOUT_BYTES:
         return 0
-    return length // TRIM_SHARE if command == p.Cmd.TRIM else length
+    if command == p.Cmd.TRIM:
+        return int(length * export.cost_trim)
+    return int(length * export.cost_zeroes) if command == p.Cmd.WRITE_ZEROES else length
 
 
 class ClientPause:
@@ -289,7 +292,7 @@ class NbdSession(ABC):
         if request[1] in self.inflight or self._refusal(request):
             return None
         base = export.cost_read if command == p.Cmd.READ else export.cost_write
-        charged = charged_bytes(command, length)
+        charged = charged_bytes(command, length, export)
         return charged, io_cost(base, charged, export.cost_bytes)
 
     def _refusal(self, request: Request) -> Refusal | None:
@@ -310,7 +313,8 @@ class NbdSession(ABC):
             self._refuse(request, why, now_ns)
             return
         self.requests.queue.popleft()
-        word = word_of(_KINDS[command], charged_bytes(command, length), failed=False)
+        charged = charged_bytes(command, length, self._volume.export)
+        word = word_of(_KINDS[command], charged, failed=False)
         reads_ns, others_ns = self._paused_ns(now_ns)
         paused_ns, arrived_ns = others_ns if command else reads_ns, request[0]
         if paused_ns and arrived_ns - paused_ns < self._cut_ns:

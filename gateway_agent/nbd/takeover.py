@@ -50,7 +50,7 @@ class Inheritance:
         control: the socket on which links connect.
         listeners: those for clients, by their text in the agent's file; ``Plane`` takes out what it uses.
         caps: the server's, header of DP_CAPS, if their lease runs; it ends at ``lease_end_ns``.
-        thresholds: header of DP_THRESHOLDS.
+        thresholds: header of DP_THRESHOLDS; ``costs``: of DP_COSTS.
         start_ns: when the former process's cut in progress began, monotonic; ``start_us`` the same by the
             wall clock. The next one's first cut begins there, too: so both fit in one cut of the gateway.
     """
@@ -62,6 +62,7 @@ class Inheritance:
     thresholds: dict[str, Any] | None = None
     start_ns: int = 0
     start_us: int = 0
+    costs: dict[str, Any] | None = None
     _former: socket.socket | None = field(default=None, repr=False)
 
     def confirm(self) -> None:
@@ -125,6 +126,7 @@ def take_over(path: str, plane: str, clock: Clock) -> Inheritance | None:
         said.thresholds,
         said.start_ns,
         said.start_us,
+        said.costs,
         former,
     )
 

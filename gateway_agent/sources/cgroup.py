@@ -15,12 +15,12 @@ from typing import Any
 
 from gateway_agent.cgroups import IoCounts
 from gateway_agent.enforcers.cgroup import CLIENT, CgroupEnforcer, LimitedGroup
-from gateway_agent.sources.counted import CountedSource, Reading, export_of
+from gateway_agent.sources.counted import Reading, ReadSource, export_of
 from pmdaemon.runtime.clock import Clock
 
 
-class CgroupSource(CountedSource[IoCounts]):
-    """See ``StatisticsSource``; answers at once. Thread: the link's loop only.
+class CgroupSource(ReadSource[IoCounts]):
+    """See ``StatisticsSource`` and ``ReadSource``. Thread: the link's loop only.
 
     State: time of the last count, and the groups that used a limit in full before it.
 
@@ -30,9 +30,6 @@ class CgroupSource(CountedSource[IoCounts]):
         size_of: bytes of a volume's device, 0 if not known.
     """
 
-    can_be_asked = True
-    awaits_answer = False
-
     def __init__(
         self,
         clock: Clock,
@@ -41,17 +38,17 @@ class CgroupSource(CountedSource[IoCounts]):
         enforcer: CgroupEnforcer,
         size_of: Callable[[str], int] = lambda _volume: 0,
     ) -> None:
-        super().__init__("cgroup", CLIENT)
-        self._clock = clock
+        super().__init__("cgroup", CLIENT, clock)
         self._groups = groups
         self._backends = backends
         self._enforcer = enforcer
         self._size_of = size_of
         self._counted_ns = clock.monotonic_ns()
         self._full = frozenset[str]()
-        self.begin(self._read())
+        self.begin(self.read())
 
-    def _read(self) -> Reading[IoCounts]:
+    def read(self) -> Reading[IoCounts]:
+        """See ``ReadSource``."""
         now_ns, gen = self._clock.monotonic_ns(), self._enforcer.gen
         elapsed_s, self._counted_ns = (now_ns - self._counted_ns) / 1e9, now_ns
         found = {group.volume: group.count(elapsed_s) for group in self._groups}
@@ -66,11 +63,6 @@ class CgroupSource(CountedSource[IoCounts]):
     def more(self, volume: str, step: IoCounts) -> dict[str, int]:
         """See ``CountedSource``."""
         return {"held": int(volume in self._full)}
-
-    def ask(self) -> None:
-        """See ``StatisticsSource``."""
-        if self.sample is None:
-            self.take(self._read())
 
     def exports(self) -> list[dict[str, Any]]:
         """See ``StatisticsSource``: one a group, also while it is not there."""

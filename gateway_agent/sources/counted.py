@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from gateway_agent.sources.sample import Sample, StreamKey, no_hist, no_missed
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import cut
 from pmdaemon.wire.rates import COST_BYTES
 
@@ -138,6 +139,30 @@ class CountedSource(ABC, Generic[C]):
         """See ``StatisticsSource``."""
         if self._current is not None:
             self._base, self._current, self.sample = self._current, None, None
+
+
+class ReadSource(CountedSource[C]):
+    """One whose counters are read whenever it is asked, so that it answers at once."""
+
+    can_be_asked = True
+    awaits_answer = False
+
+    def __init__(self, name: str, client: str, clock: Clock) -> None:
+        super().__init__(name, client)
+        self._clock = clock
+
+    @abstractmethod
+    def read(self) -> Reading[C]:
+        """The counters now.
+
+        Raises:
+            SourceReadFailed: they cannot be read.
+        """
+
+    def ask(self) -> None:
+        """See ``StatisticsSource``."""
+        if self.sample is None:
+            self.take(self.read())
 
 
 def export_of(volume: str, backend: str, source: str, size_bytes: int = 0) -> dict[str, Any]:

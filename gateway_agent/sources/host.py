@@ -24,7 +24,7 @@ import psutil
 
 from gateway_agent import devices as block_devices
 from gateway_agent.errors import SourceReadFailed
-from gateway_agent.sources.counted import CountedSource, Reading, export_of
+from gateway_agent.sources.counted import Reading, ReadSource, export_of
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire import names
 
@@ -60,17 +60,14 @@ def read_disks() -> dict[str, DiskCounters]:
     }
 
 
-class HostSource(CountedSource[DiskCounters]):
-    """See ``StatisticsSource``; answers at once. Thread: the link's loop only.
+class HostSource(ReadSource[DiskCounters]):
+    """See ``StatisticsSource`` and ``ReadSource``. Thread: the link's loop only.
 
     Args:
         devices: patterns of kernel names, and names with a slash.
         backends: by device, as it is named in ``devices`` or in the volume.
         find: kernel name of a name with a slash, "" while there is no such device.
     """
-
-    can_be_asked = True
-    awaits_answer = False
 
     def __init__(
         self,
@@ -82,8 +79,7 @@ class HostSource(CountedSource[DiskCounters]):
         size_of: Callable[[str], int] = block_devices.size_bytes,
         find: Callable[[str], str] = block_devices.kernel_name,
     ) -> None:
-        super().__init__("host", CLIENT)
-        self._clock = clock
+        super().__init__("host", CLIENT, clock)
         self._gateway = gateway
         chosen = tuple(devices)
         self._patterns = tuple(each for each in chosen if "/" not in each)
@@ -93,9 +89,10 @@ class HostSource(CountedSource[DiskCounters]):
         self._size_of = size_of
         self._find = find
         self._kernel_names: dict[str, str] = {}
-        self.begin(self._read())
+        self.begin(self.read())
 
-    def _read(self) -> Reading[DiskCounters]:
+    def read(self) -> Reading[DiskCounters]:
+        """See ``ReadSource``."""
         try:
             raw = self._reader()
         except OSError as exc:
@@ -121,11 +118,6 @@ class HostSource(CountedSource[DiskCounters]):
         """See ``CountedSource``."""
         busy_us = (step.read_ms + step.write_ms) * 1000
         return {"lat_sum_us": busy_us, "svc_sum_us": busy_us}
-
-    def ask(self) -> None:
-        """See ``StatisticsSource``."""
-        if self.sample is None:
-            self.take(self._read())
 
     def exports(self) -> list[dict[str, Any]]:
         """See ``StatisticsSource``: one export a device seen at the last spooled reading."""

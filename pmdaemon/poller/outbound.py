@@ -41,12 +41,19 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import CapsOrder, DurableNotice, Lease, ThresholdsOrder, WatermarksNotice
+from pmdaemon.wire.messages.server import (
+    CapsOrder,
+    CostsOrder,
+    DurableNotice,
+    Lease,
+    ThresholdsOrder,
+    WatermarksNotice,
+)
 
 TOGETHER_NS: Final = 50_000_000  # polls may be late by that, but by no more than a twentieth of the interval
 MANY_DUE: Final = 64  # polls of one go: about a millisecond
 MAX_MESSAGES: Final = 256  # of one take; polls that fall due meanwhile wait for at most that many
-_FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS)  # name the gateway they are for
+_FOR_ONE: Final = (Kind.SET_CAPS, Kind.SET_THRESHOLDS, Kind.SET_COSTS)  # name the gateway they are for
 _PASSED_ON: Final = (*_FOR_ONE, Kind.DURABLE)
 _GONE: Final = Sent.GONE
 _SHARD: Final = attrgetter("shard")
@@ -258,6 +265,10 @@ class Outbound:
         order = ThresholdsOrder.parse(header)
         self._order(order.gateway_id, Kind.THRESHOLDS, order.thresholds_frame())
 
+    def _set_costs(self, header: dict[str, Any]) -> None:
+        order = CostsOrder.parse(header)
+        self._order(order.gateway_id, Kind.COSTS, order.costs_frame())
+
     def _order(self, gateway_id: str, kind: Kind, encoded: bytes) -> None:
         """To be sent with the next write; a newer order of a kind takes the place of an older one."""
         kept = [item for item in self._orders.get(gateway_id, ()) if item[0] is not kind]
@@ -269,6 +280,7 @@ class Outbound:
         Kind.LEASE: _lease,
         Kind.SET_CAPS: _set_caps,
         Kind.SET_THRESHOLDS: _set_thresholds,
+        Kind.SET_COSTS: _set_costs,
     }
 
     # -- gateways

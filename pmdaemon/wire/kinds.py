@@ -35,6 +35,7 @@ class Kind(IntEnum):
     THRESHOLDS = 20
     CA_CERT = 21
     CERTIFICATE = 22
+    COSTS = 23
     # both
     SCHEMA = 32
     UNSUPPORTED = 33
@@ -53,6 +54,7 @@ class Kind(IntEnum):
     SET_CAPS = 72
     SET_THRESHOLDS = 73
     LEASE = 74
+    SET_COSTS = 75
     # dbmanager -> pair
     WATERMARKS = 80
     DURABLE = 81
@@ -76,3 +78,5 @@ class Kind(IntEnum):
     DP_TAKE_OVER = 120
     DP_HAND_OVER = 121
     DP_TAKEN = 122
+    # agent's link -> its data planes
+    DP_COSTS = 123

@@ -57,6 +57,7 @@ from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.agent import CapSet, Hello, Poll, Registered, Thresholds, Welcome
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.certificates import Certificate
+from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Bye, Error, Unsupported
 
 OWN_KINDS: Final = 64  # kinds from here on travel between our own processes only
@@ -91,7 +92,7 @@ class Side(Enum):
 def _table() -> dict[tuple[SessionState, Side, Kind], SessionState]:
     agent, daemon = Side.AGENT, Side.DAEMON
     acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER, Kind.RENEW)
-    orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.REGISTERED, Kind.CERTIFICATE)
+    orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.COSTS, Kind.REGISTERED, Kind.CERTIFICATE)
     table = {
         (SessionState.CONNECTED, agent, Kind.HELLO): SessionState.CONNECTED,
         (SessionState.CONNECTED, agent, Kind.CA_QUERY): SessionState.CONNECTED,
@@ -310,13 +311,16 @@ def _of_link(side: Side) -> dict[SessionState, Mapping[Kind, SessionState]]:
 
 RECEIVE: Final = MappingProxyType(_of_link(Side.DAEMON))
 SEND: Final = MappingProxyType(_of_link(Side.AGENT))
-FromServer = Welcome | Registered | Poll | CapSet | Thresholds | Certificate | Error | Bye | Unsupported
+FromServer = (
+    Welcome | Registered | Poll | CapSet | Thresholds | Costs | Certificate | Error | Bye | Unsupported
+)
 _PARSERS: Final[dict[Kind, Callable[[dict[str, Any]], FromServer]]] = {
     Kind.WELCOME: Welcome.parse,
     Kind.REGISTERED: Registered.parse,
     Kind.POLL: Poll.parse,
     Kind.CAPS: CapSet.parse,
     Kind.THRESHOLDS: Thresholds.parse,
+    Kind.COSTS: Costs.parse,
     Kind.CERTIFICATE: Certificate.parse,
     Kind.ERROR: Error.parse,
     Kind.BYE: Bye.parse,

@@ -158,5 +158,5 @@ def describe(row: Mapping[str, Any]) -> list[str]:
     write = "" if row["cost_write"] is None else f", cost_write = {row['cost_write']:g}"
     return [
         f"  cost of an I/O on {row['backend']}: cost_read = 1{write}, cost_bytes = {row['cost_bytes']}",
-        f"    {row['reason']}; exports of this backend may have them",
+        f'    {row["reason"]}; exports with cost = "fitted" have them',
     ]

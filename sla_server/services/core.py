@@ -27,6 +27,7 @@ from pmdaemon.wire.messages.api import ServiceResponse
 from pmdaemon.wire.messages.server import (
     CapsOrder,
     CapsState,
+    CostsOrder,
     CutsHeader,
     GatewayAlert,
     GatewayReport,
@@ -49,6 +50,7 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.cut_intake import read_cuts
 from sla_server.services.control.decisions import RaiseEvent, RecordDecision, RecordThrottle, SetCaps
+from sla_server.services.costs import FittedCosts
 from sla_server.services.documents import DocumentReader
 from sla_server.services.episodes import Episodes
 from sla_server.services.exclusions import Exclusions
@@ -114,6 +116,7 @@ class Services:
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
         self._thresholds = ThresholdSets()
+        self._costs = FittedCosts()
         self._gate = VolumeGate(ownership, start.claims)
         self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
@@ -194,11 +197,13 @@ class Services:
             self._attendance.settled(gateway_id)
         if state in _GONE:
             self._gate.lost(gateway_id)
+            self._costs.lost(gateway_id)
             self.controller.gateway_lost(gateway_id, report.reason, now_ns)
             return
         if state == "up":
             self._problems.name(gateway_id, name)
             self.controller.set_features(gateway_id, report.features or ())
+            self._costs.announced(gateway_id, report.features or (), report.exports or [])
             self._open_gate(
                 self._gate.up(gateway_id, name, report.exports or [], report.listed, now_us), now_ns
             )
@@ -349,6 +354,7 @@ class Services:
             if self._routing is not None:
                 self._routing.retry()
         self._post_thresholds(now_us)
+        self._post_costs()
         self.flush(now_ns)
 
     def flush(self, now_ns: int) -> None:
@@ -374,6 +380,7 @@ class Services:
         if found.policy_looked:
             if found.policy is not None:
                 self._note(*self._policy.look(found.policy, self.controller, now_us))
+                self._costs.learned(found.policy.version, found.policy.costs)
             self._requests.policy_looked()
 
     def _decide(self, now_ns: int, now_us: int) -> None:
@@ -450,6 +457,11 @@ class Services:
             log.exception("caps-not-sent", gateway_id=caps.gateway_id)
             return
         self._outbox.put(pair, order, key=("caps", caps.gateway_id))
+
+    def _post_costs(self) -> None:
+        for gateway_id, costs in self._costs.take():
+            pair = self._pair_of.get(gateway_id, FIRST_PAIR)
+            self._outbox.put(pair, CostsOrder.of(gateway_id, costs).encode(), key=("costs", gateway_id))
 
     def _post_thresholds(self, now_us: int) -> None:
         for gateway_id, found in self._thresholds.take():

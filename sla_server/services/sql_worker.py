@@ -25,6 +25,7 @@ from sla_server.ownership import Ownership, VolumeClaim
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
+from sla_server.services.costs import Fit, fits_of
 from sla_server.services.judging.judge import Judge, Judgement
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 from sla_server.services.store import SqlReads
@@ -51,6 +52,7 @@ class PublishedPolicy:
         hour_of_week: 0 = Monday 00 UTC
         caps: volume to cost rate, None for no cap
         coming, coming_us: the same of the hour after it, and when that hour begins
+        costs: what an I/O costs, by backend
     """
 
     version: int
@@ -59,6 +61,7 @@ class PublishedPolicy:
     caps: dict[str, float | None]
     coming: dict[str, float | None] = field(default_factory=dict)
     coming_us: int = 0
+    costs: dict[str, Fit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,8 @@ class SqlWorker:
             caps = self._store.policy_caps(version, hour)
             coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
             coming = self._store.policy_caps(version, hour_of_week(coming_us))
-            look = PublishedPolicy(version, version > in_force, hour, caps, coming, coming_us)
+            costs = fits_of(rows, version)
+            look = PublishedPolicy(version, version > in_force, hour, caps, coming, coming_us, costs)
         with self._lock:
             self._policy_wanted = False
         self._policy_at_ns = self._clock.monotonic_ns()

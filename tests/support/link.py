@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gateway_agent.link.caps import KeptCaps, ThresholdStore
+from gateway_agent.link.caps import CostStore, KeptCaps, ThresholdStore
 from gateway_agent.link.collection import StreamNames
 from gateway_agent.link.core import AgentFacts, LinkCore
 from gateway_agent.link.plane_client import PlaneClient
@@ -266,6 +266,7 @@ class Bench:
             enforcers,
             qemu,
             kept_caps=KeptCaps(tmp_path / "caps.json", boot_ns or self.clock.monotonic_ns, lambda: "boot-1"),
+            costs=CostStore(tmp_path / "costs.json"),
         )
         self.server = FakeServer()
         for plane in planes:

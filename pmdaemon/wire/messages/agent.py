@@ -5,8 +5,8 @@ What an agent says is checked here for the server: every length is limited and e
 says is checked here for the agent. A key that is missing or of the wrong type raises ``MalformedFrame``,
 which names message, key and value, and closes the session. Unknown keys are ignored.
 
-Alerts, certificates and the ends of a connection have modules of their own: ``alerts``, ``certificates``,
-``ends``.
+Alerts, certificates, costs and the ends of a connection have modules of their own: ``alerts``,
+``certificates``, ``costs``, ``ends``.
 
 Pure. Source: P3 (register, notice newly activated access); docs/formats/messages.md.
 """
@@ -26,6 +26,7 @@ from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
 from pmdaemon.wire.messages.client_caps import except_of
+from pmdaemon.wire.messages.costs import FITTED_COSTS
 
 MAX_EXPORTS: Final = 512  # bounds the GATEWAY announcement, which must fit a 64 KiB header
 MAX_REFUSED: Final = 4096  # volumes of a set of caps, which fits a 64 KiB header
@@ -65,8 +66,8 @@ class Hello(WireMessage):
     """First frame of an agent: which gateway it serves, under which name, and in which epoch.
 
     An epoch is a random number that each start of the agent draws. Of ``features`` the server uses
-    ``client-caps``, ``other-client-caps``, ``group-caps`` and ``large-caps`` (see CAPS); those that it does
-    not know are ignored, and an agent of before has none.
+    ``client-caps``, ``other-client-caps``, ``group-caps`` and ``large-caps`` (see CAPS), and
+    ``fitted-costs`` (see COSTS); those that it does not know are ignored, and an agent of before has none.
     """
 
     KIND: ClassVar = Kind.HELLO
@@ -81,7 +82,7 @@ class Hello(WireMessage):
     @classmethod
     def of(cls, gateway_id: str, name: str, epoch: int, software: str) -> Hello:
         """The HELLO of this release."""
-        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS)
+        features = (CLIENT_CAPS, LARGE_CAPS, GROUP_CAPS, OTHER_CLIENT_CAPS, FITTED_COSTS)
         return cls(PROTO_MIN, PROTO_MAX, features, software, gateway_id, name, epoch)
 
     @classmethod

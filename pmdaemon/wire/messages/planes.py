@@ -19,6 +19,7 @@ from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet, Thresholds
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
+from pmdaemon.wire.messages.costs import Costs
 
 _NO_GATEWAY: Final = uuid.UUID(int=0).bytes
 
@@ -199,6 +200,13 @@ class DpThresholds(Thresholds):
 
 
 @dataclass(frozen=True, slots=True)
+class DpCosts(Costs):
+    """What an I/O costs, as in COSTS; a plane of before answers UNSUPPORTED, and keeps the constants."""
+
+    KIND: ClassVar = Kind.DP_COSTS
+
+
+@dataclass(frozen=True, slots=True)
 class DpLease(WireMessage):
     """The server renewed the lease of all caps."""
 
@@ -236,7 +244,8 @@ class DpHandOver(WireMessage):
 
     With its first byte come descriptors (SCM_RIGHTS): of the control socket, then of each of ``listeners``,
     which are named as in the agent's file. ``caps`` and ``thresholds`` are the sets in force, as in DP_CAPS
-    and DP_THRESHOLDS; the lease of the caps ends at ``lease_end_ns``. The cut in progress began at
+    and DP_THRESHOLDS, ``costs`` what holds of DP_COSTS (absent: the constants); the lease of the caps ends at
+    ``lease_end_ns``. The cut in progress began at
     ``start_ns`` (monotonic, as the lease) and ``start_us`` (wall clock). Folded where it is long
     (docs/formats/wire.md).
     """
@@ -248,6 +257,7 @@ class DpHandOver(WireMessage):
     thresholds: Annotated[Header | None, Key(form="DP_THRESHOLDS | nil")]
     start_ns: int
     start_us: int
+    costs: Annotated[Header | None, Key(form="DP_COSTS", is_optional=True)] = None
 
     def encode(self) -> bytes:
         """The frame.
@@ -268,7 +278,8 @@ class DpHandOver(WireMessage):
         if not isinstance(listeners, list) or not all(isinstance(text, str) for text in listeners):
             raise WireError(f"hands over listeners {excerpt(listeners)}, expected a list of addresses")
         caps, thresholds, end_ns = (header.get(key) for key in ("caps", "thresholds", "lease_end_ns"))
-        for key, value in (("caps", caps), ("thresholds", thresholds)):
+        costs = header.get("costs")
+        for key, value in (("caps", caps), ("thresholds", thresholds), ("costs", costs)):
             if value is not None and not isinstance(value, dict):
                 raise WireError(f"hands over {key} {excerpt(value)}, expected a map")
         if (type(end_ns) is not int) if caps is not None else (end_ns is not None):
@@ -276,7 +287,7 @@ class DpHandOver(WireMessage):
         for key in ("start_ns", "start_us"):
             if type(header.get(key)) is not int or header[key] < 0:
                 raise WireError(f"hands over {key} {excerpt(header.get(key))}, expected 0 or more")
-        return cls(listeners, caps, end_ns, thresholds, header["start_ns"], header["start_us"])
+        return cls(listeners, caps, end_ns, thresholds, header["start_ns"], header["start_us"], costs)
 
 
 @dataclass(frozen=True, slots=True)

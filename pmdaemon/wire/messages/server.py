@@ -27,6 +27,7 @@ from pmdaemon.wire.messages.agent import (
 )
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
+from pmdaemon.wire.messages.costs import Costs
 
 # -- what a pair reports
 
@@ -297,6 +298,40 @@ class ThresholdsOrder(WireMessage):
             FrameTooLarge: more entries than a frame holds.
         """
         return frame.encode(Kind.THRESHOLDS, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class CostsOrder(WireMessage):
+    """What an I/O costs the backends of one gateway: ``gw``, and the keys of COSTS. Passed on, not kept."""
+
+    KIND: ClassVar = Kind.SET_COSTS
+    gateway_id: Annotated[str, Key("gw")]
+    body: Annotated[Header, Key("version, backends", "as in COSTS")]
+
+    @classmethod
+    def of(cls, gateway_id: str, costs: Costs) -> CostsOrder:
+        """The order that puts costs in force."""
+        return cls(gateway_id, costs.header())
+
+    def header(self) -> Header:
+        """The header as it goes on the wire."""
+        return {"gw": self.gateway_id, **self.body}
+
+    @classmethod
+    def parse(cls, header: Header) -> CostsOrder:
+        """Check whom it is for.
+
+        Raises:
+            MalformedFrame: ``gw`` or ``version`` is missing or of the wrong type.
+        """
+        gateway_id, version = header.get("gw"), header.get("version")
+        if not isinstance(gateway_id, str) or type(version) is not int:
+            raise MalformedFrame(f"SET_COSTS for gateway {excerpt(gateway_id)}, version {excerpt(version)}")
+        return cls(gateway_id, {key: value for key, value in header.items() if key != "gw"})
+
+    def costs_frame(self) -> bytes:
+        """The COSTS frame for the gateway."""
+        return frame.encode(Kind.COSTS, self.body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,24 @@ def test_thresholds_are_acknowledged_kept_and_counted_from_a_cut_boundary(bench,
     assert restarted.core.session.state is SessionState.CLOSED
 
 
+def test_costs_reach_planes_once_are_kept_and_hold_without_a_server(bench, plane, tmp_path):
+    entry = {"backend": "b0", "cost_write": 2.0, "cost_bytes": 4096.0}
+    said = frame.encode(Kind.COSTS, {"version": 4, "backends": [entry]})
+    bench.poll(start=(EPOCH, 1))
+    bench.say(said)
+    bench.say(said)
+    assert costs_in(plane) == [{"version": 4, "backends": [entry]}]
+    bench.say(frame.encode(Kind.COSTS, {"version": 5, "backends": []}))
+    assert [each["version"] for each in costs_in(plane)] == [4, 5]
+    restarted = Bench(tmp_path, plane, epoch=43)
+    assert [each["version"] for each in costs_in(plane)] == [4, 5, 5]
+    assert restarted.core.session.state is SessionState.CLOSED
+
+
+def costs_in(plane):
+    return [header for kind, header in plane.commands if kind is Kind.DP_COSTS]
+
+
 def test_a_stalled_plane_is_left_out_told_once_and_its_counts_come_later(tmp_path):
     clock = FakeClock()
     good, bad = FakePlane("nbd-0", clock), FakePlane("nbd-1", clock, ("vol-2",))

@@ -2,7 +2,7 @@ import pytest
 
 from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd import protocol as p
-from gateway_agent.nbd.exports import ExportTable, client_of
+from gateway_agent.nbd.exports import ExportTable, FittedCost, client_of
 from tests.support.nbd import MIB, Rig, plane_config
 
 VOLUMES = {"vol-1", "vol-2", "odd@name"}
@@ -54,4 +54,52 @@ def test_an_export_that_is_read_only_offers_no_change_whatever_its_upstream_can(
     table = ExportTable(plane_config(entry), Rig().context, lambda: None)
     seen = table.learn(table.volumes["up"], p.ExportFacts(MIB, p.TX_PASSED_ON & ~p.TX_READ_ONLY | 1 << 9))
     assert seen.flags == p.TX_PASSED_ON & ~p.TX_CHANGES
+    table.close()
+
+
+def fitted(volume, backend="b", **keys):
+    return {"volume": volume, "backend": backend, "upstream": "nbd://127.0.0.1/x", "cost": "fitted", **keys}
+
+
+def costs_of(table):
+    return {
+        name: (each.export.cost_read, each.export.cost_write, each.export.cost_bytes)
+        for name, each in table.volumes.items()
+    }
+
+
+def test_fitted_costs_hold_at_once_for_exports_that_want_them_and_over_a_reload():
+    rig = Rig()
+    constant = fitted("c") | {"cost": "constants"}
+    config = plane_config(fitted("a", cost_read=3.0, cost_write=4.0), fitted("d", "other"), constant)
+    table = ExportTable(config, rig.context, lambda: None)
+    stream = table.stream(table.volumes["a"], "host-a")
+    constants = (1.0, 1.0, 65_536.0)
+    assert costs_of(table) == {"a": (3.0, 4.0, 65_536.0), "d": constants, "c": constants}
+    table.set_costs({"b": FittedCost(2.5, 4096.0)})
+    assert costs_of(table) == {"a": (1.0, 2.5, 4096.0), "d": constants, "c": constants}
+    assert table.stream(table.volumes["a"], "host-a") is stream
+    volume = table.volumes["a"]
+    table.apply(plane_config(fitted("a"), fitted("e"), constant))
+    assert table.volumes["a"] is volume
+    assert costs_of(table) == {"a": (1.0, 2.5, 4096.0), "e": (1.0, 2.5, 4096.0), "c": constants}
+    table.set_costs({"b": FittedCost(None, 8192.0)})
+    assert costs_of(table)["a"] == (1.0, 1.0, 8192.0)
+    table.set_costs({})
+    assert costs_of(table) == {"a": constants, "e": constants, "c": constants}
+    table.close()
+
+
+def test_what_was_charged_stays_charged_when_costs_change():
+    rig = Rig()
+    table = ExportTable(plane_config(fitted("vol-1", "disk")), rig.context, lambda: None)
+    stream = table.stream(table.volumes["vol-1"], "host-a")
+    stream.record([(0, 4096 << 4, 1, 2, 3)], 3)
+    stream.fold()
+    before = stream._cost()
+    table.set_costs({"disk": FittedCost(2.0, 4096.0)})
+    assert stream._cost() == before == 1 + 4096 / 65_536
+    stream.record([(0, 4096 << 4, 1, 2, 3)], 3)
+    stream.fold()
+    assert stream._cost() == before + 2
     table.close()

@@ -396,6 +396,14 @@ def test_what_each_command_is_charged_under_each_rate_and_counted_as(request_byt
         assert pair.row()["cost_milli"] == 1000 + charged_bytes * 1000 // 65_536
 
 
+def test_an_export_says_what_trims_and_zeroes_cost_its_storage():
+    pair = Pair(Rig())
+    pair.rig.volume.export = pair.rig.export.model_copy(update={"cost_trim": 0.0, "cost_zeroes": 0.25})
+    pair.say(p.request(p.Cmd.TRIM, 1, 0, MIB), p.request(p.Cmd.WRITE_ZEROES, 2, 0, MIB))
+    pair.answer(p.simple_reply(1), p.simple_reply(2))
+    assert pair.row()["cost_milli"] == 2000 + MIB * 1000 // 65_536 // 4
+
+
 def test_an_io_is_held_as_long_as_the_rate_asks():
     pair = Pair(Rig(caps=Rates(ops_per_s=0.05)))
     pair.say(*(read(n) for n in range(3)))

@@ -104,6 +104,20 @@ def test_thresholds_reach_the_gateway_they_are_for_and_no_other(rig: PairRig) ->
     assert [item.header["version"] for item in rig.received(other)] == [4]
 
 
+def test_costs_reach_the_gateway_they_are_for_the_newest_once(rig: PairRig) -> None:
+    agent, other = rig.up(), rig.up(OTHER)
+    rig.received(agent)
+    rig.received(other)
+    for version in (3, 4):
+        header = {"gw": OTHER, "version": version, "backends": []}
+        rig.mailbox.deliver("services", Kind.SET_COSTS, header)
+    rig.step()
+    assert rig.received(agent) == []
+    assert [(item.kind, item.header) for item in rig.received(other)] == [
+        (Kind.COSTS, {"version": 4, "backends": []})
+    ]
+
+
 def test_caps_thresholds_and_poll_leave_as_one_write(rig: PairRig) -> None:
     rig.watermarks()
     agent = rig.up()

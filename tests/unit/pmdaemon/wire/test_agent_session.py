@@ -30,6 +30,7 @@ LEGAL = {
     Kind.POLL: poll(),
     Kind.CAPS: caps(1),
     Kind.THRESHOLDS: thresholds(1),
+    Kind.COSTS: frame.encode(Kind.COSTS, {"version": 1, "backends": []}),
     Kind.CERTIFICATE: frame.encode(Kind.CERTIFICATE, {"cert": b"der", "ca": b"der"}),
     Kind.ERROR: frame.encode(Kind.ERROR, {"code": "c", "text": "t"}),
     Kind.BYE: frame.encode(Kind.BYE, {"reason": "r"}),
@@ -41,12 +42,14 @@ EXPECTED = {
     (SessionState.REGISTERED, Kind.REGISTERED): SessionState.REGISTERED,
     (SessionState.REGISTERED, Kind.CAPS): SessionState.REGISTERED,
     (SessionState.REGISTERED, Kind.THRESHOLDS): SessionState.REGISTERED,
+    (SessionState.REGISTERED, Kind.COSTS): SessionState.REGISTERED,
     (SessionState.REGISTERED, Kind.CERTIFICATE): SessionState.REGISTERED,
     (SessionState.REGISTERED, Kind.POLL): SessionState.POLLING,
     (SessionState.POLLING, Kind.CERTIFICATE): SessionState.POLLING,
     (SessionState.POLLING, Kind.POLL): SessionState.POLLING,
     (SessionState.POLLING, Kind.CAPS): SessionState.POLLING,
     (SessionState.POLLING, Kind.THRESHOLDS): SessionState.POLLING,
+    (SessionState.POLLING, Kind.COSTS): SessionState.POLLING,
     (SessionState.POLLING, Kind.REGISTERED): SessionState.POLLING,
 }
 ALIVE = (

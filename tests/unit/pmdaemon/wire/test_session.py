@@ -53,8 +53,22 @@ AGENT_MAY = {
 DAEMON_MAY = {
     SessionState.CONNECTED: {Kind.WELCOME, Kind.CA_CERT, Kind.CERTIFICATE},
     SessionState.AUTHENTICATED: {Kind.REGISTERED},
-    SessionState.REGISTERED: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
-    SessionState.POLLING: {Kind.CAPS, Kind.THRESHOLDS, Kind.POLL, Kind.REGISTERED, Kind.CERTIFICATE},
+    SessionState.REGISTERED: {
+        Kind.CAPS,
+        Kind.THRESHOLDS,
+        Kind.COSTS,
+        Kind.POLL,
+        Kind.REGISTERED,
+        Kind.CERTIFICATE,
+    },
+    SessionState.POLLING: {
+        Kind.CAPS,
+        Kind.THRESHOLDS,
+        Kind.COSTS,
+        Kind.POLL,
+        Kind.REGISTERED,
+        Kind.CERTIFICATE,
+    },
 }
 ALWAYS = {Kind.ERROR, Kind.BYE, Kind.UNSUPPORTED}
 

@@ -80,5 +80,5 @@ def test_rows_are_for_the_report_and_for_people():
     assert isinstance(good["cost_bytes"], int)
     first, second = describe(good)
     assert first.startswith("  cost of an I/O on b: cost_read = 1, cost_write = 1.")
-    assert "may have them" in second
+    assert 'exports with cost = "fitted" have them' in second
     assert "not known, the constants stay" in describe(none)[0]

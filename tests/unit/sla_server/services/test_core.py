@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,25 @@ def test_caps_go_to_the_gateways_pair_and_throttles_to_dbmanager() -> None:
     assert ("throttles", {"throttle_id": "t", "volume": "vol-1"}) in rows
     (event,) = [row for table, row in rows if table == "events"]
     assert (event["kind"], event["details"], event["at_us"]) == ("throttle-set", {"c": 9}, START_US)
+
+
+def test_fitted_costs_are_posted_to_gateways_that_take_them() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway(features=["fitted-costs"]))
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_COSTS) == []
+    found = policy(4)
+    assert found.policy is not None
+    costs = {"b": (2.0, 4000.0), "other": (1.0, 1000.0)}
+    bench.sql_worker.found.put(replace(found, policy=replace(found.policy, costs=costs)))
+    bench.tick()
+    ((to, header),) = bench.main.take_posted(Kind.SET_COSTS)
+    assert (to, header["gw"], header["version"]) == ("pair-0", GATEWAY, 4)
+    assert header["backends"] == [{"backend": "b", "cost_write": 2.0, "cost_bytes": 4000.0}]
+    bench.message(Kind.GATEWAY, gateway("lost"))
+    bench.message(Kind.GATEWAY, gateway(), sender="pair-2")
+    bench.tick()
+    assert bench.main.take_posted(Kind.SET_COSTS) == [], "it came back as a release of before"
 
 
 def test_caps_of_clients_are_posted_beside_those_of_volumes() -> None:

@@ -1,0 +1,62 @@
+"""Which gateways are sent which fitted costs, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmdaemon.wire.messages.costs import FITTED_COSTS, Costs
+from sla_server.services.costs import FittedCosts, fits_of
+
+
+def policy(version: int, **fits: tuple[float | None, float | None]) -> dict[str, Any]:
+    rows = [entry(name, write, size) for name, (write, size) in fits.items()]
+    return {"version": version, "state": "in-force", "report": {"cost_model": rows}}
+
+
+def exports(*backends: str) -> list[dict[str, Any]]:
+    return [{"volume": f"v{number}", "backend": name} for number, name in enumerate(backends)]
+
+
+def entry(backend: str, write: float | None, size: float | None) -> dict[str, Any]:
+    return {"backend": backend, "cost_write": write, "cost_bytes": size}
+
+
+def test_of_each_backend_the_newest_fit_up_to_the_version_in_force_holds() -> None:
+    rows = [
+        policy(9, disk=(9.0, 9000.0)),
+        policy(4, disk=(None, None), tape=(None, 4000.0)),
+        {"version": 3, "report": None},
+        {"version": 2},
+        policy(1, disk=(1e9, 1000.0), tape=(1.0, 1000.0)),
+    ]
+    assert fits_of(rows, 4) == {"tape": (None, 4000.0), "disk": (1e3, 1000.0)}
+    assert fits_of(rows, 0) == {}
+
+
+def test_a_gateway_is_sent_the_costs_of_its_backends_when_it_comes_and_when_they_change() -> None:
+    costs = FittedCosts()
+    costs.announced("a", (FITTED_COSTS,), exports("disk", "disk"))
+    costs.announced("b", (FITTED_COSTS,), exports("tape"))
+    costs.announced("old", (), exports("disk"))
+    assert list(costs.take()) == []
+    costs.learned(4, {"disk": (2.0, 4000.0)})
+    assert list(costs.take()) == [("a", Costs(4, (entry("disk", 2.0, 4000.0),)))]
+    costs.learned(5, {"disk": (2.0, 4000.0)})
+    assert list(costs.take()) == [], "nothing has changed"
+    costs.learned(6, {"disk": (2.0, 4000.0), "tape": (None, 5000.0)})
+    assert list(costs.take()) == [("b", Costs(6, (entry("tape", None, 5000.0),)))]
+    costs.announced("a", (FITTED_COSTS,), exports("disk", "tape"))
+    both = (entry("disk", 2.0, 4000.0), entry("tape", None, 5000.0))
+    assert list(costs.take()) == [("a", Costs(6, both))], "its pair keeps none"
+    costs.learned(5, {})
+    assert list(costs.take()) == [], "of a look that began before"
+
+
+def test_one_that_is_gone_or_of_a_release_of_before_is_sent_nothing() -> None:
+    costs = FittedCosts()
+    costs.announced("a", (FITTED_COSTS,), exports("disk"))
+    costs.announced("b", (FITTED_COSTS,), exports("disk"))
+    costs.lost("a")
+    costs.announced("b", (), exports("disk"))
+    costs.learned(4, {"disk": (2.0, 4000.0)})
+    assert list(costs.take()) == []
