@@ -528,8 +528,8 @@ def _store_watermarks(connection: Connection, window: IngestWindow, now_us: int)
 class NamelessStreams:
     """Limits how many streams without names a gateway may have: rows of ids that were never announced.
 
-    Names may come after the first cut, or never, if an agent was restarted before it reached the server: its
-    statistics count all the same. But ids are an agent's to choose. So a gateway has ``MAX_NAMELESS`` such
+    With ``volume_ownership = "open"`` their statistics count all the same (else ``ownership`` leaves them
+    out). But ids are an agent's to choose. So a gateway has ``MAX_NAMELESS`` such
     rows at most; of more, the statistics stay out of SQL, and an event a day says so.
 
     Ids that were looked up once are remembered, so a window of known streams costs one search in memory; the
