@@ -40,7 +40,7 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
-from sla_server.ownership import Ownership
+from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
@@ -82,6 +82,7 @@ class Services:
         start: Start,
         clock: Clock,
         ownership: Ownership = "first",
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows nobody yet.
@@ -111,7 +112,7 @@ class Services:
         self._pairs = {FIRST_PAIR}
         self._new_volumes: set[str] = set()
         self._thresholds = ThresholdSets()
-        self._gate = VolumeGate(ownership, start.claims)
+        self._gate = VolumeGate(ownership, start.claims, first_sight_volumes)
         self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
         self._second_ns = 0

@@ -44,6 +44,7 @@ from sla_server.db.upsert import upsert
 from sla_server.ownership import (
     APPROVED,
     CERTIFICATE,
+    FIRST_SIGHT_VOLUMES,
     PENDING,
     REVOKED,
     UPDATE,
@@ -96,10 +97,10 @@ class StreamHolders:
 
 
 class IngestOwnership:
-    """See the module. ``mode``: the setting ``volume_ownership``."""
+    """See the module. ``mode``: the setting ``volume_ownership``; ``first_sight_volumes`` likewise."""
 
-    def __init__(self, mode: Ownership) -> None:
-        self._owners = VolumeOwners(mode)
+    def __init__(self, mode: Ownership, first_sight_volumes: int = FIRST_SIGHT_VOLUMES) -> None:
+        self._owners = VolumeOwners(mode, first_sight_volumes=first_sight_volumes)
         self._streams: dict[str, dict[int, Row]] = {}  # of a gateway, announced and waiting
         self._exports: dict[str, dict[str, Row]] = {}  # likewise, by volume
         self._names: dict[str, str] = {}

@@ -55,7 +55,7 @@ from sla_server.db.ingest.records import event_row, store_rows
 from sla_server.db.queries.rows import IN_LIST, chunks
 from sla_server.db.schema import DAY_US
 from sla_server.db.upsert import Columns, Params, upsert, upsert_columns
-from sla_server.ownership import Ownership
+from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 
 log = structlog.get_logger("db-writer")
 Decode = Callable[[list[bytes]], Int64s]
@@ -100,6 +100,7 @@ class IngestStore:
         clock: wall clock for rows.
         probe: called at "in-transaction"; crash tests die there.
         ownership: the setting ``volume_ownership``.
+        first_sight_volumes: the setting.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class IngestStore:
         clock: Clock,
         probe: Callable[[str], None] = lambda _point: None,
         ownership: Ownership = "open",
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
     ) -> None:
         self._engine = engine
         self._sql_key = f"{queue_id}/sql"
@@ -117,7 +119,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
-        self._ownership, self._is_restored = IngestOwnership(ownership), False
+        self._ownership, self._is_restored = IngestOwnership(ownership, first_sight_volumes), False
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
         self._rollup_s = rollup_s
