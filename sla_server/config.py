@@ -45,8 +45,8 @@ class ServerConfig(StrictModel):
     approved (`sla volumes approve`); `approve`: each once it is approved; `open`: all that show it. The key
     comes before the first table of the file."""
     first_sight_volumes: int = Field(default=FIRST_SIGHT_VOLUMES, ge=1, le=10_000_000)
-    """With `volume_ownership = "first"`: so many volumes belong to a gateway because it showed them first; others
-    wait for approval."""
+    """With `volume_ownership = "first"`: so many volumes belong to a gateway because it showed them first.
+    Others wait for approval."""
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)
