@@ -61,7 +61,7 @@ _CHILD: Final = (
     "threading.Thread(target=lambda: (sys.stdin.read(), stop.set('told to')), daemon=True).start()\n"
     "settings = DatabaseConfig(url=url, queue_bytes=1 << 30)\n"
     "config = N(runtime_dir=Path(run), data_dir=Path(data), database=settings)\n"
-    "config.volume_ownership = 'first'\n"
+    "config.volume_ownership, config.first_sight_volumes = 'first', 10_000\n"
     "sys.exit(process.run(config, stop))\n"
 )
 

@@ -17,7 +17,7 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
-from sla_server.ownership import Ownership
+from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.services.config import ServicesConfig
 
 
@@ -44,6 +44,9 @@ class ServerConfig(StrictModel):
     """Which gateway a volume belongs to: `first`, the first one that shows it, and others once they are
     approved (`sla volumes approve`); `approve`: each once it is approved; `open`: all that show it. The key
     comes before the first table of the file."""
+    first_sight_volumes: int = Field(default=FIRST_SIGHT_VOLUMES, ge=1, le=10_000_000)
+    """With `volume_ownership = "first"`: so many volumes belong to a gateway because it showed them first.
+    Others wait for approval."""
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)

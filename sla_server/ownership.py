@@ -7,7 +7,8 @@ nothing is stored as evidence, judged, or seen by control, and the gateway gets 
 
 The setting ``volume_ownership`` decides what becomes of a volume that a gateway shows for the first time:
 
-    first     approved if no gateway ever showed it, else pending
+    first     approved if no gateway ever showed it and this one has no more than ``first_sight_volumes`` in
+              this way, else pending: a gateway that makes names up cannot take all there are
     approve   pending
     open      all count, nothing is recorded
 
@@ -46,6 +47,8 @@ SHOWN: Final = 5
 PATTERN_RE: Final = re.compile(r"([A-Za-z0-9._:@*?-]{1,128}/)?[A-Za-z0-9._:@*?-]{1,128}")
 """What a certificate may list: VOLUME, or BACKEND/VOLUME; ``*`` fits any letters, ``?`` one."""
 MOST_PATTERNS: Final = 16
+FIRST_SIGHT_VOLUMES: Final = 10_000
+"""Default of the setting: far above the volumes of a real gateway, which exports 512 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +112,20 @@ Key = tuple[str, str]
 
 
 class VolumeOwners:
-    """All claims; see the module. ``mode``: the setting."""
+    """All claims; see the module. ``mode`` and ``first_sight_volumes``: the settings."""
 
-    def __init__(self, mode: Ownership, claims: Iterable[VolumeClaim] = ()) -> None:
+    def __init__(
+        self,
+        mode: Ownership,
+        claims: Iterable[VolumeClaim] = (),
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
+    ) -> None:
         self.mode = mode
+        self.first_sight_volumes = first_sight_volumes
         self._by_volume: dict[str, dict[str, VolumeClaim]] = {}
         self._asking: dict[Key, None] = {}
         self._pending: Counter[str] = Counter()
+        self._at_first_sight: Counter[str] = Counter()
         self._listed: dict[str, tuple[str, ...] | None] = {}
         self._names: dict[str, str] = {}
         for claim in claims:
@@ -123,15 +133,16 @@ class VolumeOwners:
 
     def copy(self) -> VolumeOwners:
         """Another one, for changes that may not last."""
-        made = VolumeOwners(self.mode)
+        made = VolumeOwners(self.mode, first_sight_volumes=self.first_sight_volumes)
         made._by_volume = dict(self._by_volume)  # what is inside is replaced, never changed
         made._asking, made._pending = dict(self._asking), Counter(self._pending)
+        made._at_first_sight = Counter(self._at_first_sight)
         made._listed, made._names = dict(self._listed), dict(self._names)
         return made
 
     def with_claims(self, claims: Iterable[VolumeClaim]) -> VolumeOwners:
         """Another one with these claims alone; what certificates list stays."""
-        made = VolumeOwners(self.mode, claims)
+        made = VolumeOwners(self.mode, claims, self.first_sight_volumes)
         made._listed, made._names = dict(self._listed), made._names | self._names
         return made
 
@@ -141,10 +152,10 @@ class VolumeOwners:
         """This is the claim now."""
         known = self._by_volume.get(claim.volume, {})
         before = known.get(claim.gateway_id)
-        if before is not None and before.state == PENDING:
-            self._pending[claim.gateway_id] -= 1
-        if claim.state == PENDING:
-            self._pending[claim.gateway_id] += 1
+        for each, count in ((before, -1), (claim, 1)):
+            if each is not None:
+                self._pending[claim.gateway_id] += count * (each.state == PENDING)
+                self._at_first_sight[claim.gateway_id] += count * is_at_first_sight(each)
         self._names.setdefault(claim.gateway_id, claim.name)
         self._by_volume[claim.volume] = {**known, claim.gateway_id: claim}
         key = claim.volume, claim.gateway_id
@@ -215,9 +226,13 @@ class VolumeOwners:
         if patterns is not None:
             if is_listed(patterns, volume, backend):
                 return claim.approved(CERTIFICATE, now_us)
-        elif self.mode == "first" and volume not in self._by_volume:
+        elif self.mode == "first" and volume not in self._by_volume and not self._is_full(gateway_id):
             return claim.approved(FIRST_SIGHT, now_us) if exports or self.has_list(gateway_id) else None
         return claim if self._pending[gateway_id] < MOST_PENDING else None
+
+    def _is_full(self, gateway_id: str) -> bool:
+        """Whether a gateway owns all that it may at first sight."""
+        return self._at_first_sight[gateway_id] >= self.first_sight_volumes
 
     def _shown_again(self, claim: VolumeClaim, name: str, backend: str, now_us: int) -> VolumeClaim:
         claim = replace(claim, name=name, shown_backend=backend)
@@ -269,6 +284,12 @@ class VolumeOwners:
         """How a text names its gateway: with the id if it has a namesake."""
         return f"{claim.name} ({claim.gateway_id})" if self.has_namesake(claim) else claim.name
 
+    def is_beyond(self, claim: VolumeClaim) -> bool:
+        """Whether a claim is pending because its gateway owns all that it may at first sight."""
+        has_rule = self.mode == "first" and self._listed.get(claim.gateway_id) is None
+        is_new = claim.state == PENDING and not self.owners(claim.volume)
+        return has_rule and is_new and self._is_full(claim.gateway_id)
+
     def why(self, claim: VolumeClaim) -> str:
         """Why a claim needs to be approved, after "gateway G shows volume V, "."""
         if claim.has_moved:
@@ -279,7 +300,15 @@ class VolumeOwners:
             return "which its certificate does not list"
         if self.owners(claim.volume):
             return "which belongs to another gateway of that name"
+        if self.is_beyond(claim):
+            most = f"{self.first_sight_volumes:,}"
+            return f"which no gateway owns, and it has {most} that it showed first (first_sight_volumes)"
         return "which no gateway owns"
+
+
+def is_at_first_sight(claim: VolumeClaim) -> bool:
+    """Whether a volume is a gateway's own because it showed it first."""
+    return claim.state == APPROVED and claim.decided_by == FIRST_SIGHT
 
 
 def is_listed(patterns: Iterable[str], volume: str, backend: str) -> bool:
@@ -308,6 +337,8 @@ def pending_text(owners: VolumeOwners, claims: Sequence[VolumeClaim]) -> str:
             f"sla volumes approve {first.volume} --gateway {meant}"
         )
     volumes = enumerated([claim.volume for claim in claims])
+    if any(owners.is_beyond(claim) for claim in claims):
+        volumes += f" (it has {owners.first_sight_volumes:,} that it showed first: first_sight_volumes)"
     return (
         f"gateway {name} shows {len(claims)} volumes that need approval: {volumes}. They do not count, or "
         f"not on that backend, until: sla volumes approve VOLUME --gateway {meant} "

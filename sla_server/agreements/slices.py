@@ -58,7 +58,7 @@ REASONS: Final[Mapping[str, str]] = {
     "cuts-lost": "a gateway counted I/O, but its statistics were lost on their way to the server",
     "server-down": "the server was down, and a gateway did not keep its statistics for so long",
     "not-measurable": "the statistics come from beside the I/O path, where this cannot be measured",
-    "not-owned": "the volume is not its gateway's own, so nothing that gateway sends counts (sla volumes list)",
+    "not-owned": "the volume does not belong to the gateway that serves it: see sla volumes list",
     "not-told": "the gateway's agent is of a release that does not say what waits or was refused: upgrade it",
     "hung": "no I/O completed for seconds while some were outstanding",
     "failed": "more I/Os failed than the objective allows",

@@ -81,6 +81,10 @@ class ManagerConfig(Protocol):
     def volume_ownership(self) -> Ownership:
         """Which gateway a volume belongs to."""
 
+    @property
+    def first_sight_volumes(self) -> int:
+        """How many belong to a gateway because it showed them first."""
+
 
 @dataclass(frozen=True, slots=True)
 class DatabaseManager:
@@ -200,7 +204,14 @@ def open_manager(
     queue_dir = settings.resolved_queue_dir(config.data_dir)
     queue = IngestQueue(queue_dir, settings.queue_bytes)
     stack.callback(queue.close)
-    store = IngestStore(engine, queue.queue_id, settings.rollup_s, clock, ownership=config.volume_ownership)
+    store = IngestStore(
+        engine,
+        queue.queue_id,
+        settings.rollup_s,
+        clock,
+        ownership=config.volume_ownership,
+        first_sight_volumes=config.first_sight_volumes,
+    )
     files = open_files(settings, config.data_dir)
     archive = CutFileWriter(files, queue.queue_id, settings.file_max_bytes, settings.file_max_s, clock)
     upkeep = ArchiveUpkeep(engine, files, queue.queue_id, settings.files, clock)

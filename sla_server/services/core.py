@@ -42,7 +42,7 @@ from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.events.routing import NotificationInForce, RoutingFile
-from sla_server.ownership import Ownership
+from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.services import catalog as catalogs
 from sla_server.services import notifications
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
@@ -86,6 +86,7 @@ class Services:
         start: Start,
         clock: Clock,
         ownership: Ownership = "first",
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
         routing: RoutingFile | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
@@ -117,7 +118,7 @@ class Services:
         self._new_volumes: set[str] = set()
         self._thresholds = ThresholdSets()
         self._costs = FittedCosts()
-        self._gate = VolumeGate(ownership, start.claims)
+        self._gate = VolumeGate(ownership, start.claims, first_sight_volumes)
         self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
         self._routing = routing

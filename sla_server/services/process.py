@@ -76,6 +76,10 @@ class ProcessConfig(Protocol):
     def volume_ownership(self) -> Ownership:
         """Which gateway a volume belongs to."""
 
+    @property
+    def first_sight_volumes(self) -> int:
+        """How many belong to a gateway because it showed them first."""
+
 
 def run(config: ProcessConfig, stop: Stop) -> int:
     """Run until ``stop``; the exit status.
@@ -116,6 +120,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
                 start,
                 clock,
                 config.volume_ownership,
+                config.first_sight_volumes,
                 RoutingFile(config.data_dir),
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)

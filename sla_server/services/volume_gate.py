@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from sla_server.ownership import (
+    FIRST_SIGHT_VOLUMES,
     PENDING,
     REVOKED,
     Ownership,
@@ -88,8 +89,13 @@ class _Announced:
 class VolumeGate:
     """See the module. ``owners``: the claims."""
 
-    def __init__(self, mode: Ownership, claims: Iterable[VolumeClaim] = ()) -> None:
-        self.owners = VolumeOwners(mode, claims)
+    def __init__(
+        self,
+        mode: Ownership,
+        claims: Iterable[VolumeClaim] = (),
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
+    ) -> None:
+        self.owners = VolumeOwners(mode, claims, first_sight_volumes)
         self._gateways: dict[str, _Announced] = {}
         self._changed: dict[str, None] = {}
 

@@ -40,13 +40,20 @@ class Rig:
         probe: Callable[[str], None] = no_probe,
         clock: FakeClock | None = None,
         ownership: Ownership = "open",
+        first_sight_volumes: int = 10_000,
     ) -> None:
         self.clock = clock or FakeClock(unix_us=T0)
         self.parquet_dir = config.resolved_parquet_dir(data_dir)
         self.engine = make_engine(config, data_dir)
         self.queue = IngestQueue(config.resolved_queue_dir(data_dir), 1 << 20, probe, keep_bytes=64 << 10)
         self.store = IngestStore(
-            self.engine, self.queue.queue_id, config.rollup_s, self.clock, probe, ownership
+            self.engine,
+            self.queue.queue_id,
+            config.rollup_s,
+            self.clock,
+            probe,
+            ownership,
+            first_sight_volumes,
         )
         files, queue_id = open_files(config, data_dir), self.queue.queue_id
         self.archive = CutFileWriter(

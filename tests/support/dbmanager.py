@@ -57,7 +57,11 @@ def make_config(directory, settings, data_dir):
     create_segment(runtime_dir / "app.mbx", Layout(names, app_routes, 64))
     settings = settings.model_copy(update={"flush_interval_s": 0.05})
     return SimpleNamespace(
-        runtime_dir=runtime_dir, data_dir=data_dir, database=settings, volume_ownership="open"
+        runtime_dir=runtime_dir,
+        data_dir=data_dir,
+        database=settings,
+        volume_ownership="open",
+        first_sight_volumes=10_000,
     )
 
 

@@ -9,8 +9,9 @@ needs to be durable; rows of cuts that were in the queue before that are left ou
 ``screened`` leaves rows out of cuts: those of streams that wait, those that carry the number of another
 gateway's stream (it follows from names that anyone may know), and those under a number that was announced by
 no gateway: else they would count for the volume that is announced under it one day. An agent announces all
-its streams at the start of a session, also those of cuts in its spool. ``screened`` looks at a gateway's stream column as bytes
-and only again when that changes, or some claim does: of the usual cut it is one comparison.
+its streams at the start of a session, also those of cuts in its spool. ``screened`` looks at a gateway's
+stream column as bytes and only again when that changes, or some claim does: of the usual cut it is one
+comparison.
 
 Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
 ``take`` did, with the transaction. Values inside its dicts are replaced, never changed.
@@ -43,6 +44,7 @@ from sla_server.db.upsert import upsert
 from sla_server.ownership import (
     APPROVED,
     CERTIFICATE,
+    FIRST_SIGHT_VOLUMES,
     PENDING,
     REVOKED,
     UPDATE,
@@ -60,7 +62,7 @@ MOST_WAITING: Final = 16_384
 that are stored always wait: their rows would count at once if they were forgotten."""
 FOREIGN: Final = ""
 UNANNOUNCED: Final = "?"
-"""Instead of a volume, of rows under the numbers of another gateway's streams, or of none; neither is a name."""
+"""Instead of a volume: rows under numbers of another gateway's streams, or of none. Neither is a name."""
 _STREAM_ID: Final = COL["stream_id"]
 _INT_MAX: Final = (1 << 63) - 1
 _CHANGED: Final = (
@@ -95,10 +97,10 @@ class StreamHolders:
 
 
 class IngestOwnership:
-    """See the module. ``mode``: the setting ``volume_ownership``."""
+    """See the module. ``mode``: the setting ``volume_ownership``; ``first_sight_volumes`` likewise."""
 
-    def __init__(self, mode: Ownership) -> None:
-        self._owners = VolumeOwners(mode)
+    def __init__(self, mode: Ownership, first_sight_volumes: int = FIRST_SIGHT_VOLUMES) -> None:
+        self._owners = VolumeOwners(mode, first_sight_volumes=first_sight_volumes)
         self._streams: dict[str, dict[int, Row]] = {}  # of a gateway, announced and waiting
         self._exports: dict[str, dict[str, Row]] = {}  # likewise, by volume
         self._names: dict[str, str] = {}

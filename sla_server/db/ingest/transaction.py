@@ -48,7 +48,7 @@ from sla_server.db.ingest.statistics import StoredHistograms, store_statistics
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import DAY_US
 from sla_server.db.upsert import upsert
-from sla_server.ownership import Ownership
+from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 
 log = structlog.get_logger("db-writer")
 AHEAD_US: Final = 60_000_000
@@ -99,6 +99,7 @@ class IngestStore:
         clock: wall clock for rows.
         probe: called at "in-transaction"; crash tests die there.
         ownership: the setting ``volume_ownership``.
+        first_sight_volumes: the setting.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class IngestStore:
         clock: Clock,
         probe: Callable[[str], None] = lambda _point: None,
         ownership: Ownership = "open",
+        first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
     ) -> None:
         self._engine = engine
         self._sql_key = f"{queue_id}/sql"
@@ -117,7 +119,7 @@ class IngestStore:
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
         self._histograms = StoredHistograms()
-        self._ownership, self._is_restored = IngestOwnership(ownership), False
+        self._ownership, self._is_restored = IngestOwnership(ownership, first_sight_volumes), False
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
         self._rollup_s = rollup_s
@@ -481,8 +483,8 @@ def forget_future(connection: Connection, now_us: int) -> int:
 class NamelessStreams:
     """Limits how many streams without names a gateway may have: rows of ids that were never announced.
 
-    Names may come after the first cut, or never, if an agent was restarted before it reached the server: its
-    statistics count all the same. But ids are an agent's to choose. So a gateway has ``MAX_NAMELESS`` such
+    With ``volume_ownership = "open"`` their statistics count all the same (else ``ownership`` leaves them
+    out). But ids are an agent's to choose. So a gateway has ``MAX_NAMELESS`` such
     rows at most; of more, the statistics stay out of SQL, and an event a day says so.
 
     Ids that were looked up once are remembered, so a window of known streams costs one search in memory; the

@@ -565,6 +565,9 @@ class PolicyManager:
                 throttle.issued(gateway_id, gen, now_ns)
                 self.index.look_after(throttle)
                 self._dirty[throttle.throttle_id] = throttle
+        for throttle in self._fresh:
+            throttle.join(self.gateways, now_ns)
+            self.index.look_after(throttle)
         return waits
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:

@@ -10,14 +10,14 @@ it is shown as violated, the first half of a slice does not end that.
 A slice whose first tenth was not seen is no proof: a stored one would have no data. That a stream completes
 nothing is not in the sums: ``windows`` sees it. *Stuck* are I/Os that hang while others of their stream are
 served: as many as are outstanding at most, of a latency those that became overdue in the slice, one at least.
-With what failed they break a slice as failures do. They go on as long as some hang in the present slice. Of a
-mean latency an I/O that is outstanding counts in each slice with its whole
-age, as in stored ones; the pieces have what was added to it (``WindowTable.add_to_slices``), so its age so
-far goes into each new slice.
+With what failed they break a slice as failures do. They go on as long as some hang in the present slice.
+Of a mean latency an I/O that is outstanding counts in each slice with its whole age, as in stored ones; the
+pieces have what was added to it (``WindowTable.add_to_slices``), so its age so far goes into each new slice.
 
 State, in arrays by row of the signal table: ``now`` and ``former``, of shape (rows, columns); when the
 present slice began, from and until when it was seen (server's clock, as the cuts of gateways have it, us),
-whether the former was bad, and how many I/Os count of it (``former_n``, infinite if not all of it was seen). Changed only by the controller's one thread. Pure: no clock.
+whether the former was bad, and how many I/Os count of it (``former_n``, infinite if not all of it was seen).
+Changed only by the controller's one thread. Pure: no clock.
 """
 
 from __future__ import annotations

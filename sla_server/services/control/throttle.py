@@ -249,6 +249,12 @@ class Throttle:
         self.unseen.add(gateway_id)
         # over_cuts goes on: the loop changes a cap that has no effect before three cuts are over.
 
+    def join(self, gateways: Mapping[str, GatewayCaps], now_ns: int) -> None:
+        """Gateways that hold the same caps already, for other throttles, prove it by their next cuts."""
+        for gateway_id, gateway in gateways.items() if self.gen is None else ():
+            if gateway.up and self.target in gateway.issued:
+                self.issued(gateway_id, gateway.gen, now_ns)
+
     def confirmed(self, gateway_id: str, gen: int, unix_us: int) -> bool:
         """A gateway holds this generation; returns whether the state changed."""
         wanted = self.waiting.get(gateway_id)

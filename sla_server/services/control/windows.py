@@ -320,7 +320,9 @@ class WindowTable:
         # What is older than the silence hung while others completed: as long as no more than that waits,
         # it is no proof that storage is dead. An agent that says nothing of silence may have had it come last
         # in a cut with completions; and of a silence whose beginning was not seen, its age is all.
-        untold = (silence_us == 0) & ((oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members])
+        untold = (silence_us == 0) & (
+            (oldest_us <= seen_us + pieces.covered_us[pick]) | self.m_unsure[members]
+        )
         is_new = untold | ((silence_us > 0) & (oldest_us <= silence_us + UNSURE_US))
         counts = is_new | (seen_us >= self.terms.lost_us[rows])
         age_us = np.where(is_new, oldest_us, 0.0)

@@ -164,7 +164,7 @@ class Judge:
         return self._has_more
 
     def set_claims(self, claims: Iterable[VolumeClaim]) -> None:
-        """Claims of gateways to volumes that changed: what is judged from now on is without what does not count."""
+        """Claims that changed: what is judged from now on is without volumes that are not their gateway's."""
         if self._scopes.set_claims(claims):
             self._set_scopes()
 
@@ -403,7 +403,6 @@ class Judge:
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
         self._books.enter(track, row)
-
 
     def _say_without(self, due: _Due, result: Judgement) -> None:
         """Note, once an agreement, which gateways it is judged without from this slice on."""

@@ -51,7 +51,7 @@ class JudgeScopes:
         self.streams = len(rows)
 
     def set_claims(self, claims: Iterable[VolumeClaim]) -> bool:
-        """Claims that changed; whether another volume is, or is not, its gateway's own since. Tracks follow."""
+        """Claims that changed; whether that concerns what is judged: ``set_tracks`` follows then."""
         before = dict(self._disowned)
         for claim in claims:
             key = claim.volume, claim.gateway_id
@@ -68,9 +68,7 @@ class JudgeScopes:
         keys = {(stream.volume, stream.gateway_id) for stream in self.of(name) if stream.until_us < NEVER_US}
         return [self._disowned[key] for key in sorted(keys)]
 
-    def _owned_until(
-        self, name: Name, track: Track, stream: JudgedStream, *, is_read: bool
-    ) -> JudgedStream:
+    def _owned_until(self, name: Name, track: Track, stream: JudgedStream, *, is_read: bool) -> JudgedStream:
         """The stream, as far as it is its gateway's own: what was judged before that was decided stays."""
         key = stream.volume, stream.gateway_id
         claim = self._disowned.get(key)

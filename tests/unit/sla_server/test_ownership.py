@@ -44,6 +44,39 @@ def test_the_first_gateway_that_shows_a_volume_owns_it_and_a_second_one_waits() 
     )
 
 
+def test_beyond_its_number_at_first_sight_a_gateway_waits() -> None:
+    """Who makes names up must not own what other gateways will show."""
+    made = VolumeOwners("first", first_sight_volumes=3)
+    shown = made.show("g-1", "evil-gw", {f"vol-{number}": "b" for number in range(6)}, NOW_US)
+    assert [claim.state for claim in shown] == [APPROVED] * 3 + [PENDING] * 3
+    assert pending_text(made, shown[3:4]) == (
+        "gateway evil-gw shows volume vol-3, which no gateway owns, and it has 3 that it showed first "
+        "(first_sight_volumes). It does not count, until: sla volumes approve vol-3 --gateway evil-gw"
+    )
+    assert pending_text(made, shown[3:]).startswith(
+        "gateway evil-gw shows 3 volumes that need approval: vol-3, vol-4, vol-5 "
+        "(it has 3 that it showed first: first_sight_volumes). They do not count"
+    )
+    [other] = made.show("g-2", "host-2", {"vol-9": "b"}, NOW_US)
+    assert other.state == APPROVED, "each gateway has its own number"
+    made.put(made.of("vol-3")["g-1"].approved("ann", NOW_US))
+    made.put(made.of("vol-0")["g-1"].revoked("ann", NOW_US))
+    [one, two] = made.copy().show("g-1", "evil-gw", {"vol-7": "b", "vol-8": "b"}, NOW_US)
+    assert (one.state, two.state) == (APPROVED, PENDING), "what people gave it is not counted"
+    again = made.with_claims(claim for volume in made.volumes() for claim in made.of(volume).values())
+    [one, two] = again.show("g-1", "evil-gw", {"vol-7": "b", "vol-8": "b"}, NOW_US)
+    assert (one.state, two.state) == (APPROVED, PENDING), "as it is after a restart"
+
+
+def test_what_a_certificate_lists_is_not_counted() -> None:
+    made = VolumeOwners("first", first_sight_volumes=1)
+    made.set_list("g-1", ["vol-*"], NOW_US)
+    shown = made.show("g-1", "host-1", {f"vol-{number}": "b" for number in range(4)}, NOW_US)
+    assert {claim.state for claim in shown} == {APPROVED}
+    [claim] = made.show("g-1", "host-1", {"other": "b"}, NOW_US)
+    assert "which its certificate does not list" in pending_text(made, [claim])
+
+
 def test_shown_again_nothing_changes() -> None:
     made = owners()
     made.show("g-1", "host-1", {"vol-1": "b"}, NOW_US)

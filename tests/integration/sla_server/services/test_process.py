@@ -46,6 +46,7 @@ class World:
         monkeypatch.setattr(process, "open_store", lambda *_: self.store)
         self.config = SimpleNamespace(
             volume_ownership="first",
+            first_sight_volumes=10_000,
             runtime_dir=directory,
             data_dir=directory,
             database=None,

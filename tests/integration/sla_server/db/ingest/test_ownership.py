@@ -32,10 +32,10 @@ TRUE, FALSE = gateway(1), gateway(2)
 def open_rig(database: Any) -> Iterator[Any]:
     opened: list[Rig] = []
 
-    def make(ownership: Ownership = "first") -> Rig:
+    def make(ownership: Ownership = "first", **more: Any) -> Rig:
         for rig in opened:
             rig.close()
-        opened[:] = [Rig(database.config, database.data_dir, ownership=ownership)]
+        opened[:] = [Rig(database.config, database.data_dir, ownership=ownership, **more)]
         return opened[0]
 
     yield make
@@ -239,6 +239,20 @@ def test_a_stream_announced_later_counts_from_then_on(open_rig: Any) -> None:
     rig.drain(final=True)
     [row] = rig.reader.streams("vol-1")
     assert (row["cuts"], row["reads"]) == (1, int(later.column("reads")[0]))
+
+
+def test_a_gateway_owns_so_many_at_first_sight(open_rig: Any) -> None:
+    rig = open_rig(first_sight_volumes=2)
+    shown_by(rig, FALSE, "evil-gw", 1, 2, 3, 4)
+    rig = open_rig(first_sight_volumes=2)
+    shown_by(rig, FALSE, "evil-gw", 1, 2, 5)
+    shown_by(rig, TRUE, "host-1", 6)
+    approved = {volume for (volume, _), state in claims(rig).items() if state == "approved"}
+    assert approved == {"vol-1", "vol-2", "vol-6"}
+    assert {row["volume"] for row in rig.reader.streams()} == approved
+    texts = [event["text"] for event in pending_events(rig)]
+    assert len(texts) == 2
+    assert all("2 that it showed first" in text for text in texts)
 
 
 def test_a_list_in_the_certificate_decides(open_rig: Any) -> None:

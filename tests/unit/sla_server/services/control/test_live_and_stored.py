@@ -355,7 +355,7 @@ TROUBLES: st.SearchStrategy[Script] = st.one_of(
     st.builds(writes_pile_up, st.integers(0, 40), st.sampled_from([1.0, 20.0])),
     st.just(one_takes_long),
 )
-# Not with READS: 7 % of failures in every second window break it live, of slices they are 4 %. CLAUSES has it.
+# Not with READS: 7 % of failures in every second window break it live, of a slice it is 4 %. CLAUSES has it.
 TEXTS = (
     agreement_text(),
     agreement_text("exclude"),

@@ -147,7 +147,7 @@ def test_what_it_says_of_late_ios_is_about_its_own_volumes_alone() -> None:
 
 
 def test_rows_under_numbers_that_it_did_not_announce_count_for_none() -> None:
-    """Neither those of another gateway's streams nor those of none, also once they are announced elsewhere."""
+    """Neither those of another gateway's streams nor those of none, also if these are announced later."""
     made = controller(classes=BOTH)
     feeder = Feeder(made, (A, ("gold",)), (B, ("batch",)))
     for _ in range(6):

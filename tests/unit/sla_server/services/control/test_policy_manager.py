@@ -102,6 +102,39 @@ def test_it_is_confirmed_when_the_gateway_proved_it_and_not_when_it_was_asked_fo
     )
 
 
+@pytest.mark.parametrize("second", [120, 150], ids=["equal", "looser"])
+def test_a_second_throttle_that_changes_no_cap_is_proven_like_the_first(second):
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.controller.manual_set("t2", "v", cost_per_s=second)
+    found = busy(made, gen)
+    assert not [each for each in found if isinstance(each, SetCaps)]
+    assert [(row["throttle_id"], row["state"], row["gen"]) for row in rows_of(found)] == [
+        ("t2", "requested", gen)
+    ]
+    (row,) = rows_of(busy(made, gen))
+    assert (row["throttle_id"], row["state"], row["confirmed_us"]) == ("t2", "seen", made.unix_us)
+    assert made.controller.manual_release(throttle_id="t1") == ["t1"]
+    found = busy(made, gen)
+    sent = [each.caps[0]["cost_per_s"] for each in found if isinstance(each, SetCaps)]
+    assert sent == ([150] if second == 150 else [])
+
+
+def test_a_second_throttle_is_not_confirmed_by_a_gateway_that_holds_other_caps():
+    made = feeder()
+    made.controller.manual_set("t1", "v", cost_per_s=120)
+    gen = caps_of(busy(made), A).gen
+    busy(made, gen)
+    made.controller.manual_set("t2", "v", cost_per_s=120)
+    for _ in range(8):
+        busy(made, 0)
+    assert {t.throttle_id: t.state for t in made.controller.policy.throttles()} == {
+        "t1": "requested", "t2": "requested",
+    }  # fmt: skip
+
+
 def test_release_by_id_leaves_the_others():
     made = feeder()
     made.controller.manual_set("t1", "v", cost_per_s=120)
