@@ -190,11 +190,16 @@ class Retention:
         self._clock = clock
         self._due_ns = 0
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a step, which may delete rows."""
+        return self._clock.monotonic_ns() >= self._due_ns
+
     def run_if_due(self) -> bool:
         """A step, if it is time for one; returns whether there is more to do now. Never raises DbError."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns < self._due_ns:
+        if not self.is_due:
             return False
+        now_ns = self._clock.monotonic_ns()
         self._due_ns = now_ns + EVERY_NS
         try:
             has_more = self.step()

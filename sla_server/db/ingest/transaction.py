@@ -32,7 +32,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import STEP_US, Clock
 from pmdaemon.wire.cut import MAX_ROWS
 from sla_server.db import partitions, schema
-from sla_server.db.archive.manifest import FinishedFile
+from sla_server.db.archive.manifest import MOVED_KEY, FinishedFile, boundary_us
 from sla_server.db.engine import begin, where
 from sla_server.db.errors import DbError
 from sla_server.db.histogram_codec import Int64s
@@ -44,7 +44,7 @@ from sla_server.db.ingest.ownership import TABLE as OWNERS
 from sla_server.db.ingest.ownership import IngestOwnership
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import event_row, store_rows
-from sla_server.db.ingest.statistics import store_statistics
+from sla_server.db.ingest.statistics import StoredHistograms, store_statistics
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import DAY_US
 from sla_server.db.upsert import upsert
@@ -116,6 +116,7 @@ class IngestStore:
         self._parquet_key = f"{queue_id}/parquet"
         self._records_seq = self._newest_cursor = 0
         self._nameless = NamelessStreams()
+        self._histograms = StoredHistograms()
         self._ownership, self._is_restored = IngestOwnership(ownership), False
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
@@ -319,21 +320,39 @@ class IngestStore:
         Raises:
             CursorMoved, DatabaseRefused, DatabaseUnavailable: as ``store_records``.
         """
-        with begin(self._engine) as connection:
-            cursor = self._cursor(connection, self._sql_key)
-            if cursor == window.last_seq:
-                return  # committed before; the answer was lost
-            if cursor >= window.first_seq or (
-                cursor + 1 < window.first_seq and oldest_seq < window.first_seq
-            ):
-                raise self._moved(connection, window.first_seq - 1)
-            now_us = self._check_clock(connection)
-            self._nameless.screen(connection, window, now_us)
-            store_statistics(connection, window, now_us)
-            for key in (self._sql_key, self._records_key):
-                self._raise(connection, key, window.last_seq)
-            self._probe("in-transaction")
+        try:
+            with begin(self._engine) as connection:
+                cursor = self._cursor(connection, self._sql_key)
+                if cursor == window.last_seq:
+                    return  # committed before; the answer was lost
+                if cursor >= window.first_seq or (
+                    cursor + 1 < window.first_seq and oldest_seq < window.first_seq
+                ):
+                    raise self._moved(connection, window.first_seq - 1)
+                cursors, moved_until_us = self._histogram_state(connection)
+                self._histograms.begin((cursors, moved_until_us))
+                now_us = self._check_clock(connection)
+                self._nameless.screen(connection, window, now_us)
+                store_statistics(connection, window, now_us, self._histograms)
+                for key in (self._sql_key, self._records_key):
+                    self._raise(connection, key, window.last_seq)
+                self._probe("in-transaction")
+        except BaseException:
+            self._histograms.forget()
+            raise
+        self._histograms.commit(({**cursors, self._sql_key: window.last_seq}, moved_until_us), moved_until_us)
         self._records_seq = max(self._records_seq, window.last_seq)
+
+    def forget_histograms(self) -> None:
+        """Rows of statistics may have been deleted; no transaction may be under way."""
+        self._histograms.forget()
+
+    def _histogram_state(self, connection: Connection) -> tuple[dict[str, int], int]:
+        """What moves with whatever changes histograms: cursors ``sql``, and how far rollups have moved."""
+        consumed = schema.consumed
+        statement = select(consumed.c.queue, consumed.c.queue_seq).where(consumed.c.queue.like("%/sql"))
+        cursors = {row[0]: row[1] for row in connection.execute(statement)}
+        return cursors, boundary_us(connection, MOVED_KEY)
 
     def apply(self, records: Sequence[IngestRecord], after_seq: int, oldest_seq: int) -> DecodedBatch:
         """Records and statistics of ``records`` by themselves; returns them decoded.

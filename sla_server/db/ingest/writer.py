@@ -389,13 +389,19 @@ class IngestWriter:
         self._archive_writer.finish_if_due(now=done, may_wait=self._is_full and not done)
         self._queue.delete_through(min(self._sql_seq, self.parquet_seq))
         self._probe("deleted")
-        has_old = not final and not self._is_full and self._retention.run_if_due()
+        has_old = not final and not self._is_full and self._delete_old()
         return (
             self._archive_writer.lags(self._read_seq)
             or has_old
             or self._is_full
             or (final and not self._is_empty)
         )
+
+    def _delete_old(self) -> bool:
+        """Remove old rows, if it is time for it; returns whether there is more to do now."""
+        if self._retention.is_due:
+            self._store.forget_histograms()
+        return self._retention.run_if_due()
 
     # -- SQL
 
