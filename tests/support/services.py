@@ -344,7 +344,7 @@ class Bench:
             start,
             self.clock,
             ownership,
-            routing,
+            routing=routing,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

@@ -39,6 +39,16 @@ def test_what_was_written_is_read_back(files):
     assert (row.rows, row.path, row.kind) == (2, NAME, "cuts")
 
 
+def test_lists_have_no_statistics_and_everything_else_has(files):
+    """What readers look for; of lists they cannot use them, and they take time to make."""
+    row = put(files, NAME, table(1, 2))
+    with parquet.opened(files, row) as file:
+        group = file.metadata.row_group(0)
+        chunks = [group.column(index) for index in range(group.num_columns)]
+    without = {chunk.path_in_schema.partition(".")[0] for chunk in chunks if not chunk.is_stats_set}
+    assert without == {field.name for field in parquet.CUT_SCHEMA if pa.types.is_list(field.type)}
+
+
 def test_a_file_that_is_not_finished_leaves_nothing(files, tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
     with parquet.FileWriter(files, NAME, parquet.CUT_SCHEMA) as writer:
