@@ -25,8 +25,8 @@ from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 
 SAME_RATIO: Final = 0.75
-"""Storage that gives less than this share of what it gave, or as much more, is another one: C0 of bursts alike
-differs by a tenth, and a step of an increase is a sixteenth."""
+"""Storage that gives less than this share of what it gave, or as much more, is another one: C0 of bursts
+alike differs by a tenth, and a step of an increase is a sixteenth."""
 MOST_ONSETS: Final = 64
 """Kept of a backend: three periods of a pattern with many bursts in each."""
 
@@ -117,7 +117,7 @@ class Watched:
     trials: dict[Reason, Trial] = field(default_factory=dict)
 
     def learn(self, control: BackendControl, step: LoopStep, before: LoopBefore, now_ns: int) -> bool:
-        """The loop has moved C; whether what was known is about storage that was faster or slower than now."""
+        """The loop has moved C; whether what was known is about storage that was faster or slower."""
         is_other = self._is_other(control, before)
         if is_other:
             self.forget_capacity()

@@ -80,8 +80,10 @@ def test_from_a_cap_ahead_the_loop_goes_down(control):
     assert control.ceiling == 250.0
 
 
-@pytest.mark.parametrize(("queueing", "used", "left"), [(False, 180.0, 162.0), (False, 20.0, 112.5),
-                                                        (False, 201.0, 225.0), (True, 180.0, 225.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("queueing", "used", "left"),
+    [(False, 180.0, 162.0), (False, 20.0, 112.5), (False, 201.0, 225.0), (True, 180.0, 225.0)],
+)
 def test_a_step_down_is_from_what_is_used_where_the_cap_is_not_felt(control, queueing, used, left):
     """Storage became slower: a step from C would change nothing. Never from less than half of C."""
     ahead(control)
