@@ -86,6 +86,11 @@ class QueueingDevice:
         self.busy_s = 0.0
         """Service time of all requests so far."""
 
+    def become(self, model: DeviceModel) -> None:
+        """Serve as this one from now on, with as many servers as before."""
+        self._model = model
+        self._means.clear()
+
     def submit(self, io: Io, done: Callable[[], None]) -> None:
         """Queue one request; ``done`` is called when it completes."""
         size = io.size_bytes, io.is_write

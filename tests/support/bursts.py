@@ -29,6 +29,7 @@ class Result:
         bad: bad seconds of each burst, in order.
         ahead: whether C was set before it.
         kept: I/Os of greedy.
+        allowed: C of each time that it was set ahead, in cost/s.
     """
 
     bad: list[int]
@@ -36,6 +37,7 @@ class Result:
     figures: dict[str, int]
     set_at: list[float]
     kept: int
+    allowed: list[float]
 
     def bad_of(self, is_ahead: bool) -> float:
         found = [bad for bad, ahead in zip(self.bad, self.ahead, strict=True) if ahead is is_ahead]
@@ -63,8 +65,12 @@ def run(
     seed: int = 1,
     enabled: bool = True,
     faster_at: float | None = None,
+    service_s: Sequence[tuple[float, float]] = (),
 ) -> Result:
-    """A run of so many seconds; from ``faster_at`` on the disk is five times as fast."""
+    """A run of so many seconds; from ``faster_at`` on the disk is five times as fast.
+
+    ``service_s``: (from when on, how long the disk takes for an I/O).
+    """
     own = {"bin_s": 2.0, "backoff_s": 300.0, "enabled": enabled}
     made = controller([promise(ms=1000 * LIMIT_S)], demand_memory_s=5.0, feed_forward=own)
     sim = Simulation(made, seed, service_s=0.005)
@@ -73,15 +79,18 @@ def run(
     gold = SimClient(front, "gold", rate=25)
     Bursts(back, onsets)
     if faster_at is not None:
-        sim.world.at(faster_at, lambda: setattr(sim.backend, "service_s", 0.001))
+        service_s = (*service_s, (faster_at, 0.001))
+    for at, takes_s in service_s:
+        sim.world.at(at, partial(setattr, sim.backend, "service_s", takes_s))
     sim.run(until)
     kept = sum(account.cum_reads for account in back.accounts.values())
     rows = [(at, d.row) for at, d in sim.log if isinstance(d, RecordDecision)]
-    set_at = [at for at, row in rows if row["kind"] == "pre-position"]
+    ready = [(at, row["figures"]["c_after"]) for at, row in rows if row["kind"] == "pre-position"]
+    set_at = [at for at, _ in ready]
     seen = [at for at in onsets if at + BURST_S + 8 <= until]
     bad = [len(gold.bad_seconds(int(at), int(at + BURST_S + 8), LIMIT_S)) for at in seen]
     ahead = [any(at - 8 <= each <= at + 1 for each in set_at) for at in seen]
-    return Result(bad, ahead, made.loops.forward.figures(), set_at, kept)
+    return Result(bad, ahead, made.loops.forward.figures(), set_at, kept, [c for _, c in ready])
 
 
 def square(bursts: int) -> list[float]:

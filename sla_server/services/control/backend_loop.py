@@ -55,6 +55,8 @@ from sla_server.services.control.victims import (
 
 PLENTY_RATIO: Final = 1.1
 """A rate this far above its floor can still give; what is left of the rest is not worth a step."""
+FELT_RATIO: Final = 0.8
+"""Volumes that use less of C, and hold nothing back, do not feel it."""
 
 
 class Phase(StrEnum):
@@ -393,8 +395,11 @@ class BackendControl:
         if no_effect and not rose:
             return self._restore(lead, now_ns)
         floors = self._floors(lead)
-        wanted = max(floors, self.allowed * factor)
-        self.ceiling = min(self.ceiling, self.allowed)
+        # A cap above what the storage gives any more is not felt: as a first cut, the step is from the use.
+        used = sum(n.cost_per_s for n in self.managed.values())
+        felt = max(used, s.decrease_min * self.allowed) if self._is_slack() else self.allowed
+        wanted = max(floors, felt * factor)
+        self.ceiling = min(self.ceiling, felt)
         if wanted >= self.allowed * 0.999:
             return self._at_floor(lead, now_ns)
         self.helpless_since_ns = None
@@ -411,6 +416,11 @@ class BackendControl:
         text = f"{figures_of(lead)}{also}: {names} from {self.allowed:.0f} to {wanted:.0f} cost/s"
         reason = Reason.PROMISE_VIOLATED if lead.signal.u > 1 else Reason.PROMISE_AT_RISK
         return self._move(wanted, Phase.DECREASE, reason, text, lead, now_ns)
+
+    def _is_slack(self) -> bool:
+        """Whether the managed volumes do not feel C: none holds I/Os back, and they use clearly less."""
+        used = sum(n.cost_per_s for n in self.managed.values())
+        return not any(n.queueing for n in self.managed.values()) and used < FELT_RATIO * self.allowed
 
     def _floors(self, lead: Victim) -> float:
         return sum(floor_for(lead.priority, n) for n in self.managed.values())
@@ -525,8 +535,7 @@ class BackendControl:
                 Phase.HOLD if others and all(v.need is not Need.UNKNOWN for v in others) else self.phase
             )
             return NOTHING
-        used = sum(n.cost_per_s for n in self.managed.values())
-        biting = any(n.queueing for n in self.managed.values()) or used >= 0.8 * self.allowed
+        biting = not self._is_slack()
         if self.clear_since_ns is None or (self.is_ahead and not biting):
             self.clear_since_ns = now_ns  # quiet before the burst says nothing of the burst
         if now_ns - self.clear_since_ns < self._hold_up_ns(others):

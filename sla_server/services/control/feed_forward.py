@@ -129,7 +129,11 @@ class FeedForward:
                 if len(self.backends) >= MOST_WATCHED:
                     del self.backends[min(self.backends, key=lambda name: self.backends[name].learned_ns)]
                 watched = self.backends[control.backend] = Watched(modes=self._modes_on(control.backend))
-            watched.learn(control, step, before, now_ns)
+            if watched.learn(control, step, before, now_ns):
+                # The storage gives another rate now: only this burst, without C ahead, is evidence about it.
+                self.counters.discarded += any([trial.discard() for trial in watched.trials.values()])
+            elif watched.fell_short(control) and watched.expected is not None:
+                watched.trial(watched.expected.reason).is_doubtful = True  # the next burst, left alone, tells
 
     def modes_changed(self) -> None:
         """A mode of the server, of a backend or of an agreement is another one: so is what bursts come to."""
@@ -237,6 +241,7 @@ class FeedForward:
         rows = self._rows_on(control.backend)
         seen, _ = self._scopes.table.newest_over(rows)  # what is bad already is not this burst's
         watched.expected, watched.is_ahead = Expected(reason, at_s, is_ahead, rows, seen), is_ahead
+        watched.set_ahead = ready.allowed if is_ahead else 0.0
         self.counters.expected += 1
         self.counters.ahead += is_ahead
         self.counters.left_alone += not is_ahead

@@ -11,8 +11,8 @@ Evidence ages: only the last bursts count, none of more than ``COMPARISONS`` tur
 and none older than ``evidence_max_s``. It is discarded at once when it is about something else: a burst left
 alone broke nothing where those before it did (the storage is faster now, or the load another one), and
 whenever ``feed_forward`` sees a fault of the storage, another mode or other promises. A burst with C ahead in
-which the victims were far better off than in all before it is a hint of the same: the next one is left alone,
-out of turn.
+which the victims were far better off than in all before it is a hint of the same, and so is one in which C
+had to come down far: the next one is left alone, out of turn, and there is no verdict before.
 
 Pure. Changed only by ``feed_forward``.
 """
@@ -126,6 +126,8 @@ class Trial:
             return Reason.AHEAD_NO_BURST
         if self.nothing_to_save:
             return Reason.AHEAD_NO_HELP
+        if self.is_doubtful:
+            return None  # what is left alone next says whether the storage is another one
         if len(self.ahead) < settings.trial_bursts or len(self.alone) < LEAST_ALONE:
             return None
         ahead, alone = statistics.fmean(_bad(self.ahead)), statistics.fmean(_bad(self.alone))

@@ -24,6 +24,9 @@ from sla_server.services.control.feed_forward_trial import Burst, Trial
 from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 
+SAME_RATIO: Final = 0.75
+"""Storage that gives less than this share of what it gave, or as much more, is another one: C0 of bursts
+alike differs by a tenth, and a step of an increase is a sixteenth."""
 MOST_ONSETS: Final = 64
 """Kept of a backend: three periods of a pattern with many bursts in each."""
 
@@ -75,6 +78,7 @@ class Watched:
     Attributes:
         allowed: the last C under which the promises were kept, or to which it was lowered; 0: not known.
         start, ceiling: C0, and where C met risk.
+        set_ahead: C as it was set before a burst, while the loop that began so is at work; else 0.
         least: where the loop was the last time that it only reacted, or the largest first cut, if lower: what
             is set ahead is not below it, or bursts that are bad whatever is set would lower C each time.
         r_free: r of the lead when the loop last reacted, before its first cut.
@@ -94,6 +98,7 @@ class Watched:
     least: float = 0.0
     r_free: float = 0.0
     is_ahead: bool = False
+    set_ahead: float = 0.0
     volumes: tuple[str, ...] = ()
     victims: tuple[Key, ...] = ()
     modes: dict[str, str] = field(default_factory=dict)
@@ -111,8 +116,11 @@ class Watched:
     expected: Expected | None = None
     trials: dict[Reason, Trial] = field(default_factory=dict)
 
-    def learn(self, control: BackendControl, step: LoopStep, before: LoopBefore, now_ns: int) -> None:
-        """The loop has moved C."""
+    def learn(self, control: BackendControl, step: LoopStep, before: LoopBefore, now_ns: int) -> bool:
+        """The loop has moved C; whether what was known is about storage that was faster or slower."""
+        is_other = self._is_other(control, before)
+        if is_other:
+            self.forget_capacity()
         # What it raises C from is known to be kept, not yet what it raises C to.
         known = before.allowed if step.reason is Reason.RECOVERY else control.allowed
         park_ratio, ceiling = control.settings.park_ratio, control.ceiling
@@ -130,6 +138,17 @@ class Watched:
         self.ceiling = ceiling
         self.start, self.learned_ns = control.start, now_ns
         self.volumes, self.victims = tuple(sorted(control.managed)), tuple(sorted(control.victims))
+        return is_other
+
+    def _is_other(self, control: BackendControl, before: LoopBefore) -> bool:
+        """Whether what its volumes used before the first cut shows that the storage gives another rate."""
+        if before.active or not self.start:
+            return False
+        return not SAME_RATIO <= control.start / self.start <= 1 / SAME_RATIO
+
+    def fell_short(self, control: BackendControl) -> bool:
+        """Whether C that had been kept was set ahead of this burst, and had to come down far in it."""
+        return self.is_ahead and 0 < control.allowed <= SAME_RATIO * self.set_ahead
 
     def forget_capacity(self) -> None:
         """The storage is another one now: nothing is set ahead until the loop has found C again."""

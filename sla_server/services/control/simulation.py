@@ -430,12 +430,12 @@ class SimClient:
 
     def bad_seconds(self, start: int, end: int, threshold_s: float, allowed_ratio: float = 0.05) -> list[int]:
         """Seconds in [start, end) in which more than ``allowed_ratio`` of the arrivals took too long."""
-        bad = []
-        for second in range(start, end):
-            found = [latency for at, latency in self.completed if second <= at < second + 1]
-            if sum(latency > threshold_s for latency in found) > allowed_ratio * len(found):
-                bad.append(second)
-        return bad
+        late, every = dict.fromkeys(range(start, end), 0), dict.fromkeys(range(start, end), 0)
+        for at, latency in self.completed:
+            if start <= at < end:
+                every[int(at)] += 1
+                late[int(at)] += latency > threshold_s
+        return [second for second in late if late[second] > allowed_ratio * every[second]]
 
 
 class Simulation:

@@ -80,6 +80,20 @@ def test_from_a_cap_ahead_the_loop_goes_down(control):
     assert control.ceiling == 250.0
 
 
+@pytest.mark.parametrize(
+    ("queueing", "used", "left"),
+    [(False, 180.0, 162.0), (False, 20.0, 112.5), (False, 201.0, 225.0), (True, 180.0, 225.0)],
+)
+def test_a_step_down_is_from_what_is_used_where_the_cap_is_not_felt(control, queueing, used, left):
+    """Storage became slower: a step from C would change nothing. Never from less than half of C."""
+    ahead(control)
+    found = world(neighbour(cost=used, queueing=queueing))
+    control.step([victim(r=1.1)], found, S)
+    assert control.step([victim(r=1.1)], found, 3 * S).changed
+    assert control.allowed == pytest.approx(left)
+    assert control.ceiling == pytest.approx(left / 0.9)
+
+
 def test_what_a_cap_ahead_has_done_already_counts_as_its_effect(control):
     """From r 8 without caps to 1.2: released for want of effect, the promise would be broken as before."""
     ahead(control)
@@ -574,7 +588,7 @@ def test_the_ceiling_learned_while_a_gateway_was_away_is_forgotten(control):
     learned = control.ceiling
     control.lost("B")
     for second in (103, 106):
-        control.step([victim(r=3.0 - second / 100)], world(neighbour(cost=100.0)), second * S)
+        control.step([victim(r=3.0 - second / 100)], world(neighbour(cost=190.0)), second * S)
     assert control.ceiling < learned
     control.came_back("B")
     assert control.ceiling == learned

@@ -53,3 +53,20 @@ def test_a_pattern_that_drifts_is_followed() -> None:
     assert sum(found.ahead) >= 3
     assert found.figures["missed"] == 0
     assert found.bad_of(True) <= 0.5 * found.bad_of(False)
+
+
+def test_a_disk_that_becomes_slower_for_a_while_is_learned_and_again_when_it_recovers() -> None:
+    """A burst with C of before it is as bad as without; it is no evidence, and nobody is held by an old C."""
+    slow_from, slow_until = 10 + 8 * PERIOD_S - 10, 10 + 12 * PERIOD_S - 10
+    found = run(square(16), 650, service_s=[(slow_from, 0.0075), (slow_until, 0.005)])
+    set_ahead = list(zip(found.set_at, found.allowed, strict=True))
+    before = [c for at, c in set_ahead if at < slow_from]
+    slow = [c for at, c in set_ahead if slow_from + PERIOD_S < at < slow_until]
+    after = [c for at, c in set_ahead if at > slow_until + PERIOD_S]
+    assert min(len(before), len(slow), len(after)) >= 2
+    assert max(slow) <= 0.6 * min(before), "two thirds of it, less what gold needs"
+    assert min(after) >= 0.85 * max(before)
+    assert found.bad[8] <= 4
+    assert sum(found.bad[8:12]) <= 7, "12 with the loop alone"
+    assert sum(found.bad[13:16]) <= 4
+    assert (found.figures["switched_off"], found.figures["discarded"]) == (0, 2)

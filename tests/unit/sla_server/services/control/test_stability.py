@@ -15,7 +15,7 @@ import pytest
 from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.simulation import SimGateway, Simulation
-from sla_server.simulate.device import DeviceModel
+from sla_server.simulate.device import CostPoint, DeviceModel, QueueingDevice
 from sla_server.simulate.figures import ModeFigures, VolumeFigures, figures_of
 from sla_server.simulate.loads import Load
 from sla_server.simulate.run import GeneratedFeed, Plan, made_controller, run_mode
@@ -107,6 +107,23 @@ def test_a_victim_whose_own_load_goes_up_and_down():
     figures, _ = enforced(plan([gold, greedy()], 60))
     assert figures.promises[0].bad_s <= 13
     assert kept(figures) >= 220
+
+
+def test_a_backend_that_becomes_slower_half_way():
+    """From 500 to 333 I/Os a second: what was found to be kept is not any more."""
+    made = plan([GOLD, greedy()], 70)
+    slower = DeviceModel(spread=0, read=[CostPoint(kib=4, ms=3.0)])
+
+    def disturb(sim: Simulation) -> None:
+        (device,) = sim.storage.values()
+        assert isinstance(device, QueueingDevice)
+        sim.world.at(35, lambda: device.become(slower))
+
+    figures, (capped,) = enforced(made, disturb)
+    assert bad_within(figures, 35, 40) <= 4, "two windows and a poll, and what was queued"
+    assert bad_within(figures, 40, 70) <= 9
+    assert kept(figures) >= 200
+    assert capped.least_cost >= 100, "no further than needed"
 
 
 @pytest.mark.parametrize("lag_s", [1.0, 2.9])
