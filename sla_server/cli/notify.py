@@ -59,7 +59,7 @@ def test(client: Client, recipient: str, wait: bool, output: str) -> None:
 
 
 def _wait(client: Client, event_id: str) -> Row:
-    """The test event when it was confirmed, a try has failed, or a minute is over."""
+    """The test event when it was confirmed, a try has failed, or a minute has passed."""
     end_s = time.monotonic() + WAIT_S
     path = f"/events/{quote(event_id, safe='')}"
     while True:
