@@ -13,7 +13,8 @@ from sla_server.events.documents import RecipientSpec
 from sla_server.events.recipients.alertmanager import Alertmanager
 from sla_server.events.recipients.apprise_services import AppriseServices
 from sla_server.events.recipients.base import Recipient
-from sla_server.events.recipients.command import Command
+from sla_server.events.recipients.command import CommandRecipient
+from sla_server.events.recipients.config import NotifyConfig
 from sla_server.events.recipients.heartbeat import Heartbeat
 from sla_server.events.recipients.inbox import Inbox, InboxStore
 from sla_server.events.recipients.json_file import JsonFile
@@ -54,6 +55,13 @@ class RecipientBuilder:
         self._external_url = external_url
         self._resolver = resolver or Resolver()
 
+    @classmethod
+    def of(cls, config: NotifyConfig, data_dir: Path, store: InboxStore | None = None) -> RecipientBuilder:
+        """As the server is configured; relative directories are within its data directory."""
+        directories = (config.secrets_dir, config.commands_dir, config.files_dir)
+        secrets, commands, files = (data_dir / each.expanduser() for each in directories)
+        return cls(secrets, commands, files, store, config.external_url)
+
     def __call__(self, name: str, spec: Mapping[str, Any]) -> Recipient:
         """Make a recipient of ``spec`` of its document; opens nothing yet.
 
@@ -88,7 +96,7 @@ class RecipientBuilder:
         if model.file is not None:
             return JsonFile(name, model.file, self._files_dir, **limits)
         if model.command is not None:
-            return Command(name, model.command, self._commands_dir, **limits)
+            return CommandRecipient(name, model.command, self._commands_dir, **limits)
         if model.apprise is not None:
             return AppriseServices(name, model.apprise, self._secrets_dir, **limits)
         return Inbox(name, self._store, **limits)
