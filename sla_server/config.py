@@ -17,6 +17,7 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
+from sla_server.events.config import EventsConfig
 from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
 
@@ -47,6 +48,7 @@ class ServerConfig(StrictModel):
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)
+    events: EventsConfig = Field(default_factory=EventsConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
 

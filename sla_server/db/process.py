@@ -31,6 +31,7 @@ from sqlalchemy import Engine
 
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.poller.metrics import BackpressureReporter
+from pmdaemon.reserve import initialized
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
@@ -235,6 +236,7 @@ def open_manager(
         refused_dir = queue_dir / "refused"
         writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
+        initialized()
         return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
 

@@ -30,12 +30,12 @@ from sla_server.events import catalogue
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
-from sla_server.events.stages.base import StageDecision, StageReason, Verdict
+from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.deduplicate import deduplicate, known_after
 from sla_server.events.stages.group import due_us
 from sla_server.events.stages.inhibit import inhibit
-from sla_server.events.stages.send import GRACE_S, Sent
+from sla_server.events.stages.send import GRACE_S, SentBatch
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
@@ -172,7 +172,7 @@ class DeliveryEngine:
             lambda item: item.event.event_id == event_id and item.purpose in ("remind", "escalate")
         )
 
-    def answered(self, sent: Sent) -> None:
+    def answered(self, sent: SentBatch) -> None:
         """An answer; of a batch that was left behind meanwhile it means nothing."""
         lane = self._lanes.get(sent.lane)
         if lane is not None and lane.token == sent.token and lane.batch is not None:
@@ -284,7 +284,7 @@ class DeliveryEngine:
                     passed = reached
                 entries.append((self._notice(item, routed, lane.number + len(entries) + 1), item, routed))
                 known_after(item.event, firing)
-            elif decision.verdict is Verdict.HOLD:
+            elif decision.verdict is StageVerdict.HOLD:
                 if entries:  # what is held must be durable before the cursor passes it: in the next batch
                     break
                 held.append(self._held(item, lane.name, decision.until_us))
@@ -331,7 +331,7 @@ class DeliveryEngine:
         """The stages in their order; None: it is sent."""
         if routed is None:
             reason = StageReason.NOT_ADDRESSED if item.recipient else StageReason.NOT_ROUTED
-            return StageDecision(Verdict.SKIP, reason, "")
+            return StageDecision(StageVerdict.SKIP, reason, "")
         if decision := self._silence(item, recipient, now_us):
             return decision
         if decision := inhibit(item.event, recipient, firing):
@@ -343,13 +343,13 @@ class DeliveryEngine:
     def _silence(self, item: QueuedEvent, recipient: str, now_us: int) -> StageDecision | None:
         held: Held | None = self._router.held(item.event, recipient, now_us)
         if held is not None and held.until_us <= now_us:
-            return StageDecision(Verdict.SKIP, StageReason.SILENCED, held.reason)
+            return StageDecision(StageVerdict.SKIP, StageReason.SILENCED, held.reason)
         if held is not None:
-            return StageDecision(Verdict.HOLD, StageReason.QUIET, held.reason, held.until_us)
+            return StageDecision(StageVerdict.HOLD, StageReason.QUIET, held.reason, held.until_us)
         until_us = None if item.is_caught_up else self._later.held_until(recipient, item.event)
         if until_us is not None:
             text = "an earlier event of the same condition is held back"
-            return StageDecision(Verdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
+            return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
         return None
 
     def _count(self, decision: StageDecision | None) -> None:

@@ -14,7 +14,7 @@ from sla_server.events.lane import LaneSettings
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed
 from sla_server.events.stages.confirm import RetryRules
-from sla_server.events.stages.send import Sent
+from sla_server.events.stages.send import SentBatch
 from tests.support.faulty_disk import FaultDisk
 
 QUEUE_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class InlineSender:
         self.answer = answer
         self.batches: list[Sequence[Notice]] = []
         self.tokens: list[int] = []
-        self.back: list[Sent] = []
+        self.back: list[SentBatch] = []
         self.abandoned = 0
         self.is_open = True
         self.hangs = False
@@ -56,12 +56,12 @@ class InlineSender:
         self.batches.append(notices)
         self.tokens.append(token)
         if self.answer is not None:
-            self.back.append(Sent(self.name, token, self.answer))
+            self.back.append(SentBatch(self.name, token, self.answer))
         return True
 
-    def reply(self, answer: Answer) -> Sent:
+    def reply(self, answer: Answer) -> SentBatch:
         """The answer for the newest batch."""
-        return Sent(self.name, self.tokens[-1], answer)
+        return SentBatch(self.name, self.tokens[-1], answer)
 
     def abandon(self) -> None:
         self.abandoned += 1

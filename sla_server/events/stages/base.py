@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(Enum):
+class StageVerdict(Enum):
     """What becomes of the event for this recipient."""
 
     SKIP = "skip"
@@ -36,7 +36,7 @@ class StageDecision:
         until_us: with HOLD, when it is looked at again.
     """
 
-    verdict: Verdict
+    verdict: StageVerdict
     reason: StageReason
     text: str
     until_us: int = 0

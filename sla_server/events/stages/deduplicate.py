@@ -12,7 +12,7 @@ from typing import Final
 from sla_server.events import catalogue
 from sla_server.events.event import SEVERITIES, Event
 from sla_server.events.recipients.base import Status
-from sla_server.events.stages.base import StageDecision, StageReason, Verdict
+from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.inhibit import Firing
 
 WINDOW_US: Final = 600_000_000
@@ -27,7 +27,7 @@ def deduplicate(event: Event, recipient: str, firing: Firing) -> StageDecision |
     rank, at_us = firing.get(catalogue.condition_key(event), (-1, 0))
     if rank >= SEVERITIES.index(event.severity) and 0 <= event.at_us - at_us < WINDOW_US:
         text = f"{recipient} knows since {(event.at_us - at_us) / 1e6:.0f} s that it is so"
-        return StageDecision(Verdict.SKIP, StageReason.ALREADY_FIRING, text)
+        return StageDecision(StageVerdict.SKIP, StageReason.ALREADY_FIRING, text)
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from sla_server.events import catalogue
 from sla_server.events.event import Event
 from sla_server.events.recipients.base import Status
-from sla_server.events.stages.base import StageDecision, StageReason, Verdict
+from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 
 OWN: Final = ("delivery-failed", "recipient-failing", "recipient-recovered")
 Firing = Mapping[tuple[str, ...], tuple[int, int]]
@@ -22,10 +22,10 @@ Firing = Mapping[tuple[str, ...], tuple[int, int]]
 def inhibit(event: Event, recipient: str, firing: Firing) -> StageDecision | None:
     """See the module."""
     if event.kind in OWN and event.subject == recipient:
-        return StageDecision(Verdict.SKIP, StageReason.OWN_TROUBLE, f"it is about {recipient} itself")
+        return StageDecision(StageVerdict.SKIP, StageReason.OWN_TROUBLE, f"it is about {recipient} itself")
     if event.severity != "critical" and catalogue.status_of(event) is not Status.RESOLVED and event.gateway:
         rank = firing.get(("gateway", "gateway", event.gateway, ""), (0, 0))[0]
         if rank == 2:  # critical: lost, not only slow
             text = f"gateway {event.gateway} is gone, which {recipient} knows"
-            return StageDecision(Verdict.SKIP, StageReason.GATEWAY_GONE, text)
+            return StageDecision(StageVerdict.SKIP, StageReason.GATEWAY_GONE, text)
     return None

@@ -29,7 +29,7 @@ MOST_LEFT_BEHIND: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentBatch:
     """A batch that came back."""
 
     lane: str
@@ -60,7 +60,11 @@ class ThreadSender:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Recipient], done: Callable[[Sent], None], threads: ThreadGroup
+        self,
+        name: str,
+        make: Callable[[], Recipient],
+        done: Callable[[SentBatch], None],
+        threads: ThreadGroup,
     ) -> None:
         self._name = name
         self._make = make
@@ -99,7 +103,7 @@ class ThreadSender:
 class _Worker:
     """One thread with one recipient; ``is_busy`` until it ends."""
 
-    def __init__(self, name: str, recipient: Recipient, done: Callable[[Sent], None]) -> None:
+    def __init__(self, name: str, recipient: Recipient, done: Callable[[SentBatch], None]) -> None:
         self._name = name
         self._recipient = recipient
         self._done = done
@@ -114,7 +118,7 @@ class _Worker:
                 if task is None:
                     return
                 token, notices, timeout_s = task
-                self._done(Sent(self._name, token, self._deliver(notices, timeout_s)))
+                self._done(SentBatch(self._name, token, self._deliver(notices, timeout_s)))
         finally:
             self.is_busy = False
             self._recipient.close()

@@ -12,7 +12,7 @@ from sla_server.events.lane import LaneSettings
 from sla_server.events.recipients.base import CONFIRMED, Held, Routed, refused, retry
 from sla_server.events.stages.base import StageReason
 from sla_server.events.stages.confirm import RetryRules
-from sla_server.events.stages.send import Sent
+from sla_server.events.stages.send import SentBatch
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 from tests.support.faulty_disk import Crashed, FaultDisk
 
@@ -138,7 +138,7 @@ def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Pa
     rig.run(4)  # 10 s and the grace of two
     assert hung.abandoned == 1
     rig.engine.answered(
-        Sent("hung", hung.tokens[0], CONFIRMED)
+        SentBatch("hung", hung.tokens[0], CONFIRMED)
     )  # it answers after all: that call means nothing any more
     assert rig.engine.lanes["hung"].confirmed == 0
     rig.run(3)
