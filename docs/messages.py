@@ -70,7 +70,9 @@ REQUESTS = """\
 |---|---|---|
 | `apply` | `documents: str, dry_run: bool` | `applied: [{name, version, changed, line}], warnings: [str]` |
 | `delete` | `name: str` | `{}` or 404 |
-| `end_document` | `kind: "Maintenance" \\| "Calendar", name: str` | `{}` or 404; 422 for a calendar in use |
+| `end_document` | `kind: str (no agreement), name: str` | `{}` or 404; 422 for one that is used |
+| `notify_test` | `name: str` | `{event_id}` or 404 |
+| `acknowledge` | `event_id, note, kind, subject: str` | `{event_id}` |
 | `throttle_set` | `volume, client, duration_s, reason, force` and one rate | see below, or 409 |
 | `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |

@@ -49,13 +49,35 @@ class AgreementDelete(RequestBody):
 
 
 class DocumentEnd(RequestBody):
-    """The Maintenance or Calendar document to end."""
+    """The document to end, which is no agreement."""
 
-    kind: Literal["Maintenance", "Calendar"]
+    kind: Literal["Maintenance", "Calendar", "Recipient", "Route", "Silence"]
     name: str
 
 
 GroupName = Annotated[str, StringConstraints(pattern=f"^{NAME_RE.pattern}$")]
+
+
+class RecipientTest(RequestBody):
+    """The recipient that gets an event of its own, whatever the routes say."""
+
+    name: str
+
+
+class AcknowledgeBody(RequestBody):
+    """What a person says of an event; the REST body, its id is part of the path."""
+
+    note: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+    """Others will read it."""
+
+
+class Acknowledgement(AcknowledgeBody):
+    """A person takes care of an event."""
+
+    event_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    kind: str = ""
+    """Of the event, for the text."""
+    subject: str = ""
 
 
 class ThrottleSet(RequestBody):

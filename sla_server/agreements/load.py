@@ -1,4 +1,4 @@
-"""YAML text to documents (agreements, maintenance, calendars), with every mistake at its line.
+"""YAML text to documents (agreements, maintenance, calendars, delivery), with every mistake at its line.
 
 One text may hold several documents (``---``). Nothing is returned unless all of them are right. The text is
 bounded (size, number of values, depth), so a hostile file costs little; anchors are allowed, but what they
@@ -29,6 +29,7 @@ from sla_server.agreements.fields import NEW, Document, format_duration, shown
 from sla_server.agreements.limits import MAX_DOCUMENTS
 from sla_server.agreements.maintenance import MaintenanceDocument
 from sla_server.agreements.numbers import number_and_unit, plain, scaled
+from sla_server.events.documents import RecipientDocument, RouteDocument, SilenceDocument
 
 MAX_TEXT_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 24 << 10  # text and JSON of one agreement travel in one 64 KiB frame header
@@ -51,6 +52,9 @@ KINDS: Final[dict[str, type[Document]]] = {
     "SLA": Agreement,
     "Maintenance": MaintenanceDocument,
     "Calendar": CalendarDocument,
+    "Recipient": RecipientDocument,
+    "Route": RouteDocument,
+    "Silence": SilenceDocument,
 }
 """Kind of document -> its model."""
 _UNION_TAGS: Final = frozenset((*METRICS, "calendar", "rolling"))

@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
-from sla_server.requests import GatewayName, ModeSet, ThrottleSet, VolumesDecision
+from sla_server.events.event import schema as event_schema
+from sla_server.requests import AcknowledgeBody, GatewayName, ModeSet, ThrottleSet, VolumesDecision
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
@@ -14,6 +15,8 @@ SCHEMAS: Final[dict[str, Any]] = {
     "ThrottleSet": ThrottleSet.model_json_schema(),
     "ListedGateway": GatewayName.model_json_schema(),
     "VolumesDecision": VolumesDecision.model_json_schema(),
+    "Acknowledge": AcknowledgeBody.model_json_schema(),
+    "Event": event_schema(),
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

@@ -1,7 +1,7 @@
 """The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
 ``changes`` marks routes that need token or session. ``operation`` names the handler, a function of that name
-in ``handlers.read``, ``handlers.documents``, ``handlers.write``, ``handlers.live`` or ``handlers.why``.
+in a module of ``handlers``.
 """
 
 from __future__ import annotations
@@ -283,6 +283,58 @@ ROUTES: Final = (
         changes=True,
     ),
     ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
+    ApiRoute(
+        "GET",
+        "/inbox",
+        "inbox",
+        "Events with who acknowledged them and who has not confirmed them (null: not known), newest first.",
+        (
+            Query("severity", "string", "info, warning or critical; several with commas between."),
+            Query("kind", "string", "Only this kind; * stands for anything."),
+            Query("element", "string", "Only about this kind of thing."),
+            Query("subject", "string", "Only those whose subject or text contains this."),
+            Query("open", "boolean", "1: only those that no person has acknowledged."),
+            LIMIT,
+            BEFORE,
+        ),
+    ),
+    ApiRoute("GET", "/events/{event_id}", "event", "One event: acknowledgements, delivery, routing."),
+    ApiRoute(
+        "POST",
+        "/events/{event_id}/acknowledge",
+        "acknowledge",
+        "Say that a person takes care of an event: no more reminders of it.",
+        body="Acknowledge",
+        changes=True,
+    ),
+    ApiRoute("GET", "/undelivered", "undelivered", "What not all recipients have confirmed, oldest first."),
+    ApiRoute("GET", "/recipients", "recipients", "Recipients in force, and how delivery to them goes."),
+    ApiRoute("DELETE", "/recipients/{name}", "end_recipient", "End a recipient.", changes=True),
+    ApiRoute(
+        "POST",
+        "/recipients/{name}/test",
+        "try_recipient",
+        "Send a test event to a recipient, whatever the routes say.",
+        changes=True,
+    ),
+    ApiRoute("GET", "/routes", "notification_routes", "Routes in force: which events go to whom."),
+    ApiRoute("DELETE", "/routes/{name}", "end_route", "End a route.", changes=True),
+    ApiRoute(
+        "GET",
+        "/silences",
+        "silences",
+        "Silences: what runs and what is planned; applied as documents.",
+        (Query("past", "boolean", "1: also what has passed."),),
+    ),
+    ApiRoute("DELETE", "/silences/{name}", "end_silence", "End a silence now, all of it.", changes=True),
+    ApiRoute(
+        "POST",
+        "/preview",
+        "preview",
+        "Who would get an event now, and why; delivers nothing.",
+        body="Event",
+        changes=True,  # it costs what routing costs
+    ),
     ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
     ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
     ApiRoute(

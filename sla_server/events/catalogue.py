@@ -166,6 +166,13 @@ DELIVERY: Final = {
     ),
     "recipient-recovered": EventKind("info", "A recipient confirms again.", ends="recipient-failing"),
     "notify-test": EventKind("info", "A person tries a recipient."),
+    "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
+    "recipient-applied": EventKind("info", "A recipient is in force."),
+    "recipient-ended": EventKind("info", "A recipient is no longer in force."),
+    "route-applied": EventKind("info", "A route is in force."),
+    "route-ended": EventKind("info", "A route is no longer in force."),
+    "silence-applied": EventKind("info", "Events are held back for a time."),
+    "silence-ended": EventKind("info", "A silence was ended."),
 }
 GROUPS: Final = {
     "Promises": PROMISES,

@@ -31,6 +31,7 @@ from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
+from sla_server.services import notifications
 from sla_server.services import plans as documents
 from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
@@ -212,6 +213,7 @@ def apply(
             rows += made
             other_rows.append(answer)
     _check_calendars(agreed, plans)
+    notifications.check(documents_given, plans)
     catalog = _with_plans(catalog, plans)
     applied: list[Row] = []
     by_name = {item.name: item for item in catalog.items}
@@ -236,6 +238,7 @@ def apply(
     items = tuple(by_name[name] for name in sorted(by_name)) if new else catalog.items
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
     warnings += _unseen(agreed, catalog.volumes.union(*carried.values()))
+    warnings += notifications.warnings(documents_given, plans, now_us)
     for answer in other_rows:
         work = plans.get(answer["kind"], answer["name"])
         if isinstance(work, AnnouncedWork):
@@ -334,10 +337,10 @@ def delete(catalog: Catalog, name: str, who: str, now_us: int) -> Change | None:
 
 
 def end_document(catalog: Catalog, kind: str, name: str, who: str, now_us: int) -> Change | None:
-    """End a Maintenance or Calendar document; None if none of this name is in force.
+    """End a document that is no agreement; None if none of this name is in force.
 
     Raises:
-        AgreementsRefused: agreements use the calendar.
+        AgreementsRefused: agreements use the calendar, or routes the recipient.
     """
     found = documents.end(catalog.plans, kind, name, who, now_us)
     if found is None:
@@ -348,6 +351,8 @@ def end_document(catalog: Catalog, kind: str, name: str, who: str, now_us: int) 
             shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
             problem = f"the calendar {name!r} is used by {shown}"
             raise AgreementsRefused([DocumentProblem(0, "", problem, "Apply these without it first")])
+    if kind == "Recipient":
+        notifications.check_unused(catalog.plans, name)
     plans, rows = found
     return Change(_with_plans(catalog, plans), rows)
 

@@ -40,8 +40,10 @@ from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
+from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import Ownership
 from sla_server.services import catalog as catalogs
+from sla_server.services import notifications
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
@@ -82,6 +84,7 @@ class Services:
         start: Start,
         clock: Clock,
         ownership: Ownership = "first",
+        routing: RoutingFile | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows nobody yet.
@@ -114,6 +117,8 @@ class Services:
         self._gate = VolumeGate(ownership, start.claims)
         self._exclusions = Exclusions()
         self._agreed: tuple[InForce, ...] | None = None
+        self._routing = routing
+        self._notified: tuple[NotificationInForce, ...] | None = None
         self._second_ns = 0
         self._view_ns = 0
         self._handlers: dict[int, Callable[[str, frame.Frame, int, int], None]] = {
@@ -296,6 +301,7 @@ class Services:
         return self._thresholds.volumes
 
     def _catalog_changed(self, catalog: Catalog) -> None:
+        self._route(catalog)
         if catalog.items is self._agreed:
             return  # only volumes were learnt, which those below hear of by themselves
         self._agreed = catalog.items
@@ -308,6 +314,15 @@ class Services:
         self.controller.set_excluded(self._exclusions.look_at_all(self._clock.unix_us()))
         self._thresholds.set_promises(promises)
         self.sql_worker.set_catalog(catalog)
+
+    def _route(self, catalog: Catalog) -> None:
+        """Bring documents about delivery, and recipients that agreements name, to ``delivery``."""
+        if self._routing is None or (
+            catalog.items is self._agreed and catalog.plans.notifications is self._notified
+        ):
+            return
+        self._notified = catalog.plans.notifications
+        self._routing.publish(notifications.table_of(catalog.plans, catalog.items))
 
     # Time.
 
@@ -331,6 +346,8 @@ class Services:
         if now_ns - self._second_ns >= SECOND_NS:
             self._second_ns = now_ns
             self._each_second(now_ns, now_us)
+            if self._routing is not None:
+                self._routing.retry()
         self._post_thresholds(now_us)
         self.flush(now_ns)
 

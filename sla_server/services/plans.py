@@ -1,7 +1,8 @@
-"""Maintenance and calendars in force, as one immutable value; versions count up for ever, as agreements' do.
+"""Maintenance, calendars and documents about delivery in force, as one immutable value.
 
-Versions that ended stay for ``KEPT_US``: how much of a period's maintenance an agreement has used is asked of
-them. ``attach`` gives each agreement what concerns it, so that judging and control ask the agreement alone.
+Versions count up for ever, as agreements' do. Those of maintenance and calendars that ended stay for
+``KEPT_US``: how much of a period's maintenance an agreement has used is asked of them. ``attach`` gives each
+agreement what concerns it, so that judging and control ask the agreement alone.
 
 Rows are those of the table ``documents`` (docs/formats/sql.md).
 """
@@ -23,6 +24,7 @@ from sla_server.agreements.load import KINDS, Loaded
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import SECOND_US, period_bounds
 from sla_server.agreements.promise import InForce
+from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
@@ -30,7 +32,7 @@ AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US
 """How far ahead the next occurrence of a rule is looked for."""
 MOST_NAMED: Final = 5
 """Agreements that one kind of warning names; the others are counted."""
-Held = AnnouncedWork | CalendarInForce
+Held = AnnouncedWork | CalendarInForce | NotificationInForce
 Key = tuple[str, str]
 
 
@@ -41,17 +43,27 @@ class Plans:
     Attributes:
         works: Maintenance, in force and ended, by time of applying.
         calendars: versions of calendars, likewise.
+        notifications: recipients, routes and silences in force; versions that ended are of no use here.
         highest: (kind, name) to the highest version ever given.
     """
 
     works: tuple[AnnouncedWork, ...] = ()
     calendars: tuple[CalendarInForce, ...] = ()
+    notifications: tuple[NotificationInForce, ...] = ()
     highest: Mapping[Key, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def get(self, kind: str, name: str) -> Held | None:
         """The version in force."""
-        held: Iterable[Held] = self.works if kind == "Maintenance" else self.calendars
+        held: Iterable[Held]
+        if kind in NOTIFICATION_KINDS:
+            held = (item for item in self.notifications if item.document.kind == kind)
+        else:
+            held = self.works if kind == "Maintenance" else self.calendars
         return next((item for item in held if item.name == name and item.ended_us is None), None)
+
+    def names(self, kind: str) -> list[str]:
+        """Recipients, routes or silences in force."""
+        return sorted(item.name for item in self.notifications if item.document.kind == kind)
 
     def calendar_names(self) -> list[str]:
         """Calendars in force."""
@@ -83,7 +95,8 @@ def from_rows(rows: Iterable[Row], now_us: int) -> tuple[Plans, Rows]:
     for row in sorted(rows, key=lambda row: row["version"]):
         kind, name = row["kind"], row["name"]
         highest[kind, name] = max(row["version"], highest.get((kind, name), 0))
-        if row["ended_us"] is not None and row["ended_us"] < now_us - KEPT_US:
+        is_over = row["ended_us"] is not None
+        if is_over and (row["ended_us"] < now_us - KEPT_US or kind in NOTIFICATION_KINDS):
             continue
         try:
             held = held_of(row)
@@ -117,12 +130,18 @@ def _held(document: Document, version: int, applied_us: int, who: str, ended_us:
         return AnnouncedWork(document, version, applied_us, ended_us, document.spec.author or who)
     if isinstance(document, CalendarDocument):
         return CalendarInForce(document, version, applied_us, ended_us, who)
+    if document.kind in NOTIFICATION_KINDS:
+        return NotificationInForce(document, version, applied_us, ended_us, who)
     raise KeyError(document.kind)
 
 
 def _with(plans: Plans, held: Held) -> Plans:
     """Add a version, or replace the same version."""
     same = held.name, held.version
+    if isinstance(held, NotificationInForce):
+        key = held.document.kind, held.name
+        others = [item for item in plans.notifications if (item.document.kind, item.name) != key]
+        return replace(plans, notifications=(*others, *((held,) if held.ended_us is None else ())))
     if isinstance(held, AnnouncedWork):
         works = [work for work in plans.works if (work.name, work.version) != same]
         return replace(plans, works=tuple(sorted([*works, held], key=lambda work: work.applied_us)))

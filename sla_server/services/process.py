@@ -29,6 +29,7 @@ from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
+from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
@@ -117,6 +118,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
                 start,
                 clock,
                 config.volume_ownership,
+                RoutingFile(config.data_dir),
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))

@@ -23,12 +23,15 @@ from pmdaemon.runtime.config import describe
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
+from sla_server.events.stages.route import TEST_KIND
 from sla_server.requests import (
+    Acknowledgement,
     AgreementDelete,
     AgreementsApply,
     DocumentEnd,
     GatewayListing,
     ModeSet,
+    RecipientTest,
     ThrottleRelease,
     ThrottleSet,
     VolumesDecision,
@@ -96,6 +99,8 @@ class Requests:
             "apply": self._apply,
             "delete": self._delete,
             "end_document": self._end_document,
+            "notify_test": self._notify_test,
+            "acknowledge": self._acknowledge,
             "throttle_set": self._throttle_set,
             "throttle_release": self._throttle_release,
             "mode": self._mode,
@@ -227,12 +232,32 @@ class Requests:
         def make(catalog: Catalog, now_us: int) -> Change | None:
             change = catalogs.end_document(catalog, body.kind, body.name, who, now_us)
             if change is None:
-                listed = "maintenance" if body.kind == "Maintenance" else "calendars"
+                listed = "maintenance" if body.kind == "Maintenance" else f"{body.kind.lower()}s"
                 problem = f"no {body.kind.lower()} {body.name!r} is in force"
                 self._refuse(request, 404, problem, f"See 'sla get {listed}'")
             return change
 
         self._submit(request, make, lambda _change: {})
+
+    def _notify_test(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        name = RecipientTest.model_validate(raw).name
+        if self._desk.changes.catalog.plans.get("Recipient", name) is None:
+            problem = f"no recipient {name!r} is in force"
+            self._refuse(request, 404, problem, "See 'sla get recipients'")
+            return
+        text = f"test of recipient {name}, asked for by {who}"
+        row = event_row(TEST_KIND, "info", "recipient", name, text, now_us, {"who": who})
+        self._when_durable(request, [row], {"event_id": row[1]["event_id"]})
+
+    def _acknowledge(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        body = Acknowledgement.model_validate(raw)
+        text = f"{who} acknowledged {body.kind or 'event'} {body.subject or body.event_id}: {body.note}"
+        details = {"event_id": body.event_id, "who": who, "note": body.note}
+        rows: Rows = [
+            audit_row(who, "acknowledge", body.event_id, now_us, after={"note": body.note}),
+            event_row("event-acknowledged", "info", "event", body.subject, text, now_us, details),
+        ]
+        self._when_durable(request, rows, {"event_id": body.event_id})
 
     def _throttle_set(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = ThrottleSet.model_validate(raw)

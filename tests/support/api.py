@@ -93,6 +93,10 @@ class AnsweringMailbox:
         os.close(self._write_fd)
 
 
+def document_text(kind: str, name: str, spec: str) -> str:
+    return f"apiVersion: storage-sla/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+
+
 def events(count: int) -> list[dict[str, Any]]:
     """Newest first."""
     return [
@@ -362,6 +366,16 @@ class FakeSource:
                 maintenance_text("past", when='start: "2026-12-01T07:00", duration: 4h'),
             ],
             "Calendar": [calendar_text("bank")],
+            "Recipient": [document_text("Recipient", "mail", "{inbox: {}}")],
+            "Route": [
+                document_text(
+                    "Route", "all", "{recipients: [mail], match: {severities: [warning, critical]}}"
+                )
+            ],
+            "Silence": [
+                document_text("Silence", name, f"{{start: {start}, duration: 1h, reason: night}}")
+                for name, start in (("now", "2027-01-15T07:30"), ("over", "2026-01-01T00:00"))
+            ],
         }
         rows = []
         for each in [kind] if kind else texts:
@@ -467,6 +481,24 @@ class FakeSource:
         self._row("policy_caps", version, hour_of_week, limit, after)
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
         return [row] if version == 3 and after is None else []
+
+    def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
+        self._row("inbox", limit, before, wanted)
+        rows = [
+            row
+            for row in self.events(25, before)
+            if row["severity"] in (wanted["severities"] or [row["severity"]])
+        ]
+        return rows[:limit]
+
+    def event(self, event_id: str) -> dict[str, Any] | None:
+        self._row("event", event_id)
+        return next((row for row in events(25) if row["event_id"] == event_id), None)
+
+    def acknowledgements(self, event_ids: Collection[str]) -> list[dict[str, Any]]:
+        self._row("acknowledgements", event_ids)
+        said = {"event_id": "e0001", "at_us": NOW_US, "who": "ann", "after": {"note": "disk ordered"}}
+        return [said] if "e0001" in event_ids else []
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
         self._row("audit", limit, before)

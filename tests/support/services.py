@@ -17,6 +17,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
 from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
+from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
@@ -323,7 +324,9 @@ class FakeSqlWorker:
 class Bench:
     """A core with everything around it faked, and the hands of the clock."""
 
-    def __init__(self, start: Start | None = None, ownership: Ownership = "first") -> None:
+    def __init__(
+        self, start: Start | None = None, ownership: Ownership = "first", routing: RoutingFile | None = None
+    ) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()
         self.controller, self.sql_worker, self.documents = FakeController(), FakeSqlWorker(), DocumentReader()
@@ -341,6 +344,7 @@ class Bench:
             start,
             self.clock,
             ownership,
+            routing,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

@@ -19,12 +19,15 @@ from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
 from sla_server.requests import (
     GATEWAY_NAME_MAX,
+    AcknowledgeBody,
+    Acknowledgement,
     AgreementDelete,
     AgreementsApply,
     DocumentEnd,
     GatewayListing,
     GatewayName,
     ModeSet,
+    RecipientTest,
     ThrottleRelease,
     ThrottleSet,
     VolumesDecision,
@@ -51,6 +54,36 @@ def end_maintenance(context: AppContext, _request: Request, name: str) -> Respon
 def end_calendar(context: AppContext, _request: Request, name: str) -> Response:
     """End a calendar."""
     return _ask(context, "end_document", DocumentEnd(kind="Calendar", name=name))
+
+
+def end_recipient(context: AppContext, _request: Request, name: str) -> Response:
+    """End a recipient."""
+    return _ask(context, "end_document", DocumentEnd(kind="Recipient", name=name))
+
+
+def end_route(context: AppContext, _request: Request, name: str) -> Response:
+    """End a route."""
+    return _ask(context, "end_document", DocumentEnd(kind="Route", name=name))
+
+
+def end_silence(context: AppContext, _request: Request, name: str) -> Response:
+    """End a silence."""
+    return _ask(context, "end_document", DocumentEnd(kind="Silence", name=name))
+
+
+def try_recipient(context: AppContext, _request: Request, name: str) -> Response:
+    """Have a test event sent to a recipient."""
+    return _ask(context, "notify_test", RecipientTest(name=name))
+
+
+def acknowledge(context: AppContext, request: Request, event_id: str) -> Response:
+    """Say that a person takes care of an event."""
+    note = responses.parse_body(AcknowledgeBody, responses.json_body(request)).note
+    row = context.source.event(event_id)
+    if row is None:
+        raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
+    named = {"kind": str(row["kind"]), "subject": str(row["subject"])}
+    return _ask(context, "acknowledge", Acknowledgement(event_id=event_id, note=note, **named))
 
 
 def set_throttle(context: AppContext, request: Request) -> Response:

@@ -35,7 +35,7 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations, slices
+from sla_server.db.queries import explanations, inbox, slices
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import Row, chunks, decode_json
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
@@ -346,6 +346,20 @@ class SqlReader:
         if until_us is not None:
             statement = statement.where(schema.events.c.at_us <= until_us)
         return decode_json(self._with_cursor(self._rows(statement), "event_id"), ("details",))
+
+    def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[Row]:
+        """Events that ``inbox.filtered`` wants, newest first; pages as in ``events``."""
+        statement = inbox.filtered(self._page(schema.events, "event_id", limit, before), **wanted)
+        return decode_json(self._with_cursor(self._rows(statement), "event_id"), ("details",))
+
+    def event(self, event_id: str) -> Row | None:
+        """One event, ``details`` decoded."""
+        rows = self._rows(select(schema.events).where(schema.events.c.event_id == event_id))
+        return decode_json(rows, ("details",))[0] if rows else None
+
+    def acknowledgements(self, event_ids: Collection[str]) -> list[Row]:
+        """See ``inbox``; ``after`` decoded."""
+        return decode_json(self._rows(inbox.acknowledgements(event_ids)), ("after",)) if event_ids else []
 
     def audit(self, limit: int = 100, before: str | None = None) -> list[Row]:
         """The audit log, newest first, ``before`` and ``after`` decoded; pages as in ``events``."""

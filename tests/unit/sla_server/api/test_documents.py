@@ -261,10 +261,19 @@ def test_maintenance_runs_is_planned_or_has_passed(
 def test_calendars_and_the_schema(web: FlaskClient) -> None:
     (bank,) = web.get("/api/v1/calendars").json["items"]
     assert (bank["name"], bank["spec"]["spec"]["tz"]) == ("bank", "Europe/Berlin")
-    assert len(web.get("/api/v1/schema").json["oneOf"]) == 3
+    assert len(web.get("/api/v1/schema").json["oneOf"]) == 6
 
 
-@pytest.mark.parametrize(("path", "kind"), [("maintenance", "Maintenance"), ("calendars", "Calendar")])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("maintenance", "Maintenance"),
+        ("calendars", "Calendar"),
+        ("recipients", "Recipient"),
+        ("routes", "Route"),
+        ("silences", "Silence"),
+    ],
+)
 def test_documents_are_ended_by_services(
     web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str], path: str, kind: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
+from sla_server.events.routing import RoutingFile, RoutingReader
 from sla_server.services import core
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.decisions import RaiseEvent, RecordThrottle, SetCaps
@@ -771,4 +773,69 @@ def test_what_is_not_in_force_is_not_ended_and_a_calendar_in_use_neither() -> No
         "the calendar 'bank' is used by gold",
     )
     bench.request("end_document", {"kind": "SLA", "name": "gold"}, "r4")
+    assert [answer["code"] for answer in bench.answers()] == [422]
+
+
+RECIPIENT = "apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {name: mail}\nspec: {inbox: {}}\n"
+ROUTE = "apiVersion: storage-sla/v1\nkind: Route\nmetadata: {name: all}\nspec: {recipients: [mail]}\n"
+
+
+def test_delivery_learns_of_documents_when_they_are_durable_and_of_recipients_that_agreements_name(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(routing=RoutingFile(tmp_path))
+    reader = RoutingReader(tmp_path)
+    assert reader.poll(), "what is in force at the start replaces what was there before"
+    parties = "  parties: {provider: a, customer: b, recipients: [mail]}\n"
+    text = "---\n".join((RECIPIENT, ROUTE, simple("gold", extra=parties)))
+    bench.request("apply", {"documents": text}, "r1")
+    assert not reader.poll()
+    bench.confirm()
+    assert reader.poll()
+    table = reader.router.table
+    assert (list(table.recipients), [each.name for each in table.routes]) == (["mail"], ["all"])
+    assert dict(table.of_agreements) == {"gold": ["mail"]}
+    bench.request("end_document", {"kind": "Route", "name": "all"}, "r2")
+    bench.confirm()
+    assert reader.poll()
+    assert reader.router.table.routes == ()
+
+
+def test_a_test_of_a_recipient_is_an_event_that_names_it() -> None:
+    bench = Bench()
+    bench.request("notify_test", {"name": "mail"}, "r1")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["fix"]) == (404, "See 'sla get recipients'")
+    bench.request("apply", {"documents": RECIPIENT}, "r2")
+    bench.confirm()
+    bench.answers()
+    bench.request("notify_test", {"name": "mail"}, "r3")
+    assert bench.answers() == [], "it is answered when it is durable"
+    ((table, row),) = bench.confirm()
+    assert (table, row["kind"], row["element"], row["subject"]) == (
+        "events",
+        "notify-test",
+        "recipient",
+        "mail",
+    )
+    (answer,) = bench.answers()
+    assert answer["body"] == {"event_id": row["event_id"]}
+
+
+def test_an_acknowledgement_is_audited_and_is_an_event_for_delivery() -> None:
+    bench = Bench()
+    body = {"event_id": "e-1", "note": "disk ordered", "kind": "violation-opened", "subject": "gold/latency"}
+    bench.request("acknowledge", body, "r1")
+    (audit_table, audit), (event_table, event) = bench.confirm()
+    assert (audit_table, audit["action"], audit["subject"], audit["after"]) == (
+        "audit", "acknowledge", "e-1", {"note": "disk ordered"},
+    )  # fmt: skip
+    assert (event_table, event["kind"], event["details"]["event_id"]) == (
+        "events",
+        "event-acknowledged",
+        "e-1",
+    )
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]) == (200, {"event_id": "e-1"})
+    bench.request("acknowledge", {"event_id": "e-1", "note": " "}, "r2")
     assert [answer["code"] for answer in bench.answers()] == [422]

@@ -1,0 +1,200 @@
+"""Handlers about who is told of events: recipients, routes, silences, the inbox, a preview of routing.
+
+Documents are applied as all others (POST /slas). The preview uses ``DocumentRouter``, which delivery uses,
+too: what it says is what delivery would do now.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flask import Request, Response
+from pydantic import ValidationError
+
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.events.delivery_state import read_delivery_state
+from sla_server.events.documents import RecipientDocument, SilenceDocument
+from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
+from sla_server.events.routing import NOTIFICATION_KINDS, DocumentRouter, NotificationInForce, RoutingTable
+from sla_server.events.stages.route import mismatch
+from sla_server.events.stages.silence import SilenceInForce
+
+AHEAD_US: Final = 5 * 366 * 86_400_000_000
+"""How far ahead the next occurrence of a silence is looked for."""
+SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
+Row = dict[str, Any]
+
+
+def recipients(context: AppContext, _request: Request) -> Response:
+    """Recipients in force, each with what delivery says of it (null: not known)."""
+    known = read_delivery_state(context.metrics.folder)
+    states = {row.get("name"): row for row in known[0]} if known is not None else {}
+    rows = [
+        {**row, "recipient_kind": _kind_of(row), "delivery": states.get(row["name"])}
+        for row in context.source.documents("Recipient", True)
+    ]
+    return responses.as_list(rows)
+
+
+def _kind_of(row: Row) -> str:
+    try:
+        return RecipientDocument.from_json(row["spec"]).spec.kind
+    except ValidationError:
+        return "unreadable"
+
+
+def notification_routes(context: AppContext, _request: Request) -> Response:
+    """Routes in force."""
+    return responses.as_list(context.source.documents("Route", True))
+
+
+def silences(context: AppContext, request: Request) -> Response:
+    """Silences in force: running, planned and, if asked for, past; those that run come first."""
+    now_us = context.clock.unix_us()
+    rows = [_silence_row(row, now_us) for row in context.source.documents("Silence", True)]
+    if not responses.flag(request, "past"):
+        rows = [row for row in rows if row["state"] != "past"]
+    return responses.as_list(sorted(rows, key=lambda row: (row["from_us"] or 1 << 62, row["name"])))
+
+
+def _silence_row(row: Row, now_us: int) -> Row:
+    try:
+        document = SilenceDocument.from_json(row["spec"])
+    except ValidationError:
+        return {**row, "state": "unreadable", "from_us": None, "to_us": None}
+    span = SilenceInForce(document, row["applied_us"]).next_span(now_us, AHEAD_US)
+    state = "past" if span is None else "running" if span[0] <= now_us else "planned"
+    spec = document.spec
+    return {
+        **row,
+        "state": state,
+        "from_us": span[0] if span else None,
+        "to_us": span[1] if span else None,
+        "match": spec.match.text(),
+        "recipients": spec.recipients,
+        "catch_up": spec.catch_up,
+        "reason": spec.reason,
+        "repeats": spec.rrule,
+        "author": spec.author or row["applied_by"],
+    }
+
+
+def inbox(context: AppContext, request: Request) -> Response:
+    """A page of events, each with its acknowledgements and the recipients that have not confirmed it."""
+    severities = [part for part in request.args.get("severity", "").split(",") if part]
+    for severity in severities:
+        if severity not in SEVERITIES:
+            raise BadInput("severity", f"{severity[:40]!r} is none", f"Use {', '.join(SEVERITIES)}")
+    limit = responses.limit(request)
+    wanted = {name: request.args.get(name, "") for name in ("kind", "element", "subject")}
+    rows = context.source.inbox(
+        limit,
+        responses.cursor(request),
+        severities=severities,
+        only_open=responses.flag(request, "open"),
+        **wanted,
+    )
+    return responses.as_list(_with_people(context, rows), rows[-1]["cursor"] if len(rows) == limit else None)
+
+
+def undelivered(context: AppContext, _request: Request) -> Response:
+    """What not all recipients have confirmed, the oldest first."""
+    found = read_delivery_state(context.metrics.folder)
+    rows = []
+    for row in found[1] if found is not None else ():
+        event = context.source.event(str(row.get("event_id"))) or {}
+        rows.append({**{key: event.get(key) for key in SHOWN}, **row})
+    return responses.as_list(rows, is_known=found is not None)
+
+
+def event(context: AppContext, _request: Request, event_id: str) -> Response:
+    """One event: who acknowledged it, who has not confirmed it, and who gets it by the routes in force."""
+    row = _event(context, event_id)
+    (found,) = _with_people(context, [row])
+    try:
+        found["routing"] = _preview(context, from_row(row))
+    except EventUnreadable as exc:
+        found["routing"] = {"problem": str(exc)}
+    return responses.as_json(found)
+
+
+def _event(context: AppContext, event_id: str) -> Row:
+    row = context.source.event(event_id)
+    if row is None:
+        raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
+    return row
+
+
+def _with_people(context: AppContext, rows: list[Row]) -> list[Row]:
+    said: dict[str, list[Row]] = {}
+    for one in context.source.acknowledgements([row["event_id"] for row in rows]):
+        note = (one["after"] or {}).get("note", "")
+        said.setdefault(one["event_id"], []).append({"at_us": one["at_us"], "who": one["who"], "note": note})
+    state = read_delivery_state(context.metrics.folder)
+    waiting: dict[str, list[Row]] = {}
+    for one in state[1] if state is not None else ():
+        waiting.setdefault(str(one.get("event_id")), []).append(one)
+    return [
+        {
+            **row,
+            "acknowledged": said.get(row["event_id"], []),
+            "undelivered": waiting.get(row["event_id"], []) if state is not None else None,
+        }
+        for row in rows
+    ]
+
+
+def preview(context: AppContext, request: Request) -> Response:
+    """Who would get an event now, and why; it is not delivered."""
+    members = {"event_id": "preview", "at_us": context.clock.unix_us(), **responses.json_body(request)}
+    try:
+        wanted = from_row(members)
+    except EventUnreadable as exc:
+        raise BadInput("body", str(exc), "docs/formats/events.md shows an event") from exc
+    return responses.as_json(_preview(context, wanted))
+
+
+def _preview(context: AppContext, wanted: Event) -> Row:
+    table = _table(context)
+    router = DocumentRouter(table)
+    now_us = context.clock.unix_us()
+    found = []
+    for routed in router.route(wanted):
+        held = router.held(wanted, routed.recipient, now_us)
+        found.append(
+            {
+                "recipient": routed.recipient,
+                "reason": routed.reason,
+                "group_key": routed.group_key,
+                "remind_s": routed.remind_s,
+                "escalate_s": routed.escalate_s,
+                "escalate_to": list(routed.escalate_to),
+                "held": held.reason if held is not None else None,
+                "held_until_us": held.until_us if held is not None else None,
+            }
+        )
+    missed = {each.name: why for each in table.routes if (why := mismatch(each.spec.match, wanted))}
+    return {
+        "recipients": found,
+        "not_matching": [{"route": name, "reason": why} for name, why in missed.items()],
+    }
+
+
+def _table(context: AppContext) -> RoutingTable:
+    """The documents in force, from SQL; those of another release are left out, as delivery does."""
+    held = []
+    for row in context.source.documents(None, True):
+        if row["kind"] in NOTIFICATION_KINDS:
+            try:
+                document = NOTIFICATION_KINDS[row["kind"]].from_json(row["spec"])
+            except ValidationError:
+                continue
+            held.append(NotificationInForce(document, row["version"], row["applied_us"]))
+    named = {
+        row["name"]: names
+        for row in context.source.agreements(True)
+        if (names := (((row.get("spec") or {}).get("spec") or {}).get("parties") or {}).get("recipients"))
+    }
+    return RoutingTable.of(held, named)

@@ -1,0 +1,70 @@
+"""Events as people read them in the inbox: filtered, and who acknowledged them.
+
+An acknowledgement is a row of the audit log: action ``acknowledge``, the event's id as subject, the note in
+``after``. So who did what to an event is in one place, and is kept as long as the audit log. Pure: statements
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, exists, or_, select
+
+from sla_server.db import schema
+
+ACKNOWLEDGE: Final = "acknowledge"
+
+
+def filtered(
+    statement: Select[Any],
+    *,
+    severities: Collection[str] = (),
+    kind: str = "",
+    element: str = "",
+    subject: str = "",
+    only_open: bool = False,
+) -> Select[Any]:
+    """Narrow a page of ``events``.
+
+    Args:
+        statement: the page.
+        severities: any of them; none: all.
+        kind: name, or a pattern with ``*`` for anything.
+        element: name.
+        subject: the subject or the text contains it.
+        only_open: those that no person has acknowledged.
+    """
+    table = schema.events
+    conditions: list[ColumnElement[bool]] = []
+    if severities:
+        # What 0.1.0 stored as error is critical.
+        stored = [*severities, *(["error"] if "critical" in severities else [])]
+        conditions.append(table.c.severity.in_(stored))
+    if kind:
+        conditions.append(_like(table.c.kind, kind) if "*" in kind else table.c.kind == kind)
+    if element:
+        conditions.append(table.c.element == element)
+    if subject:
+        named = f"*{subject}*"
+        conditions.append(or_(_like(table.c.subject, named), _like(table.c.text, named)))
+    if only_open:
+        audit = schema.audit
+        said = exists().where(audit.c.action == ACKNOWLEDGE, audit.c.subject == table.c.event_id)
+        conditions.append(~said)
+    return statement.where(*conditions)
+
+
+def _like(column: Any, pattern: str) -> ColumnElement[bool]:
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+    found: ColumnElement[bool] = column.like(escaped, escape="\\")
+    return found
+
+
+def acknowledgements(event_ids: Collection[str]) -> Select[Any]:
+    """Who acknowledged these events, when and with which note; the first of each event first."""
+    table = schema.audit
+    columns = table.c.subject.label("event_id"), table.c.at_us, table.c.who, table.c.after
+    wanted = table.c.action == ACKNOWLEDGE, table.c.subject.in_(list(event_ids))
+    return select(*columns).where(*wanted).order_by(table.c.at_us, table.c.audit_id)

@@ -1,0 +1,49 @@
+"""The file in which the delivery process reports how each recipient is: delivery.json beside the metrics.
+
+    {"recipients": [{"name", "kind", "state", "waiting", "attempt", "last_answer", "last_confirmed_us",
+                     "confirmed", "dead_letters"}],
+     "undelivered": [{"event_id", "recipient", "state", "attempt", "since_us", "reason"}]}
+
+``state`` of a recipient: ``ok``, ``failing`` (it is tried again), ``held`` (silences), ``hanging``. Of what
+is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file that is old
+or missing means that it is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pmdaemon.runtime.files import write_whole
+
+FILE: Final = "delivery.json"
+FRESH_S: Final = 15.0
+MOST_UNDELIVERED: Final = 1000
+Row = dict[str, Any]
+
+
+def write_delivery_state(folder: Path, recipients: Sequence[Row], undelivered: Sequence[Row]) -> None:
+    """Replace the file.
+
+    Raises:
+        OSError: no room; the file is as it was, and soon too old.
+    """
+    content = {"recipients": list(recipients), "undelivered": list(undelivered)[:MOST_UNDELIVERED]}
+    write_whole(folder / FILE, json.dumps(content))
+
+
+def read_delivery_state(folder: Path | None) -> tuple[list[Row], list[Row]] | None:
+    """(recipients, undelivered); None without a fresh and readable file."""
+    if folder is None:
+        return None
+    path = folder / FILE
+    try:
+        if time.time() - path.stat().st_mtime > FRESH_S:
+            return None
+        content = json.loads(path.read_bytes())
+        return list(content["recipients"]), list(content["undelivered"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None

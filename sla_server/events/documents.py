@@ -1,0 +1,413 @@
+"""Who is told of events, as documents: ``kind: Recipient``, ``kind: Route``, ``kind: Silence``.
+
+A recipient is one way out of the server, a route says which events go to which recipients and how, a silence
+holds events back for a time: once, or again and again (quiet hours). They are applied, versioned and audited
+as Maintenance and Calendar documents are.
+
+No document has a secret: it names a file (``secret_file``, ``password_file``, ``url_file`` ...) in the
+directory ``notify.secrets_dir``. Commands and files are names in directories of the configuration, too, so
+that the right to apply documents is not the right to read, write or run anything the server can. Pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from sla_server.agreements.fields import Document, Duration, Name, Pattern, Strict, refuse, shown
+from sla_server.agreements.periods import PlannedWindow
+from sla_server.events.event import SEVERITIES
+
+RECIPIENT_KINDS: Final = (
+    "webhook", "alertmanager", "smtp", "syslog", "file", "inbox", "command", "apprise", "heartbeat",
+)  # fmt: skip
+MOST_HEADERS: Final = 20
+MOST_TIMEOUT_S: Final = 3600
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SECRET_KEY: Final = re.compile(
+    r"(?:.*[_-])?(?:password|passwd|pass|secret|token|apikey|api[_-]key|private[_-]key|credentials?|bearer|auth)",
+    re.IGNORECASE,
+)
+_SECRET_HEADER: Final = re.compile(
+    r"authorization|proxy-authorization|cookie|.*(?:token|secret|api-?key|password).*", re.I
+)
+_SECRET_HOSTS: Final = (
+    "hooks.slack.com", "webhook.office.com", "logic.azure.com", "discord.com", "discordapp.com",
+    "hc-ping.com", "events.pagerduty.com", "api.telegram.org",
+)  # fmt: skip
+"""Services whose addresses are secrets themselves."""
+_HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
+_MAIL: Final = re.compile(r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+def _file_name(value: Any) -> str:
+    if not isinstance(value, str) or _FILE_NAME.fullmatch(value) is None:
+        raise refuse(
+            f"{shown(value)} is not the name of a file",
+            "Give a name without directories: letters, digits and . _ - (1 to 128, first a letter or digit)",
+        )
+    return value
+
+
+def _url(value: Any) -> str:
+    """An address without anything secret in it; what is refused is never repeated."""
+    if not isinstance(value, str) or len(value) > 2000 or not value.isascii() or not value.isprintable():
+        raise refuse("this is not an address", "Write it as https://host.example/path")
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        raise refuse("this is not an address", "Write it as https://host.example/path") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or " " in value:
+        raise refuse(
+            "the address begins with neither http:// nor https:// and a host",
+            "Write it as https://host.example/path",
+        )
+    if "@" in parts.netloc:
+        raise refuse(
+            "the address holds a user name or password",
+            "Leave it out and name a file: bearer_file, or url_file for the whole address",
+        )
+    if any(parts.hostname == host or parts.hostname.endswith(f".{host}") for host in _SECRET_HOSTS):
+        raise refuse(
+            f"addresses of {parts.hostname} are secrets themselves",
+            "Write the address into a file in notify.secrets_dir and name it: url_file",
+        )
+    return value
+
+
+def _host(value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            return str(ipaddress.ip_address(value))
+        except ValueError:
+            if _HOST.fullmatch(value):
+                return value
+    raise refuse(f"{shown(value)} is not a host", "Use a name or an IP address, the port is a key of its own")
+
+
+def _mail(value: Any) -> str:
+    if not isinstance(value, str) or _MAIL.fullmatch(value) is None:
+        raise refuse(f"{shown(value)} is not a mail address", "Write it as name@host.example")
+    return value
+
+
+def _unix_path(value: str) -> str:
+    if not value.startswith("/") or len(value.encode()) > 107 or not value.isprintable():
+        raise refuse(
+            f"{shown(value)} is not the path of a socket", "Write it as /dev/log (at most 107 bytes)"
+        )
+    return value
+
+
+FileName = Annotated[str, BeforeValidator(_file_name)]
+"""A file in a directory of the configuration."""
+WebUrl = Annotated[str, BeforeValidator(_url)]
+Host = Annotated[str, BeforeValidator(_host)]
+MailAddress = Annotated[str, BeforeValidator(_mail)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _WithoutSecrets(Strict):
+    """Refuses keys that look as if they held a secret, without repeating their values."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, members: Any) -> Any:
+        if isinstance(members, Mapping):
+            for key in members:
+                if isinstance(key, str) and key not in cls.model_fields and _SECRET_KEY.fullmatch(key):
+                    files = [name for name in cls.model_fields if name.endswith("_file")]
+                    raise refuse(
+                        f"{key}: secrets are not written in documents, which are stored and shown to people",
+                        "Write it into a file in notify.secrets_dir (chmod 600)"
+                        + (f" and name that file: {' or '.join(files)}" if files else ""),
+                    )
+        return members
+
+
+class _HttpTarget(_WithoutSecrets):
+    """An address, in the document or in a file."""
+
+    url: WebUrl | None = None
+    url_file: FileName | None = None
+    """Instead of ``url``: a file that holds the address."""
+    bearer_file: FileName | None = None
+    """Sent as ``Authorization: Bearer``."""
+    ca_file: FileName | None = None
+    """Certificates to trust in place of the system's; in ``notify.secrets_dir``, too."""
+    headers: dict[str, str] = Field(default_factory=dict, max_length=MOST_HEADERS)
+
+    @model_validator(mode="after")
+    def _complete(self) -> _HttpTarget:
+        if (self.url is None) == (self.url_file is None):
+            raise refuse(
+                "needs exactly one of 'url' and 'url_file'", "Add for example url: https://host/path"
+            )
+        for name, value in self.headers.items():
+            if _HEADER.fullmatch(name) is None or not value.isprintable() or not value.isascii():
+                raise refuse(f"{shown(name)} is not a header", "Use letters, digits and -", key="headers")
+            if _SECRET_HEADER.fullmatch(name):
+                raise refuse(
+                    f"the header {name} carries a secret",
+                    "Name a file instead: bearer_file",
+                    key="headers",
+                )
+        return self
+
+
+class WebhookSpec(_HttpTarget):
+    """POST with a body as Alertmanager's webhooks have it, version 4."""
+
+    secret_file: FileName | None = None
+    """Key of the signature, HMAC-SHA256; without it nothing is signed."""
+
+
+class AlertmanagerSpec(_HttpTarget):
+    """POST to an Alertmanager's own API; ``url`` without /api/v2/alerts."""
+
+    holds: Duration = 400 * 86_400
+    """How long an alert lasts at most where its end never comes."""
+
+
+class SmtpSpec(_WithoutSecrets):
+    """Mail, one for each group."""
+
+    server: Host
+    port: Port | None = None
+    """Default: 587, 465 with security tls."""
+    security: Literal["starttls", "tls", "none"] = "starttls"
+    sender: MailAddress
+    to: list[MailAddress] = Field(min_length=1, max_length=50)
+    user: str | None = Field(default=None, min_length=1, max_length=200)
+    password_file: FileName | None = None
+    ca_file: FileName | None = None
+    subject_prefix: str = Field(default="[storage-sla]", max_length=60)
+
+    @model_validator(mode="after")
+    def _login(self) -> SmtpSpec:
+        if (self.user is None) != (self.password_file is None):
+            raise refuse("user and password_file go together", "Give both or neither")
+        if self.user is not None and self.security == "none":
+            raise refuse(
+                "a password is not sent without TLS", "Use security: starttls or tls", key="security"
+            )
+        if not self.subject_prefix.isprintable():
+            raise refuse("holds control characters", "Remove them", key="subject_prefix")
+        return self
+
+
+FACILITIES: Final = {
+    "user": 1, "daemon": 3, "syslog": 5,
+    **{f"local{number}": 16 + number for number in range(8)},
+}  # fmt: skip
+
+
+class SyslogSpec(_WithoutSecrets):
+    """RFC 5424 with structured data: over TCP with octet counting, TLS, or a Unix socket."""
+
+    server: Host | None = None
+    port: Port | None = None
+    """Default: 601, 6514 with tls."""
+    tls: bool = False
+    ca_file: FileName | None = None
+    unix: Annotated[str, AfterValidator(_unix_path)] | None = None
+    """Instead of ``server``: path of a socket, such as /dev/log."""
+    facility: Literal[
+        "user", "daemon", "syslog",
+        "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7",
+    ] = "local0"  # fmt: skip
+    app_name: Annotated[str, Field(pattern=r"^[!-~]{1,48}$")] = "storage-sla"
+
+    @model_validator(mode="after")
+    def _one_way(self) -> SyslogSpec:
+        if (self.server is None) == (self.unix is None):
+            raise refuse("needs exactly one of 'server' and 'unix'", "Add for example server: log.example")
+        if self.unix is not None and (self.tls or self.port is not None):
+            raise refuse("a Unix socket has neither port nor TLS", "Remove port and tls")
+        return self
+
+
+class FileSpec(_WithoutSecrets):
+    """Lines of JSON in a file of ``notify.files_dir``."""
+
+    path: FileName
+    rotate_mb: float = Field(default=64.0, ge=0.01, le=100_000)
+    """10^6 bytes; a file that would grow beyond is renamed to NAME.1 first."""
+    keep: int = Field(default=5, ge=1, le=1000)
+    """So many renamed files are kept."""
+
+
+class InboxSpec(_WithoutSecrets):
+    """The inbox of the page: people read there and acknowledge."""
+
+
+class CommandSpec(_WithoutSecrets):
+    """A program of ``notify.commands_dir``; notices come as JSON on its standard input."""
+
+    argv: list[Annotated[str, Field(max_length=500)]] = Field(min_length=1, max_length=50)
+    """The first is the program's file name."""
+
+    @model_validator(mode="after")
+    def _program(self) -> CommandSpec:
+        if _FILE_NAME.fullmatch(self.argv[0]) is None:
+            raise refuse(
+                f"{shown(self.argv[0])} is not the name of a program in notify.commands_dir",
+                "Put the program there and give its name without directories",
+                key="argv[0]",
+            )
+        if any("\0" in part for part in self.argv):
+            raise refuse("an argument holds a NUL character", "Remove it", key="argv")
+        return self
+
+
+class AppriseSpec(_WithoutSecrets):
+    """Slack, Teams, PagerDuty and a hundred others through apprise; the addresses are secrets."""
+
+    url_file: FileName
+    """A file with one address of apprise a line."""
+
+
+class HeartbeatSpec(_HttpTarget):
+    """A request at an interval while delivery makes progress; its absence is noticed outside."""
+
+    method: Literal["GET", "POST"] = "GET"
+    interval: Duration = 60
+
+
+class RecipientSpec(_WithoutSecrets):
+    """Exactly one of the kinds, and what all kinds have."""
+
+    webhook: WebhookSpec | None = None
+    alertmanager: AlertmanagerSpec | None = None
+    smtp: SmtpSpec | None = None
+    syslog: SyslogSpec | None = None
+    file: FileSpec | None = None
+    inbox: InboxSpec | None = None
+    command: CommandSpec | None = None
+    apprise: AppriseSpec | None = None
+    heartbeat: HeartbeatSpec | None = None
+    timeout: Duration | None = None
+    """The longest that one delivery may take, name resolution included; default: by kind."""
+    batch: int = Field(default=100, ge=1, le=1000)
+    """At most so many notices in one delivery."""
+    per_minute: int | None = Field(default=None, ge=1, le=60_000)
+    """At most so many deliveries a minute; what is more waits."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> RecipientSpec:
+        given = [kind for kind in RECIPIENT_KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            problem = f"{' and '.join(given)} are given" if given else "the kind of recipient is missing"
+            raise refuse(problem, f"Give exactly one of {', '.join(RECIPIENT_KINDS)}")
+        if self.timeout is not None and self.timeout > MOST_TIMEOUT_S:
+            raise refuse(f"is longer than {MOST_TIMEOUT_S} s", "Give at most 1h", key="timeout")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which one is given."""
+        return next(kind for kind in RECIPIENT_KINDS if getattr(self, kind) is not None)
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the secret files that it needs."""
+        target = getattr(self, self.kind)
+        return [
+            value
+            for name in type(target).model_fields
+            if name.endswith("_file") and (value := getattr(target, name)) is not None
+        ]
+
+
+class RecipientDocument(Document):
+    """One ``kind: Recipient`` document."""
+
+    kind: Literal["Recipient"]
+    spec: RecipientSpec
+
+
+Severity = Literal["info", "warning", "critical"]
+
+
+class EventMatch(Strict):
+    """Which events: of every key that is given one entry fits; without any key all events."""
+
+    severities: list[Severity] = Field(default_factory=list, max_length=len(SEVERITIES))
+    kinds: list[Pattern] = Field(default_factory=list, max_length=100)
+    elements: list[Pattern] = Field(default_factory=list, max_length=20)
+    subjects: list[Pattern] = Field(default_factory=list, max_length=100)
+    agreements: list[Pattern] = Field(default_factory=list, max_length=100)
+    gateways: list[Pattern] = Field(default_factory=list, max_length=100)
+    volumes: list[Pattern] = Field(default_factory=list, max_length=100)
+
+    def text(self) -> str:
+        """For people: ``severities critical; kinds violation-*``."""
+        parts = [
+            f"{name} {', '.join(values)}"
+            for name in type(self).model_fields
+            if (values := getattr(self, name))
+        ]
+        return "; ".join(parts) or "every event"
+
+
+GroupKey = Literal["agreement", "gateway", "volume", "element", "subject", "kind", "severity"]
+
+
+class Escalation(Strict):
+    """Who gets an event that no person has acknowledged."""
+
+    after: Duration
+    recipients: list[Name] = Field(min_length=1, max_length=50)
+
+
+class RouteSpec(Strict):
+    """Which events go to which recipients; every route that fits counts."""
+
+    match: EventMatch = Field(default_factory=EventMatch)
+    recipients: list[Name] = Field(min_length=1, max_length=50)
+    group_by: list[GroupKey] = Field(default_factory=list, max_length=7)
+    """Events that are equal in these go out together."""
+    group_wait: Duration | None = None
+    """How long the first of a group waits for others; default: not at all."""
+    remind: Duration | None = None
+    """Send again at this interval until a person acknowledges it, or it has ended."""
+    escalate: Escalation | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RouteSpec:
+        if self.group_wait is not None and not self.group_by:
+            raise refuse("nothing is grouped", "Add group_by, for example [agreement]", key="group_wait")
+        return self
+
+
+class RouteDocument(Document):
+    """One ``kind: Route`` document."""
+
+    kind: Literal["Route"]
+    spec: RouteSpec
+
+
+class SilenceSpec(PlannedWindow):
+    """Which events are held back, when, and from whom; quiet hours are a silence that repeats."""
+
+    match: EventMatch = Field(default_factory=EventMatch)
+    recipients: list[Name] = Field(default_factory=list, max_length=50)
+    """Only from these; default: from all."""
+    catch_up: bool = True
+    """Deliver at its end what was held back and has not ended meanwhile; false: not at all."""
+    author: str | None = Field(default=None, min_length=1, max_length=100)
+    """Default: who applied the document."""
+
+
+class SilenceDocument(Document):
+    """One ``kind: Silence`` document."""
+
+    kind: Literal["Silence"]
+    spec: SilenceSpec

@@ -1,0 +1,23 @@
+"""The table ``[notify]``: directories of what documents of recipients name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from pmdaemon.runtime.config import StrictModel
+
+
+class NotifyConfig(StrictModel):
+    """Documents name files, never paths: these are the directories they are in."""
+
+    secrets_dir: Path = Path("secrets")
+    """Keys, passwords, tokens and secret addresses of recipients; a relative path is one within data_dir.
+    Each file belongs to the server's user or root and is closed to others (chmod 600)."""
+    commands_dir: Path = Path("commands")
+    """Programs that recipients of kind command may run; a relative path is one within data_dir."""
+    files_dir: Path = Path("notices")
+    """Where recipients of kind file write; a relative path is one within data_dir."""
+    external_url: str = Field(default="", max_length=500)
+    """Address of the page as people reach it, for links in messages."""

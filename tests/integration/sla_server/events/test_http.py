@@ -1,0 +1,262 @@
+"""Webhook, Alertmanager form and heartbeat against real servers: every way to answer, and not to."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.runtime.clock import Deadline
+from sla_server.events.recipients.base import CONFIRMED, Answer, Outcome, Recipient
+from sla_server.events.recipients.build import RecipientBuilder
+from sla_server.events.recipients.heartbeat import Heartbeat
+from sla_server.events.recipients.network import Resolver
+from sla_server.events.recipients.webhook import signature
+from tests.support import receivers
+from tests.support.nbd_certificates import NbdAuthority
+from tests.support.notices import closed, notice
+from tests.support.receivers import HttpReceiver, status
+
+SOON_S = 1.0
+"""Deadline of what is to hang; the test is that it ends at all, and in the right way."""
+
+
+Build = Callable[..., Recipient]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Build]:
+    """Makes recipients, and closes them."""
+    made: list[Recipient] = []
+
+    def make(spec: dict[str, Any], resolver: Resolver | None = None) -> Recipient:
+        builder = RecipientBuilder(
+            tmp_path / "secrets", tmp_path / "commands", tmp_path / "files", resolver=resolver
+        )
+        made.append(builder("oncall", spec))
+        return made[-1]
+
+    yield make
+    for target in made:
+        target.close()
+
+
+def _secret(tmp_path: Path, name: str, text: str) -> str:
+    (tmp_path / "secrets").mkdir(exist_ok=True, mode=0o700)
+    path = tmp_path / "secrets" / name
+    path.write_text(text)
+    path.chmod(0o600)
+    return name
+
+
+def _deliver(target: Recipient, limit_s: float = 60.0, *numbers: int) -> Answer:
+    return target.deliver([notice(number) for number in numbers or (1,)], Deadline(limit_s))
+
+
+def test_a_signed_body_is_confirmed_by_any_2xx(tmp_path: Path, build: Build) -> None:
+    spec = {
+        "webhook": {
+            "url": "",
+            "secret_file": _secret(tmp_path, "key", "shared\n"),
+            "bearer_file": _secret(tmp_path, "token", "geheim"),
+            "headers": {"X-Site": "north"},
+        }
+    }
+    with HttpReceiver(status(204)) as receiver:
+        spec["webhook"]["url"] = f"{receiver.url}/hook?a=b"
+        target = build(spec)
+        assert _deliver(target, 60, 1, 2) == CONFIRMED
+        assert _deliver(target, 60, 3) == CONFIRMED
+    (method, path, headers, content), (_, _, second, _) = receiver.requests
+    assert (method, path, headers["X-Site"]) == ("POST", "/hook?a=b", "north")
+    assert headers["Authorization"] == "Bearer geheim"
+    at_s = int(headers["Sla-Signature"].partition(",")[0].removeprefix("t="))
+    assert headers["Sla-Signature"] == signature("shared", at_s, content)
+    assert [alert["delivery"]["number"] for alert in json.loads(content)["alerts"]] == [1, 2]
+    assert second["Idempotency-Key"] == "event-3"
+
+
+def test_a_new_secret_counts_from_the_next_delivery_on(tmp_path: Path, build: Build) -> None:
+    with HttpReceiver() as receiver:
+        spec = {"webhook": {"url": receiver.url, "bearer_file": _secret(tmp_path, "token", "one")}}
+        target = build(spec)
+        _deliver(target)
+        _secret(tmp_path, "token", "two")
+        _deliver(target)
+        (tmp_path / "secrets" / "token").chmod(0o644)
+        answer = _deliver(target)
+    assert [headers["Authorization"] for _, _, headers, _ in receiver.requests] == [
+        "Bearer one",
+        "Bearer two",
+    ]
+    assert (answer.outcome, answer.after_s) == (Outcome.RETRY, 60.0)
+    assert "is open to others (mode 0644)" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("responder", "outcome", "reason", "after_s"),
+    [
+        (status(500, b"boom\n"), Outcome.RETRY, "HTTP 500: boom", None),
+        (status(503, b"", Retry_After="7"), Outcome.RETRY, "HTTP 503", 7.0),
+        (status(429, b"slow", Retry_After="90000"), Outcome.RETRY, "HTTP 429: slow", 3600.0),
+        (status(429, b"", Retry_After="soon"), Outcome.RETRY, "HTTP 429", None),
+        (status(400, b"no"), Outcome.REFUSED, "HTTP 400: no", None),
+        (status(422), Outcome.REFUSED, "HTTP 422", None),
+        (status(401, b"token geheim-1 is bad"), Outcome.RETRY, "HTTP 401: token *** is bad", 60.0),
+        (status(404), Outcome.RETRY, "HTTP 404", 60.0),
+        (
+            status(302, b"", Location="https://other.example/x?token=geheim-1"),
+            Outcome.RETRY,
+            "HTTP 302: redirected to https://other.example; write the new address",
+            60.0,
+        ),
+        (receivers.close, Outcome.RETRY, "Server disconnected without sending a response.", None),
+    ],
+)
+def test_what_answers_mean(
+    tmp_path: Path,
+    build: Build,
+    responder: receivers.Responder,
+    outcome: Outcome,
+    reason: str,
+    after_s: float | None,
+) -> None:
+    with HttpReceiver(responder, status(200)) as receiver:
+        spec = {"webhook": {"url": receiver.url, "bearer_file": _secret(tmp_path, "token", "geheim-1")}}
+        target = build(spec)
+        assert _deliver(target) == Answer(outcome, reason, after_s)
+        assert _deliver(target) == CONFIRMED
+    assert len(receiver.requests) == 2  # no redirect was followed, nothing was tried twice
+
+
+@pytest.mark.parametrize(
+    ("responder", "answer"),
+    [
+        (receivers.hang, Answer(Outcome.RETRY, "no answer in time")),
+        (receivers.drip(200, headers=True), Answer(Outcome.RETRY, "no answer in time")),
+        (receivers.drip(200, headers=False), CONFIRMED),
+        (receivers.huge(200), CONFIRMED),
+    ],
+)
+def test_a_deadline_holds_whatever_the_server_does(
+    build: Build, responder: receivers.Responder, answer: Answer
+) -> None:
+    with HttpReceiver(responder, status(200)) as receiver:
+        target = build({"webhook": {"url": receiver.url}})
+        assert _deliver(target, SOON_S) == answer
+        assert _deliver(target) == CONFIRMED
+
+
+def test_of_a_huge_refusal_only_the_beginning_is_read(build: Build) -> None:
+    with HttpReceiver(receivers.huge(500)) as receiver:
+        answer = _deliver(build({"webhook": {"url": receiver.url}}))
+    assert answer.outcome is Outcome.RETRY
+    assert answer.reason == "HTTP 500: " + "a" * 187 + "..."
+
+
+def test_a_connection_that_the_receiver_has_closed_meanwhile_is_not_the_end(build: Build) -> None:
+    def answer_and_close(handler: Any) -> None:
+        status(200)(handler)
+        handler.close_connection = True
+
+    with HttpReceiver(answer_and_close) as receiver:
+        target = build({"webhook": {"url": receiver.url}})
+        answers = [_deliver(target) for _ in range(4)]
+    assert answers[0] == CONFIRMED
+    assert CONFIRMED in answers[1:3]  # the one before may have met the connection as it was closed
+    assert {answer.outcome for answer in answers} <= {Outcome.CONFIRMED, Outcome.RETRY}
+
+
+def test_a_dead_name_server_costs_no_more_than_the_deadline(build: Build) -> None:
+    answered: list[float] = []
+
+    def lookup(*_args: object) -> list[Any]:
+        time.sleep(30)
+        return []
+
+    resolver = Resolver(lookup)
+    target = build({"webhook": {"url": "http://dead.example/"}}, resolver)
+    for _ in range(3):
+        answer = _deliver(target, 0.2)
+        assert answer == Answer(Outcome.RETRY, "the name dead.example was not resolved in time")
+        answered.append(time.monotonic())
+    assert resolver.running == 1  # the three tries wait for one lookup
+
+
+def test_an_unknown_name_is_said(build: Build) -> None:
+    def lookup(*_args: object) -> list[Any]:
+        raise OSError(-2, "Name or service not known")
+
+    target = build({"webhook": {"url": "http://gone.example/"}}, Resolver(lookup))
+    assert _deliver(target).reason == "the name gone.example is not known (Name or service not known)"
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> Callable[[str], ssl.SSLContext]:
+    authority = NbdAuthority(tmp_path / "ca")
+    (tmp_path / "secrets").mkdir(mode=0o700)
+    (tmp_path / "secrets" / "ca.pem").write_bytes(authority.file.read_bytes())
+
+    def make(name: str) -> ssl.SSLContext:
+        folder = authority.issue("server", f"server-{name}", name)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server-cert.pem", folder / "server-key.pem")
+        return context
+
+    return make
+
+
+def test_a_certificate_of_the_named_authority_is_accepted(
+    build: Build, contexts: Callable[[str], ssl.SSLContext]
+) -> None:
+    with HttpReceiver(context=contexts("127.0.0.1")) as receiver:
+        target = build({"webhook": {"url": receiver.url, "ca_file": "ca.pem"}})
+        assert _deliver(target) == CONFIRMED
+
+
+def test_a_wrong_certificate_is_refused(build: Build, contexts: Callable[[str], ssl.SSLContext]) -> None:
+    with HttpReceiver(context=contexts("127.0.0.1")) as receiver:
+        answer = _deliver(build({"webhook": {"url": receiver.url}}))
+    assert answer.outcome is Outcome.RETRY
+    assert answer.reason.startswith("its certificate is not accepted: ")
+    with HttpReceiver(context=contexts("10.1.2.3")) as receiver:
+        answer = _deliver(build({"webhook": {"url": receiver.url, "ca_file": "ca.pem"}}))
+    assert "its certificate is not accepted: " in answer.reason
+    assert receiver.requests == []
+
+
+def test_a_server_that_does_not_begin_tls_ends_at_the_deadline(build: Build) -> None:
+    with receivers.stream_listener() as listener:
+        port = listener.getsockname()[1]
+        answer = _deliver(build({"webhook": {"url": f"https://127.0.0.1:{port}/"}}), SOON_S)
+    assert answer == Answer(Outcome.RETRY, "no answer to the beginning of TLS in time")
+
+
+def test_alertmanager_gets_its_own_form_at_its_own_path(build: Build) -> None:
+    with HttpReceiver() as receiver:
+        target = build({"alertmanager": {"url": f"{receiver.url}/am/"}})
+        assert target.deliver([notice(1), closed(2)], Deadline(60)) == CONFIRMED
+    ((_, path, _, content),) = receiver.requests
+    assert path == "/am/api/v2/alerts"
+    assert [alert["labels"]["severity"] for alert in json.loads(content)] == [
+        "critical", "info", "warning", "critical",
+    ]  # fmt: skip
+
+
+def test_a_heartbeat_is_a_request_and_takes_no_events(tmp_path: Path, build: Build) -> None:
+    with HttpReceiver(status(200), status(500)) as receiver:
+        address = _secret(tmp_path, "address", f"{receiver.url}/ping/geheim")
+        target = build({"heartbeat": {"url_file": address, "method": "POST", "interval": "30s"}})
+        assert isinstance(target, Heartbeat)
+        assert target.interval_s == 30.0
+        assert target.beat(7, Deadline(60)) == CONFIRMED
+        assert target.beat(8, Deadline(60)).outcome is Outcome.RETRY
+        assert target.deliver([notice(1)], Deadline(60)).outcome is Outcome.REFUSED
+    method, path, _, content = receiver.requests[0]
+    assert (method, path) == ("POST", "/ping/geheim")
+    assert json.loads(content) == {"recipient": "oncall", "at_us": 7, "state": "ok"}

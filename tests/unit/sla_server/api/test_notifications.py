@@ -1,0 +1,137 @@
+"""Routes about recipients, routes, silences, the inbox and the preview of routing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from sla_server.api.context import AppContext
+from sla_server.events.delivery_state import write_delivery_state
+from tests.support import api
+
+EVENT = {
+    "kind": "violation-opened",
+    "severity": "critical",
+    "element": "sla",
+    "subject": "erp-gold/latency",
+    "text": "broken",
+    "details": {},
+}
+
+
+def test_recipients_without_a_report_of_delivery_are_not_known_to_be_well(web: FlaskClient) -> None:
+    (mail,) = web.get("/api/v1/recipients").json["items"]
+    assert (mail["name"], mail["recipient_kind"], mail["delivery"]) == ("mail", "inbox", None)
+    (route,) = web.get("/api/v1/routes").json["items"]
+    assert route["spec"]["spec"]["recipients"] == ["mail"]
+
+
+def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext) -> None:
+    folder = context.metrics.folder
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    failing = {"name": "mail", "state": "failing", "waiting": 3, "last_answer": "HTTP 503"}
+    waiting = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503"}
+    write_delivery_state(folder, [failing], [waiting])
+    (mail,) = web.get("/api/v1/recipients").json["items"]
+    assert mail["delivery"] == failing
+    found = web.get("/api/v1/undelivered").json
+    assert found["is_known"]
+    assert [(row["event_id"], row["recipient"], row["kind"]) for row in found["items"]] == [
+        ("e0001", "mail", "throttle-set")
+    ]
+    assert web.get("/api/v1/events/e0001").json["undelivered"] == [waiting]
+    assert web.get("/api/v1/events/e0002").json["undelivered"] == []
+
+
+def test_without_a_report_nothing_is_said_to_be_delivered(web: FlaskClient) -> None:
+    found = web.get("/api/v1/undelivered").json
+    assert (found["items"], found["is_known"]) == ([], False)
+    assert web.get("/api/v1/events/e0001").json["undelivered"] is None
+
+
+def test_silences_run_or_are_past(web: FlaskClient) -> None:
+    (now,) = web.get("/api/v1/silences").json["items"]
+    assert (now["name"], now["state"], now["match"], now["catch_up"]) == (
+        "now",
+        "running",
+        "every event",
+        True,
+    )
+    states = {row["name"]: row["state"] for row in web.get("/api/v1/silences?past=1").json["items"]}
+    assert states == {"now": "running", "over": "past"}
+
+
+def test_the_inbox_has_who_acknowledged_and_asks_for_what_is_wanted(
+    web: FlaskClient, source: api.FakeSource
+) -> None:
+    first, second = web.get("/api/v1/inbox?limit=2").json["items"]
+    assert (first["acknowledged"], second["event_id"]) == ([], "e0001")
+    assert second["acknowledged"] == [{"at_us": api.NOW_US, "who": "ann", "note": "disk ordered"}]
+    found = web.get("/api/v1/inbox?severity=warning,critical&kind=throttle-*&element=a&subject=b&open=1").json
+    assert {row["severity"] for row in found["items"]} == {"warning"}
+    refused = web.get("/api/v1/inbox?severity=fatal")
+    assert refused.status_code == 400
+    assert "Use info, warning, critical" in refused.json["fix"]
+
+
+def test_one_event_says_who_gets_it(web: FlaskClient) -> None:
+    found = web.get("/api/v1/events/e0001").json
+    assert found["kind"] == "throttle-set"
+    (mail,) = found["routing"]["recipients"]
+    assert (mail["recipient"], mail["reason"]) == ("mail", "route all: severities warning, critical")
+    assert mail["held"].startswith("silence now until 2027-01-15 08:30:00Z")
+    assert web.get("/api/v1/events/e0002").json["routing"] == {
+        "recipients": [],
+        "not_matching": [{"route": "all", "reason": "severity is info"}],
+    }
+    assert web.get("/api/v1/events/gone").status_code == 404
+
+
+def test_the_preview_is_what_delivery_would_do(web: FlaskClient, bearer: dict[str, str]) -> None:
+    assert web.post("/api/v1/preview", json=EVENT).status_code == 401
+    found = web.post("/api/v1/preview", json=EVENT, headers=bearer).json
+    assert [each["recipient"] for each in found["recipients"]] == ["mail"]
+    refused = web.post("/api/v1/preview", json={**EVENT, "severity": "fatal"}, headers=bearer)
+    assert refused.status_code == 400
+    assert "'severity' is 'fatal', expected one of info, warning, critical" in refused.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "how", "op", "body"),
+    [
+        ("/recipients/mail/test", {}, "notify_test", {"name": "mail"}),
+        (
+            "/events/e0001/acknowledge",
+            {"json": {"note": " disk ordered "}},
+            "acknowledge",
+            {"event_id": "e0001", "note": "disk ordered", "kind": "throttle-set", "subject": "s1"},
+        ),
+    ],
+)
+def test_tests_and_acknowledgements_are_asked_of_services(
+    web: FlaskClient,
+    mailbox: api.AnsweringMailbox,
+    bearer: dict[str, str],
+    path: str,
+    how: Any,
+    op: str,
+    body: dict[str, Any],
+) -> None:
+    assert web.post(f"/api/v1{path}", **how).status_code == 401
+    assert web.post(f"/api/v1{path}", **how, headers=bearer).status_code == 200
+    (asked,) = mailbox.posted
+    assert (asked["op"], asked["body"]["event_id" if "event_id" in body else "name"]) == (
+        op, body.get("event_id", body.get("name")),
+    )  # fmt: skip
+    assert asked["body"].get("note") == body.get("note")
+
+
+def test_an_acknowledgement_needs_a_note_and_an_event(web: FlaskClient, bearer: dict[str, str]) -> None:
+    path = "/api/v1/events/e0001/acknowledge"
+    assert web.post(path, json={"note": " "}, headers=bearer).status_code == 400
+    assert web.post(path, json={}, headers=bearer).status_code == 400
+    gone = web.post("/api/v1/events/gone/acknowledge", json={"note": "a"}, headers=bearer)
+    assert gone.status_code == 404

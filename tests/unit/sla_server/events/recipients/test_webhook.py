@@ -1,0 +1,71 @@
+"""Body and signature of webhooks, and what Alertmanager gets."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+
+from sla_server.events.recipients.alertmanager import alerts_of
+from sla_server.events.recipients.webhook import ZERO_TIME, body, idempotency_key, signature
+from tests.support.notices import AT_US, closed, notice
+
+
+def test_the_signature_covers_time_and_body() -> None:
+    expected = hmac.new(b"key", b"1767225600.{}", hashlib.sha256).hexdigest()
+    assert signature("key", 1767225600, b"{}") == f"t=1767225600,v1={expected}"
+    assert signature("key", 1767225601, b"{}") != signature("key", 1767225600, b"{}")
+
+
+def test_the_key_is_that_of_the_delivery_and_does_not_change_with_the_attempt() -> None:
+    assert idempotency_key([notice(1)]) == "event-1"
+    assert idempotency_key([notice(1, reminder=2)]) == "event-1/2"
+    several = [notice(1), notice(2)]
+    again = [notice(1, attempt=3), notice(2, attempt=3)]
+    assert idempotency_key(several) == idempotency_key(again) != idempotency_key([notice(1), notice(3)])
+
+
+def test_the_body_is_that_of_alertmanagers_webhooks() -> None:
+    found = body(
+        "oncall", [notice(1, group_key="r:agreement=erp-gold"), closed(2, group_key="r:agreement=erp-gold")]
+    )
+    assert (found["version"], found["status"], found["receiver"]) == ("4", "firing", "oncall")
+    assert found["groupKey"] == "r:agreement=erp-gold"
+    assert found["truncatedAlerts"] == 0
+    first, second = found["alerts"]
+    assert first["labels"] == {
+        "alertname": "violation", "severity": "critical", "element": "sla", "subject": "erp-gold/latency",
+        "agreement": "erp-gold", "volume": "vol-1",
+    }  # fmt: skip
+    assert (first["status"], first["startsAt"], first["endsAt"]) == (
+        "firing", "2026-01-01T00:00:01.000000Z", ZERO_TIME,
+    )  # fmt: skip
+    assert (second["status"], second["startsAt"], second["endsAt"]) == (
+        "resolved", "2026-01-01T00:00:00.000000Z", "2026-01-01T00:00:02.000000Z",
+    )  # fmt: skip
+    assert found["commonLabels"] == {
+        "alertname": "violation", "element": "sla", "subject": "erp-gold/latency", "agreement": "erp-gold",
+    }  # fmt: skip
+    assert first["delivery"]["delivery_id"] == "event-1"
+    assert json.loads(first["annotations"]["details"]) == {"volume": "vol-1", "worst_u": 1.5}
+
+
+def test_the_fingerprint_is_the_same_at_the_beginning_and_at_the_end() -> None:
+    begun = body("oncall", [notice(1, event_fields={"details": {}})])["alerts"][0]
+    ended = body("oncall", [closed(2)])["alerts"][0]
+    other = body("oncall", [notice(1, event_fields={"details": {}, "subject": "crm/latency"})])["alerts"][0]
+    assert begun["fingerprint"] == ended["fingerprint"] != other["fingerprint"]
+
+
+def test_the_end_of_a_condition_is_posted_to_alertmanager_for_every_severity() -> None:
+    begun = alerts_of(notice(1, event_fields={"details": {}}), holds_s=3600)
+    assert [alert["endsAt"] for alert in begun] == ["2026-01-01T01:00:01.000000Z"]
+    ended = alerts_of(closed(2), holds_s=3600)
+    assert [alert["labels"]["severity"] for alert in ended] == ["info", "warning", "critical"]
+    assert begun[0]["labels"] in [alert["labels"] for alert in ended]
+    assert {alert["endsAt"] for alert in ended} == {"2026-01-01T00:00:02.000000Z"}
+
+
+def test_a_beginning_after_the_end_is_not_believed() -> None:
+    late = notice(3, event_fields={"details": {"opened_us": AT_US + 3600_000_000}})
+    assert body("oncall", [late])["alerts"][0]["startsAt"] == "2026-01-01T00:00:03.000000Z"

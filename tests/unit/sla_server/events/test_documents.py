@@ -1,0 +1,128 @@
+"""Documents about delivery: what is refused, in which words; secrets are never repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pmdaemon.errors import ConfigError
+from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
+from sla_server.agreements.load import load_documents
+from sla_server.events.documents import RECIPIENT_KINDS, RecipientDocument
+from sla_server.events.recipients.build import TIMEOUT_S, RecipientBuilder
+
+SPECS: dict[str, str] = {
+    "webhook": "webhook: {url: 'https://a.example/x', secret_file: key}",
+    "alertmanager": "alertmanager: {url: 'http://am.example:9093', holds: 7d}",
+    "smtp": "smtp: {server: mail.example, sender: a@b.example, to: [c@d.example], user: u, password_file: p}",
+    "syslog": "syslog: {server: '::1', tls: true, ca_file: ca.pem}",
+    "file": "file: {path: out.jsonl, rotate_mb: 10, keep: 3}",
+    "inbox": "inbox: {}",
+    "command": "command: {argv: [page, --now]}",
+    "apprise": "apprise: {url_file: chat}",
+    "heartbeat": "heartbeat: {url_file: ping, interval: 30s}",
+}
+
+
+def _text(spec: str, kind: str = "Recipient") -> str:
+    return f"apiVersion: storage-sla/v1\nkind: {kind}\nmetadata: {{name: oncall}}\nspec: {{{spec}}}\n"
+
+
+def _problem(spec: str, kind: str = "Recipient") -> DocumentProblem:
+    with pytest.raises(AgreementsRefused) as caught:
+        load_documents(_text(spec, kind), 60)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def _builder(tmp_path: Any) -> RecipientBuilder:
+    return RecipientBuilder(tmp_path / "s", tmp_path / "c", tmp_path / "f")
+
+
+@pytest.mark.parametrize("kind", RECIPIENT_KINDS)
+def test_each_kind_is_read_stored_and_built(kind: str, tmp_path: Any) -> None:
+    document = load_documents(_text(SPECS[kind]), 60)[0].document
+    assert isinstance(document, RecipientDocument)
+    stored = document.spec_json()
+    assert RecipientDocument.from_json(stored) == document
+    made = _builder(tmp_path)("oncall", stored["spec"])
+    assert (made.name, made.kind, made.most_notices) == ("oncall", kind, 100)
+    assert made.timeout_s >= TIMEOUT_S
+    assert list(tmp_path.iterdir()) == []  # nothing is opened or made yet
+    made.close()
+
+
+def test_timeout_and_batch_are_the_documents(tmp_path: Any) -> None:
+    made = _builder(tmp_path)("a", {"inbox": {}, "timeout": "3m", "batch": 7})
+    assert (made.timeout_s, made.most_notices) == (180.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "problem"),
+    [
+        ("batch: 5", "spec", "the kind of recipient is missing"),
+        ("inbox: {}, file: {path: a}", "spec", "file and inbox are given"),
+        ("file: {path: ../a}", "spec.file.path", "'../a' is not the name of a file"),
+        ("command: {argv: [/bin/sh]}", "spec.command.argv[0]", "'/bin/sh' is not the name of a program"),
+        ("inbox: {}, timeout: 2h", "spec.timeout", "is longer than 3600 s"),
+        ("webhook: {url: 'ftp://a'}", "spec.webhook.url", "neither http:// nor https://"),
+        ("webhook: {}", "spec.webhook", "exactly one of 'url' and 'url_file'"),
+        ("syslog: {unix: log}", "spec.syslog.unix", "'log' is not the path of a socket"),
+        ("smtp: {server: 'a b', sender: a@b, to: [c@d]}", "spec.smtp.server", "'a b' is not a host"),
+    ],
+)
+def test_a_mistake_is_said_at_its_field(spec: str, field: str, problem: str) -> None:
+    found = _problem(spec)
+    assert found.field == field
+    assert problem in found.problem
+    assert found.fix
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "webhook: {url: 'https://user:geheim@a.example/'}",
+        "webhook: {url: 'https://hooks.slack.com/services/geheim'}",
+        "webhook: {url: 'https://a.example', secret: geheim}",
+        "webhook: {url: 'https://a.example', api_key: geheim}",
+        "webhook: {url: 'https://a.example', headers: {Authorization: 'Bearer geheim'}}",
+        "webhook: {url: 'https://a.example', headers: {X-Api-Key: geheim}}",
+        "smtp: {server: a, sender: a@b.example, to: [c@d.example], user: u, password: geheim}",
+        "inbox: {}, token: geheim",
+    ],
+)
+def test_a_secret_in_a_document_is_refused_and_not_repeated(spec: str, tmp_path: Any) -> None:
+    found = _problem(spec)
+    assert "geheim" not in str(found)
+    assert "file" in found.fix
+    with pytest.raises(ConfigError) as caught:
+        _builder(tmp_path)("oncall", load_plain(spec))
+    assert "geheim" not in str(caught.value)
+
+
+def load_plain(spec: str) -> dict[str, Any]:
+    from ruamel.yaml import YAML  # the reader of documents, without their models
+
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(f"{{{spec}}}")
+    return found
+
+
+def test_a_password_is_not_sent_without_tls() -> None:
+    found = _problem(SPECS["smtp"].replace("smtp: {", "smtp: {security: none, "))
+    assert (found.field, found.problem) == ("spec.smtp.security", "a password is not sent without TLS")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "field"),
+    [
+        ("Route", "recipients: []", "spec.recipients"),
+        ("Route", "recipients: [a], group_wait: 5s", "spec.group_wait"),
+        ("Route", "recipients: [a], match: {severities: [fatal]}", "spec.match.severities[0]"),
+        ("Route", "recipients: [a], match: {colour: [red]}", "spec.match.colour"),
+        ("Silence", "start: 2026-01-01T00:00, reason: a", "spec"),
+        ("Silence", "start: 2026-01-01T00:00, duration: 401d, reason: a", "spec.duration"),
+    ],
+)
+def test_routes_and_silences_are_checked(kind: str, spec: str, field: str) -> None:
+    assert _problem(spec, kind).field == field
