@@ -348,15 +348,6 @@ deliveries = Table(
     Index("deliveries_at", "at_us"),
 )
 
-acknowledgements = Table(
-    "acknowledgements",
-    metadata,
-    _key("event_id", Text),
-    _count("at_us"),
-    *(_text(name) for name in ("who", "note")),
-    Index("acknowledgements_at", "at_us"),
-)
-
 processes = Table(
     "processes",
     metadata,
@@ -414,7 +405,6 @@ RECORDABLE: Final = frozenset(
         "decisions",
         "events",
         "deliveries",
-        "acknowledgements",
         "processes",
         "audit",
         "policies",

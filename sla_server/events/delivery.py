@@ -6,7 +6,8 @@ others raise in their last moments is delivered, or kept for the next start. A d
 process; the supervisor starts it again, and it goes on behind what was synced.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
-``state.json``. In the runtime directory ``delivery.json``: figures, for ``sla-server status`` and metrics.
+``state.json``; beside them ``routing.json``, which services write (``routing``). In the runtime directory
+``metrics/delivery.json``: state and figures (``delivery_state``).
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
-from pmdaemon.runtime import strict_json, watchdog
+from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
-from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from sla_server.events.config import EventsConfig
+from sla_server.events.delivery_state import write_delivery_state
 from sla_server.events.engine import DeliveryEngine, EngineParts
-from sla_server.events.event import Event
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
+from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
-from sla_server.events.recipients.base import Held, Routed
+from sla_server.events.recipients.build import RecipientBuilder
+from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender
@@ -42,12 +46,13 @@ log = structlog.get_logger("delivery")
 DIRECTORY: Final = "events"
 RESERVES: Final = "reserve"
 INITIAL_BYTES: Final = 4 << 20
-STATUS: Final = "delivery.json"
 LONGEST_S: Final = 1.0
 SQL_STEP_S: Final = 0.02  # while rows wait for an answer
 LAST_S: Final = 3.0
 """At the stop: for what the other processes raised while they ended."""
 JOIN_S: Final = 2.0
+STUCK_NS: Final = 30_000_000_000
+"""Without a pass over the reserves for so long, delivery stands still: a pass takes milliseconds."""
 
 
 class DeliveryProcessConfig(Protocol):
@@ -62,20 +67,12 @@ class DeliveryProcessConfig(Protocol):
         """Durable state."""
 
     @property
+    def notify(self) -> NotifyConfig:
+        """Table ``[notify]``."""
+
+    @property
     def events(self) -> EventsConfig:
         """Table ``[events]``."""
-
-
-class RecordRouter:
-    """Every event goes to SQL."""
-
-    def route(self, _event: Event) -> Sequence[Routed]:
-        """See ``Router``."""
-        return (Routed(NAME, "every event is a row"),)
-
-    def held(self, _event: Event, _recipient: str, _now_us: int) -> Held | None:
-        """See ``Router``: rows are never held back."""
-        return None
 
 
 def run(config: DeliveryProcessConfig, stop: Stop) -> int:
@@ -131,15 +128,18 @@ class Delivery:
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
-        self._engine = DeliveryEngine(parts, RecordRouter(), rules, clock, self._raise, self._sql.report)
+        self._routing = RoutingReader(config.data_dir)
+        router = RecordingRouter(self._routing.router)
+        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
+        self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
         sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
-        lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
-        self._engine.set_recipients([lane], from_start=[NAME])
-        self._status_path = config.runtime_dir / STATUS
-        self._status = ""
+        self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
+        self._engine.set_recipients([self._record_lane], from_start=[NAME])
+        self._status_dir = config.runtime_dir / "metrics"
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        self._poll_routing()
         self._intake.step()
         self._threads.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
 
@@ -159,7 +159,9 @@ class Delivery:
             wait_s = self._step()
             if second.passed:
                 second = Deadline(LONGEST_S)
+                self._poll_routing()
                 self._write_status()
+            wait_s = min(wait_s, self._outlets.beat(is_well=self._is_well()))
             select.select([self._inbox.fileno(), stop.fileno()], [], [], min(wait_s, LONGEST_S))
 
     def finish(self) -> None:
@@ -178,6 +180,7 @@ class Delivery:
     def close(self) -> None:
         """Keep the state, end the threads, let go of the files."""
         self._engine.close()
+        self._outlets.close()
         try:
             self._threads.join(JOIN_S)
         except ThreadDidNotStop as exc:
@@ -190,7 +193,7 @@ class Delivery:
 
     def _step(self) -> float:
         for sent in self._inbox.drain():
-            if sent is not None:
+            if sent is not None and not self._outlets.answered(sent):
                 self._engine.answered(sent)
         wait_s = self._engine.step()
         self._sql.step()
@@ -219,31 +222,84 @@ class Delivery:
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
 
+    def _poll_routing(self) -> None:
+        """Take up documents that have changed."""
+        if self._routing.poll():
+            router = self._routing.router
+            self._engine.set_router(RecordingRouter(router))
+            self._engine.set_recipients([self._record_lane, *self._outlets.lanes(router.table.recipients)])
+            log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
+
+    def _is_well(self) -> bool:
+        """Whether events come out: reserves are read, and not every recipient with events to take fails."""
+        if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
+            return False
+        waiting = self.waiting()
+        busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
+        return not busy or not all(lane.is_failing for lane in busy)
+
     def _write_status(self) -> None:
-        """Figures for people and metrics; none of it is needed to go on."""
-        found = status(self._engine, self._intake, self.waiting())
-        found["queue_fullness"] = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
-        found["later"] = len(self._later)
-        text = strict_json.dumps(found)
-        if text == self._status:
-            return
-        self._status = text
+        """State and figures for people and metrics; none of it is needed to go on."""
+        recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
+        queues = (self._initial, self._main)
         with contextlib.suppress(OSError):
-            write_whole(self._status_path, text)
+            self._status_dir.mkdir(mode=0o700, exist_ok=True)
+            write_delivery_state(
+                self._status_dir,
+                recipients,
+                undelivered,
+                reserves=dict(self._intake.fills),
+                queue_fullness={queue.name: queue.fullness_ratio for queue in queues},
+                later=len(self._later),
+                accepted=self._intake.accepted,
+                repeated=self._intake.repeated,
+                skipped={reason.value: count for reason, count in self._engine.skipped.items()},
+            )
 
 
-def status(engine: DeliveryEngine, intake: EventIntake, waiting: Mapping[str, int]) -> dict[str, Any]:
-    """What ``delivery.json`` says."""
-    lanes = {
-        name: {
-            "waiting": waiting[name],
-            "confirmed": lane.confirmed,
-            "dead_letters": lane.dead_letters,
-            "is_failing": lane.is_failing,
-            "last_answer": lane.last_answer,
-        }
-        for name, lane in engine.lanes.items()
-    }
-    counted = {reason.value: count for reason, count in engine.skipped.items()}
-    taken = {"accepted": intake.accepted, "repeated": intake.repeated, "unreadable": intake.unreadable}
-    return {"recipients": lanes, "reserves": intake.fills, "skipped": counted, **taken}
+def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
+    """Makes recipients of documents; relative directories are within the data directory."""
+    notify = config.notify
+    secrets, commands, files = (
+        config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
+    )
+    return RecipientBuilder(secrets, commands, files, store, notify.external_url)
+
+
+def rows_of(
+    engine: DeliveryEngine, later: LaterQueue, waiting: Mapping[str, int], kind_of: Callable[[str], str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What ``delivery_state`` says of recipients and of what they did not confirm yet."""
+    recipients, undelivered = [], []
+    for name, lane in engine.lanes.items():
+        if name == NAME:
+            continue
+        held, batch = later.held_for(name), lane.batch
+        attempt = batch.attempt if batch is not None else 0
+        state = "failing" if attempt > 1 else "held" if held and not waiting[name] else "ok"
+        recipients.append(
+            {
+                "name": name,
+                "kind": kind_of(name),
+                "state": state,
+                "waiting": waiting[name] + len(held),
+                "attempt": attempt,
+                "last_answer": lane.last_answer,
+                "last_confirmed_us": lane.confirmed_us,
+                "confirmed": lane.confirmed,
+                "dead_letters": lane.dead_letters,
+            }
+        )
+        entries = [item for _, item, _ in batch.entries] if batch is not None else []
+        undelivered += [
+            {
+                "event_id": item.event.event_id,
+                "recipient": name,
+                "state": "held" if item.purpose else "failing" if attempt > 1 else "waiting",
+                "attempt": 0 if item.purpose else attempt,
+                "since_us": item.event.recorded_us,
+                "reason": "" if item.purpose else lane.last_answer,
+            }
+            for item in (*entries, *held)
+        ]
+    return recipients, sorted(undelivered, key=lambda row: row["since_us"])

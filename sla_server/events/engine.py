@@ -41,8 +41,10 @@ log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
 FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
+ACKNOWLEDGED: Final = "event-acknowledged"
+"""Kind of the event that a person's acknowledgement is; ``details`` name the event that is acknowledged."""
 OBSERVER: Final = ""
-"""The lane of the engine itself: it sees each event once, to end reminders of what is resolved."""
+"""The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
 """Raises an event about a recipient: kind, severity, name, text, details."""
@@ -227,7 +229,7 @@ class DeliveryEngine:
         wait_s = max(
             (batch.due_us - now_us) / 1e6,
             (batch.not_before_ns - now_ns) / 1e9,
-            _pace_s(lane, len(batch.entries), now_ns),
+            _pace_s(lane, now_ns),
         )
         if wait_s > 0:
             return wait_s
@@ -244,7 +246,7 @@ class DeliveryEngine:
         lane.deadline_ns = now_ns + round((lane.settings.timeout_s + GRACE_S) * 1e9)
         if lane.settings.per_minute:
             each_ns = round(60e9 / lane.settings.per_minute)
-            lane.paced_ns = max(now_ns, lane.paced_ns) + len(notices) * each_ns
+            lane.paced_ns = max(now_ns, lane.paced_ns) + each_ns
         return lane.settings.timeout_s + GRACE_S
 
     def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
@@ -405,6 +407,7 @@ class DeliveryEngine:
         lane.firing = batch.firing
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)
+        lane.confirmed_us = now_us
         self._tell(lane, batch, "confirmed", now_us)
         if lane.is_failing:
             lane.is_failing = False
@@ -465,7 +468,7 @@ class DeliveryEngine:
         self._later.remove(due)
 
     def _observe(self) -> None:
-        """See each routed event once: what is resolved is reminded of no more."""
+        """See each routed event once: what is resolved or acknowledged is reminded of no more."""
         lane = self._lanes[OBSERVER]
         for queue in self._queues.values():
             while True:
@@ -473,8 +476,12 @@ class DeliveryEngine:
                 if through == lane.cursors[queue.name]:
                     break
                 for item in items:
-                    if not item.recipient and catalogue.status_of(item.event) is Status.RESOLVED:
+                    if item.recipient:
+                        continue
+                    if catalogue.status_of(item.event) is Status.RESOLVED:
                         self._end_reminders(catalogue.condition_key(item.event))
+                    elif item.event.kind == ACKNOWLEDGED:
+                        self.acknowledge(str(item.event.details.get("event_id", "")))
                 lane.cursors[queue.name] = through
                 self._is_dirty = True
 
@@ -519,11 +526,11 @@ class DeliveryEngine:
             queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))
 
 
-def _pace_s(lane: Lane, notices: int, now_ns: int) -> float:
-    """Seconds until the rate limit lets so many go: a minute's worth passes at once."""
+def _pace_s(lane: Lane, now_ns: int) -> float:
+    """Seconds until the rate limit lets another call pass: a minute's worth passes at once."""
     if not lane.settings.per_minute:
         return 0.0
-    cost_s = min(60.0, notices * 60.0 / lane.settings.per_minute)
+    cost_s = min(60.0, 60.0 / lane.settings.per_minute)
     return (lane.paced_ns - now_ns) / 1e9 + cost_s - 60.0
 
 

@@ -51,7 +51,7 @@ class EventIntake:
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
-        fills: share in use of each reserve, by name, as of the last pass.
+        fills: share in use of each reserve, by name, as of the last pass. passed_ns: when that began.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class EventIntake:
         self._is_full = False
         self._ids: OrderedDict[str, None] = OrderedDict()
         self.accepted = self.repeated = self.unreadable = 0
+        self.passed_ns = clock.monotonic_ns()
         self.fills: dict[str, float] = {}
         for queue in (initial, normal):
             self._remember(queue)
@@ -92,6 +93,7 @@ class EventIntake:
             QueuePoisoned: the disk fails.
         """
         self._list()
+        self.passed_ns = self._clock.monotonic_ns()
         added = 0
         for path in sorted(self._readers, key=lambda path: (INITIAL not in path.name, path.name)):
             added += self._take(self._readers[path], is_initial=INITIAL in path.name)

@@ -30,7 +30,7 @@ class LaneSettings:
     """What the engine needs to know of a recipient.
 
     Attributes:
-        per_minute: most notices a minute, with bursts of as many; 0: no limit.
+        per_minute: most calls a minute, with bursts of as many; 0: no limit.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Lane:
     paced_ns: int = 0
     last_answer: str = ""
     confirmed: int = 0
+    confirmed_us: int = 0
     dead_letters: int = 0
 
     @property

@@ -255,6 +255,11 @@ class LaterQueue:
                 found.append(self._items[seq])
         return found
 
+    def held_for(self, recipient: str) -> list[QueuedEvent]:
+        """What is held back for a recipient."""
+        found = [item for item in self._items.values() if item.purpose == "held"]
+        return [item for item in found if item.recipient == recipient]
+
     def next_due_us(self) -> int | None:
         """When the next one is due."""
         return self._due[0][0] if self._due else None

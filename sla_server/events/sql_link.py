@@ -31,11 +31,12 @@ from sla_server.services.record_sender import Done, RecordSender
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("delivery")
-NAME: Final = "sql"
+NAME: Final = "@sql"  # no document has such a name
 LIMIT_BYTES: Final = 4 << 20
 ATTACH_NS: Final = 1_000_000_000
 TIMEOUT_S: Final = 30.0
 MOST_NOTICES: Final = 64
+NO_ANSWER: Final = "dbmanager has not answered"
 
 
 class SqlLink:
@@ -66,6 +67,24 @@ class SqlLink:
         wanted: Rows = [("deliveries", row) for row in rows if row["recipient"] != NAME]
         if wanted:
             self.submit(wanted)
+
+    def store(self, rows: Sequence[dict[str, Any]], deadline: Deadline) -> str:
+        """Make rows of ``events`` durable: "" once they are, or why not. Thread: a recipient's.
+
+        See ``recipients.inbox.InboxStore``.
+        """
+        answered = threading.Event()
+        said: list[tuple[bool, str]] = []
+
+        def done(is_ok: bool, error: str) -> None:
+            said.append((is_ok, error))
+            answered.set()
+
+        self.submit([("events", row) for row in rows], done)
+        if not answered.wait(deadline.left_s()):
+            return NO_ANSWER
+        is_ok, error = said[0]
+        return "" if is_ok else error or "dbmanager refused it"
 
     def step(self) -> None:
         """Take answers, post what waits.
@@ -130,18 +149,10 @@ class RecordRecipient:
 
     def deliver(self, notices: Sequence[Notice], deadline: Deadline) -> Answer:
         """See ``Recipient``."""
-        answered = threading.Event()
-        said: list[tuple[bool, str]] = []
-
-        def done(is_ok: bool, error: str) -> None:
-            said.append((is_ok, error))
-            answered.set()
-
-        self._link.submit([("events", notice.event.row()) for notice in notices], done)
-        if not answered.wait(deadline.left_s()):
-            return retry("dbmanager has not answered")
-        is_ok, error = said[0]
-        return CONFIRMED if is_ok else refused(error)
+        problem = self._link.store([notice.event.row() for notice in notices], deadline)
+        if not problem:
+            return CONFIRMED
+        return retry(problem) if problem == NO_ANSWER else refused(problem)
 
     def close(self) -> None:
         """See ``Recipient``; nothing is open."""

@@ -1,4 +1,4 @@
-"""What became of events: their delivery to each recipient, and who acknowledged them.
+"""What became of events: their delivery to each recipient.
 
 Revision: 0014.
 """
@@ -41,12 +41,3 @@ def upgrade() -> None:
     )
     op.create_index("deliveries_event", "deliveries", ["event_id"], unique=False)
     op.create_index("deliveries_at", "deliveries", ["at_us"], unique=False)
-    op.create_table(
-        "acknowledgements",
-        _key("event_id"),
-        _count("at_us"),
-        _text("who"),
-        _text("note"),
-        sa.PrimaryKeyConstraint("event_id"),
-    )
-    op.create_index("acknowledgements_at", "acknowledgements", ["at_us"], unique=False)
