@@ -25,8 +25,8 @@ def deduplicate(event: Event, recipient: str, firing: Firing) -> StageDecision |
     if catalogue.status_of(event) is not Status.FIRING:
         return None
     rank, at_us = firing.get(catalogue.condition_key(event), (-1, 0))
-    if rank >= SEVERITIES.index(event.severity) and 0 <= event.at_us - at_us < WINDOW_US:
-        text = f"{recipient} knows since {(event.at_us - at_us) / 1e6:.0f} s that it is so"
+    if rank >= SEVERITIES.index(event.severity) and abs(event.at_us - at_us) < WINDOW_US:
+        text = f"{recipient} knows that it is so"
         return StageDecision(StageVerdict.SKIP, StageReason.ALREADY_FIRING, text)
     return None
 

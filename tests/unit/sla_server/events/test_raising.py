@@ -15,6 +15,7 @@ from pmdaemon.reserve.reader import ReserveReader
 from sla_server.db import schema
 from sla_server.db.ingest.records import add_events
 from sla_server.db.ingest.records import event_row as db_event_row
+from sla_server.db.ingest.writer import DatabaseOutage
 from sla_server.events.event import Event, from_row, parse
 from sla_server.recorder import Recorder
 from sla_server.services.record_sender import RecordSender
@@ -80,3 +81,18 @@ def test_dbmanager_raises_what_it_stores_with_the_same_identity(raised: Raised) 
 def test_an_event_as_sql_has_it_is_readable() -> None:
     row = db_event_row(("x",), 5, "clock-skew", "warning", element="gateway", subject="g", details={"by": 2})
     assert from_row(json.loads(json.dumps(row))).details == {"by": 2}
+
+
+def test_a_database_that_stays_away_is_announced_once_and_its_return_too(raised: Raised) -> None:
+    outage = DatabaseOutage()
+    for second in range(10):
+        outage.failed(1_000_000 + second * 1_000_000, "full")
+        outage.announce(1_000_000 + second * 1_000_000)
+    outage.raise_end(20_000_000)
+    outage.ended()
+    outage.failed(30_000_000, "locked")
+    outage.announce(30_000_000)
+    assert [(event.kind, event.at_us) for event in raised()] == [
+        ("database-away", 1_000_000),
+        ("database-back", 20_000_000),
+    ]
