@@ -43,7 +43,7 @@ from sla_server.db.ingest.inventory import has_inventory, store_inventory
 from sla_server.db.ingest.ownership import TABLE as OWNERS
 from sla_server.db.ingest.ownership import IngestOwnership
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import event_row, store_rows
+from sla_server.db.ingest.records import add_events, event_row, store_rows
 from sla_server.db.ingest.statistics import StoredHistograms, store_statistics
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import DAY_US
@@ -176,7 +176,7 @@ class IngestStore:
                 text=text, details={"state": "behind-data", "by_us": -ahead_us},
             )  # fmt: skip
             log.warning("clock-stepped", text=text)
-            upsert(connection, schema.events, [event])
+            add_events(connection, [event])
         self._now_us = now_us
         return now_us
 
@@ -395,18 +395,18 @@ class IngestStore:
                     (gateway_id, epoch, had, seq, now_us), now_us, "watermark-mended", "warning",
                     element="dbmanager", subject=gateway_id, text=text, details={"had": had, "seq": seq},
                 )  # fmt: skip
-                upsert(connection, schema.events, [event])
+                add_events(connection, [event])
 
     def report(self, event: dict[str, Any]) -> None:
         """Store one event now."""
         with begin(self._engine) as connection:
-            upsert(connection, schema.events, [event])
+            add_events(connection, [event])
 
     def skip(self, queue_seq: int, event: dict[str, Any]) -> None:
         """Pass a record that the database refuses, and say so in an event."""
         with begin(self._engine) as connection:
             if self._cursor(connection, self._sql_key) < queue_seq:
-                upsert(connection, schema.events, [event])
+                add_events(connection, [event])
                 for key in (self._sql_key, self._records_key):
                     self._raise(connection, key, queue_seq)
 
@@ -516,9 +516,7 @@ class NamelessStreams:
         window.left_out = np.array(excess, dtype=np.int64)
         self._known = np.union1d(self._known, ids[np.setdiff1d(unknown, window.left_out)])
         self.left_out += len(excess)
-        upsert(
-            connection, schema.events, [_left_out_event(name, count, now_us) for name, count in over.items()]
-        )
+        add_events(connection, [_left_out_event(name, count, now_us) for name, count in over.items()])
 
 
 def _known_of(connection: Connection, ids: Int64s) -> Int64s:
