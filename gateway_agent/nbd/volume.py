@@ -135,7 +135,7 @@ class Volume:
         self._context = context
         self._max_hold_ns = max_hold_ns
         self._waiting: FairOrder[ThrottledSession | Debt] = FairOrder()
-        self._debts: dict[ThrottledSession, Debt] = {}  # sessions that wait for their own
+        self._debt: Debt | None = None  # one at the most: see the module docstring
         self._used_ns: dict[ThrottledSession, int] = {}
         self._parts: dict[ThrottledSession, tuple[int, int]] = {}
         self._group_holds = False
@@ -154,7 +154,7 @@ class Volume:
 
     def take_late(self, now_ns: int) -> tuple[int, int] | None:
         """See ``cuts.ThrottledVolume``."""
-        heads = [session.head_arrived_ns() for session in (*self._sessions(), *self._debts)]
+        heads = [session.head_arrived_ns() for session in self._sessions()]
         held_ns = max((now_ns - arrived for arrived in heads if arrived is not None), default=0)
         late, longest_ns = self._late, max(self._longest_ns, held_ns)
         self._late, self._longest_ns = 0, 0
@@ -197,7 +197,7 @@ class Volume:
     def pump(self, now_ns: int) -> None:
         """Admit what the rates allow by now."""
         if self._is_open:
-            self._forgive()
+            self._end_debt()
             waiting = tuple(self._sessions())
             for session in waiting:
                 if not self._is_capped(session):
@@ -210,17 +210,20 @@ class Volume:
         self._push(self._release(now_ns), now_ns)
 
     def _sessions(self) -> Iterator[ThrottledSession]:
-        """Those that wait for the rates."""
-        return (flow for flow in self._waiting if not isinstance(flow, Debt))
+        """Those that wait for the rates, or for their own debt."""
+        for flow in self._waiting:
+            if not isinstance(flow, Debt):
+                yield flow
+        if self._debt is not None and self._debt.session is not None:
+            yield self._debt.session
 
-    def _forgive(self) -> None:
-        """No rate is left that a debt could be owed to."""
-        for flow in tuple(self._waiting):
-            if isinstance(flow, Debt):
-                self._waiting.forget(flow)
-        for session in self._debts:
-            self._waiting.add(session)
-        self._debts.clear()
+    def _end_debt(self) -> None:
+        """It is paid, or no rate is left that it could be owed to."""
+        debt, self._debt = self._debt, None
+        if debt is not None:
+            self._waiting.forget(debt)
+            if debt.session is not None:
+                self._waiting.add(debt.session)
 
     @property
     def _is_open(self) -> bool:
@@ -246,9 +249,8 @@ class Volume:
         self._waiting.forget(session)
         self._used_ns.pop(session, None)
         self._parts.pop(session, None)
-        debt = self._debts.pop(session, None)
-        if debt is not None:
-            debt.session = None
+        if self._debt is not None and self._debt.session is session:
+            self._debt.session = None
 
     def _release(self, now_ns: int) -> dict[ThrottledSession, None]:
         touched: dict[ThrottledSession, None] = {}
@@ -267,7 +269,7 @@ class Volume:
                 self._waiting.remove(session)
                 continue
             charge = session.head_charge()
-            if charge is not None and session in self._debts:
+            if charge is not None and self._debt is not None and self._debt.session is session:
                 self._waiting.remove(session)  # until its debt is paid
                 continue
             if charge is not None and self._client_ready_ns(session) > now_ns:
@@ -313,8 +315,8 @@ class Volume:
                 self._parts[session] = done + 1, of
                 return used_ns, False
         elif of > 1:
-            debt = self._debts[session] = Debt(transfer_bytes, cost, 1 - 1 / of, session)
-            self._waiting.add(debt)
+            self._debt = Debt(transfer_bytes, cost, 1 - 1 / of, session)
+            self._waiting.add(self._debt)
         self._parts.pop(session, None)
         if self.clients:
             self.clients.charge(session.client, now_ns, transfer_bytes, cost)
@@ -338,12 +340,8 @@ class Volume:
         part = min(debt.left_ratio, part)
         self._waiting.served(debt, self._charge(debt.transfer_bytes, debt.cost, part, now_ns))
         debt.left_ratio -= part
-        if debt.left_ratio > PAID_RATIO:
-            return
-        self._waiting.forget(debt)
-        if debt.session is not None:
-            del self._debts[debt.session]
-            self._waiting.add(debt.session)
+        if debt.left_ratio <= PAID_RATIO:
+            self._end_debt()
 
     def _parts_of(self, transfer_bytes: int, cost: float) -> int:
         """Of how many parts a request is: 1 unless it is large."""
@@ -370,7 +368,7 @@ class Volume:
 
     def _free_of_charge(self) -> ThrottledSession | None:
         """A session whose head need not wait for the rates."""
-        for session in (*self._sessions(), *self._debts):
+        for session in self._sessions():
             if session.head_arrived_ns() is not None and session.head_charge() is None:
                 return session
         return None
@@ -386,7 +384,7 @@ class Volume:
         if group is not None and not self._group_holds:
             group.withdraw(self)
         waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
-        owes = any(isinstance(flow, Debt) for flow in self._waiting)
+        owes = self._debt is not None
         if not (waiting or owes) or self._group_holds:  # the group has a timer for all of its volumes
             self._context.loop.cancel(self)
             return

@@ -148,7 +148,7 @@ def test_what_a_large_request_owes_takes_turns_with_a_connection_that_comes_behi
     rig.loop.fire(8)
     assert large.admitted == 1
     assert other.admitted * 65_536 <= 138e6 - 64 * MIB + MIB
-    assert not rig.volume._debts, "its next one is paid for before it passes, as the other is there"
+    assert rig.volume._debt is None, "its next one is paid for before it passes, as the other is there"
 
 
 @pytest.mark.parametrize("size_bytes", [32 * MIB, 4096 * MIB])
