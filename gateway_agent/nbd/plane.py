@@ -31,6 +31,7 @@ from gateway_agent.config import PlaneConfig, load_agent
 from gateway_agent.errors import GatewayError
 from gateway_agent.host_config import UNIX_PATH_BYTES
 from gateway_agent.nbd.buffers import MemoryBudget
+from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.control import ControlServer
 from gateway_agent.nbd.cuts import CutMaker, RunDelay, StreamTable
 from gateway_agent.nbd.exports import BURST_NS, ExportTable, FittedCost
@@ -53,7 +54,7 @@ from gateway_agent.nbd.takeover import MOST_SOCKETS, Inheritance, has_former, ta
 from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
-from gateway_agent.nbd.volume import CapsInForce, PlaneContext, Volume
+from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gateway_agent.nbd.accounting import StreamAccount
+from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.cuts import CutMaker, LastCut
 from gateway_agent.nbd.exports import ExportTable
-from gateway_agent.nbd.volume import CapsInForce, Volume
+from gateway_agent.nbd.volume import Volume
 from pmdaemon.runtime.config import masked
 from pmdaemon.wire.cut import COL
 from pmdaemon.wire.rates import Rates

@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from gateway_agent.errors import BadCaps
+from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.client_rates import MOST_KNOWN, ClientRates
-from gateway_agent.nbd.volume import CapsInForce
 from pmdaemon.wire.rates import NO_CAPS, Rates
 from tests.support.nbd import Rig
 

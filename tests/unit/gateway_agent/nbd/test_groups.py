@@ -8,8 +8,9 @@ import pytest
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.errors import BadCaps
+from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.groups import GroupTable, VolumeGroupCap
-from gateway_agent.nbd.volume import CapsInForce, Volume
+from gateway_agent.nbd.volume import Volume
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 from tests.support.nbd import HOLD_NS, MIB, Rig
 

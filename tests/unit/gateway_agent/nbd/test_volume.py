@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.volume import CapsInForce
+from gateway_agent.nbd.caps import CapsInForce
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost
@@ -148,7 +148,7 @@ def test_what_a_large_request_owes_takes_turns_with_a_connection_that_comes_behi
     rig.loop.fire(8)
     assert large.admitted == 1
     assert other.admitted * 65_536 <= 138e6 - 64 * MIB + MIB
-    assert not rig.volume._debts, "its next one is paid for before it passes, as the other is there"
+    assert rig.volume._debt is None, "its next one is paid for before it passes, as the other is there"
 
 
 @pytest.mark.parametrize("size_bytes", [32 * MIB, 4096 * MIB])
@@ -209,6 +209,23 @@ def test_what_is_refused_does_not_wait_for_what_is_owed():
 def test_what_waits_behind_a_debt_of_its_own_is_reported_as_held():
     rig, _ = run(Rates(bytes_per_s=1e3), 6, (2, 32 * MIB))
     assert rig.volume.take_late(rig.clock.monotonic_ns()) == (0, 6_000_000)
+
+
+def test_a_large_burst_pays_what_is_owed_in_few_charges():
+    """The loop does nothing else meanwhile."""
+    rig = Rig(caps=Rates(bytes_per_s=10e6, burst_s=60))
+    charge, charges = rig.rates.charge, []
+    rig.rates.charge = lambda now_ns, *what: charges.append(charge(now_ns, *what))
+    large = Busy(rig, 2, 4096 * MIB)
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    assert large.admitted == 1
+    assert len(charges) <= 20, "half of what is left of the burst at a time"
+    rig.loop.fire(60)
+    assert large.admitted == 1, "the rate holds: 4 GiB take seven minutes"
+    rig.loop.fire(4096 * MIB / 10e6 - 60 - 60 - 1)
+    assert large.admitted == 1
+    rig.loop.fire(2)
+    assert large.admitted == 2
 
 
 def test_a_rate_of_operations_alone_asks_for_no_parts():
