@@ -198,7 +198,7 @@ export function showGateways(snapshot, nowUs) {
     {label: "Gateway", cls: "wrap head", text: (row) => [row.name, row.address || ""]},
     {label: "Last cut", cls: "num", text: (row) => (row.last_cut_us ? `${f.duration((nowUs - row.last_cut_us) / 1e6)} ago` : f.DASH)},
     {label: "Clock", cls: "num", text: (row) => (row.last_cut_us ? f.skew(row.clock_offset_us) : f.DASH)},
-    {label: "Exports", cls: "num", text: (row) => f.count(row.exports)},
+    {label: "I/O wait", cls: "num", text: (row) => f.percent(row.io_waited_ratio)},
     {label: "Streams", cls: "num", text: (row) => f.count(row.streams)},
     {label: "Lost cuts", cls: "num", text: (row) => (row.dropped_cuts ? f.count(row.dropped_cuts) : f.DASH)},
   ];

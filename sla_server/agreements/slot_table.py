@@ -135,7 +135,7 @@ class SlotTable:
 
     def slower(self, row: Ints, io: Ints, than_us: Ints) -> Ints:
         """I/Os that may have taken longer than a time, by upper bucket edges, by row."""
-        first = np.maximum(np.searchsorted(EDGES_NS, than_us * 1000, side="right") - 1, 0)
+        first = np.clip(np.searchsorted(EDGES_NS, than_us * 1000, side="right") - 1, 0, BUCKETS - 1)
         at, bucket, count = self._entries(row, io)
         return added(at, count * (bucket >= first[at]), len(row))
 

@@ -214,6 +214,8 @@ class _Judging:
         self._size = len(due.rules)
         self._params = params = _Params(due.rules)
         self._row, self._of = due.pair_row, due.pair_slice
+        changes = (self._of[1:] != self._of[:-1]) | (due.pair_stream[1:] != due.pair_stream[:-1])
+        self._starts = np.flatnonzero(np.append(True, changes)) if len(self._of) else self._of
         self._io = io = params.io[self._of]
         self._metric = params.metric[self._of]
         self._errors_count = params.counts_errors[self._of]
@@ -315,7 +317,9 @@ class _Judging:
         # How many are stuck: of a latency those that became overdue; else no limit was counted, so all of
         # them.
         outstanding = np.where(sure & (self._metric != _LATENCY), np.maximum(self._c["outstanding"], 1), 0)
-        self.stuck = np.maximum(self._sum(outstanding), self.is_stuck)
+        most = np.zeros_like(outstanding)  # of each stream once, however many slots it hangs through
+        most[self._starts] = np.maximum.reduceat(outstanding, self._starts) if len(most) else 0
+        self.stuck = np.maximum(self._sum(most), self.is_stuck)
 
     # -- What each indicator measures
 
@@ -461,9 +465,8 @@ class _Judging:
         more = np.where((limit_us >= 0) & (ages_us > limit_us * ended), ended, 0)
         total += np.where(more > 0, ages_us, 0)
         # So has one that waits for longer than the limit and is in no histogram.
-        waits = np.flatnonzero((limit_us >= 0) & (oldest_us > np.maximum(limit_us, ages_us)))
+        waits = self._waiting_longest(at, np.where(limit_us >= 0, np.maximum(limit_us, ages_us), _UNKNOWN))
         if len(waits):
-            waits = waits[self._table.slower(row[waits], io[waits], oldest_us[waits]) == 0]
             outstanding = np.maximum(self._c["outstanding"][at][waits], 1)
             many = np.where(self._is_stuck[at][waits], outstanding, 1)
             more[waits] += many
@@ -474,6 +477,24 @@ class _Judging:
         known = mine & (self.n > 0) & self.is_measurable
         self.measured[known] = sums[known] / self.n[known]
         self.fault[known & (self.threshold_us >= 0) & (sums > self.threshold_us * self.n)] = "slow"
+
+    def _waiting_longest(self, at: Ints, least_us: Ints) -> Ints:
+        """Which of some pairs have an I/O that waits for longer than ``least_us``: one a stream of a slice.
+
+        The last one that it waits in, where it is oldest; none if an I/O that took as long has completed.
+        """
+        oldest_us = np.where(self._oldest_us[at] > least_us, self._oldest_us[at], 0)
+        if not oldest_us.any():
+            return at[:0]
+        run = np.cumsum(np.isin(at, self._starts)) - 1
+        starts = np.flatnonzero(np.diff(run, prepend=-1))
+        longest_us = np.maximum.reduceat(oldest_us, starts)[run]
+        slower = self._table.slower(self._row[at], self._io[at], longest_us)
+        has_ended = np.add.reduceat(slower, starts)[run] > 0
+        is_longest = (oldest_us == longest_us) & (oldest_us > 0) & ~has_ended
+        place = np.where(is_longest, np.arange(len(at)), -1)
+        found: Ints = np.unique(np.maximum.reduceat(place, starts))
+        return found[found >= 0]
 
     def _find_rate(self, mine: Bools) -> None:
         """IOPS and throughput: what was delivered, of what was promised or asked for."""

@@ -28,7 +28,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, Row, build, console, pass_client
-from sla_server.cli.get import hold_of, now_of, objective_of, promise, state_of, what_of
+from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),

@@ -151,7 +151,8 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "dark"), [(WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False)]
+    ("width", "dark"),
+    [(1440, False), (WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False), (390, False)],
 )
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
     with page(width, 900, dark=dark) as driver:
@@ -164,6 +165,7 @@ def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark
         assert "at risk" in text(driver, "[data-sla='reports/latency']")
         assert "p95 of erp-gold was 15.1 ms" in text(driver, "[data-throttle]")
         assert "1 at risk; 1 volume throttled" in text(driver, "#summary")
+        assert "13.7 %" in text(driver, "#gateways")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         sections = driver.find_elements(By.CSS_SELECTOR, "section")
         wide = [

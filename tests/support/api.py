@@ -592,7 +592,7 @@ def snapshot(at_us: int = NOW_US, **changed: Any) -> dict[str, Any]:
         "at_us": at_us,
         "mode": "enforce",
         "gateways": [
-            _gateway("g-1", "gateway-a", at_us - 400_000),
+            {**_gateway("g-1", "gateway-a", at_us - 400_000), "io_waited_ratio": 0.137},
             _gateway("g-2", "gateway-b", at_us - 900_000),
         ],
         "volumes": [

@@ -276,7 +276,7 @@ class SignalTable:
         if not slices.was_bad[rows].any():
             return np.zeros(len(rows), np.bool_)
         over = found.missed > found.allowed * np.maximum(found.counted, 1)
-        goes_on = ((over | found.lost) & found.valid).any(axis=0)
+        goes_on: Bools = np.asarray(((over | found.lost) & found.valid).any(axis=0))
         return slices.are_broken(rows, goes_on, self.broken[rows])
 
 

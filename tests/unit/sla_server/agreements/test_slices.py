@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -718,3 +719,38 @@ def test_many_slices_are_judged_as_each_alone(parts: list[tuple[int, int, int, b
     )
     together = verdicts_of(judge_slices(table_of(slots), due))
     assert together == [judge(*group) for group in groups]
+
+
+def hanging(minutes: int, reads: int = 60, **last: Any) -> list[StreamSlot]:
+    """One read hangs through a slice of so many slots, while others are served."""
+    return [
+        slot(reads, counts={}, oldest_ms=60_000 * (number + 1), outstanding=1)
+        for number in range(minutes - 1)
+    ] + [slot(reads, counts={}, **{"oldest_ms": 60_000 * minutes, "outstanding": 1, **last})]
+
+
+def judge_long(name: str, slots: list[StreamSlot]) -> SliceVerdict:
+    """Judge a slice of three minutes."""
+    objective = f"  - {{name: other, {INDICATORS[name]}, budgeting: {{target: 0.99}}}}\n"
+    *_, promise = in_force(simple() + objective).all_promises
+    length_us = 3 * MINUTE_US
+    return judge_slice(promise, TEN, slots, {"g": length_us}, length_us=length_us, excluded=False)
+
+
+@pytest.mark.parametrize(("reads", "state"), [(60, "good"), (33, "bad")])
+def test_an_io_that_hangs_through_many_slots_is_one(reads: int, state: str) -> None:
+    """1 % of 180 I/Os may hang: in three slots of a minute one is seen three times."""
+    assert judge_long("iops", hanging(3, reads)).state == state
+
+
+def test_the_mean_has_it_once_with_its_last_age() -> None:
+    def mean_of(slots: list[StreamSlot]) -> tuple[float | None, int]:
+        found = judge_long("mean_latency", slots)
+        return found.measured, found.n
+
+    one = hanging(3)
+    assert mean_of(one) == (pytest.approx((180 * 5_000 + 180e6) / 181), 181)
+    both = [*one, *(replace(each, stream=1) for each in one)]
+    assert mean_of(both) == (pytest.approx((180 * 5_000 + 180e6) / 181), 362)
+    ended = slot(1, counts={}, latency_us=179_500_000, oldest_ms=0)
+    assert mean_of([*one[:2], ended]) == (pytest.approx((120 * 5_000 + 179.5e6) / 121), 121)

@@ -9,7 +9,7 @@ import pytest
 
 from sla_server.cli import formatting
 from sla_server.cli.formatting import build
-from sla_server.cli.get import (
+from sla_server.cli.tables import (
     KINDS,
     by_objective,
     clock_of,
@@ -20,6 +20,7 @@ from sla_server.cli.get import (
     what_of,
     why_of,
 )
+from tests.support import api
 from tests.support.api import EPISODE, NOW_US, FakeSource, throttle
 from tests.support.cli import Terminal
 
@@ -332,3 +333,20 @@ def test_limit_holds_for_lists_that_come_whole(sla: Terminal, kind: str) -> None
     assert len(everything) > 1
     assert json.loads(sla("get", kind, "--limit", "1", "-o", "json").output) == everything[:1]
     assert f"and {len(everything) - 1} more" in sla("get", kind, "--limit", "1").output
+
+
+def test_how_long_a_gateways_host_waited_for_io_is_shown_where_it_is_known(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stored,) = sla.source.gateways()
+    other = {**stored, "gateway_id": "g-2", "name": "gateway-b", "address": "[2001:db8::17:4]:50112"}
+    lost = {**stored, "gateway_id": "g-3", "name": "a-gateway-with-a-long-name", "state": "recovered"}
+    monkeypatch.setattr(sla.source, "gateways", lambda: [stored, other, {**lost, "dropped_cuts": 123_456}])
+    lines = sla("get", "gateways").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    place = lines[0].index("I/O WAIT")
+    cells = {line.split()[0]: line[place - 1 : place + 8].strip() for line in lines[2:] if line[0] == "g"}
+    assert cells == {"gateway-a": "13%", "gateway-b": "-"}
+    live = api.snapshot()
+    sla.context.live.put({**live, "gateways": [{**g, "io_waited_ratio": None} for g in live["gateways"]]})
+    assert "I/O WAIT" not in sla("get", "gateways").output, "an agent of before, or a kernel without it"

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from sla_server.cli.formatting import build
-from sla_server.cli.get import KINDS
+from sla_server.cli.tables import KINDS
 from sla_server.cli.top import frame, trouble_of
 from tests.support import api
 from tests.support.cli import Terminal
