@@ -342,6 +342,34 @@ def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
     assert archived(rig) == identity(items)
 
 
+def test_in_a_backlog_a_transaction_has_a_third_of_the_time_at_most(rig, monkeypatch):
+    """The slower the database, the longer the windows: the same cuts need fewer rows."""
+    items, gate = backlog(rig, monkeypatch, 60)
+    commit, windows = gate.commit, []
+
+    def slow(window, oldest):
+        windows.append(window.last_seq)
+        rig.clock.advance(20)
+        commit(window, oldest)
+
+    gate.commit = slow
+    gate.go.set()
+    rig.writer._background_commit._threads.join(60)
+    assert rig.writer.step()
+    assert [rig.writer.sql_seq] == windows
+    rig.clock.advance(39.9)
+    assert rig.writer.step()
+    rig.writer._background_commit._threads.join(60)
+    assert len(windows) == 1
+    rig.clock.advance(0.2)
+    assert rig.writer.step()
+    rig.writer._background_commit._threads.join(60)
+    assert len(windows) == 2
+    gate.commit = commit
+    rig.drain(final=True)
+    assert_database_holds(rig.reader, items)
+
+
 def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, monkeypatch):
     """Bringing its cuts to SQL for the file's sake would commit half a window, and wait for that."""
     items, gate = backlog(rig, monkeypatch, 30)
