@@ -167,10 +167,9 @@ class IngestOwnership:
 
     def _are_known_streams(self, header: Row) -> bool:
         gateway_id, rows = _text(header, "gw"), _maps(header, "streams")
-        ids = [row.get("id") for row in rows]
-        if self._streams.get(gateway_id) or not all(
-            type(each) is int and 0 <= each <= _INT_MAX for each in ids
-        ):
+        said = [row.get("id") for row in rows]
+        ids = [each for each in said if type(each) is int and 0 <= each <= _INT_MAX]
+        if self._streams.get(gateway_id) or len(ids) < len(said):
             return False
         if any(holder != gateway_id for holder in self._holders.of(ids)):
             return False
