@@ -12,6 +12,7 @@ from sla_server.db.archive import writer as archive_writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.transaction import CursorMoved
+from tests.support import database as support
 from tests.support.database import Rig, archived, backlog, identity
 from tests.support.samples import (
     T0,
@@ -482,6 +483,27 @@ def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(r
         rig.writer._on_outage(exc)
         rig.drain(final=True)
     assert (rig.writer._background_commit.window, failures) == (None, [error])
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+@pytest.mark.parametrize("error", [DatabaseRefused("by the test"), CursorMoved(0, 1)])
+def test_a_window_that_fails_when_nothing_is_left_to_read_is_read_again(rig, monkeypatch, error):
+    """The commit is slow: that it failed is seen by the step that finds the queue empty."""
+    monkeypatch.setattr(support, "BACKLOG_STEP_BYTES", 1)  # one record a step
+    items, gate = backlog(rig, monkeypatch, 5)
+    for _ in items[1:]:
+        assert rig.writer.step()
+    commit = gate.commit
+
+    def fails(*_how):
+        gate.commit = commit
+        raise error
+
+    gate.commit = fails
+    gate.go.set()
+    assert rig.writer.step(final=True), "there is more to do"
+    rig.drain(final=True)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
