@@ -25,6 +25,8 @@ from sla_server.db.queries.reader import SqlReader, open_reader
 from sla_server.ownership import Ownership
 from tests.support.samples import T0, cuts_message, make_cut
 
+BACKLOG_STEP_BYTES = 3_000  # some three cuts
+
 
 def no_probe(_point: str) -> None:
     pass
@@ -115,7 +117,7 @@ class Gate:
 
 def under_way(rig: Rig, monkeypatch: pytest.MonkeyPatch, payloads: Sequence[bytes]) -> Gate:
     """Queue a backlog, of which each step reads some, and begin a gated commit of the first of it."""
-    monkeypatch.setattr(writers, "STEP_BYTES", 3_000)
+    monkeypatch.setattr(writers, "STEP_BYTES", BACKLOG_STEP_BYTES)
     gate = Gate(rig.store)
     monkeypatch.setattr(rig.store, "commit", gate)
     for payload in payloads:

@@ -147,11 +147,44 @@ class IngestOwnership:
     # -- What is announced
 
     def decides(self, batch: DecodedBatch) -> bool:
-        """Whether ``take`` may change what counts, of the cuts that follow, too."""
+        """Whether ``take`` may change which rows of the cuts that follow count.
+
+        It does not where gateways only say again what is theirs already, as all of them do after a restart.
+        """
         if any(table == TABLE for table, _row in batch.rows):
             return True
-        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
-        return bool(shows) and not self.is_open
+        if self.is_open:
+            return False
+        exports = (header for header in batch.gateways if "exports" in header)
+        return not all(map(self._are_known_exports, exports)) or not all(
+            map(self._are_known_streams, batch.streams_seen)
+        )
+
+    def _are_known_exports(self, header: Row) -> bool:
+        gateway_id, patterns = _text(header, "gw"), header.get("volumes")
+        if patterns is not None or self._streams.get(gateway_id) or self._exports.get(gateway_id):
+            return False
+        for row in _maps(header, "exports"):
+            claim = self._owners.of(_text(row, "volume")).get(gateway_id)
+            if claim is None or claim.name != _text(header, "name") or claim.needs_approval:
+                return False
+            if not claim.backend == claim.shown_backend == _text(row, "backend") != "":
+                return False
+        return True
+
+    def _are_known_streams(self, header: Row) -> bool:
+        gateway_id, rows = _text(header, "gw"), _maps(header, "streams")
+        said = [row.get("id") for row in rows]
+        ids = [each for each in said if type(each) is int and 0 <= each <= _INT_MAX]
+        if self._streams.get(gateway_id) or len(ids) < len(said):
+            return False
+        if any(holder != gateway_id for holder in self._holders.of(ids)):
+            return False
+        return all(
+            self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
+            == _text(row, "backend")
+            for row in rows
+        )
 
     def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
         """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
@@ -159,9 +192,10 @@ class IngestOwnership:
         Raises:
             SQLAlchemyError: translated by the caller's ``engine.begin``.
         """
-        if not self.decides(batch):
-            return batch
         decided = [row for table, row in batch.rows if table == TABLE]
+        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
+        if (self.is_open or not shows) and not decided:
+            return batch
         self._begin()
         changed: dict[Key, VolumeClaim] = {}
         for header in batch.gateways:

@@ -114,7 +114,7 @@ def test_a_database_that_was_restored_is_read_again(rig: Rig) -> None:
         for name, rows in stored.items():
             connection.execute(text(f"DELETE FROM {name}"))
             for row in rows:
-                columns = ", ".join(row)
+                columns = ", ".join(row.keys())
                 values = ", ".join(f":{key}" for key in row)
                 connection.execute(text(f"INSERT INTO {name} ({columns}) VALUES ({values})"), dict(row))
     rig.queue.delete_through(2)

@@ -19,6 +19,7 @@ from tests.support.samples import (
     T0,
     assert_database_holds,
     cuts_message,
+    gateway,
     gateway_message,
     make_cut,
     record_message,
@@ -235,15 +236,57 @@ def test_a_batch_that_comes_again_waits_once(rig: Rig, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("ownership", ["open", "first"])
 def test_what_decides_whose_cuts_count_does_not_wait(database: Any, ownership: Ownership) -> None:
-    """Cuts behind it are screened by it."""
+    """Cuts behind it are screened by it. What a gateway says again decides nothing."""
     rig = Rig(database.config, database.data_dir, ownership=ownership)
 
-    def may_wait(payload: bytes) -> bool:
-        return rig.store.may_wait(decode_batch([IngestRecord(1, payload)], 0))
+    def may_wait(*payloads: bytes) -> bool:
+        records = [IngestRecord(number, payload) for number, payload in enumerate(payloads, 1)]
+        return rig.store.may_wait(decode_batch(records, 0))
 
+    export = {"volume": "vol-1", "size_bytes": 1 << 30, "read_only": False, "source": "nbd"}
     owner = {"volume": "v", "gateway_id": "g", "state": "approved", "decided_by": "ann", "changed_us": T0}
+    deciding = [
+        gateway_message(gw=gateway(2)),
+        gateway_message(name="other"),
+        gateway_message(exports=[{**export, "backend": "disk-2"}]),
+        gateway_message(exports=[{**export, "volume": "vol-9", "backend": "disk-1"}]),
+        gateway_message(volumes=["vol-1"]),
+        streams_message((3,)),
+        streams_message(gw=gateway(2)),
+    ]
     assert may_wait(event("e"))
     assert may_wait(gateway_message("lost"))
     assert not may_wait(record_message([("volume_owners", owner)]))
     assert may_wait(gateway_message()) == may_wait(streams_message()) == (ownership == "open")
+    rig.feed(gateway_message(), streams_message())
+    rig.close()
+    rig = Rig(database.config, database.data_dir, ownership=ownership)
+    assert may_wait(gateway_message(), streams_message(), event("e"))
+    for payload in deciding:
+        assert may_wait(payload) == may_wait(event("e"), payload) == (ownership == "open")
+    rig.feed(streams_message((1,), gateway(2)))  # another gateway's volume: it waits to be approved
+    assert may_wait(streams_message()), "of the one whose it is"
+    assert may_wait(streams_message((), gateway(2))) == (ownership == "open")
+    rig.close()
+
+
+def test_announcements_that_come_again_do_not_stop_the_reader(
+    database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after each restart, with owners of volumes."""
+    first = Rig(database.config, database.data_dir, ownership="first")
+    announced = [gateway_message(at_us=T0), streams_message()]
+    first.feed(*announced)
+    first.close()
+    rig = Rig(database.config, database.data_dir, ownership="first")
+    again = [gateway_message(at_us=T0 + 9, software="agent 0.2"), streams_message()]
+    found = list(payloads())
+    gate = under_way(rig, monkeypatch, [*found[:8], *again, *found[8:]])
+    read_on(rig, 3)
+    assert rig.store.cursors()[0] == 2, "the commit is still under way"
+    gate.go.set()
+    rig.drain(final=True)
+    assert_complete(rig)
+    assert [row["software"] for row in rig.reader.gateways()] == ["agent 0.2"]
+    assert [row["volume"] for row in rig.reader.streams()] == ["vol-1", "vol-2"]
     rig.close()

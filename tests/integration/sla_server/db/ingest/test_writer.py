@@ -12,6 +12,7 @@ from sla_server.db.archive import writer as archive_writers
 from sla_server.db.errors import ArchiveFailed, DatabaseRefused, DatabaseUnavailable
 from sla_server.db.ingest import writer as writers
 from sla_server.db.ingest.transaction import CursorMoved
+from tests.support import database as support
 from tests.support.database import Rig, archived, backlog, identity
 from tests.support.samples import (
     T0,
@@ -342,6 +343,34 @@ def test_a_backlog_is_read_while_a_window_is_committed(rig, monkeypatch):
     assert archived(rig) == identity(items)
 
 
+def test_in_a_backlog_a_transaction_has_a_third_of_the_time_at_most(rig, monkeypatch):
+    """The slower the database, the longer the windows: the same cuts need fewer rows."""
+    items, gate = backlog(rig, monkeypatch, 60)
+    commit, windows = gate.commit, []
+
+    def slow(window, oldest):
+        windows.append(window.last_seq)
+        rig.clock.advance(20)
+        commit(window, oldest)
+
+    gate.commit = slow
+    gate.go.set()
+    rig.writer._background_commit._threads.join(60)
+    assert rig.writer.step()
+    assert [rig.writer.sql_seq] == windows
+    rig.clock.advance(39.9)
+    assert rig.writer.step()
+    rig.writer._background_commit._threads.join(60)
+    assert len(windows) == 1
+    rig.clock.advance(0.2)
+    assert rig.writer.step()
+    rig.writer._background_commit._threads.join(60)
+    assert len(windows) == 2
+    gate.commit = commit
+    rig.drain(final=True)
+    assert_database_holds(rig.reader, items)
+
+
 def test_in_a_backlog_a_file_waits_for_its_cuts_and_no_window_is_cut_short(rig, monkeypatch):
     """Bringing its cuts to SQL for the file's sake would commit half a window, and wait for that."""
     items, gate = backlog(rig, monkeypatch, 30)
@@ -454,6 +483,27 @@ def test_a_transaction_that_fails_beside_the_reading_loses_and_doubles_nothing(r
         rig.writer._on_outage(exc)
         rig.drain(final=True)
     assert (rig.writer._background_commit.window, failures) == (None, [error])
+    assert_database_holds(rig.reader, items)
+    assert archived(rig) == identity(items)
+
+
+@pytest.mark.parametrize("error", [DatabaseRefused("by the test"), CursorMoved(0, 1)])
+def test_a_window_that_fails_when_nothing_is_left_to_read_is_read_again(rig, monkeypatch, error):
+    """The commit is slow: that it failed is seen by the step that finds the queue empty."""
+    monkeypatch.setattr(support, "BACKLOG_STEP_BYTES", 1)  # one record a step
+    items, gate = backlog(rig, monkeypatch, 5)
+    for _ in items[1:]:
+        assert rig.writer.step()
+    commit = gate.commit
+
+    def fails(*_how):
+        gate.commit = commit
+        raise error
+
+    gate.commit = fails
+    gate.go.set()
+    assert rig.writer.step(final=True), "there is more to do"
+    rig.drain(final=True)
     assert_database_holds(rig.reader, items)
     assert archived(rig) == identity(items)
 
