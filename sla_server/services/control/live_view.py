@@ -23,6 +23,7 @@ from pmdaemon.wire.histogram import (
     WIRE_BUCKETS,
     highest_upper_us,
     percentile_upper_us,
+    percentiles_upper_us,
 )
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
@@ -112,13 +113,15 @@ def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist,
     for each in table.recent:
         of_volume = table.volume_of_row[each.rows] == index
         of_volume &= each.rows >= 0
-        if not of_volume.any():
+        at = np.flatnonzero(of_volume)
+        if not len(at):
             absent.append(each.span_us)
             continue
         present.append(each.span_us)
-        scalars.append(each.scalars[:, of_volume].sum(axis=1))
+        scalars.append(each.sums_of(at))
         packed = each.hist.view(_PACKED)
-        entries.append(packed[of_volume[packed & 0xFFFF]])
+        row = packed & 0xFFFF
+        entries.append(packed[row == at[0] if len(at) == 1 else of_volume[row]])
     dense = _dense(entries)
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
     by_cut = np.array(scalars).reshape(len(scalars), len(RECENT))
@@ -176,9 +179,9 @@ def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, 
             "volume": volume,
             "backend": s.backend,
             **{name: None if s.is_silent else round(rate, 1) for name, rate in s.rates.items()},
-            "p50_us": percentile_upper_us(s.total, 50),
-            "p95_us": percentile_upper_us(s.total, 95),
-            "p99_us": percentile_upper_us(s.total, 99),
+            **dict(
+                zip(("p50_us", "p95_us", "p99_us"), percentiles_upper_us(s.total, 50, 95, 99), strict=True)
+            ),
             "service_p95_us": percentile_upper_us(s.service, 95),
             "held": None if s.is_silent else s.held,
             "inflight": None if s.is_silent else s.inflight,
