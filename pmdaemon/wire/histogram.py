@@ -82,11 +82,17 @@ def percentile_upper_us(counts: npt.NDArray[np.int64], percentile: float) -> flo
 
     For displays: never flatters, at most 25 % (99 buckets) or 50 % (50 buckets) too high.
     """
-    total = int(counts.sum())
+    return percentiles_upper_us(counts, percentile)[0]
+
+
+def percentiles_upper_us(counts: npt.NDArray[np.int64], *percentiles: float) -> list[float | None]:
+    """``percentile_upper_us`` of several percentiles."""
+    up_to = np.cumsum(counts)
+    total = int(up_to[-1])
     if total == 0:
-        return None
-    index = int(np.searchsorted(np.cumsum(counts), percentile / 100 * total))
-    return float(edges_for(len(counts))[index + 1]) / 1000
+        return [None] * len(percentiles)
+    at = np.searchsorted(up_to, np.array(percentiles) / 100 * total)
+    return [found / 1000 for found in edges_for(len(counts))[at + 1].tolist()]
 
 
 def highest_upper_us(counts: npt.NDArray[np.int64]) -> float:

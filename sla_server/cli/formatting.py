@@ -87,6 +87,10 @@ SLICE_STATES: Final = {
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
 
+NARROW: Final = 110
+"""A terminal with fewer columns has no room for names, times and a text side by side."""
+
+
 def count(value: Any) -> str:
     """A whole number with separators."""
     return DASH if value is None else f"{value:,.0f}"
@@ -250,6 +254,8 @@ class Column:
     number: bool = False
     optional: bool = False
     """Left out where no row has a value: what is beside it needs the room."""
+    most: int = 0
+    """Characters of its width in a narrow terminal, where a text beside it would be folded at every word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +275,13 @@ def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
     cells = [[_cell(column.value(row, now_us)) for column in columns] for row in rows]
     shown = [i for i, column in enumerate(columns) if not column.optional or _has_value(cells, i)]
+    is_narrow = console().width < NARROW
     for column in (columns[i] for i in shown):
         table.add_column(
             column.title,
             justify="right" if column.number else "left",
             min_width=len(column.title),  # a folded heading is unreadable
+            max_width=column.most if column.most and is_narrow else None,
             no_wrap=column.number,
             overflow="fold",
         )

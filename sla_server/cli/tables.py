@@ -292,13 +292,13 @@ KINDS: Final = {
     "throttles": TableKind(
         "/throttles",
         (
-            Column("THROTTLED", lambda row, _now_us: formatting.throttled(row).replace("/", " /")),
-            Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
+            Column("THROTTLED", lambda row, _now_us: formatting.throttled(row).replace("/", " /"), most=13),
+            Column("AT MOST", lambda row, _now_us: formatting.cap(row), most=9),
             Column("STATE", _plain("state")),
-            Column("HELD", lambda row, _now_us: hold_of(row), optional=True),
+            Column("HELD", lambda row, _now_us: hold_of(row), optional=True, most=8),
             Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True, optional=True),
             Column("BY", lambda row, _now_us: asked_by(row)),
-            Column("SINCE", _at("requested_us")),
+            Column("SINCE", _at("requested_us"), most=8),
             Column("REASON", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
         ),
         "No throttle was ever set.",

@@ -49,7 +49,7 @@ def test_statistics_arrive_over_tls(tls_stage: Stage, driver: Driver) -> None:
 
     def iops() -> float:
         rows = [row for row in tls_stage.live()["volumes"] if row["volume"] == "vol-gateway-a"]
-        return float(rows[0]["iops"]) if rows else 0.0
+        return float(rows[0]["iops"] or 0) if rows else 0.0
 
     tls_stage.wait(lambda: iops() > 0, "I/O counted at the server")
     driver.stop(load)

@@ -91,6 +91,7 @@ class Controller:
         )
         self._agreed = AgreedCaps(self.inventory, self.policy)
         self._excluded: dict[str, str] = {}
+        self._ticked_ns = 0
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
     # What is promised.
@@ -447,6 +448,7 @@ class Controller:
 
     def tick(self, now_ns: int, unix_us: int) -> list[Decision]:
         """Look at everything; call it some four times a second."""
+        self._ticked_ns = now_ns
         self._intake.flush()
         events, ended = self.faults.look(self.tables, now_ns)
         self.loops.faults_ended(ended)
@@ -478,6 +480,7 @@ class Controller:
             self.planes,
             most,
             unix_us,
+            self._ticked_ns - round(self.settings.silent_s * 1e9),
         )
         return {**view, "feed_forward": self.loops.forward.figures()}
 

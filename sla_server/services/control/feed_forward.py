@@ -131,7 +131,7 @@ class FeedForward:
                 watched = self.backends[control.backend] = Watched(modes=self._modes_on(control.backend))
             if watched.learn(control, step, before, now_ns):
                 # The storage gives another rate now: only this burst, without C ahead, is evidence about it.
-                self.counters.discarded += any([trial.discard() for trial in watched.trials.values()])
+                self.counters.discarded += sum(trial.discard() for trial in watched.trials.values()) > 0
             elif watched.fell_short(control) and watched.expected is not None:
                 watched.trial(watched.expected.reason).is_doubtful = True  # the next burst, left alone, tells
 

@@ -23,6 +23,7 @@ from pmdaemon.wire.histogram import (
     WIRE_BUCKETS,
     highest_upper_us,
     percentile_upper_us,
+    percentiles_upper_us,
 )
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.inventory import BackendInventory
@@ -68,6 +69,7 @@ class _Sum:
         self.held = self.inflight = self.delay_us = self.done = 0
         self.backend = ""
         self.gateways: list[str] = []
+        self.is_silent = True
 
     def add(self, scalars: Hist, hist: tuple[Hist, Hist, Hist], seconds: float) -> None:
         """Add one gateway.
@@ -87,14 +89,17 @@ class _Sum:
         self.done += reads + writes
 
 
-def _sum_of(volume: str, carriers: Iterable[GatewayTable]) -> _Sum:
+def _sum_of(volume: str, carriers: Iterable[GatewayTable], spoke_after_ns: int) -> _Sum:
+    """What a volume's gateways say; those that said nothing since then say nothing of now."""
     found = _Sum()
     for table in carriers:
         if not table.carries(volume):
             continue
         found.backend = found.backend or table.backend_of(volume)
         found.gateways.append(table.gateway_id)
-        if table.recent and table.state == "up" and volume in table.use:
+        speaks = table.last_cut_ns is not None and table.last_cut_ns >= spoke_after_ns
+        if table.recent and table.state == "up" and volume in table.use and speaks:
+            found.is_silent = False
             found.add(*_recent_of(table, table.volumes.index(volume)))
             found.held += table.use[volume].held
             found.inflight += table.use[volume].inflight
@@ -108,13 +113,15 @@ def _recent_of(table: GatewayTable, index: int) -> tuple[Hist, tuple[Hist, Hist,
     for each in table.recent:
         of_volume = table.volume_of_row[each.rows] == index
         of_volume &= each.rows >= 0
-        if not of_volume.any():
+        at = np.flatnonzero(of_volume)
+        if not len(at):
             absent.append(each.span_us)
             continue
         present.append(each.span_us)
-        scalars.append(each.scalars[:, of_volume].sum(axis=1))
+        scalars.append(each.sums_of(at))
         packed = each.hist.view(_PACKED)
-        entries.append(packed[of_volume[packed & 0xFFFF]])
+        row = packed & 0xFFFF
+        entries.append(packed[row == at[0] if len(at) == 1 else of_volume[row]])
     dense = _dense(entries)
     total = dense[:BUCKETS] + dense[BUCKETS : 2 * BUCKETS]
     by_cut = np.array(scalars).reshape(len(scalars), len(RECENT))
@@ -171,13 +178,13 @@ def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, 
         {
             "volume": volume,
             "backend": s.backend,
-            **{name: round(rate, 1) for name, rate in s.rates.items()},
-            "p50_us": percentile_upper_us(s.total, 50),
-            "p95_us": percentile_upper_us(s.total, 95),
-            "p99_us": percentile_upper_us(s.total, 99),
+            **{name: None if s.is_silent else round(rate, 1) for name, rate in s.rates.items()},
+            **dict(
+                zip(("p50_us", "p95_us", "p99_us"), percentiles_upper_us(s.total, 50, 95, 99), strict=True)
+            ),
             "service_p95_us": percentile_upper_us(s.service, 95),
-            "held": s.held,
-            "inflight": s.inflight,
+            "held": None if s.is_silent else s.held,
+            "inflight": None if s.is_silent else s.inflight,
             "cap_cost_per_s": policy.effective(volume).cost_per_s if volume in capped else None,
             "delay_us": round(s.delay_us / s.done) if s.done else 0,
             "gateways": s.gateways,
@@ -414,17 +421,19 @@ def snapshot(
     planes: PlaneStates,
     most: int,
     unix_us: int,
+    spoke_after_ns: int,
 ) -> dict[str, Any]:
     """The view at ``unix_us``, at most ``most`` rows of each kind; ``totals`` says how many there are.
 
-    ``promises`` and ``states`` are of all: (agreement, objective) and the state of each, in one order.
+    ``promises`` and ``states`` are of all: (agreement, objective) and the state of each, in one order. What
+    a volume does is None while none of its gateways had a cut after ``spoke_after_ns``.
     """
     throttles = policy.throttles()
     names = [state.state for state in live.values()]
     counts = Counter(names)
     gateways = sorted(tables.values(), key=lambda t: t.state == "up")[:most]
     volumes = _chosen_volumes(inventory, policy, usage_table, most)
-    sums = {name: _sum_of(name, inventory.carriers_of(name).values()) for name in volumes}
+    sums = {name: _sum_of(name, inventory.carriers_of(name).values(), spoke_after_ns) for name in volumes}
     return {
         "at_us": unix_us,
         "mode": mode,

@@ -278,6 +278,15 @@ class Recent(NamedTuple):
         found: Ints = np.frombuffer(self.counters, np.int64).reshape(len(COLUMNS), -1)[_SELECT]
         return found
 
+    def sums_of(self, at: Ints) -> Ints:
+        """Sums over some rows of the cut, at least one; shape (len(RECENT_COLUMNS),)."""
+        counters = np.frombuffer(self.counters, np.int64).reshape(len(COLUMNS), -1)
+        if len(at) == 1:
+            one: Ints = counters[_SELECT, at[0]]
+            return one
+        found: Ints = counters[_SELECT[:, None], at].sum(axis=1)
+        return found
+
     @property
     def hist(self) -> npt.NDArray[Any]:
         """Sparse histograms, HIST_DTYPE; ``row`` counts the cut's rows."""

@@ -241,6 +241,11 @@ def test_clients_under_new_names_that_share_one_rate() -> None:
     assert "set the cap of every client of batch that no agreement names" in said(found, "Decisions")
 
 
+def test_a_volume_of_silent_gateways_did_not_do_nothing() -> None:
+    found = explain(volume(measured={"iops": None, "p95_us": None, "delay_us": 0}))
+    assert said(found, "Volume") == "What it does now is not known: no gateway of it sends statistics."
+
+
 def test_observe_says_which_client_enforce_would_slow() -> None:
     made = {**cap(client="host-b"), "kind": "observed", "mode": "observe"}
     found = explain(volume(mode="observe", decisions=[made], protected={**PROMISE, "state": "at-risk"}))

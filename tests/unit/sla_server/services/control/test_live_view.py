@@ -56,8 +56,27 @@ def test_a_lost_gateway_shows_no_rates():
     made.controller.gateway_lost(A, "gone", made.now_ns)
     found = made.controller.snapshot(made.unix_us)
     assert found["gateways"][0]["state"] == "lost"
-    assert found["volumes"][0]["iops"] == 0
+    assert (found["volumes"][0]["iops"], found["volumes"][0]["p95_us"]) == (None, None)
     assert found["backends"][0]["cost_per_s"] == 0
+
+
+def test_what_a_silent_gateway_said_last_is_not_shown_as_of_now():
+    made = Feeder(controller((promise(),)), (A, ("gold",)), (B, ("gold",)))
+    made.step((A, {"gold": (80, 2)}, 0), (B, {"gold": (20, 2)}, 0))
+
+    def shown() -> tuple[float | None, ...]:
+        (volume,) = made.controller.snapshot(made.unix_us)["volumes"]
+        return tuple(volume[name] for name in ("iops", "bytes_per_s", "p95_us", "held", "inflight"))
+
+    assert shown()[0] == 100
+    for _ in range(4):
+        made.step((A, {"gold": (80, 2)}, 0))
+    assert shown()[0] == 80, "of the one that speaks"
+    for _ in range(4):
+        made.step()
+    assert shown() == (None,) * 5
+    made.step((A, {"gold": (0, 2)}, 0))
+    assert shown()[0] is not None, "idle is no silence"
 
 
 def crowd():
