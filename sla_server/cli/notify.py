@@ -145,6 +145,7 @@ def silence() -> None:
 @pass_client
 def start(
     client: Client,
+    /,
     lasting: str,
     reason: str,
     recipients: tuple[str, ...],
