@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
@@ -59,6 +60,7 @@ def run(path: Path | None, show_config: bool, check_config: bool) -> None:
         stop.watch_parent()
         with failure_recorded(config.runtime_dir, "pmdaemon"):
             watch(stop, functools.partial(record_failure, config.runtime_dir, "pmdaemon"))
+            attach_reserves("pmdaemon")
             raise_open_files(config.pmdaemon.open_files)
             status = Daemon(config, path, stop).run()
     sys.exit(status)

@@ -17,6 +17,7 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
+from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
@@ -48,9 +49,10 @@ class ServerConfig(StrictModel):
     pmdaemon: PmConfig = Field(default_factory=PmConfig)
     services: ServicesConfig = Field(default_factory=ServicesConfig)
     database: DatabaseConfig = Field(default_factory=DatabaseConfig)
+    events: EventsConfig = Field(default_factory=EventsConfig)
+    notify: NotifyConfig = Field(default_factory=NotifyConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
-    notify: NotifyConfig = Field(default_factory=NotifyConfig)
 
 
 class ResolvedConfig(ServerConfig):

@@ -57,7 +57,7 @@ APP: Final = "app.mbx"
 IDENTITY: Final = "identity"
 DATA_ID: Final = "data.id"
 USERS: Final = {
-    MAIN: ("pmdaemon", "services", "dbmanager"),
+    MAIN: ("pmdaemon", "services", "dbmanager", "delivery"),
     APP: ("appserver", "services", "dbmanager"),
 }
 """The parts that are attached to each, in the order in which they are ended."""
@@ -166,7 +166,8 @@ def prepare_runtime_dir(runtime_dir: Path) -> None:
 def remove_runtime_dir(runtime_dir: Path) -> None:
     """Remove figures, notes and ports of an ended server, and the directories that are empty then."""
     metrics = runtime_dir / "metrics"
-    leftovers = [runtime_dir / name for name in ("gateways.json", "api.port", "login.url", "clock", DATA_ID)]
+    names = ("gateways.json", "api.port", "login.url", "clock", DATA_ID)
+    leftovers = [runtime_dir / name for name in names]
     for path in (*leftovers, *runtime_dir.glob("*.failed"), *metrics.glob("*.prom"), *metrics.glob("*.json")):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is not there

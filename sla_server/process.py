@@ -19,6 +19,7 @@ from typing import Final
 import click
 import structlog
 
+from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.entry import PRIVATE_UMASK
@@ -28,6 +29,7 @@ from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
 
 MODULES: Final = {
+    "delivery": "sla_server.events.delivery",
     "services": "sla_server.services.process",
     "dbmanager": "sla_server.db.process",
     "appserver": "sla_server.api.server",
@@ -43,6 +45,8 @@ def _show_config(path: Path | None, show: bool) -> None:
 
 def _run(name: str, config: configuration.ResolvedConfig, stop: Stop) -> int:
     with failure_recorded(config.runtime_dir, name):
+        if name != "delivery":  # which makes the directory first
+            attach_reserves(name)
         return int(importlib.import_module(MODULES[name]).run(config, stop=stop))
 
 

@@ -19,6 +19,7 @@ from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import MailboxSender, Message, Resend
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.mailbox.sender import PostingMailbox
+from pmdaemon.reserve import raise_event
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import RecordRows
@@ -89,7 +90,7 @@ class Recorder:
         at_us: int,
         now_ns: int,
     ) -> None:
-        """Keep an event."""
+        """Raise an event, and keep its row."""
         row = {
             "event_id": str(uuid.uuid5(NAMESPACE, f"{kind}/{subject}/{at_us}")),
             "at_us": at_us,
@@ -100,6 +101,7 @@ class Recorder:
             "text": text,
             "details": details,
         }
+        raise_event(row)
         self.add("events", row, now_ns)
 
     def flush(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor: one data directory, two mailbox segments, four parts kept alive (P4).
+"""The supervisor: one data directory, two mailbox segments, five parts kept alive (P4).
 
 State (all in ``Supervisor``, touched by its one thread only):
 
@@ -7,14 +7,15 @@ State (all in ``Supervisor``, touched by its one thread only):
     records     process states and events that dbmanager has not yet called durable (``recorder``)
     reports     PRESSURE: the parts that make no progress (``vitals``)
 
-Order: dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first, then the
-mailboxes drain, then the queue is synced and the writer flushed. A dead part is restarted with backoff
-(0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One that makes no
-progress is reported, then killed. A part whose first start ends with EX_CONFIG (a schema of a newer release,
-a setting that cannot be) ends the server with the same status: trying again would change nothing. Children
-are exec'ed and hold a pipe to the supervisor: if it dies, however it dies, they stop. A lock on the data
-directory forbids a second server (``directories``). When a part has met damage in a mailbox segment, the
-parts that use it are ended, the segment is made again, and they start again as after a death.
+Order: delivery, dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first,
+then the mailboxes drain, then the queue is synced and the writer flushed; delivery takes the events of them
+all. A dead part is restarted with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event
+says so; the others go on. One that makes no progress is reported, then killed. A part whose first start ends
+with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server with the same status:
+trying again would change nothing. Children are exec'ed and hold a pipe to the supervisor: if it dies, however
+it dies, they stop. A lock on the data directory forbids a second server (``directories``). When a part has
+met damage in a mailbox segment, the parts that use it are ended, the segment is made again, and they start
+again as after a death.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.reserve import EVENTS_DIR, attach_reserves, initialized
 from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_together, wait_for_any
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
+from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire.messages.server import Problem
@@ -50,7 +53,7 @@ from sla_server.recorder import Recorder
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
-PARTS: Final = ("dbmanager", "services", "pmdaemon", "appserver")
+PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
@@ -82,6 +85,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
+        self._reserves = self.config.data_dir / "events" / "reserve"
 
     def run(self) -> int:
         """Supervise until the stop is asked for; returns the exit status."""
@@ -96,11 +100,14 @@ class Supervisor:
                 self._segment_event(name, problem)
             self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)
             self._attach()
+            make_directory(self._reserves, 0o700)
+            attach_reserves("supervisor", self._reserves)
             for name in PARTS:
                 self._start(self.add(name, self._command(name)))
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
+            initialized()
             while not wait_for_any(self.stop, self.parts.values(), STEP_S):
                 self._step()
             log.info("server-stopping", reason=self.stop.reason)
@@ -142,6 +149,7 @@ class Supervisor:
             "SLA__DATA_DIR": str(self.config.data_dir),
             "SLA__RUNTIME_DIR": str(self.config.runtime_dir),
             CLOCK_FILE: str(self.config.runtime_dir / "clock"),
+            EVENTS_DIR: str(self._reserves),
         }
         part = Child(PROCESSES, name, command, self._pipe, self.clock, env=environment, has_pulse=True)
         self.parts[name] = part
@@ -220,7 +228,7 @@ class Supervisor:
 
     def _segment_event(self, name: str, problem: str) -> None:
         text = f"mailbox segment {name} was damaged and made again: {problem}"
-        self._add_event("mailbox-damaged", "error", name, text, {})
+        self._add_event("mailbox-damaged", "critical", name, text, {})
 
     def _plan_restart(self, part: Child, reason: str, status: int) -> None:
         """A part does not run: plan its next start."""
@@ -267,7 +275,7 @@ class Supervisor:
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last."""
         statuses: dict[str, int] = {}
-        for name in ("appserver", "pmdaemon", "services", "dbmanager"):
+        for name in reversed(PARTS):
             if name in self.parts:
                 statuses |= stop_together([self.parts[name]], self.clock)
         self._is_drained = statuses.get("dbmanager") == 0

@@ -36,6 +36,8 @@ def main_layout(pairs: int) -> Layout:
         Route("supervisor", "services", MIB // 4),
         Route("dbmanager", "supervisor", MIB // 4),
         Route("pmdaemon", "dbmanager", MIB // 4),
+        Route("delivery", "dbmanager", MIB // 4),
+        Route("dbmanager", "delivery", MIB // 8),
     ]
     for name in names:
         routes += [
@@ -47,7 +49,7 @@ def main_layout(pairs: int) -> Layout:
             Route("services", name, MIB),
             Route("dbmanager", name, MIB),
         ]
-    participants = ("supervisor", "pmdaemon", "services", "dbmanager", *names)
+    participants = ("supervisor", "pmdaemon", "services", "dbmanager", "delivery", *names)
     slots = max(SLOTS_PER_SENDER, SLOTS_A_ROUTE * (pairs + 3))
     return Layout(participants=participants, routes=tuple(routes), slots_per_sender=slots)
 

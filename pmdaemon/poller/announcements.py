@@ -14,6 +14,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from pmdaemon.poller.gateway import Gateway
+from pmdaemon.reserve import raise_event
 from pmdaemon.wire.messages.agent import Hello, StreamEntry
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.server import CapsState, GatewayAlert, GatewayReport, RecordRows, StreamsSeen
@@ -83,7 +84,7 @@ def caps_state(
 
 
 def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **details: Any) -> bytes:
-    """A RECORD frame with one row of ``events``, about a gateway."""
+    """Raise an event about a gateway; returns a RECORD frame with its row."""
     row = {
         "event_id": str(uuid4()),
         "at_us": unix_us,
@@ -94,6 +95,7 @@ def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **det
         "text": text,
         "details": details,
     }
+    raise_event(row)
     return RecordRows([["events", row]], None, "pmdaemon").encode()
 
 

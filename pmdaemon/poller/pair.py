@@ -54,6 +54,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.unified import UnifiedCore
+from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
@@ -335,6 +336,7 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
             "text": f"{name} was restarted: {reason}; restart {restarts}",
             "details": {"restarts": restarts},
         }
+        raise_event(event)
         rows.append(["events", event])
     try:
         mailbox.post("dbmanager", RecordRows(rows, None, name).encode())
@@ -352,7 +354,9 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
         except SlaError as exc:
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
+        attach_reserves(f"pair-{index}")
         announce(mailbox, index, restarts, reason)
+        initialized()
         pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
         status = EX_SOFTWARE
         try:

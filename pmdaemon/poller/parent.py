@@ -65,6 +65,7 @@ from pmdaemon.poller.channel import Channel, ChannelMessage
 from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmConfig, PmFile
 from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
+from pmdaemon.reserve import initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -109,6 +110,7 @@ def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> Non
         "text": f"{name} is not started: {problem}. The pairs that run serve its gateways, too",
         "details": {},
     }
+    raise_event(event)
     try:
         with attach(segment, "pmdaemon") as mailbox:
             mailbox.post("dbmanager", RecordRows([["events", event]], None, "pmdaemon").encode())
@@ -379,6 +381,7 @@ class Daemon:
         self._selector.register(self._dialler, selectors.EVENT_READ)
         write_port(self._config.port_path, self.port)
         settings = self._config.pmdaemon
+        initialized()
         log.info("listening", address=settings.listen, port=self.port, tls=settings.tls.enabled)
         try:
             while not self._stop.is_set():

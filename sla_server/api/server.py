@@ -49,6 +49,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 
 import dashboard
 from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.reserve import initialized
 from pmdaemon.runtime import sockets, watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
@@ -294,6 +295,7 @@ class WebServer:
         """Write the port file; clients may come from now on. Sign-in addresses are made when asked for."""
         self.context.metrics.folder = runtime_dir / "metrics"
         write_whole(runtime_dir / "api.port", f"{self.port}\n")
+        initialized()
         log.info("page-ready", address=self.address, sign_in="sla login")
 
     def serve(self) -> int:

@@ -72,7 +72,7 @@ class RetentionConfig(StrictModel):
     """Judged slices and closed episodes: what reports and error budgets are computed from."""
 
     events_days: float = Field(default=90.0, ge=1)
-    """Events, and throttles that are over."""
+    """Events with their deliveries, and throttles that are over."""
 
     decisions_days: float = Field(default=30.0, ge=1)
     """What the controller decided and why: what ``sla why`` answers from."""

@@ -165,6 +165,7 @@ RULES: Final = (
     RetentionRule("slices", "start_us", "slices_days"),
     RetentionRule("episodes", "opened_us", "slices_days", "closed_us IS NOT NULL"),
     RetentionRule("events", "at_us", "events_days", both_ways=True),
+    RetentionRule("deliveries", "at_us", "events_days"),
     RetentionRule(
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),

@@ -31,6 +31,7 @@ from sqlalchemy import Engine
 
 from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.poller.metrics import BackpressureReporter
+from pmdaemon.reserve import initialized
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory
@@ -225,16 +226,20 @@ def open_manager(
                 archive.sweep(kept, clock.unix_us())
         except (DatabaseUnavailable, FilesUnavailable) as exc:
             outage.failed(clock.unix_us(), str(exc))
+            outage.announce(clock.unix_us())
             log.warning("waiting-for-database", error=str(exc), retry_s=outage.wait_s())
             what = "database" if isinstance(exc, DatabaseUnavailable) else "parquet"
             what = DAMAGED if isinstance(exc, DatabaseDamaged) else what
             _wait(outage.wait_s(), stop, report, Problem(what, outage.since_us, f"waits at its start: {exc}"))
             continue
+        if outage.is_announced:
+            outage.raise_end(clock.unix_us())
         queue.go_on_behind(store.newest_cursor)
         retention = Retention(engine, settings.retention, clock)
         refused_dir = queue_dir / "refused"
         writer = IngestWriter(queue, store, archive, clock, settings.flush_interval_s, refused_dir, retention)
         writer.start(cursors)
+        initialized()
         return DatabaseManager(intake, queue, writer, upkeep, engine)
     return None
 

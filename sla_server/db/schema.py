@@ -333,6 +333,21 @@ events = Table(
     Index("events_at", "at_us", "event_id"),
 )
 
+deliveries = Table(
+    "deliveries",
+    metadata,
+    _key("recipient", Text),
+    _key("delivery_id", Text),
+    _text("event_id"),
+    _count("number"),
+    _text("state"),
+    _count("attempts"),
+    _text("answer"),
+    _count("at_us"),
+    Index("deliveries_event", "event_id"),
+    Index("deliveries_at", "at_us"),
+)
+
 processes = Table(
     "processes",
     metadata,
@@ -389,6 +404,7 @@ RECORDABLE: Final = frozenset(
         "throttles",
         "decisions",
         "events",
+        "deliveries",
         "processes",
         "audit",
         "policies",

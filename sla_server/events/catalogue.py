@@ -148,7 +148,10 @@ SERVER: Final = {
     "mailbox-damaged": EventKind("critical", "A mailbox segment was damaged and made again.", "Report it."),
     "back-pressure": EventKind("warning", "A queue or a mailbox is nearly full.", "Which process is slow?"),
     "clock-stepped": EventKind("warning", "The server's clock was set.", "`chronyc tracking`."),
-    "database-away": EventKind("critical", "The database could not be used.", "The text says why."),
+    "database-away": EventKind(
+        "critical", "The database cannot be used.", "The text says why.", begins="database-away"
+    ),
+    "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
     "data-refused": EventKind("warning", "A record could not be stored and was put aside.", "Report it."),
     "watermark-mended": EventKind("warning", "Ingest queue and database disagreed.", "Who changed SQL?"),
     "queue-damage": EventKind("critical", "Durable records are gone.", "Check the disk."),

@@ -4,9 +4,12 @@
                      "confirmed", "dead_letters"}],
      "undelivered": [{"event_id", "recipient", "state", "attempt", "since_us", "reason"}]}
 
-``state`` of a recipient: ``ok``, ``failing`` (it is tried again), ``held`` (silences), ``hanging``. Of what
-is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file that is old
-or missing means that it is not known.
+Further keys are figures: ``queue_fullness``, ``reserves`` (share in use of each), ``later`` (held back,
+reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason).
+
+``state`` of a recipient: ``ok``, ``failing`` (it is tried again), ``held`` (silences). Of what is undelivered
+the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file that is old or missing
+means that it is not known.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ MOST_UNDELIVERED: Final = 1000
 Row = dict[str, Any]
 
 
-def write_delivery_state(folder: Path, recipients: Sequence[Row], undelivered: Sequence[Row]) -> None:
+def write_delivery_state(
+    folder: Path, recipients: Sequence[Row], undelivered: Sequence[Row], **figures: Any
+) -> None:
     """Replace the file.
 
     Raises:
         OSError: no room; the file is as it was, and soon too old.
     """
-    content = {"recipients": list(recipients), "undelivered": list(undelivered)[:MOST_UNDELIVERED]}
+    content = {"recipients": list(recipients), "undelivered": list(undelivered)[:MOST_UNDELIVERED], **figures}
     write_whole(folder / FILE, json.dumps(content))
 
 

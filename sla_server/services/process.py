@@ -22,6 +22,7 @@ from pmdaemon.errors import SlaError
 from pmdaemon.mailbox import Mailbox, attach, wait_any
 from pmdaemon.mailbox.errors import MessageDamaged, SegmentMissing
 from pmdaemon.mailbox.sender import MailboxSender
+from pmdaemon.reserve import initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.gc_tuning import GcTuning
@@ -99,7 +100,8 @@ def run(config: ProcessConfig, stop: Stop) -> int:
     is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]
-        record_sender = RecordSender(main, tag, config.services.outbox_limit_bytes)
+        limit_bytes = config.services.outbox_limit_bytes
+        record_sender = RecordSender(main, tag, limit_bytes, raise_event=raise_event)
         with GcTuning.held():
             start = take_up(store, record_sender, tag, config.services.mode, clock, stop)
             if start is None:
@@ -120,6 +122,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
+        initialized()
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
         _loop(services, sql_worker, main, app, clock, stop)
         services.flush(clock.monotonic_ns())

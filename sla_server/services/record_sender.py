@@ -6,8 +6,8 @@ everything after it (``mailbox.sender``), so that the rows of one key arrive in 
 never overwrites a newer one for good; rows are upserts, so a repeat does no harm.
 
 What a crash of this process can leave: frames not yet posted die with it. Slices are judged again from SQL,
-the controller reads throttles again; an event that waited here is lost, which takes a full mailbox at the
-same moment.
+the controller reads throttles again; events are in the reserve of this process, and delivery brings them to
+SQL.
 
 Thread: the main loop.
 """
@@ -24,7 +24,7 @@ from pmdaemon.errors import FrameTooLarge
 from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox, Resend
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.messages.server import RecordRows
-from sla_server.services.rows import Rows
+from sla_server.services.rows import Row, Rows
 
 log = structlog.get_logger("record-sender")
 RECIPIENT: Final = "dbmanager"
@@ -51,12 +51,29 @@ class _Ticket:
 class RecordSender:
     """See the module.
 
+    Args:
+        mailbox: of this process.
+        tag: unique to it.
+        limit_bytes: of rows that wait.
+        sender: name of the process.
+        raise_event: takes each event among the rows for delivery, once (``pmdaemon.reserve``).
+
     Attributes:
         resent: times that frames were posted again.
     """
 
-    def __init__(self, mailbox: PostingMailbox, tag: str, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        mailbox: PostingMailbox,
+        tag: str,
+        limit_bytes: int,
+        *,
+        sender: str = "services",
+        raise_event: Callable[[Row], object] = lambda _row: None,
+    ) -> None:
         self._tag = tag
+        self._name = sender
+        self._raise_event = raise_event
         self._sender = MailboxSender({OTHERS: mailbox}, limit_bytes, resend=RESEND)
         self._tickets: dict[str, _Ticket] = {}
         self._serial = 0
@@ -79,7 +96,10 @@ class RecordSender:
             if done is not None:
                 done(True, "")
             return
-        parts, unfit = _frames(rows, f"{self._tag}.{self._serial}", together=done is not None)
+        if done is None:  # else what they speak of is in force only if it is recorded: see below
+            self._raise(rows)
+        request = f"{self._tag}.{self._serial}"
+        parts, unfit = _frames(rows, request, self._name, together=done is not None)
         self._serial += 1
         for table, problem in unfit:
             self._unfit += 1
@@ -100,8 +120,14 @@ class RecordSender:
                 done(False, "too many records wait for the database manager; try again when it is back")
             return
         if done is not None:
+            self._raise(rows)
             ticket = _Ticket(done, len(parts))
             self._tickets.update((request, ticket) for request, _ in parts)
+
+    def _raise(self, rows: Rows) -> None:
+        for table, row in rows:
+            if table == "events":
+                self._raise_event(row)
 
     def flush(self, now_ns: int) -> None:
         """Post what has room; post again what was not answered in time."""
@@ -128,7 +154,9 @@ class RecordSender:
         return self._sender.waiting()
 
 
-def _frames(rows: Rows, request: str, *, together: bool) -> tuple[list[tuple[str, bytes]], Rejected]:
+def _frames(
+    rows: Rows, request: str, sender: str, *, together: bool
+) -> tuple[list[tuple[str, bytes]], Rejected]:
     """RECORD frames that carry all rows in order, each with its own id; and the rows that fit none."""
     frames: list[tuple[str, bytes]] = []
     unfit: Rejected = []
@@ -137,7 +165,7 @@ def _frames(rows: Rows, request: str, *, together: bool) -> tuple[list[tuple[str
         name = f"{request}.{len(frames)}"
         listed = [[table, row] for table, row in part]
         try:
-            frames.append((name, RecordRows(listed, name, "services", together or None).encode()))
+            frames.append((name, RecordRows(listed, name, sender, together or None).encode()))
         except (FrameTooLarge, TypeError, ValueError, OverflowError) as exc:
             if len(part) == 1:
                 unfit.append((part[0][0], printable(f"{type(exc).__name__}: {exc}", 300)))

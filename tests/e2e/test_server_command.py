@@ -133,7 +133,7 @@ def test_start_and_status(server: Operator) -> None:
     status = json.loads(answer.stdout)
     assert status["is_well"]
     assert {row["name"]: row["state"] for row in status["processes"]} == dict.fromkeys(
-        ("appserver", "dbmanager", "pair-0", "pmdaemon", "services"), "running"
+        ("appserver", "dbmanager", "delivery", "pair-0", "pmdaemon", "services"), "running"
     )
     assert status["problems"] == []
     server.until(lambda: server.health() == 200, "the services have spoken")

@@ -47,7 +47,6 @@ from sqlalchemy import Engine
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
-from sla_server.db import schema
 from sla_server.db.archive import manifest
 from sla_server.db.archive.export import RollupExport
 from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
@@ -56,9 +55,8 @@ from sla_server.db.archive.store import FileStore
 from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError, FileDamaged, StorageBusy
-from sla_server.db.ingest.records import event_row
+from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.schema import DAY_US, HOUR_US
-from sla_server.db.upsert import upsert
 
 COMMIT_LAG_US: Final = (
     300_000_000  # a file of an hour is committed minutes after its end when the database was away
@@ -385,4 +383,4 @@ class ArchiveUpkeep:
             for path, text in problems.items()
         ]
         with begin(self._engine) as connection:
-            upsert(connection, schema.events, events)
+            add_events(connection, events)

@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from pmdaemon.errors import WireError
+from pmdaemon.reserve import raise_event
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
@@ -280,7 +281,9 @@ class IngestIntake:
             self._dropped[gateway_id] = max(reported, self._dropped.get(gateway_id, 0))
             if lost > 0:
                 payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
-                rows = [["events", _lost_event(header, lost)]]
+                event = _lost_event(header, lost)
+                raise_event(event)
+                rows = [["events", event]]
         result.records.append(payload)
         if rows:
             result.records.append(RecordRows(rows, None, "dbmanager").encode())

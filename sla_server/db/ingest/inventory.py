@@ -21,7 +21,7 @@ from sqlalchemy import Column, Connection, select
 
 from sla_server.db import schema
 from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, RefusedRecord
-from sla_server.db.ingest.records import Row, clean, event_row
+from sla_server.db.ingest.records import Row, add_events, clean, event_row
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import HOUR_US
 from sla_server.db.upsert import upsert
@@ -70,7 +70,7 @@ def store_inventory(connection: Connection, batch: DecodedBatch, now_us: int) ->
         for item in _fewest(batch.refused)
     ]
     unique = {row["event_id"]: row for row in reversed(events)}
-    upsert(connection, schema.events, list(unique.values()))
+    add_events(connection, list(unique.values()))
 
 
 def _fewest(refused: Sequence[RefusedRecord]) -> Iterator[RefusedRecord]:

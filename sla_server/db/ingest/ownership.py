@@ -35,7 +35,7 @@ from pmdaemon.wire.plane_marks import rows_by_plane
 from sla_server.db import schema
 from sla_server.db.histogram_codec import Int64s
 from sla_server.db.ingest.batch import DecodedBatch
-from sla_server.db.ingest.records import Row, clean, event_row
+from sla_server.db.ingest.records import Row, add_events, clean, event_row
 from sla_server.db.schema import DAY_US, HOUR_US
 from sla_server.db.upsert import upsert
 from sla_server.ownership import (
@@ -165,7 +165,7 @@ class IngestOwnership:
         self._store(connection, changed)
         self._move(connection, changed)
         self._block(connection, [key for key, claim in changed.items() if self._may_be_stored(key, claim)])
-        upsert(connection, schema.events, events)
+        add_events(connection, events)
         return self._admitted(batch, {(c.volume, c.gateway_id) for c in changed.values()})
 
     def _may_be_stored(self, key: Key, claim: VolumeClaim) -> bool:
@@ -383,7 +383,7 @@ def store_left_out(connection: Connection, left_out: Mapping[Key, int], now_us: 
     table = schema.volume_owners
     for (volume, gateway_id), count in left_out.items():
         if not volume:
-            upsert(connection, schema.events, [_foreign_event(gateway_id, now_us)])
+            add_events(connection, [_foreign_event(gateway_id, now_us)])
             continue
         is_claim = (table.c.volume == volume) & (table.c.gateway_id == gateway_id)
         connection.execute(update(table).where(is_claim).values(left_out=table.c.left_out + count))

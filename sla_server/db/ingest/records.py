@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Table, update
 
+from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
 from sla_server.db import schema
@@ -142,6 +143,20 @@ def _number(table_name: str, name: str, rule: _Rule, value: float) -> float | No
             table_name, f"column {name!r} takes a whole number below {limit}, not {excerpt(value)}"
         )
     return int(value)
+
+
+def add_events(connection: Connection, rows: list[Row]) -> None:
+    """Store events of this process, and raise them for delivery.
+
+    They are raised although the transaction may still fail: what was noticed is true all the same, and tried
+    again it mostly has the same identity.
+
+    Raises:
+        SQLAlchemyError: translated by the caller's ``engine.begin``.
+    """
+    for row in rows:
+        raise_event(row)
+    upsert(connection, schema.events, rows)
 
 
 def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:

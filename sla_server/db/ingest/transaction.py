@@ -51,7 +51,7 @@ from sla_server.db.ingest.ownership import TABLE as OWNERS
 from sla_server.db.ingest.ownership import IngestOwnership, store_left_out
 from sla_server.db.ingest.planes import planes_text
 from sla_server.db.ingest.queue import IngestRecord
-from sla_server.db.ingest.records import event_row, store_rows
+from sla_server.db.ingest.records import add_events, event_row, store_rows
 from sla_server.db.queries.rows import IN_LIST, chunks
 from sla_server.db.schema import DAY_US
 from sla_server.db.upsert import Columns, Params, upsert, upsert_columns
@@ -174,7 +174,7 @@ class IngestStore:
                 text=text, details={"state": "behind-data", "by_us": -ahead_us},
             )  # fmt: skip
             log.warning("clock-stepped", text=text)
-            upsert(connection, schema.events, [event])
+            add_events(connection, [event])
         self._now_us = now_us
         return now_us
 
@@ -334,18 +334,18 @@ class IngestStore:
                     (gateway_id, epoch, had, seq, now_us), now_us, "watermark-mended", "warning",
                     element="dbmanager", subject=gateway_id, text=text, details={"had": had, "seq": seq},
                 )  # fmt: skip
-                upsert(connection, schema.events, [event])
+                add_events(connection, [event])
 
     def report(self, event: dict[str, Any]) -> None:
         """Store one event now."""
         with begin(self._engine) as connection:
-            upsert(connection, schema.events, [event])
+            add_events(connection, [event])
 
     def skip(self, queue_seq: int, event: dict[str, Any]) -> None:
         """Pass a record that the database refuses, and say so in an event."""
         with begin(self._engine) as connection:
             if self._cursor(connection, self._sql_key) < queue_seq:
-                upsert(connection, schema.events, [event])
+                add_events(connection, [event])
                 for key in (self._sql_key, self._records_key):
                     self._raise(connection, key, queue_seq)
 
@@ -561,9 +561,7 @@ class NamelessStreams:
         window.left_out = np.array(excess, dtype=np.int64)
         self._known = np.union1d(self._known, ids[np.setdiff1d(unknown, window.left_out)])
         self.left_out += len(excess)
-        upsert(
-            connection, schema.events, [_left_out_event(name, count, now_us) for name, count in over.items()]
-        )
+        add_events(connection, [_left_out_event(name, count, now_us) for name, count in over.items()])
 
 
 def _known_of(connection: Connection, ids: Int64s) -> Int64s:

@@ -36,6 +36,7 @@ from typing import Any, Final
 
 import structlog
 
+from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.threads import ThreadGroup
@@ -58,6 +59,8 @@ REST_LIMIT_NS: Final = 15_000_000_000  # slices are judged 30 s after their end 
 FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and file come after it
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
 REMEMBERED: Final = 512  # records: the cuts of some seconds, from at most 128 MB
+ANNOUNCED_S: Final = 5.0
+"""A failover or a lock takes less; who is told of it can do something about what lasts longer."""
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 
@@ -65,14 +68,16 @@ class DatabaseOutage:
     """The state of a database that is away, from the first failure to the first success. Pure.
 
     While it lasts the writer tries again with backoff, the queue holds, the intake goes on, and ``problem``
-    is reported every other second (PRESSURE). Afterwards one event ``database-away`` is stored in the
-    database.
+    is reported every other second (PRESSURE). Once it has lasted ``ANNOUNCED_S``, an event ``database-away``
+    is raised, which needs no database; afterwards one with the figures is stored, and ``database-back``
+    raised.
 
     Attributes:
         since_us: first failure, 0 while it works.
         reason: of the newest failure.
         tries: failures since.
         problem: the same for PRESSURE, None while it works. Replaced whole: any thread may read it.
+        is_announced: the event that it is away was raised.
     """
 
     def __init__(self) -> None:
@@ -80,6 +85,7 @@ class DatabaseOutage:
         self.reason = ""
         self.tries = 0
         self.problem: Problem | None = None
+        self.is_announced = False
 
     @property
     def is_on(self) -> bool:
@@ -99,6 +105,33 @@ class DatabaseOutage:
         """How long to wait before the next try: doubled each time, 15 s at most."""
         return float(min(BACKOFF_FIRST_S * 2 ** min(self.tries - 1, 10), BACKOFF_LIMIT_S))
 
+    def announce(self, now_us: int) -> None:
+        """Raise an event if it has lasted long enough, once."""
+        if self.is_announced or now_us - self.since_us < ANNOUNCED_S * 1e6:
+            return
+        self.is_announced = True
+        text = f"the database cannot be used: {self.reason}. The ingest queue holds what arrives"
+        raise_event(
+            event_row(
+                (self.since_us, "announced"),
+                self.since_us,
+                "database-away",
+                "critical",
+                element="dbmanager",
+                subject="database",
+                text=text,
+            )
+        )
+
+    def raise_end(self, now_us: int) -> None:
+        """Raise the event that it is back."""
+        text = f"the database can be used again, after {(now_us - self.since_us) / 1e6:.1f} s"
+        row = event_row(
+            (self.since_us,), now_us, "database-back", "info",
+            element="dbmanager", subject="database", text=text,
+        )  # fmt: skip
+        raise_event(row)
+
     def event(self, now_us: int, queue_bytes: int) -> dict[str, Any]:
         """A row of ``events`` about it."""
         seconds = (now_us - self.since_us) / 1e6
@@ -117,6 +150,7 @@ class DatabaseOutage:
     def ended(self) -> None:
         """A transaction succeeded."""
         self.since_us, self.reason, self.tries, self.problem = 0, "", 0, None
+        self.is_announced = False
 
 
 class BackgroundCommit:
@@ -341,6 +375,7 @@ class IngestWriter:
         is_damage = isinstance(error, DatabaseDamaged)
         reason = str(error) if is_damage else error.reason
         self._outage.failed(self._clock.unix_us(), reason, is_damage=is_damage)
+        self._outage.announce(self._clock.unix_us())
         self._store.disconnect()
         log.warning(
             "database-away",
@@ -355,6 +390,7 @@ class IngestWriter:
             self._await_commit()
             event = self._outage.event(self._clock.unix_us(), self._queue.waiting_bytes)
             self._store.report(event)
+            self._outage.raise_end(self._clock.unix_us())
             self._outage.ended()
             log.info("database-back", text=event["text"])
 

@@ -1,0 +1,305 @@
+"""The process ``delivery``: brings events from the reserves of all processes to the recipients.
+
+Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
+``ev-NAME`` for each recipient (sends). The supervisor starts this process first and stops it last: what the
+others raise in their last moments is delivered, or kept for the next start. A disk that fails ends the
+process; the supervisor starts it again, and it goes on behind what was synced.
+
+Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
+``state.json``; beside them ``routing.json``, which services write (``routing``). In the runtime directory
+``metrics/delivery.json``: state and figures (``delivery_state``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import select
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
+from pmdaemon.runtime.files import make_directory
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
+from sla_server.events.config import EventsConfig
+from sla_server.events.delivery_state import write_delivery_state
+from sla_server.events.engine import DeliveryEngine, EngineParts
+from sla_server.events.intake import EventIntake
+from sla_server.events.lane import LaneSettings
+from sla_server.events.outlets import Outlets, RecordingRouter
+from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
+from sla_server.events.recipients.build import RecipientBuilder
+from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.routing import RoutingReader
+from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
+from sla_server.events.stages.confirm import RetryRules
+from sla_server.events.stages.send import SentBatch, ThreadSender
+
+log = structlog.get_logger("delivery")
+DIRECTORY: Final = "events"
+RESERVES: Final = "reserve"
+INITIAL_BYTES: Final = 4 << 20
+LONGEST_S: Final = 1.0
+SQL_STEP_S: Final = 0.02  # while rows wait for an answer
+LAST_S: Final = 3.0
+"""At the stop: for what the other processes raised while they ended."""
+JOIN_S: Final = 2.0
+STUCK_NS: Final = 30_000_000_000
+"""Without a pass over the reserves for so long, delivery stands still: a pass takes milliseconds."""
+
+
+class DeliveryProcessConfig(Protocol):
+    """What this process needs of the server's configuration."""
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Mailbox segments and the status file."""
+
+    @property
+    def data_dir(self) -> Path:
+        """Durable state."""
+
+    @property
+    def notify(self) -> NotifyConfig:
+        """Table ``[notify]``."""
+
+    @property
+    def events(self) -> EventsConfig:
+        """Table ``[events]``."""
+
+
+def run(config: DeliveryProcessConfig, stop: Stop) -> int:
+    """Run until ``stop``; returns 0, or 1 if a thread died.
+
+    Raises:
+        DiskQueueError, OSError: a queue cannot be opened, or its disk fails.
+        MailboxCorrupt: the segment is damaged.
+    """
+    directory = config.data_dir / DIRECTORY
+    make_directory(directory / RESERVES, 0o700)
+    attach_reserves("delivery", directory / RESERVES)
+    threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+    delivery = Delivery(config, directory, threads, server_clock())
+    try:
+        delivery.start(stop)
+        initialized()
+        log.info("ready", waiting=delivery.waiting())
+        delivery.loop(stop)
+        delivery.finish()
+        log.info("stopped", reason=stop.reason, waiting=delivery.waiting())
+    finally:
+        stop.set("the main loop ended")
+        delivery.close()
+    return 1 if threads.failed else 0
+
+
+class Delivery:
+    """The parts of the process. Thread: the main one.
+
+    Raises:
+        DiskQueueError, OSError: a queue cannot be opened.
+    """
+
+    def __init__(
+        self, config: DeliveryProcessConfig, directory: Path, threads: ThreadGroup, clock: Clock
+    ) -> None:
+        settings = config.events
+        self._interval_s = settings.poll_interval_s
+        self._threads = threads
+        self._clock = clock
+        self._inbox: ThreadInbox[SentBatch | None] = ThreadInbox()
+        self._initial = EventQueue(directory, "initial", INITIAL_BYTES)
+        self._main = EventQueue(directory, "main", settings.queue_bytes)
+        self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
+        self._report_damage()
+        self._intake = EventIntake(
+            directory / RESERVES, self._initial, self._main, clock, functools.partial(self._inbox.put, None)
+        )
+        self._sql = SqlLink(config.runtime_dir / "main.mbx", clock)
+        queues = (self._initial, self._main)
+        parts = EngineParts(
+            queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
+        )
+        rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
+        self._routing = RoutingReader(config.data_dir)
+        router = RecordingRouter(self._routing.router)
+        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
+        self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
+        sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
+        self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
+        self._engine.set_recipients([self._record_lane], from_start=[NAME])
+        self._status_dir = config.runtime_dir / "metrics"
+
+    def start(self, stop: Stop) -> None:
+        """First what the last run left in the reserves, then new events."""
+        self._poll_routing()
+        self._intake.step()
+        self._threads.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
+
+    def waiting(self) -> dict[str, int]:
+        """Notices and events that each lane has not passed."""
+        newest = {queue.name: queue.newest_seq for queue in (self._initial, self._main)}
+        return {
+            name: sum(newest[queue] - seq for queue, seq in lane.cursors.items())
+            for name, lane in self._engine.lanes.items()
+        }
+
+    def loop(self, stop: Stop) -> None:
+        """Until the stop."""
+        second = Deadline(0)
+        while not stop.is_set():
+            watchdog.beat()
+            wait_s = self._step()
+            if second.passed:
+                second = Deadline(LONGEST_S)
+                self._poll_routing()
+                self._write_status()
+            wait_s = min(wait_s, self._outlets.beat(is_well=self._is_well()))
+            select.select([self._inbox.fileno(), stop.fileno()], [], [], min(wait_s, LONGEST_S))
+
+    def finish(self) -> None:
+        """After the stop: the reserves once more, then some time for what is still under way."""
+        with contextlib.suppress(ThreadDidNotStop):  # a recipient's thread may hang; the intake's does not
+            self._threads.join(0.0)
+        self._intake.step()
+        deadline = Deadline(LAST_S)
+        while not deadline.passed:
+            if not any(count for name, count in self.waiting().items() if name != NAME):
+                break  # dbmanager has ended before: its rows wait for the next start
+            watchdog.beat()
+            wait_s = min(self._step(), deadline.left_s())
+            select.select([self._inbox.fileno()], [], [], wait_s)
+
+    def close(self) -> None:
+        """Keep the state, end the threads, let go of the files."""
+        self._engine.close()
+        self._outlets.close()
+        try:
+            self._threads.join(JOIN_S)
+        except ThreadDidNotStop as exc:
+            log.warning("recipients-hang", problem=str(exc))
+        self._intake.close()
+        self._sql.close()
+        for queue in (self._initial, self._main, self._later):
+            queue.close()
+        self._inbox.close()
+
+    def _step(self) -> float:
+        for sent in self._inbox.drain():
+            if sent is not None and not self._outlets.answered(sent):
+                self._engine.answered(sent)
+        wait_s = self._engine.step()
+        self._sql.step()
+        lane = self._engine.lanes[NAME]
+        return min(wait_s, SQL_STEP_S) if lane.token else wait_s
+
+    def _raise(self, kind: str, severity: str, name: str, text: str, details: dict[str, Any]) -> None:
+        """An event about a recipient: into our own reserve, as of any process."""
+        log.warning(kind, recipient=name, text=text)
+        raise_event(
+            {
+                "event_id": str(uuid.uuid4()),
+                "at_us": self._clock.unix_us(),
+                "kind": kind,
+                "severity": severity,
+                "element": "recipient",
+                "subject": name,
+                "text": text,
+                "details": details,
+            }
+        )
+
+    def _report_damage(self) -> None:
+        damaged = self._initial.damaged + self._main.damaged
+        if damaged:
+            text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
+            self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
+
+    def _poll_routing(self) -> None:
+        """Take up documents that have changed."""
+        if self._routing.poll():
+            router = self._routing.router
+            self._engine.set_router(RecordingRouter(router))
+            self._engine.set_recipients([self._record_lane, *self._outlets.lanes(router.table.recipients)])
+            log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
+
+    def _is_well(self) -> bool:
+        """Whether events come out: reserves are read, and not every recipient with events to take fails."""
+        if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
+            return False
+        waiting = self.waiting()
+        busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
+        return not busy or not all(lane.is_failing for lane in busy)
+
+    def _write_status(self) -> None:
+        """State and figures for people and metrics; none of it is needed to go on."""
+        recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
+        queues = (self._initial, self._main)
+        with contextlib.suppress(OSError):
+            self._status_dir.mkdir(mode=0o700, exist_ok=True)
+            write_delivery_state(
+                self._status_dir,
+                recipients,
+                undelivered,
+                reserves=dict(self._intake.fills),
+                queue_fullness={queue.name: queue.fullness_ratio for queue in queues},
+                later=len(self._later),
+                accepted=self._intake.accepted,
+                repeated=self._intake.repeated,
+                skipped={reason.value: count for reason, count in self._engine.skipped.items()},
+            )
+
+
+def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
+    """Makes recipients of documents; relative directories are within the data directory."""
+    notify = config.notify
+    secrets, commands, files = (
+        config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
+    )
+    return RecipientBuilder(secrets, commands, files, store, notify.external_url)
+
+
+def rows_of(
+    engine: DeliveryEngine, later: LaterQueue, waiting: Mapping[str, int], kind_of: Callable[[str], str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What ``delivery_state`` says of recipients and of what they did not confirm yet."""
+    recipients, undelivered = [], []
+    for name, lane in engine.lanes.items():
+        if name == NAME:
+            continue
+        held, batch = later.held_for(name), lane.batch
+        attempt = batch.attempt if batch is not None else 0
+        state = "failing" if attempt > 1 else "held" if held and not waiting[name] else "ok"
+        recipients.append(
+            {
+                "name": name,
+                "kind": kind_of(name),
+                "state": state,
+                "waiting": waiting[name] + len(held),
+                "attempt": attempt,
+                "last_answer": lane.last_answer,
+                "last_confirmed_us": lane.confirmed_us,
+                "confirmed": lane.confirmed,
+                "dead_letters": lane.dead_letters,
+            }
+        )
+        entries = [item for _, item, _ in batch.entries] if batch is not None else []
+        undelivered += [
+            {
+                "event_id": item.event.event_id,
+                "recipient": name,
+                "state": "held" if item.purpose else "failing" if attempt > 1 else "waiting",
+                "attempt": 0 if item.purpose else attempt,
+                "since_us": item.event.recorded_us,
+                "reason": "" if item.purpose else lane.last_answer,
+            }
+            for item in (*entries, *held)
+        ]
+    return recipients, sorted(undelivered, key=lambda row: row["since_us"])

@@ -1,0 +1,558 @@
+"""Distribution and confirmation: from the queues to the lanes, and from answers to cursors (E4).
+
+One step looks at every lane once. A lane without a batch reads on behind its cursor: what is skipped or held
+back moves the cursor, the rest becomes a batch, which goes to the recipient's thread when it is due. A lane
+with a batch under way waits for the answer, nothing else: lanes never wait for each other. The queue of the
+initialization period comes first (E6): a lane begins with the other one when it has nothing there.
+
+Order of what is made durable in a step: later events (held back, reminders) before the cursor that passes
+them; the state file with all cursors before the deletion behind them. A crash anywhere repeats, never loses.
+
+Reads no clock but the one given, starts no thread and sends nothing itself (``stages.send``).
+
+Thread: the main loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.runtime.clock import Clock
+from sla_server.events import catalogue
+from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
+from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
+from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
+from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
+from sla_server.events.stages.confirm import RetryRules, Step, confirm
+from sla_server.events.stages.deduplicate import deduplicate, known_after
+from sla_server.events.stages.group import due_us
+from sla_server.events.stages.inhibit import inhibit
+from sla_server.events.stages.send import GRACE_S, SentBatch
+
+log = structlog.get_logger("delivery")
+FULL_RATIO: Final = 0.8
+FAILING_ATTEMPTS: Final = 3
+"""The third failure in a row is worth an event: a restart of the other side lasts no longer."""
+ACKNOWLEDGED: Final = "event-acknowledged"
+"""Kind of the event that a person's acknowledgement is; ``details`` name the event that is acknowledged."""
+OBSERVER: Final = ""
+"""The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
+RAISE_SKIP_LIMIT: Final = 10_000
+Raise = Callable[[str, str, str, str, dict[str, Any]], None]
+"""Raises an event about a recipient: kind, severity, name, text, details."""
+Report = Callable[[Iterable[dict[str, Any]]], None]
+"""Takes rows of what became of notices, for people to read; must not block or raise."""
+
+
+def no_report(_rows: Iterable[dict[str, Any]]) -> None:
+    """Rows are not wanted."""
+
+
+class NoSender:
+    """Of the observer: it gets nothing."""
+
+    def start(self, _token: int, _notices: Sequence[Notice], _timeout_s: float) -> bool:
+        """Never called with a notice."""
+        return False
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine works on.
+
+    Attributes:
+        queues: in the order in which lanes read them.
+        later: what comes at a certain time; due items enter the last of ``queues``.
+        state_path: of the state file.
+    """
+
+    queues: Sequence[EventQueue]
+    later: LaterQueue
+    state_path: Path
+    queue_ids: Mapping[str, str]
+
+
+class DeliveryEngine:
+    """See the module.
+
+    Args:
+        parts: queues and files.
+        router: routes and silences.
+        rules: of retries.
+        clock: both time bases.
+        raise_event: for trouble with a recipient.
+        report: rows of what became of notices.
+        chance: for jitter.
+
+    Attributes:
+        skipped: reasons for which events did not go to a recipient, counted.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        router: Router,
+        rules: RetryRules,
+        clock: Clock,
+        raise_event: Raise,
+        report: Report = no_report,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._queues = {queue.name: queue for queue in parts.queues}
+        self._main = parts.queues[-1]
+        self._later = parts.later
+        self._state = DeliveryState(parts.state_path, parts.queue_ids)
+        self._router = router
+        self._rules = rules
+        self._clock = clock
+        self._raise = raise_event
+        self._report = report
+        self._chance = chance or random.Random()  # noqa: S311 - spreads retries, keeps no secret
+        self._lanes: dict[str, Lane] = {}
+        self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
+        self._token = 0
+        self._is_dirty = True
+        self.skipped: Counter[StageReason] = Counter()
+        self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
+
+    @property
+    def lanes(self) -> Mapping[str, Lane]:
+        """By recipient, without the observer."""
+        return {name: lane for name, lane in self._lanes.items() if name != OBSERVER}
+
+    def set_recipients(self, settings: Iterable[LaneSettings], from_start: Iterable[str] = ()) -> None:
+        """These recipients from now on; a new one gets what comes from now on, or all that is still there.
+
+        What was made ready by former settings or routes is made again, unless it is under way.
+
+        Args:
+            settings: all recipients.
+            from_start: names of those that get all that is there, when they are new.
+        """
+        wanted = {each.name: each for each in settings}
+        first = set(from_start)
+        for name in [name for name in self._lanes if name != OBSERVER and name not in wanted]:
+            self._lanes.pop(name).settings.sender.close()
+        for name, each in wanted.items():
+            if name not in self._lanes:
+                self._add(each, from_start=name in first)
+                continue
+            lane = self._lanes[name]
+            if each.sender is not lane.settings.sender:
+                lane.settings.sender.close()
+                lane.token, lane.batch = 0, None
+            elif not lane.token:
+                lane.batch = None
+            lane.settings = each
+        self._is_dirty = True
+
+    def set_router(self, router: Router) -> None:
+        """Route by this from now on."""
+        self._router = router
+        self._routes.clear()
+        for lane in self._lanes.values():
+            if not lane.token:
+                lane.batch = None
+
+    def acknowledge(self, event_id: str) -> int:
+        """A person knows: no reminder or escalation of this event any more; returns how many there were."""
+        return self._later.cancel(
+            lambda item: item.event.event_id == event_id and item.purpose in ("remind", "escalate")
+        )
+
+    def answered(self, sent: SentBatch) -> None:
+        """An answer; of a batch that was left behind meanwhile it means nothing."""
+        lane = self._lanes.get(sent.lane)
+        if lane is not None and lane.token == sent.token and lane.batch is not None:
+            self._confirm(lane, lane.batch, sent.answer)
+
+    def step(self) -> float:
+        """One look at everything; returns the seconds after which there may be more to do."""
+        now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
+        self._move_due(now_us)
+        self._observe()
+        wait_s = min((self._advance(lane, now_us, now_ns) for lane in self.lanes.values()), default=60.0)
+        if self._relieve():
+            wait_s = 0.0
+        self._keep_state()
+        if (due := self._later.next_due_us()) is not None:
+            wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
+        return wait_s
+
+    def close(self) -> None:
+        """Keep the state and close the recipients; what is under way comes again after the next start."""
+        self._is_dirty = True
+        self._keep_state()
+        for lane in self._lanes.values():
+            lane.settings.sender.close()
+
+    # One lane.
+
+    def _add(self, settings: LaneSettings, *, from_start: bool) -> None:
+        newest = {name: queue.newest_seq for name, queue in self._queues.items()}
+        is_new = settings.name not in self._state.names
+        lane = self._state.lane(settings, newest)
+        if is_new and from_start:
+            lane.cursors = dict.fromkeys(newest, 0)
+        self._lanes[settings.name] = lane
+        self._is_dirty = True
+
+    def _advance(self, lane: Lane, now_us: int, now_ns: int) -> float:
+        if lane.token:
+            left_s = (lane.deadline_ns - now_ns) / 1e9
+            if left_s > 0:
+                return left_s
+            lane.settings.sender.abandon()
+            if lane.batch is not None:
+                said = f"no answer within {lane.settings.timeout_s:g} s"
+                self._confirm(lane, lane.batch, retry(said))
+            return 0.0
+        if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_us > now_us):
+            lane.batch = self._compose(lane, now_us)
+        batch = lane.batch
+        if batch is None:
+            return 60.0
+        wait_s = max(
+            (batch.due_us - now_us) / 1e6,
+            (batch.not_before_ns - now_ns) / 1e9,
+            _pace_s(lane, now_ns),
+        )
+        if wait_s > 0:
+            return wait_s
+        return self._send(lane, batch, now_ns)
+
+    def _send(self, lane: Lane, batch: DeliveryBatch, now_ns: int) -> float:
+        self._token += 1
+        batch.attempt += 1
+        notices = [replace(notice, attempt=batch.attempt) for notice in batch.notices()]
+        if not lane.settings.sender.start(self._token, notices, lane.settings.timeout_s):
+            self._confirm(lane, batch, retry("too many of its calls hang"))
+            return 0.0
+        lane.token = self._token
+        lane.deadline_ns = now_ns + round((lane.settings.timeout_s + GRACE_S) * 1e9)
+        if lane.settings.per_minute:
+            each_ns = round(60e9 / lane.settings.per_minute)
+            lane.paced_ns = max(now_ns, lane.paced_ns) + each_ns
+        return lane.settings.timeout_s + GRACE_S
+
+    def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
+        for queue in self._queues.values():
+            while True:
+                items, through = queue.read(lane.cursors[queue.name])
+                if through == lane.cursors[queue.name]:
+                    break
+                batch, passed = self._compose_from(lane, queue, items, through, now_us)
+                if passed != lane.cursors[queue.name]:
+                    lane.cursors[queue.name] = passed
+                    self._is_dirty = True
+                if batch is not None:
+                    return batch
+                if passed < through:  # no room for what is held back: later
+                    return None
+        return None
+
+    def _compose_from(
+        self, lane: Lane, queue: EventQueue, items: Sequence[QueuedEvent], through: int, now_us: int
+    ) -> tuple[DeliveryBatch | None, int]:
+        """A batch of a chunk, if any, and how far the cursor may go without it."""
+        entries: list[tuple[Notice, QueuedEvent, Routed]] = []
+        held: list[QueuedEvent] = []
+        firing, start = dict(lane.firing), lane.cursors[queue.name]
+        limit, passed, reached = lane.limit(queue.name), start, start
+        for item in items:
+            if held and catalogue.status_of(item.event) is not Status.INFO and not self._keep(held):
+                return None, start  # what ends a condition must find its beginning among what is held
+            routed = self._routed(queue.name, item, lane.name)
+            decision = self._decide(item, routed, lane.name, firing, now_us)
+            if decision is None:
+                assert routed is not None  # else it is skipped
+                if len(entries) >= limit:
+                    break
+                if not entries:
+                    passed = reached
+                entries.append((self._notice(item, routed, lane.number + len(entries) + 1), item, routed))
+                known_after(item.event, firing)
+            elif decision.verdict is StageVerdict.HOLD:
+                if entries:  # what is held must be durable before the cursor passes it: in the next batch
+                    break
+                held.append(self._held(item, lane.name, decision.until_us))
+            self._count(decision)
+            reached = item.seq
+        else:
+            reached = through
+        if not self._keep(held):
+            return None, start
+        if not entries:
+            return None, reached
+        due = due_us((item.event, routed) for _, item, routed in entries)
+        due = 0 if len(entries) >= limit else due
+        return DeliveryBatch(queue.name, reached, entries, due, firing), passed
+
+    def _keep(self, held: list[QueuedEvent]) -> bool:
+        """Make durable what is held back; False if there is no room for it now."""
+        try:
+            self._later.add(held)
+        except QueueFull:
+            return False
+        held.clear()
+        return True
+
+    def _routed(self, queue: str, item: QueuedEvent, recipient: str) -> Routed | None:
+        if item.recipient:
+            return Routed(recipient, "addressed") if item.recipient == recipient else None
+        found = self._routes.get((queue, item.seq))
+        if found is None:
+            found = {each.recipient: each for each in self._router.route(item.event)}
+            if len(self._routes) >= RAISE_SKIP_LIMIT:
+                self._routes.clear()
+            self._routes[queue, item.seq] = found
+        return found.get(recipient)
+
+    def _decide(
+        self,
+        item: QueuedEvent,
+        routed: Routed | None,
+        recipient: str,
+        firing: Mapping[tuple[str, ...], tuple[int, int]],
+        now_us: int,
+    ) -> StageDecision | None:
+        """The stages in their order; None: it is sent."""
+        if routed is None:
+            reason = StageReason.NOT_ADDRESSED if item.recipient else StageReason.NOT_ROUTED
+            return StageDecision(StageVerdict.SKIP, reason, "")
+        if decision := self._silence(item, recipient, now_us):
+            return decision
+        if decision := inhibit(item.event, recipient, firing):
+            return decision
+        if not (item.reminder or item.escalated):
+            return deduplicate(item.event, recipient, firing)
+        return None
+
+    def _silence(self, item: QueuedEvent, recipient: str, now_us: int) -> StageDecision | None:
+        held: Held | None = self._router.held(item.event, recipient, now_us)
+        if held is not None and held.until_us <= now_us:
+            return StageDecision(StageVerdict.SKIP, StageReason.SILENCED, held.reason)
+        if held is not None:
+            return StageDecision(StageVerdict.HOLD, StageReason.QUIET, held.reason, held.until_us)
+        until_us = None if item.is_caught_up else self._later.held_until(recipient, item.event)
+        if until_us is not None:
+            text = "an earlier event of the same condition is held back"
+            return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
+        return None
+
+    def _count(self, decision: StageDecision | None) -> None:
+        if decision is not None:
+            self.skipped[decision.reason] += 1
+
+    def _notice(self, item: QueuedEvent, routed: Routed, number: int) -> Notice:
+        return Notice(
+            item.event,
+            routed.recipient,
+            number,
+            repeats=item.repeats,
+            group_key=routed.group_key,
+            status=catalogue.status_of(item.event),
+            condition=catalogue.condition_of(item.event),
+            reminder=item.reminder,
+            escalated=item.escalated,
+            is_caught_up=item.is_caught_up,
+        )
+
+    def _held(self, item: QueuedEvent, recipient: str, until_us: int) -> QueuedEvent:
+        return replace(item, seq=0, recipient=recipient, due_us=until_us, purpose="held")
+
+    # Confirmation.
+
+    def _confirm(self, lane: Lane, batch: DeliveryBatch, answer: Answer) -> None:
+        lane.token = 0
+        lane.last_answer = (
+            f"{answer.outcome.value}: {answer.reason}" if answer.reason else answer.outcome.value
+        )
+        now_us = self._clock.unix_us()
+        if batch.failing_us == 0:
+            batch.failing_us = now_us
+        failing_s = (now_us - batch.failing_us) / 1e6
+        found = confirm(answer, batch.attempt, failing_s, len(batch.entries), self._rules, self._chance)
+        match found.step:
+            case Step.NEXT:
+                self._has_confirmed(lane, batch, now_us)
+            case Step.AGAIN:
+                batch.not_before_ns = self._clock.monotonic_ns() + round(found.wait_s * 1e9)
+                self._say_failing(lane, batch, answer)
+            case Step.SINGLY:
+                lane.singly, lane.batch = (batch.queue, batch.through), None
+            case Step.DEAD_LETTER:
+                self._give_up(lane, batch, answer.reason, now_us)
+
+    def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
+        later = [each for _, item, routed in batch.entries for each in follow_ups(item, routed, now_us)]
+        try:
+            self._later.add(later)
+        except QueueFull:
+            log.error("no-room-for-reminders", recipient=lane.name, reminders=len(later))
+        lane.firing = batch.firing
+        self._pass(lane, batch)
+        lane.confirmed += len(batch.entries)
+        lane.confirmed_us = now_us
+        self._tell(lane, batch, "confirmed", now_us)
+        if lane.is_failing:
+            lane.is_failing = False
+            text = f"recipient {lane.name} confirms again"
+            self._raise("recipient-recovered", "info", lane.name, text, {"attempts": batch.attempt})
+
+    def _pass(self, lane: Lane, batch: DeliveryBatch) -> None:
+        lane.cursors[batch.queue] = batch.through
+        lane.number += len(batch.entries)
+        lane.batch = None
+        self._is_dirty = True
+
+    def _say_failing(self, lane: Lane, batch: DeliveryBatch, answer: Answer) -> None:
+        if batch.attempt == 1:
+            self._tell(lane, batch, "failing", self._clock.unix_us())
+        if batch.attempt >= FAILING_ATTEMPTS and not lane.is_failing:
+            lane.is_failing = True
+            text = f"recipient {lane.name} has not confirmed {batch.attempt} times: {answer.reason}"
+            details = {"attempts": batch.attempt, "waiting": len(batch.entries), "answer": answer.reason}
+            self._raise("recipient-failing", "warning", lane.name, text, details)
+
+    def _give_up(self, lane: Lane, batch: DeliveryBatch, reason: str, now_us: int) -> None:
+        """Dead letters: reported, counted, and an event to the others."""
+        ids = [notice.delivery_id for notice in batch.notices()]
+        lane.dead_letters += len(ids)
+        self._pass(lane, batch)
+        self._tell(lane, batch, "dead-letter", now_us)
+        text = f"recipient {lane.name} did not take {len(ids)} event{'s' * (len(ids) > 1)}: {reason}"
+        details = {"events": ids[:20], "count": len(ids), "answer": reason}
+        self._raise("delivery-failed", "critical", lane.name, text, details)
+
+    def _tell(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
+        self._report(
+            {
+                "delivery_id": notice.delivery_id,
+                "recipient": lane.name,
+                "event_id": notice.event.event_id,
+                "number": notice.number,
+                "state": state,
+                "attempts": batch.attempt,
+                "answer": lane.last_answer[:500],
+                "at_us": now_us,
+            }
+            for notice in batch.notices()
+        )
+
+    # All lanes together.
+
+    def _move_due(self, now_us: int) -> None:
+        due = self._later.due(now_us)
+        if not due:
+            return
+        try:
+            self._main.append([moved(item) for item in due])
+        except QueueFull:
+            self._later.put_back(due)
+            return
+        self._later.remove(due)
+
+    def _observe(self) -> None:
+        """See each routed event once: what is resolved or acknowledged is reminded of no more."""
+        lane = self._lanes[OBSERVER]
+        for queue in self._queues.values():
+            while True:
+                items, through = queue.read(lane.cursors[queue.name])
+                if through == lane.cursors[queue.name]:
+                    break
+                for item in items:
+                    if item.recipient:
+                        continue
+                    if catalogue.status_of(item.event) is Status.RESOLVED:
+                        self._end_reminders(catalogue.condition_key(item.event))
+                    elif item.event.kind == ACKNOWLEDGED:
+                        self.acknowledge(str(item.event.details.get("event_id", "")))
+                lane.cursors[queue.name] = through
+                self._is_dirty = True
+
+    def _end_reminders(self, key: tuple[str, ...]) -> None:
+        self._later.cancel(
+            lambda item: item.purpose in ("remind", "escalate") and catalogue.condition_key(item.event) == key
+        )
+
+    def _relieve(self) -> bool:
+        """A queue is nearly full: the lane furthest behind gives up its oldest batch; whether one did."""
+        relieved = False
+        for queue in self._queues.values():
+            if queue.fullness_ratio < FULL_RATIO:
+                continue
+            behind = [lane for lane in self.lanes.values() if lane.cursors[queue.name] < queue.newest_seq]
+            if not behind:
+                continue
+            lane = min(behind, key=lambda each: each.cursors[queue.name])
+            if lane.batch is None or lane.batch.queue != queue.name:
+                continue
+            if lane.token:
+                lane.settings.sender.abandon()
+                lane.token = 0
+            lane.batch.attempt = max(lane.batch.attempt, 1)
+            reason = f"the queue of events is {FULL_RATIO:.0%} full"
+            self._give_up(lane, lane.batch, reason, self._clock.unix_us())
+            relieved = True
+        return relieved
+
+    def _keep_state(self) -> None:
+        if not self._is_dirty:
+            return
+        try:
+            self._state.write(self._lanes)
+        except (
+            OSError
+        ) as exc:  # a full disk: nothing is deleted, so nothing is lost; again with the next step
+            log.error("state-not-written", problem=str(exc))
+            return
+        self._is_dirty = False
+        for name, queue in self._queues.items():
+            queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))
+
+
+def _pace_s(lane: Lane, now_ns: int) -> float:
+    """Seconds until the rate limit lets another call pass: a minute's worth passes at once."""
+    if not lane.settings.per_minute:
+        return 0.0
+    cost_s = min(60.0, 60.0 / lane.settings.per_minute)
+    return (lane.paced_ns - now_ns) / 1e9 + cost_s - 60.0
+
+
+def follow_ups(item: QueuedEvent, routed: Routed, now_us: int) -> list[QueuedEvent]:
+    """What comes after a confirmed notice: its next reminder, and its escalation."""
+    if catalogue.status_of(item.event) is Status.RESOLVED or item.escalated:
+        return []
+    found = []
+    remind_s = item.remind_s or routed.remind_s
+    plain = replace(item, seq=0, is_caught_up=False)
+    if remind_s > 0:
+        due = now_us + round(remind_s * 1e6)
+        found.append(
+            replace(
+                plain, recipient=routed.recipient, reminder=item.reminder + 1, remind_s=remind_s, due_us=due,
+                purpose="remind",
+            )
+        )  # fmt: skip
+    if routed.escalate_s > 0 and not item.reminder:
+        due = now_us + round(routed.escalate_s * 1e6)
+        found += [
+            replace(plain, recipient=name, escalated=True, due_us=due, purpose="escalate")
+            for name in routed.escalate_to
+        ]
+    return found

@@ -1,0 +1,217 @@
+"""Intake: from the reserves of all processes into the queues (E3, E6).
+
+A pass takes what is new in each reserve, adds it to the queue under one sync, and releases it. Reserves of
+the initialization period are taken first, into a queue of their own, which lanes read first. What was folded
+becomes an event with a count, what was only counted an event ``events-lost``.
+
+An event whose identity was seen recently is dropped: a process that was restarted may raise it again, and a
+crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
+the reserves, are folded there, then counted.
+
+Thread: ``ev-intake``, or whoever calls ``step``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.reserve.raising import SUFFIX
+from pmdaemon.reserve.reader import ReserveReader, TakenCount, TakenRecord
+from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from sla_server.events.event import Event, EventUnreadable, parse
+from sla_server.events.queue import EventQueue, QueuedEvent
+
+log = structlog.get_logger("events")
+MOST_IDS: Final = 20_000
+BATCH: Final = 512
+LISTING_NS: Final = 1_000_000_000
+INITIAL: Final = ".initial"
+NAMESPACE: Final = uuid.UUID("c2e5a3b7-59a8-4a3c-8f3e-1f1d8f7b9b40")
+
+
+class EventIntake:
+    """See the module.
+
+    Args:
+        directory: of the reserves.
+        initial, normal: the queues.
+        clock: for the time of recording.
+        arrived: called when something was added.
+        probe: called at "queued" (synced, not released); crash tests die there.
+
+    Attributes:
+        accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
+        fills: share in use of each reserve, by name, as of the last pass. passed_ns: when that began.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        initial: EventQueue,
+        normal: EventQueue,
+        clock: Clock,
+        arrived: Callable[[], None] = lambda: None,
+        probe: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        self._directory = directory
+        self._queues = {True: initial, False: normal}
+        self._clock = clock
+        self._arrived = arrived
+        self._probe = probe
+        self._readers: dict[Path, ReserveReader] = {}
+        self._listed_ns = 0
+        self._is_full = False
+        self._ids: OrderedDict[str, None] = OrderedDict()
+        self.accepted = self.repeated = self.unreadable = 0
+        self.passed_ns = clock.monotonic_ns()
+        self.fills: dict[str, float] = {}
+        for queue in (initial, normal):
+            self._remember(queue)
+
+    def run(self, stop: Stop, interval_s: float) -> None:
+        """Until the stop."""
+        while not stop.is_set():
+            watchdog.beat()
+            if not self.step():
+                stop.wait(interval_s)
+        self.step()  # what the last process to stop has raised
+
+    def step(self) -> int:
+        """One pass over all reserves; returns how many events were added.
+
+        Raises:
+            QueuePoisoned: the disk fails.
+        """
+        self._list()
+        self.passed_ns = self._clock.monotonic_ns()
+        added = 0
+        for path in sorted(self._readers, key=lambda path: (INITIAL not in path.name, path.name)):
+            added += self._take(self._readers[path], is_initial=INITIAL in path.name)
+        return added
+
+    def accept(self, items: Iterable[QueuedEvent], *, is_initial: bool = False) -> int:
+        """Add events that were not seen recently; returns how many were new.
+
+        Durability: on disk on return.
+
+        Raises:
+            QueueFull: none was added. QueuePoisoned: the disk fails.
+        """
+        now_us, new, ids = self._clock.unix_us(), list[QueuedEvent](), set[str]()
+        for item in items:
+            if item.event.event_id in self._ids or item.event.event_id in ids:
+                self.repeated += 1
+                continue
+            ids.add(item.event.event_id)
+            new.append(replace(item, event=item.event.recorded(now_us)))
+        self._queues[is_initial].append(new)
+        for event_id in ids:
+            self._add_id(event_id)
+        self.accepted += len(new)
+        if new:
+            self._arrived()
+        return len(new)
+
+    def close(self) -> None:
+        """Let go of the reserves."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _take(self, reader: ReserveReader, *, is_initial: bool) -> int:
+        more, counts, records = reader.take_more(), reader.take_counts(), reader.take(BATCH)
+        self.fills[reader.name] = reader.waiting / reader.slots
+        if not (more or counts or records):
+            return 0
+        items = [item for record in more for item in self._item(record, reader.name, is_more=True)]
+        items += [item for record in records for item in self._item(record, reader.name, is_more=False)]
+        if counts:
+            items.append(QueuedEvent(self._lost(reader.name, counts), repeats=1))
+        try:
+            added = self.accept(items, is_initial=is_initial)
+        except QueueFull as exc:
+            if not self._is_full:
+                log.error("queue-of-events-full", problem=str(exc))
+            self._is_full = True
+            return 0
+        self._is_full = False
+        self._probe("queued")
+        reader.release(records)
+        reader.release_counts(counts)
+        return added
+
+    def _item(self, record: TakenRecord, name: str, *, is_more: bool) -> list[QueuedEvent]:
+        try:
+            event = parse(record.payload)
+        except EventUnreadable as exc:
+            self.unreadable += 1
+            log.error("event-unreadable", reserve=name, problem=str(exc))
+            return []
+        if is_more:  # the event itself was delivered before: this is another delivery, of those folded since
+            identity = uuid.uuid5(NAMESPACE, f"{event.event_id}/{record.last_us}/{record.events}")
+            event = replace(event, event_id=str(identity), at_us=record.last_us)
+        return [QueuedEvent(event, repeats=record.events)]
+
+    def _lost(self, name: str, counts: list[TakenCount]) -> Event:
+        total = sum(count.events for count in counts)
+        first_us, last_us = min(c.first_us for c in counts), max(c.last_us for c in counts)
+        by_kind = {count.kind: count.events for count in counts}
+        process = name.partition(".")[0]
+        return Event(
+            event_id=str(uuid.uuid5(NAMESPACE, f"{name}/{last_us}/{sorted(by_kind.items())}")),
+            at_us=last_us,
+            kind="events-lost",
+            severity="critical",
+            element="server",
+            subject=process,
+            text=f"{total} events of {process} were counted, but not kept: its reserve was full",
+            details={"counts": by_kind, "first_us": first_us, "last_us": last_us},
+            source="delivery",
+        )
+
+    def _list(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._listed_ns and now_ns - self._listed_ns < LISTING_NS:
+            return
+        self._listed_ns = now_ns
+        for path, reader in list(self._readers.items()):
+            if not reader.is_current():
+                self._take(reader, is_initial=INITIAL in path.name)
+                reader.close()
+                del self._readers[path]
+        for path in sorted(self._directory.glob(f"[!.]*{SUFFIX}")):
+            if path in self._readers:
+                continue
+            try:
+                self._readers[path] = reader = ReserveReader(path)
+            except (OSError, ValueError) as exc:
+                log.warning("reserve-not-read", path=str(path), problem=str(exc))
+                continue
+            if reader.damaged:
+                log.error("reserve-damaged", path=str(path), records=reader.damaged)
+
+    def _remember(self, queue: EventQueue) -> None:
+        after = 0
+        while True:
+            items, through = queue.read(after)
+            if through == after:
+                return
+            for item in items:
+                if not item.recipient:
+                    self._add_id(item.event.event_id)
+            after = through
+
+    def _add_id(self, event_id: str) -> None:
+        self._ids[event_id] = None
+        if len(self._ids) > MOST_IDS:
+            self._ids.popitem(last=False)

@@ -1,0 +1,158 @@
+"""The way to SQL: events, and rows of what became of notices, as RECORDs for dbmanager.
+
+``SqlLink`` belongs to the main loop. ``RecordRecipient`` is a recipient like any other, the only one that is
+always there: it makes sure that each event is a row, also one whose process died before its own row was sent.
+It runs in its thread, hands rows over and waits until dbmanager has them on disk. While dbmanager, the
+mailbox or SQL are away its lane waits and no other lane does.
+
+Rows of deliveries are for people: beyond ``LIMIT_BYTES`` they are dropped, with a count.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.errors import MailboxError, WireError
+from pmdaemon.mailbox import Mailbox, attach
+from pmdaemon.mailbox.errors import MessageDamaged
+from pmdaemon.runtime.clock import Clock, Deadline
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import Recorded
+from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, refused, retry
+from sla_server.services.record_sender import Done, RecordSender
+from sla_server.services.rows import Rows
+
+log = structlog.get_logger("delivery")
+NAME: Final = "@sql"  # no document has such a name
+LIMIT_BYTES: Final = 4 << 20
+ATTACH_NS: Final = 1_000_000_000
+TIMEOUT_S: Final = 30.0
+MOST_NOTICES: Final = 64
+NO_ANSWER: Final = "dbmanager has not answered"
+
+
+class SqlLink:
+    """See the module.
+
+    Thread: ``submit`` any, all else the main loop.
+    """
+
+    def __init__(self, segment: Path, clock: Clock) -> None:
+        self._segment = segment
+        self._clock = clock
+        self._mailbox: Mailbox | None = None
+        self._sender: RecordSender | None = None
+        self._next_ns = 0
+        self._submitted: deque[tuple[Rows, Done | None]] = deque()
+
+    @property
+    def lost(self) -> int:
+        """Frames that found no room."""
+        return self._sender.lost if self._sender else 0
+
+    def submit(self, rows: Rows, done: Done | None = None) -> None:
+        """Leave rows for the next ``step``; ``done`` is called by the main loop."""
+        self._submitted.append((rows, done))
+
+    def report(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Rows of the table ``deliveries``; those of our own recipient are of no use to people."""
+        wanted: Rows = [("deliveries", row) for row in rows if row["recipient"] != NAME]
+        if wanted:
+            self.submit(wanted)
+
+    def store(self, rows: Sequence[dict[str, Any]], deadline: Deadline) -> str:
+        """Make rows of ``events`` durable: "" once they are, or why not. Thread: a recipient's.
+
+        See ``recipients.inbox.InboxStore``.
+        """
+        answered = threading.Event()
+        said: list[tuple[bool, str]] = []
+
+        def done(is_ok: bool, error: str) -> None:
+            said.append((is_ok, error))
+            answered.set()
+
+        self.submit([("events", row) for row in rows], done)
+        if not answered.wait(deadline.left_s()):
+            return NO_ANSWER
+        is_ok, error = said[0]
+        return "" if is_ok else error or "dbmanager refused it"
+
+    def step(self) -> None:
+        """Take answers, post what waits.
+
+        Raises:
+            MailboxCorrupt: the segment is damaged; the supervisor makes it again and restarts this process.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if self._sender is None and not self._attach(now_ns):
+            return
+        assert self._sender is not None  # it is attached
+        assert self._mailbox is not None
+        for sender, payload in self._taken(self._mailbox):
+            try:
+                answer = frame.decode(payload)
+                if answer.kind == Kind.RECORDED:
+                    said = Recorded.parse(answer.header)
+                    self._sender.recorded(said.request, said.ok, said.error, now_ns)
+            except WireError as exc:
+                log.error("message-dropped", sender=sender, problem=str(exc))
+        while self._submitted:
+            rows, done = self._submitted.popleft()
+            self._sender.append(rows, done)
+        self._sender.flush(now_ns)
+
+    def close(self) -> None:
+        """Let go of the mailbox."""
+        if self._mailbox is not None:
+            self._mailbox.close()
+
+    def _attach(self, now_ns: int) -> bool:
+        if now_ns < self._next_ns:
+            return False
+        self._next_ns = now_ns + ATTACH_NS
+        try:
+            self._mailbox = attach(self._segment, "delivery")
+        except MailboxError as exc:
+            log.warning("no-mailbox", problem=str(exc))
+            return False
+        self._sender = RecordSender(self._mailbox, uuid.uuid4().hex[:12], LIMIT_BYTES, sender="delivery")
+        return True
+
+    @staticmethod
+    def _taken(mailbox: Mailbox) -> Sequence[tuple[str, bytes]]:
+        try:
+            return [(message.sender, bytes(message.payload)) for message in mailbox.take()]
+        except MessageDamaged as exc:
+            log.error("message-discarded", problem=str(exc))
+            return []
+
+
+class RecordRecipient:
+    """See the module and ``recipients.base.Recipient``."""
+
+    name = NAME
+    kind = "record"
+    timeout_s = TIMEOUT_S
+    most_notices = MOST_NOTICES
+
+    def __init__(self, link: SqlLink) -> None:
+        self._link = link
+
+    def deliver(self, notices: Sequence[Notice], deadline: Deadline) -> Answer:
+        """See ``Recipient``."""
+        problem = self._link.store([notice.event.row() for notice in notices], deadline)
+        if not problem:
+            return CONFIRMED
+        return retry(problem) if problem == NO_ANSWER else refused(problem)
+
+    def close(self) -> None:
+        """See ``Recipient``; nothing is open."""

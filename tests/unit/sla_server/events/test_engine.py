@@ -1,0 +1,418 @@
+"""Distribution and confirmation: order, cursors, retries, what is held back, and what a death leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.events.event import Event
+from sla_server.events.lane import LaneSettings
+from sla_server.events.recipients.base import CONFIRMED, Held, Routed, refused, retry
+from sla_server.events.stages.base import StageReason
+from sla_server.events.stages.confirm import RetryRules
+from sla_server.events.stages.send import SentBatch
+from tests.support.deliveries import InlineSender, Rig, ToAll, event
+from tests.support.faulty_disk import Crashed, FaultDisk
+
+DAY_US = 86_400_000_000
+
+
+def numbered(count: int, first: int = 1) -> list[Event]:
+    return [event(number) for number in range(first, first + count)]
+
+
+def ids(count: int, first: int = 1) -> list[str]:
+    return [f"e{number}" for number in range(first, first + count)]
+
+
+def test_each_recipient_gets_all_events_in_order_with_numbers_of_its_own(tmp_path: Path) -> None:
+    fast, slow = InlineSender("fast"), InlineSender("slow", None)
+    rig = Rig(tmp_path, ToAll("fast", "slow"), [fast, slow], most_notices=2)
+    rig.add(*numbered(5))
+    rig.run()
+    assert fast.got() == ids(5)
+    assert [notice.number for batch in fast.batches for notice in batch] == [1, 2, 3, 4, 5]
+    assert slow.got() == ids(2)  # one batch under way, and nothing behind it
+    rig.engine.answered(slow.reply(CONFIRMED))
+    rig.run()
+    assert slow.got() == ids(4)
+
+
+def test_what_all_have_confirmed_leaves_the_queue_and_not_before(tmp_path: Path) -> None:
+    first, second = InlineSender("first"), InlineSender("second", None)
+    rig = Rig(tmp_path, ToAll("first", "second"), [first, second])
+    rig.add(*numbered(3))
+    rig.run()
+    assert len(rig.main.read(0)[0]) == 3
+    rig.engine.answered(second.reply(CONFIRMED))
+    rig.run()
+    assert rig.main.read(0)[0] == []
+
+
+def test_the_initialization_period_comes_first(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1), event(2))
+    rig.add(event(3), queue="initial")
+    rig.run()
+    assert sender.got() == ["e3", "e1", "e2"]
+
+
+def test_a_batch_comes_again_after_pauses_that_double_and_order_holds(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("HTTP 503"))
+    rig = Rig(tmp_path, ToAll("r"), [sender], rules=RetryRules(first_s=1, max_s=8, jitter_ratio=0.0))
+    rig.add(*numbered(2))
+    at = []
+    for second in range(40):
+        before = len(sender.batches)
+        rig.run()
+        if len(sender.batches) > before:
+            at.append(second)
+        rig.add(event(100 + second))
+        rig.clock.advance(1.0)
+    assert at == [0, 1, 3, 7, 15, 23, 31, 39]
+    assert {tuple(notice.delivery_id for notice in batch) for batch in sender.batches} == {("e1", "e2")}
+    assert [batch[0].attempt for batch in sender.batches] == list(range(1, 9))
+    assert rig.raised == [("recipient-failing", "r")]
+    sender.answer = CONFIRMED
+    rig.run(10)
+    assert sender.got()[-40:] == [f"e{100 + second}" for second in range(40)]
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+
+
+def test_a_recipients_own_wish_to_wait_is_followed(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("HTTP 429", after_s=5))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(4)
+    assert len(sender.batches) == 1
+    rig.run(2)
+    assert len(sender.batches) == 2
+
+
+def test_a_refused_batch_is_tried_singly_and_what_is_refused_alone_is_a_dead_letter(tmp_path: Path) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(*numbered(3))
+    rig.run()
+    for answer in (refused("HTTP 400"), CONFIRMED, refused("HTTP 400"), CONFIRMED):
+        rig.engine.answered(sender.reply(answer))
+        rig.run()
+    assert [[notice.delivery_id for notice in batch] for batch in sender.batches] == [
+        ["e1", "e2", "e3"],
+        ["e1"],
+        ["e2"],
+        ["e3"],
+    ]
+    assert rig.raised == [("delivery-failed", "r")]
+    assert [(row["event_id"], row["state"]) for row in rig.rows] == [
+        ("e1", "confirmed"),
+        ("e2", "dead-letter"),
+        ("e3", "confirmed"),
+    ]
+    rig.add(*numbered(2, 4))
+    rig.run()
+    assert len(sender.batches[-1]) == 2  # whole batches again
+
+
+def test_what_is_tried_for_too_long_is_a_dead_letter(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rules = RetryRules(first_s=10, max_s=10, give_up_s=60, jitter_ratio=0.0)
+    rig = Rig(tmp_path, ToAll("r"), [sender], rules=rules)
+    rig.add(event(1))
+    rig.run(70)
+    assert ("delivery-failed", "r") in rig.raised
+    assert rig.engine.lanes["r"].dead_letters == 1
+
+
+def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Path) -> None:
+    hung, other = InlineSender("hung", None), InlineSender("other")
+    rig = Rig(tmp_path, ToAll("hung", "other"), [hung, other], timeout_s=10.0)
+    rig.add(event(1))
+    rig.run(5)
+    rig.add(event(2))
+    rig.run(5)
+    assert (hung.got(), hung.abandoned, other.got()) == (["e1"], 0, ["e1", "e2"])
+    rig.run(4)  # 10 s and the grace of two
+    assert hung.abandoned == 1
+    rig.engine.answered(
+        SentBatch("hung", hung.tokens[0], CONFIRMED)
+    )  # it answers after all: that call means nothing any more
+    assert rig.engine.lanes["hung"].confirmed == 0
+    rig.run(3)
+    assert hung.got() == ["e1", "e1"]
+
+
+def test_recipients_without_a_route_hold_nothing_back(tmp_path: Path) -> None:
+    used, unused = InlineSender("used"), InlineSender("unused")
+    rig = Rig(tmp_path, ToAll("used"), [used, unused])
+    rig.add(*numbered(3))
+    rig.run()
+    assert (unused.got(), rig.main.read(0)[0]) == ([], [])
+    assert rig.engine.skipped[StageReason.NOT_ROUTED] == 3
+
+
+def test_a_new_recipient_gets_what_comes_from_now_on(tmp_path: Path) -> None:
+    old = InlineSender("old", retry("away"))
+    rig = Rig(tmp_path, ToAll("old", "new"), [old])
+    rig.add(event(1))
+    rig.run()
+    rig.senders["new"] = new = InlineSender("new")
+    rig.engine.set_recipients([LaneSettings("old", old), LaneSettings("new", new)])
+    rig.add(event(2))
+    rig.run()
+    assert new.got() == ["e2"]
+
+
+def test_a_recipient_that_is_gone_is_waited_for_no_longer(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run()
+    rig.engine.set_recipients([])
+    rig.run()
+    assert (rig.main.read(0)[0], sender.is_open) == ([], False)
+
+
+# Silences and quiet hours.
+
+
+def test_what_is_silenced_is_skipped_and_what_is_held_comes_later_in_order(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    router = ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 30_000_000
+
+    def holds(found: Event, _recipient: str, now_us: int) -> Held | None:
+        if found.kind == "mode-changed":
+            return Held("silence s1")
+        return Held("quiet hours", until_us) if now_us < until_us and found.kind != "burn-rate" else None
+
+    router.holds = holds
+    rig.add(event(1), event(2, "mode-changed"), event(3, "burn-rate", severity="critical"), event(4))
+    rig.run(20)
+    assert sender.got() == ["e3"]
+    rig.restart()  # what is held is durable
+    rig.run(20)
+    assert sender.got() == ["e3", "e1", "e4"]
+    assert [notice.is_caught_up for batch in sender.batches for notice in batch] == [False, True, True]
+    assert len(rig.later) == 0
+
+
+def test_the_end_of_a_condition_waits_behind_its_beginning_that_is_held(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 30_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e1" and now_us < until_us else None
+    )
+    rig.add(event(1, "storage-fault", severity="critical"), event(2, "storage-recovered"))
+    rig.run(20)
+    assert sender.got() == []
+    rig.run(20)
+    assert sender.got() == ["e1", "e2"]
+
+
+# Stages of the engine's own.
+
+
+def test_a_condition_that_two_processes_noticed_is_sent_once(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1, "gateway-lost", severity="critical"), event(2, "gateway-lost", severity="critical"))
+    rig.add(event(3, "gateway-up"), event(4, "gateway-lost", severity="critical"))
+    rig.run()
+    assert sender.got() == ["e1", "e3", "e4"]
+    rig.restart()  # also known after a restart
+    rig.add(event(5, "gateway-lost", severity="critical"))
+    late = event(6, "gateway-lost", severity="critical")
+    rig.add(Event(**{**late.row(), "at_us": late.at_us + 3600_000_000}))
+    rig.run()
+    assert sender.got() == ["e1", "e3", "e4", "e6"]
+
+
+def test_a_more_severe_beginning_of_a_condition_passes(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1, "gateway-stalled", severity="warning"), event(2, "gateway-lost", severity="critical"))
+    rig.run()
+    assert sender.got() == ["e1", "e2"]
+
+
+def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(
+        event(1, "gateway-lost", severity="critical"),
+        event(2, "clock-skew", severity="warning"),
+        event(3, "clock-skew", severity="warning", subject="other"),
+        event(4, "gateway-up"),
+        event(5, "clock-skew", severity="warning"),
+    )
+    rig.run()
+    assert sender.got() == ["e1", "e3", "e4", "e5"]
+
+
+def test_a_recipient_is_not_told_of_its_own_trouble(tmp_path: Path) -> None:
+    ill, other = InlineSender("ill"), InlineSender("other")
+    rig = Rig(tmp_path, ToAll("ill", "other"), [ill, other])
+    rig.add(event(1, "delivery-failed", "ill", severity="critical", element="recipient"))
+    rig.run()
+    assert (ill.got(), other.got()) == ([], ["e1"])
+
+
+def test_a_group_waits_for_others_and_a_full_batch_does_not(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    router = ToAll(Routed("r", "all", group_key="g", group_wait_s=30.0))
+    rig = Rig(tmp_path, router, [sender], most_notices=3)
+    rig.add(event(1))
+    rig.run(10)
+    rig.add(event(2))
+    rig.run(10)
+    assert sender.batches == []
+    rig.run(11)
+    assert [len(batch) for batch in sender.batches] == [2]
+    rig.add(*numbered(3, 3))
+    rig.run()
+    assert [len(batch) for batch in sender.batches] == [2, 3]
+
+
+def test_the_rate_limit_lets_a_minutes_worth_pass_and_then_paces(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender], most_notices=1, per_minute=6.0)
+    rig.add(*numbered(20))
+    rig.run()
+    assert len(sender.batches) == 6
+    rig.run(30)
+    assert len(sender.batches) == 9
+
+
+# Reminders and escalation.
+
+
+def reminding() -> ToAll:
+    return ToAll(Routed("r", "all", remind_s=60.0, escalate_s=90.0, escalate_to=("boss",)))
+
+
+def test_reminders_and_escalation_until_a_person_acknowledges(tmp_path: Path) -> None:
+    sender, boss = InlineSender("r"), InlineSender("boss")
+    rig = Rig(tmp_path, reminding(), [sender, boss])
+    rig.add(event(1, "storage-fault", severity="critical"))
+    rig.run(130)
+    assert sender.got() == ["e1", "e1/1", "e1/2"]
+    assert [notice.escalated for batch in boss.batches for notice in batch] == [True]
+    assert rig.engine.acknowledge("e1") == 1
+    rig.run(200)
+    assert (sender.got(), boss.got()) == (["e1", "e1/1", "e1/2"], ["e1"])
+
+
+def test_what_is_resolved_is_reminded_of_no_more(tmp_path: Path) -> None:
+    sender, boss = InlineSender("r"), InlineSender("boss")
+    rig = Rig(tmp_path, reminding(), [sender, boss])
+    rig.add(event(1, "storage-fault", severity="critical"))
+    rig.run(30)
+    rig.add(event(2, "storage-recovered"))
+    rig.run(120)
+    assert (sender.got(), boss.got(), len(rig.later)) == (["e1", "e2"], [], 0)
+
+
+# A full queue.
+
+
+def test_with_the_queue_nearly_full_who_is_furthest_behind_gives_up_its_oldest(tmp_path: Path) -> None:
+    dead, good = InlineSender("dead", retry("away")), InlineSender("good")
+    rig = Rig(tmp_path, ToAll("dead", "good"), [dead, good], most_notices=50)
+    added = 0
+    while rig.main.fullness_ratio < 0.95 and added < 3000:
+        rig.add(*numbered(100, added + 1))
+        added += 100
+        rig.run()
+    assert rig.main.fullness_ratio < 0.9  # it never fills up
+    assert good.got() == ids(added)
+    assert rig.engine.lanes["dead"].dead_letters > 0
+    assert ("delivery-failed", "dead") in rig.raised
+
+
+# Deaths.
+
+
+def delivered_after_crashes(tmp_path: Path, crash_at: int) -> tuple[list[str], list[str], bool]:
+    """Run a day's history with a crash at the n-th operation of the disk; returns what two recipients got."""
+    first, second = InlineSender("first"), InlineSender("second")
+    router, clock = ToAll("first", Routed("second", "all", remind_s=300.0)), FakeClock()
+    until_us = clock.unix_us() + 20_000_000
+    router.holds = lambda found, name, now_us: (
+        Held("quiet", until_us) if name == "first" and found.event_id == "e3" and now_us < until_us else None
+    )
+    folder = tmp_path / str(crash_at)
+    folder.mkdir()
+    rig, died = None, False
+    disk = FaultDisk(crash_at=crash_at)
+    todo = numbered(6)
+    for _attempt in range(3):
+        try:
+            if rig is None:
+                rig = Rig(folder, router, [first, second], disk, clock=clock, most_notices=2)
+            else:
+                rig.restart()
+            while todo:
+                rig.add(todo[0])
+                todo.pop(0)  # accepted
+                rig.run(1)
+            rig.run(30)
+            return first.got(), second.got(), died
+        except Crashed:
+            died = True
+            disk = disk.after_kill()
+            if rig is not None:
+                rig.disk.crash_at = 0
+    raise AssertionError("it died more than once")
+
+
+def test_a_death_at_every_operation_of_the_disk_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
+    """The held event comes last; repeats are those of a batch under way."""
+    whole = delivered_after_crashes(tmp_path, 0)
+    assert whole == (["e1", "e2", "e4", "e5", "e6", "e3"], [f"e{n}" for n in range(1, 7)], False)
+    deaths = 0
+    for crash_at in range(1, 400):
+        first, second, died = delivered_after_crashes(tmp_path, crash_at)
+        if not died:
+            break
+        deaths += 1
+        assert list(dict.fromkeys(first)) == whole[0], crash_at
+        assert list(dict.fromkeys(second)) == whole[1], crash_at
+        assert len(first) + len(second) <= 12 + 4
+    assert deaths > 20
+
+
+def test_a_state_file_that_cannot_be_written_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+
+    def full(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rig.engine._state, "write", full)
+    rig.run()
+    assert (sender.got(), len(rig.main.read(0)[0])) == (["e1"], 1)
+    monkeypatch.undo()
+    rig.run()
+    assert rig.main.read(0)[0] == []
+
+
+def test_cursors_of_another_queue_mean_nothing(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(*numbered(5))
+    rig.run()
+    rig.disk = FaultDisk()  # the queue's files were lost
+    rig.initial, rig.main = rig.queue("initial"), rig.queue("main")
+    rig.engine = rig.make()
+    rig.add(event(7))
+    rig.run()
+    assert sender.got()[-1] == "e7"

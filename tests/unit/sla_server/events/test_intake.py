@@ -1,0 +1,188 @@
+"""Intake: from reserves into queues, once each, in order, and nothing released too early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.reserve.raising import INITIAL_SLOTS, SLOTS, EventRaiser
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.events.intake import LISTING_NS, EventIntake
+from sla_server.events.queue import EventQueue, QueuedEvent
+from tests.support.deliveries import QUEUE_BYTES, event
+from tests.support.faulty_disk import FaultDisk
+
+
+class Rigged:
+    """Reserves in a folder, queues on a FaultDisk."""
+
+    def __init__(self, folder: Path, data_bytes: int = QUEUE_BYTES) -> None:
+        self.folder = folder
+        self.clock = FakeClock()
+        self.disk = FaultDisk()
+        self.data_bytes = data_bytes
+        self.point = ""
+        self.open()
+
+    def open(self) -> None:
+        self.initial, self.normal = (
+            EventQueue(
+                self.folder / "q",
+                name,
+                self.data_bytes,
+                (self.disk.open(name), self.disk.open(name + ".index")),
+                self.clock,
+            )
+            for name in ("initial", "normal")
+        )
+        self.intake = EventIntake(self.folder, self.initial, self.normal, self.clock, probe=self.probe)
+
+    def probe(self, point: str) -> None:
+        if point == self.point:
+            raise KeyboardInterrupt
+
+    def step(self) -> int:
+        self.clock.advance(LISTING_NS / 1e9 + 0.1)
+        return self.intake.step()
+
+    def queued(self, queue: EventQueue) -> list[QueuedEvent]:
+        found, after = list[QueuedEvent](), 0
+        while after < queue.newest_seq:
+            items, after = queue.read(after)
+            found += items
+        return found
+
+    def ids(self, queue: EventQueue) -> list[str]:
+        return [item.event.event_id for item in self.queued(queue)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rigged:
+    return Rigged(tmp_path)
+
+
+def test_events_of_both_periods_come_into_their_queues_with_source_and_time(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(1).row())
+    raiser.initialized()
+    raiser.record(event(2).row())
+    assert rig.step() == 2
+    assert (rig.ids(rig.initial), rig.ids(rig.normal)) == (["e1"], ["e2"])
+    (found,) = rig.queued(rig.normal)
+    assert (found.event.source, found.event.recorded_us) == ("services", rig.clock.unix_us())
+    assert rig.step() == 0  # released
+    raiser.close()
+
+
+def test_an_event_of_two_processes_with_one_identity_is_one(rig: Rigged) -> None:
+    first, second = EventRaiser(rig.folder, "services"), EventRaiser(rig.folder, "dbmanager")
+    for raiser in (first, second):
+        raiser.initialized()
+        raiser.record(event(1).row())
+    rig.step()
+    assert (rig.ids(rig.normal), rig.intake.repeated) == (["e1"], 1)
+
+
+def test_a_death_between_sync_and_release_repeats_nothing(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.initialized()
+    raiser.record(event(1).row())
+    rig.point = "queued"
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    rig.point, rig.disk = "", rig.disk.after_kill()
+    rig.open()
+    raiser.record(event(2).row())
+    rig.step()
+    assert (rig.ids(rig.normal), rig.intake.repeated) == (["e1", "e2"], 1)
+
+
+def test_the_reserve_of_a_process_that_died_is_taken(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "pair-0")
+    raiser.record(event(1).row())
+    raiser.close()
+    rig.step()
+    again = EventRaiser(rig.folder, "pair-0")
+    again.record(event(2).row())
+    rig.step()
+    assert rig.ids(rig.initial) == ["e1", "e2"]
+
+
+def test_a_flood_is_folded_and_then_counted_and_every_event_is_in_the_sum(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.initialized()
+    for number in range(1000):
+        raiser.record(event(number, subject=f"gw-{number % 300}", kind="clock-skew").row())
+    rig.step()
+    items = rig.queued(rig.normal)
+    kinds = {item.event.kind for item in items}
+    lost = [item.event for item in items if item.event.kind == "events-lost"]
+    assert kinds == {"clock-skew", "event-reserve-filling", "events-lost"}
+    assert len(items) == SLOTS + 1
+    skews = sum(item.repeats for item in items if item.event.kind == "clock-skew")
+    assert skews + lost[0].details["counts"]["clock-skew"] == 1000
+    assert (lost[0].severity, lost[0].subject) == ("critical", "services")
+
+
+def test_what_is_folded_after_it_was_taken_comes_as_an_event_of_its_own(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    for number in range(INITIAL_SLOTS // 2 + 1):
+        raiser.record(event(number, kind="clock-skew").row())
+    reader_slot = raiser._initial._file.slot(INITIAL_SLOTS // 2)
+    rig.step()
+    raiser._initial._file.words[reader_slot + 1] += 4  # stored by the writer after the reader had looked
+    rig.step()
+    (more,) = [item for item in rig.queued(rig.initial) if item.repeats == 4]
+    assert more.event.kind == "clock-skew"
+    assert len(more.event.event_id) == 36
+
+
+def test_with_the_queue_full_nothing_is_released(tmp_path: Path) -> None:
+    rig = Rigged(tmp_path, 64 << 10)
+    text = "x" * 1500
+    fits = 0
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.initialized()
+    for number in range(100):
+        raiser.record(event(number, text=text, subject=str(number)).row())
+        rig.step()
+        if rig.intake.accepted == fits:
+            break
+        fits += 1
+    assert 20 < fits < 60
+    raiser.record(event(200).row())
+    assert rig.step() == 0
+    rig.normal.delete_through(rig.normal.newest_seq)
+    rig.step()
+    assert rig.ids(rig.normal) == [f"e{fits}", "e200"]  # order kept, nothing lost
+
+
+def test_what_is_no_event_is_dropped_and_counted(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record({**event(1).row(), "severity": "fatal"})
+    raiser.record(event(2).row())
+    rig.step()
+    assert (rig.ids(rig.initial), rig.intake.unreadable) == (["e2"], 1)
+
+
+def test_a_reserve_that_was_made_again_is_read_from_its_beginning(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(1).row())
+    rig.step()
+    raiser.close()
+    for path in rig.folder.glob("*.reserve"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.record(event(2).row())
+    rig.step()
+    assert rig.ids(rig.initial) == ["e1", "e2"]
+
+
+def test_the_fill_of_each_reserve_is_a_figure(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    raiser.initialized()
+    for number in range(SLOTS // 2):
+        raiser.record(event(number, subject=str(number)).row())
+    rig.step()
+    assert rig.intake.fills == {"services.initial": 0.0, "services.normal": 0.5}

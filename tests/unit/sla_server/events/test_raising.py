@@ -1,0 +1,98 @@
+"""Every process raises its events: what goes to SQL as a row of ``events`` is in its reserve, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, func, select
+
+from pmdaemon.poller import announcements
+from pmdaemon.reserve import attach_reserves, initialized, raise_event, raising
+from pmdaemon.reserve.reader import ReserveReader
+from sla_server.db import schema
+from sla_server.db.ingest.records import add_events
+from sla_server.db.ingest.records import event_row as db_event_row
+from sla_server.db.ingest.writer import DatabaseOutage
+from sla_server.events.event import Event, from_row, parse
+from sla_server.recorder import Recorder
+from sla_server.services.record_sender import RecordSender
+from sla_server.services.rows import event_row
+from tests.support.fake_mailbox import FakeMailbox
+
+Raised = Callable[[], list[Event]]
+
+
+@pytest.fixture
+def raised(tmp_path: Path) -> Iterator[Raised]:
+    """What this process has raised so far."""
+    attach_reserves("here", tmp_path)
+    initialized()
+    reader = ReserveReader(tmp_path / "here.normal.reserve")
+    yield lambda: [parse(record.payload) for record in reader.take(999)]
+    reader.close()
+    raising.detach_reserves()
+
+
+def test_services_raise_each_event_among_their_rows_once(raised: Raised) -> None:
+    sender = RecordSender(FakeMailbox(), "tag", 1 << 20, raise_event=raise_event)
+    row = event_row("throttle-set", "warning", "volume", "v1", "text", 5)
+    sender.append([("slices", {"name": "a"}), row])
+    sender.flush(1)
+    sender.flush(10**12)  # sent again
+    assert [(event.kind, event.source) for event in raised()] == [("throttle-set", "here")]
+
+
+def test_a_change_that_was_not_recorded_is_not_raised(raised: Raised) -> None:
+    sender = RecordSender(FakeMailbox(), "tag", 100, raise_event=raise_event)
+    said: list[tuple[bool, str]] = []
+    row = event_row("agreement-applied", "info", "sla", "gold", "x" * 200, 5)
+    sender.append([row], lambda is_ok, error: said.append((is_ok, error)))
+    assert [is_ok for is_ok, _ in said] == [False]
+    assert raised() == []
+
+
+def test_the_supervisor_raises_its_events(raised: Raised) -> None:
+    Recorder().add_event(
+        "process-restarted", "warning", "services", "text", {"restarts": 1}, at_us=5, now_ns=1
+    )
+    assert [(event.kind, event.subject) for event in raised()] == [("process-restarted", "services")]
+
+
+def test_the_daemon_raises_its_events(raised: Raised) -> None:
+    announcements.event("gateway-enrolled", "info", "gw-1", "text", 5, code="c")
+    assert [(event.kind, dict(event.details)) for event in raised()] == [("gateway-enrolled", {"code": "c"})]
+
+
+def test_dbmanager_raises_what_it_stores_with_the_same_identity(raised: Raised) -> None:
+    engine = create_engine("sqlite://")
+    schema.metadata.create_all(engine, tables=[schema.events])
+    row = db_event_row(
+        ("x",), 5, "file-damaged", "critical", element="dbmanager", subject="parquet", text="t"
+    )
+    with engine.begin() as connection:
+        add_events(connection, [row])
+        assert connection.execute(select(func.count()).select_from(schema.events)).scalar() == 1
+    assert [event.event_id for event in raised()] == [row["event_id"]]
+
+
+def test_an_event_as_sql_has_it_is_readable() -> None:
+    row = db_event_row(("x",), 5, "clock-skew", "warning", element="gateway", subject="g", details={"by": 2})
+    assert from_row(json.loads(json.dumps(row))).details == {"by": 2}
+
+
+def test_a_database_that_stays_away_is_announced_once_and_its_return_too(raised: Raised) -> None:
+    outage = DatabaseOutage()
+    for second in range(10):
+        outage.failed(1_000_000 + second * 1_000_000, "full")
+        outage.announce(1_000_000 + second * 1_000_000)
+    outage.raise_end(20_000_000)
+    outage.ended()
+    outage.failed(30_000_000, "locked")
+    outage.announce(30_000_000)
+    assert [(event.kind, event.at_us) for event in raised()] == [
+        ("database-away", 1_000_000),
+        ("database-back", 20_000_000),
+    ]
