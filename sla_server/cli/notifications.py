@@ -156,11 +156,15 @@ def event_lines(row: Row) -> Iterator[str]:
         yield f"acknowledged {formatting.when(one['at_us'])} by {one['who']}: {one['note']}"
     if not said:
         yield f"not acknowledged: sla ack {row['event_id']} --note TEXT"
+    for one in row.get("deliveries") or ():
+        tries = f" after {one['attempts']} tries" if one["attempts"] > 1 else ""
+        answer = f": {one['answer']}" if one["answer"] else ""
+        yield f"delivery: {one['recipient']} {one['state']} {formatting.when(one['at_us'])}{tries}{answer}"
     waiting = row.get("undelivered")
     if waiting is None:
         yield "delivery: not known, the delivery process is silent (sla-server status)"
     elif not waiting:
-        yield "delivery: confirmed by every recipient that it goes to"
+        yield "delivery: no recipient is behind with it"
     for one in waiting or ():
         tries = f", {one['attempt']} tries" if one.get("attempt") else ""
         why = one.get("reason") or "not due yet"

@@ -63,10 +63,13 @@ def test_an_event_is_described_with_what_became_of_it(sla: Terminal, delivery: A
     assert lines[0] == "e0001: throttle-set, warning"
     assert any(line.startswith("acknowledged ") and line.endswith(" by ann: disk ordered") for line in lines)
     assert "delivery: mail has not confirmed it, 4 tries: HTTP 503" in lines
+    assert any(
+        line.startswith("delivery: oncall confirmed ") and line.endswith(" after 3 tries") for line in lines
+    )
     assert "goes to mail: route all: severities warning, critical" in lines
     assert any(line.startswith("  held back now by silence now until ") for line in lines)
     other = sla("describe", "event", "e0002").output.splitlines()
-    assert "delivery: confirmed by every recipient that it goes to" in other
+    assert "delivery: no recipient is behind with it" in other
     assert "goes to no recipient" in other
     assert "route all does not match: severity is info" in other
     gone = sla("describe", "event", "gone")

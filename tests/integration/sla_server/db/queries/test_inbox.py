@@ -9,6 +9,14 @@ import pytest
 from sla_server.services.rows import audit_row
 from tests.support.samples import T0, record_message
 
+DELIVERY: dict[str, Any] = {
+    "delivery_id": "e1",
+    "event_id": "e1",
+    "number": 1,
+    "attempts": 2,
+    "answer": "HTTP 503",
+}
+
 
 def _event(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
     row = {
@@ -34,6 +42,8 @@ def reader(rig: Any) -> Any:
         audit_row("ann", "acknowledge", "e1", T0 + 9_000_000, after={"note": "disk ordered"}),
         audit_row("bob", "acknowledge", "e1", T0 + 9_500_000, after={"note": "arrived"}),
         audit_row("bob", "apply", "e2", T0 + 9_500_000),
+        ("deliveries", {**DELIVERY, "recipient": "mail", "state": "confirmed", "at_us": T0 + 9_000_000}),
+        ("deliveries", {**DELIVERY, "recipient": "chat", "state": "dead", "at_us": T0 + 8_000_000}),
     ]
     rig.feed(record_message(rows))
     rig.drain(final=True)
@@ -75,3 +85,8 @@ def test_one_event_and_who_acknowledged_it(reader: Any) -> None:
         ("e1", "bob", "arrived"),
     ]
     assert reader.acknowledgements([]) == []
+    assert [(row["recipient"], row["state"]) for row in reader.deliveries("e1")] == [
+        ("chat", "dead"),
+        ("mail", "confirmed"),
+    ]
+    assert reader.deliveries("e2") == []
