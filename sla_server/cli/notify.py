@@ -73,7 +73,7 @@ def _wait(client: Client, event_id: str, recipient: str) -> tuple[str, str]:
         if row.get("undelivered") is None:
             return "unknown", ""
         for one in row["undelivered"]:
-            if one.get("recipient") == recipient and one.get("attempt"):
+            if one.get("recipient") == recipient and one.get("state") == "failing":
                 return "failing", str(one.get("reason") or "")
         if time.monotonic() > end_s:
             return "waiting", ""

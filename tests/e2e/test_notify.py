@@ -81,7 +81,7 @@ def test_people_are_told_and_silences_hold_back(tmp_path: Path) -> None:
         count = len(receiver.requests)
         stage.set_mode("observe")
         _until(
-            lambda: "silence quiet" in stage.sla("get", "events", "--undelivered", check=False).stdout,
+            lambda: "held" in {row.get("state") for row in stage.get("undelivered")["items"]},
             "it is held back",
         )
         assert len(receiver.requests) == count

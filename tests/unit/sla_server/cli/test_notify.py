@@ -14,7 +14,7 @@ from sla_server.cli import notify
 from sla_server.events.delivery_state import write_delivery_state
 from tests.support.cli import Terminal
 
-WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "since_us": 1}
+WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "state": "failing"}
 
 
 @pytest.fixture
