@@ -168,6 +168,7 @@ class DeliveryState:
             },
         }
         write_whole(self._path, strict_json.dumps(found))
+        self._stored = found
 
     def _read(self) -> dict[str, Any]:
         try:
