@@ -15,6 +15,7 @@ Thread: ``EventQueue.append`` by one (intake) or any, reading by one (main); ``L
 from __future__ import annotations
 
 import heapq
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,9 +73,14 @@ class QueuedEvent:
         for key, name, default in _KEYS:
             if (value := getattr(self, name)) != default:
                 found[key] = value
-        return strict_json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            text = _ENCODER.encode(found)  # json.dumps would make an encoder for each of thousands of events
+        except (TypeError, ValueError, RecursionError):
+            text = strict_json.dumps(found, ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _KEYS: Final = (
     ("n", "repeats", 1),
     ("to", "recipient", ""),

@@ -405,6 +405,23 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     assert rig.main.read(0)[0] == []
 
 
+@pytest.mark.parametrize("content", [None, "", '{"lanes": {"r"', "[]"])
+def test_without_its_state_file_a_recipient_gets_again_what_the_queue_holds(
+    tmp_path: Path, content: str | None
+) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(*numbered(3))
+    rig.run()
+    (tmp_path / "state.json").unlink()  # a power cut: it was renamed and never written
+    if content is not None:
+        (tmp_path / "state.json").write_text(content)
+    sender.answer = CONFIRMED
+    rig.restart()
+    rig.run()
+    assert sender.got() == ids(3) + ids(3)
+
+
 def test_cursors_of_another_queue_mean_nothing(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender])
