@@ -23,7 +23,7 @@ const wanted = () => {
 
 function deliveryWords(row) {
   if (!row.undelivered?.length) return "";
-  return row.undelivered.map((one) => `not confirmed by ${one.recipient}${one.attempt ? `, ${f.plural(one.attempt, "try", "tries")}` : ""}`
+  return row.undelivered.map((one) => one.state === "held" ? `held back from ${one.recipient}` : `not confirmed by ${one.recipient}${one.attempt ? `, ${f.plural(one.attempt, "try", "tries")}` : ""}`
     + `${one.reason ? `: ${one.reason}` : ""}`).join("; ");
 }
 

@@ -66,6 +66,12 @@ def _why(row: Row) -> str:
     return f"{row.get('reason') or formatting.DASH}" + (f" ({row['author']})" if row.get("author") else "")
 
 
+def why_undelivered(row: Row) -> str:
+    """Why a recipient has not confirmed an event yet."""
+    words = {"held": "held back by a silence, or a reminder that is not due", "waiting": "on its way"}
+    return str(row.get("reason") or words.get(str(row.get("state")), formatting.DASH))
+
+
 KINDS: Final = {
     "recipients": TableKind(
         "/recipients",
@@ -115,7 +121,7 @@ UNDELIVERED: Final = TableKind(
         Column("KIND", _plain("kind")),
         Column("RECIPIENT", _plain("recipient")),
         Column("TRIES", lambda row, _now_us: formatting.count(row.get("attempt")), number=True),
-        Column("WHY", _plain("reason")),
+        Column("WHY", lambda row, _now_us: why_undelivered(row)),
     ),
     "All recipients have confirmed all events.",
 )
@@ -156,14 +162,18 @@ def event_lines(row: Row) -> Iterator[str]:
         yield f"acknowledged {formatting.when(one['at_us'])} by {one['who']}: {one['note']}"
     if not said:
         yield f"not acknowledged: sla ack {row['event_id']} --note TEXT"
+    for one in row.get("deliveries") or ():
+        tries = f" after {one['attempts']} tries" if one["attempts"] > 1 else ""
+        answer = f": {one['answer']}" if one["answer"] else ""
+        yield f"delivery: {one['recipient']} {one['state']} {formatting.when(one['at_us'])}{tries}{answer}"
     waiting = row.get("undelivered")
     if waiting is None:
         yield "delivery: not known, the delivery process is silent (sla-server status)"
     elif not waiting:
-        yield "delivery: confirmed by every recipient that it goes to"
+        yield "delivery: no recipient is behind with it"
     for one in waiting or ():
         tries = f", {one['attempt']} tries" if one.get("attempt") else ""
-        why = one.get("reason") or "not due yet"
+        why = why_undelivered(one)
         yield f"delivery: {one.get('recipient')} has not confirmed it{tries}: {why}"
     yield from routing_lines(row.get("routing") or {})
 

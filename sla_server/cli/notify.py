@@ -16,7 +16,7 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, duration_s, pass_client, print_json
 from sla_server.cli.notifications import routing_lines
 
@@ -41,32 +41,42 @@ def test(client: Client, recipient: str, wait: bool, output: str) -> None:
     """Send RECIPIENT a test event, whatever routes and silences say. Status 1 if it has not confirmed."""
     answer = client.change("POST", f"/recipients/{quote(recipient, safe='')}/test")
     event_id = str(answer["event_id"])
-    row = _wait(client, event_id) if wait else None
-    waiting = [] if row is None else row.get("undelivered")
+    state, said = _wait(client, event_id, recipient) if wait else ("raised", "")
     if output == "json":
-        print_json({**answer, "undelivered": waiting})
-    elif not wait:
-        click.echo(f"{recipient}: test {event_id} was raised; sla describe event {event_id} says how it went")
-    elif waiting is None:
-        click.echo(f"{recipient}: not known: the delivery process is silent (sla-server status)")
-    elif waiting:
-        reason = printable_lines(str(waiting[0].get("reason") or "it has not answered yet"))
-        click.echo(f"{recipient}: not confirmed: {reason}")
+        print_json({**answer, "state": state, "answer": said})
     else:
-        click.echo(f"{recipient}: confirmed")
-    if wait and waiting != []:
+        words = {
+            "confirmed": "confirmed",
+            "raised": f"test {event_id} was raised; sla describe event {event_id} says how it went",
+            "unknown": "not known: the delivery process is silent (sla-server status)",
+        }
+        text = words.get(state, f"not confirmed: {said or 'it has not answered yet'}")
+        click.echo(printable_lines(f"{recipient}: {text}"))
+    if state not in ("confirmed", "raised"):
         raise SystemExit(1)
 
 
-def _wait(client: Client, event_id: str) -> Row:
-    """The test event when it was confirmed, a try has failed, or a minute has passed."""
+def _wait(client: Client, event_id: str, recipient: str) -> tuple[str, str]:
+    """State and answer when the test was confirmed, a try has failed, or a minute has passed."""
     end_s = time.monotonic() + WAIT_S
     path = f"/events/{quote(event_id, safe='')}"
     while True:
-        row: Row = client.get(path)
-        waiting = row.get("undelivered")
-        if waiting is None or not waiting or waiting[0].get("reason") or time.monotonic() > end_s:
-            return row
+        try:
+            row: Row = client.get(path)
+        except RequestRefused as exc:
+            if exc.status != 404:  # its row is on the way to SQL
+                raise
+            row = {"undelivered": []}
+        for one in row.get("deliveries") or ():
+            if one["recipient"] == recipient:
+                return str(one["state"]), str(one["answer"])
+        if row.get("undelivered") is None:
+            return "unknown", ""
+        for one in row["undelivered"]:
+            if one.get("recipient") == recipient and one.get("state") == "failing":
+                return "failing", str(one.get("reason") or "")
+        if time.monotonic() > end_s:
+            return "waiting", ""
         time.sleep(INTERVAL_S)
 
 
@@ -145,6 +155,7 @@ def silence() -> None:
 @pass_client
 def start(
     client: Client,
+    /,
     lasting: str,
     reason: str,
     recipients: tuple[str, ...],

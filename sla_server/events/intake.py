@@ -107,16 +107,18 @@ class EventIntake:
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
-        now_us, new, ids = self._clock.unix_us(), list[QueuedEvent](), set[str]()
+        now_us, new, ids = self._clock.unix_us(), list[QueuedEvent](), dict[str, None]()
         for item in items:
-            if item.event.event_id in self._ids or item.event.event_id in ids:
+            event_id = item.event.event_id
+            if event_id in self._ids or event_id in ids:
                 self.repeated += 1
                 continue
-            ids.add(item.event.event_id)
+            ids[event_id] = None
             new.append(replace(item, event=item.event.recorded(now_us)))
         self._queues[is_initial].append(new)
-        for event_id in ids:
-            self._add_id(event_id)
+        self._ids.update(ids)
+        while len(self._ids) > MOST_IDS:
+            self._ids.popitem(last=False)
         self.accepted += len(new)
         if new:
             self._arrived()

@@ -128,10 +128,13 @@ class DeliveryState:
         return [name for name in self._stored.get("lanes", {}) if isinstance(name, str)]
 
     def lane(self, settings: LaneSettings, newest: Mapping[str, int]) -> Lane:
-        """A lane as it was left; a new one begins behind ``newest``."""
+        """A lane as it was left; a new one begins behind ``newest``.
+
+        Without a file that can be read no lane is known to be new: all begin with what the queues hold.
+        """
         found = self._stored.get("lanes", {}).get(settings.name)
         if not isinstance(found, dict):
-            return Lane(settings, dict(newest))
+            return Lane(settings, dict(newest) if self._stored else dict.fromkeys(newest, 0))
         same = {
             name
             for name, identity in self._stored.get("queues", {}).items()
@@ -165,6 +168,7 @@ class DeliveryState:
             },
         }
         write_whole(self._path, strict_json.dumps(found))
+        self._stored = found
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -177,4 +181,4 @@ class DeliveryState:
         log.error(
             "state-unreadable", path=str(self._path), effect="recipients get again what the queue holds"
         )
-        return {"lanes": {}}
+        return {}

@@ -15,6 +15,7 @@ Thread: ``EventQueue.append`` by one (intake) or any, reading by one (main); ``L
 from __future__ import annotations
 
 import heapq
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -72,9 +73,14 @@ class QueuedEvent:
         for key, name, default in _KEYS:
             if (value := getattr(self, name)) != default:
                 found[key] = value
-        return strict_json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            text = _ENCODER.encode(found)  # json.dumps would make an encoder for each of thousands of events
+        except (TypeError, ValueError, RecursionError):
+            text = strict_json.dumps(found, ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _KEYS: Final = (
     ("n", "repeats", 1),
     ("to", "recipient", ""),
@@ -254,6 +260,13 @@ class LaterQueue:
             if seq in self._items:
                 found.append(self._items[seq])
         return found
+
+    def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
+        """What is held back and need not be any more is due at once; returns how many."""
+        found = [seq for seq, item in self._items.items() if item.purpose == "held" and is_free(item)]
+        for seq in found:
+            heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
+        return len(found)
 
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""

@@ -14,7 +14,6 @@ from sla_server.events.recipients.alertmanager import Alertmanager
 from sla_server.events.recipients.apprise_services import AppriseServices
 from sla_server.events.recipients.base import Recipient
 from sla_server.events.recipients.command import CommandRecipient
-from sla_server.events.recipients.config import NotifyConfig
 from sla_server.events.recipients.heartbeat import Heartbeat
 from sla_server.events.recipients.inbox import Inbox, InboxStore
 from sla_server.events.recipients.json_file import JsonFile
@@ -54,13 +53,6 @@ class RecipientBuilder:
         self._store = store
         self._external_url = external_url
         self._resolver = resolver or Resolver()
-
-    @classmethod
-    def of(cls, config: NotifyConfig, data_dir: Path, store: InboxStore | None = None) -> RecipientBuilder:
-        """As the server is configured; relative directories are within its data directory."""
-        directories = (config.secrets_dir, config.commands_dir, config.files_dir)
-        secrets, commands, files = (data_dir / each.expanduser() for each in directories)
-        return cls(secrets, commands, files, store, config.external_url)
 
     def __call__(self, name: str, spec: Mapping[str, Any]) -> Recipient:
         """Make a recipient of ``spec`` of its document; opens nothing yet.

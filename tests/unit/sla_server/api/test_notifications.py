@@ -41,7 +41,11 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, t
     assert [(row["event_id"], row["recipient"], row["kind"]) for row in found["items"]] == [
         ("e0001", "mail", "throttle-set")
     ]
-    assert web.get("/api/v1/events/e0001").json["undelivered"] == [waiting]
+    found = web.get("/api/v1/events/e0001").json
+    assert found["undelivered"] == [waiting]
+    assert [(row["recipient"], row["state"], row["attempts"]) for row in found["deliveries"]] == [
+        ("oncall", "confirmed", 3)
+    ]
     assert web.get("/api/v1/events/e0002").json["undelivered"] == []
 
 

@@ -14,7 +14,7 @@ from sla_server.cli import notify
 from sla_server.events.delivery_state import write_delivery_state
 from tests.support.cli import Terminal
 
-WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "since_us": 1}
+WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "state": "failing"}
 
 
 @pytest.fixture
@@ -63,10 +63,13 @@ def test_an_event_is_described_with_what_became_of_it(sla: Terminal, delivery: A
     assert lines[0] == "e0001: throttle-set, warning"
     assert any(line.startswith("acknowledged ") and line.endswith(" by ann: disk ordered") for line in lines)
     assert "delivery: mail has not confirmed it, 4 tries: HTTP 503" in lines
+    assert any(
+        line.startswith("delivery: oncall confirmed ") and line.endswith(" after 3 tries") for line in lines
+    )
     assert "goes to mail: route all: severities warning, critical" in lines
     assert any(line.startswith("  held back now by silence now until ") for line in lines)
     other = sla("describe", "event", "e0002").output.splitlines()
-    assert "delivery: confirmed by every recipient that it goes to" in other
+    assert "delivery: no recipient is behind with it" in other
     assert "goes to no recipient" in other
     assert "route all does not match: severity is info" in other
     gone = sla("describe", "event", "gone")
@@ -106,22 +109,33 @@ def test_what_is_no_event_is_refused(
     assert sla("notify", "route").exit_code == 2
 
 
-def _raised(sla: Terminal) -> None:
-    sla.mailbox.answer = lambda _header: (True, 200, {"event_id": "e0001"})
+def _raised(sla: Terminal, event_id: str) -> None:
+    sla.mailbox.answer = lambda _header: (True, 200, {"event_id": event_id})
 
 
 def test_a_test_waits_until_it_is_confirmed_or_has_failed(sla: Terminal, delivery: Any) -> None:
-    _raised(sla)
+    _raised(sla, "e0003")
     silent = sla("notify", "test", "mail")
     assert (silent.exit_code, "the delivery process is silent" in silent.output) == (1, True)
-    delivery([], [WAITING])
+    delivery([], [{**WAITING, "event_id": "e0003"}])
     failed = sla("notify", "test", "mail")
     assert (failed.exit_code, failed.output) == (1, "mail: not confirmed: HTTP 503\n")
+    assert "sla describe event e0003" in sla("notify", "test", "mail", "--no-wait").output
+    _raised(sla, "e0001")
+    confirmed = sla("notify", "test", "oncall")
+    assert (confirmed.exit_code, confirmed.output) == (0, "oncall: confirmed\n")
+    assert [op for op, _ in sla.asked] == ["notify_test"] * 4
+
+
+def test_nothing_undelivered_is_no_confirmation(
+    sla: Terminal, delivery: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "WAIT_S", 0.0)  # else a minute
     delivery()
-    confirmed = sla("notify", "test", "mail")
-    assert (confirmed.exit_code, confirmed.output) == (0, "mail: confirmed\n")
-    assert sla.asked == [("notify_test", {"name": "mail"})] * 3
-    assert "sla describe event e0001" in sla("notify", "test", "mail", "--no-wait").output
+    for event_id in ("e0002", "not-in-sql-yet"):
+        _raised(sla, event_id)
+        done = sla("notify", "test", "mail")
+        assert (done.exit_code, done.output) == (1, "mail: not confirmed: it has not answered yet\n")
 
 
 def test_a_silence_is_begun_by_a_document(sla: Terminal) -> None:

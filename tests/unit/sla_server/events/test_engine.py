@@ -215,6 +215,25 @@ def test_the_end_of_a_condition_waits_behind_its_beginning_that_is_held(tmp_path
     assert sender.got() == ["e1", "e2"]
 
 
+def test_a_silence_that_ends_early_holds_nothing_back_any_more_and_the_order_stays(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda _found, _recipient, _now: Held("quiet", until_us)
+    rig.add(event(1), event(2), event(3))
+    rig.run(5)
+    assert sender.got() == []
+    night = ToAll("r")
+    night.holds = lambda found, _recipient, _now: Held("night", until_us) if found.event_id == "e2" else None
+    rig.engine.set_router(night)
+    rig.run(5)
+    assert sender.got() == ["e1", "e3"]
+    rig.engine.set_router(ToAll("r"))
+    rig.run(5)
+    assert sender.got() == ["e1", "e3", "e2"]
+    assert len(rig.later) == 0
+
+
 # Stages of the engine's own.
 
 
@@ -403,6 +422,23 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     monkeypatch.undo()
     rig.run()
     assert rig.main.read(0)[0] == []
+
+
+@pytest.mark.parametrize("content", [None, "", '{"lanes": {"r"', "[]"])
+def test_without_its_state_file_a_recipient_gets_again_what_the_queue_holds(
+    tmp_path: Path, content: str | None
+) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(*numbered(3))
+    rig.run()
+    (tmp_path / "state.json").unlink()  # a power cut: it was renamed and never written
+    if content is not None:
+        (tmp_path / "state.json").write_text(content)
+    sender.answer = CONFIRMED
+    rig.restart()
+    rig.run()
+    assert sender.got() == ids(3) + ids(3)
 
 
 def test_cursors_of_another_queue_mean_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,389 @@
+"""Event delivery: what it accepts, how fast one event arrives, a dead recipient, and a kill in the middle.
+
+*Accepted*: batches of 500 events through intake into the queue, each synced; and batches of 100, of which a
+reserve gives as many at a time, against a bare append and sync of the same bytes. *One event*: raised in a
+process of its own, until the webhook has it, idle. *Dead recipient*: 100,000 events to ten recipients in one
+process, and the same with one of them never confirming; the ratio of the times of the nine that live, and the
+memory that the second took. *Kill*: 10,000 alerts to one webhook, ``kill -9`` when half have arrived,
+restart; the share that arrives, for ours and for Alertmanager (Debian's package ``prometheus-alertmanager``;
+"missing" without it), which gets the alerts once, as a client that was told "accepted" would post them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Sample, main, version_of
+from pmdaemon.reserve.raising import EventRaiser
+from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
+from sla_server.agreements.load import load_documents
+from sla_server.events.engine import DeliveryEngine, EngineParts
+from sla_server.events.event import Event
+from sla_server.events.intake import EventIntake
+from sla_server.events.lane import LaneSettings
+from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.recipients.base import CONFIRMED, Answer, Held, Notice, Routed, retry
+from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
+from sla_server.events.stages.confirm import RetryRules
+from sla_server.events.stages.send import SentBatch, ThreadSender
+
+BATCH, SMALL, ACCEPTED, SINGLE, FLOOD, ALERTS, RECIPIENTS = 500, 100, 20_000, 100, 100_000, 10_000, 10
+LIMIT_S = 300.0
+QUIET_S = 20.0
+ALERTMANAGER = "prometheus-alertmanager"
+
+
+def event(number: int) -> Event:
+    """An event of usual size."""
+    return Event(
+        f"event-{number:08d}", time.time_ns() // 1000, "clock-skew", "warning", "gateway", f"gw-{number}",
+        f"gateway gw-{number}: its clock is 2.4 s ahead of the server's", {"offset_us": 2_400_000 + number},
+    )  # fmt: skip
+
+
+class Arrivals:
+    """A webhook on loopback: identities and times of what came."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = {}
+        self.order: list[str] = []
+        self._lock = threading.Lock()
+        arrivals = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with suppress(ValueError):
+                    arrivals.add(json.loads(content))
+                with suppress(OSError):
+                    self.send_response(200)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+
+            def log_message(self, *_args: Any) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def add(self, body: dict[str, Any]) -> None:
+        now_s = time.perf_counter()
+        with self._lock:
+            for alert in body.get("alerts", ()):
+                name = alert["labels"].get("number") or alert["delivery"]["event"]["event_id"]
+                if name not in self.times:
+                    self.times[name] = now_s
+                    self.order.append(name)
+
+    def wait(self, count: int, limit_s: float = LIMIT_S, quiet_s: float = LIMIT_S) -> int:
+        """Until so many have come, or none came for ``quiet_s``."""
+        deadline, quiet, seen = Deadline(limit_s), Deadline(quiet_s), len(self.times)
+        while seen < count and not deadline.passed and not quiet.passed:
+            time.sleep(0.02)
+            if len(self.times) != seen:
+                seen, quiet = len(self.times), Deadline(quiet_s)
+        return seen
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+# What is accepted.
+
+
+def accepted(folder: Path) -> dict[str, float]:
+    """Events a second in large batches, and in small ones against a bare append."""
+    large, _ = accepted_in(folder / "large", BATCH)
+    small, bare = accepted_in(folder / "small", SMALL)
+    return {"accept_rate": large, "accept_vs_append": small / bare}
+
+
+def accepted_in(folder: Path, size: int) -> tuple[float, float]:
+    """Events a second in batches of ``size``: into the queue, and bare."""
+    initial, normal = (
+        EventQueue(folder, name, room) for name, room in (("initial", 1 << 20), ("main", 64 << 20))
+    )
+    intake = EventIntake(folder, initial, normal, SystemClock())
+    batches = [[QueuedEvent(event(n)) for n in range(at, at + size)] for at in range(0, ACCEPTED, size)]
+    encoded = [b"".join(item.encode() for item in batch) for batch in batches]
+    began_s = time.perf_counter()
+    for batch in batches:
+        intake.accept(batch)
+    ours = ACCEPTED / (time.perf_counter() - began_s)
+    fd = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 64 << 20)
+    os.fsync(fd)
+    began_s = time.perf_counter()
+    for content in encoded:
+        os.write(fd, content)
+        os.fdatasync(fd)
+    bare = ACCEPTED / (time.perf_counter() - began_s)
+    os.close(fd)
+    for queue in (initial, normal):
+        queue.close()
+    return ours, bare
+
+
+# The process.
+
+
+@contextmanager
+def served(folder: Path, url: str) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Start the process delivery with one webhook; again with each call."""
+    (folder / "run").mkdir(mode=0o700)
+    (folder / "data" / "events" / "reserve").mkdir(parents=True, mode=0o700)
+    head = "apiVersion: storage-sla/v1\nkind: {}\nmetadata: {{name: {}}}\nspec: {}\n"
+    text = head.format("Recipient", "hook", f'{{webhook: {{url: "{url}"}}, batch: 100}}') + "---\n"
+    text += head.format("Route", "all", "{recipients: [hook]}")
+    held = [NotificationInForce(each.document, 1, 0) for each in load_documents(text, 60)]
+    RoutingFile(folder / "data").publish(RoutingTable.of(held, {}))
+    config = folder / "server.toml"
+    config.write_text(f'data_dir = "{folder}/data"\nruntime_dir = "{folder}/run"\n')
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "sla_server.process", "delivery", "--config", str(config)]
+        started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        state, deadline = folder / "run" / "metrics" / "delivery.json", Deadline(LIMIT_S)
+        state.unlink(missing_ok=True)
+        while not (state.exists() and '"hook"' in state.read_text()) and not deadline.passed:
+            time.sleep(0.05)
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+
+
+def raised(raiser: EventRaiser, numbers: Sequence[int]) -> dict[str, float]:
+    """Raise events, never more than the reserve holds without folding; returns when each was raised."""
+    times = {}
+    for number in numbers:
+        while raiser._normal.waiting > 100:
+            time.sleep(0.002)
+        found = event(number)
+        times[found.event_id] = time.perf_counter()
+        raiser.record(found.row())
+    return times
+
+
+def one_event(folder: Path) -> dict[str, float]:
+    """Milliseconds from raising to arrival, idle."""
+    arrivals = Arrivals()
+    with served(folder, arrivals.url) as start:
+        start()
+        raiser = EventRaiser(folder / "data" / "events" / "reserve", "bench")
+        raiser.initialized()
+        raised(raiser, [SINGLE])  # the reserve is new: it is found within a second
+        arrivals.wait(1)
+        taken = []
+        for number in range(SINGLE):
+            times = raised(raiser, [number])
+            arrivals.wait(number + 2)
+            taken += [1000 * (arrivals.times[name] - at_s) for name, at_s in times.items()]
+            time.sleep(0.05 + 0.001 * (number % 50))
+        raiser.close()
+    arrivals.close()
+    return {"latency_p99": statistics.quantiles(taken, n=100)[98], "latency_p50": statistics.median(taken)}
+
+
+def killed(folder: Path) -> dict[str, float]:
+    """Share of the alerts that arrive although delivery is killed in the middle, and whether in order."""
+    arrivals = Arrivals()
+    with served(folder, arrivals.url) as start:
+        process = start()
+        raiser = EventRaiser(folder / "data" / "events" / "reserve", "bench")
+        raiser.initialized()
+
+        def kill_in_the_middle() -> None:
+            arrivals.wait(ALERTS // 2)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            start()
+
+        killer = threading.Thread(target=kill_in_the_middle)
+        killer.start()
+        times = raised(raiser, range(ALERTS))
+        killer.join()
+        arrivals.wait(ALERTS, quiet_s=QUIET_S)
+        raiser.close()
+    arrivals.close()
+    in_order = arrivals.order == [name for name in times if name in arrivals.times]
+    return {"kill_ours": 100 * len(arrivals.times) / ALERTS, "kill_order": float(in_order)}
+
+
+# Alertmanager.
+
+CONFIG = """
+route: {{receiver: hook, group_by: ['...'], group_wait: 0s, group_interval: 1s, repeat_interval: 12h}}
+receivers: [{{name: hook, webhook_configs: [{{url: "{url}", send_resolved: false}}]}}]
+"""
+
+
+def killed_alertmanager(folder: Path) -> dict[str, float]:
+    """The same with Alertmanager, without the order, which it does not promise."""
+    if (program := shutil.which(ALERTMANAGER)) is None:
+        return {}
+    arrivals = Arrivals()
+    (folder / "am.yml").write_text(CONFIG.format(url=arrivals.url))
+    port = 19_093
+    command = [
+        program, f"--config.file={folder}/am.yml", f"--storage.path={folder}/am", "--cluster.listen-address=",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+
+    def start() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = Deadline(60.0)
+        while not deadline.passed:
+            with suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready").close()
+                break
+            time.sleep(0.05)
+        return process
+
+    process = start()
+    for first in range(0, ALERTS, BATCH):
+        alerts = [
+            {"labels": {"alertname": "clock-skew", "number": f"{n}"}} for n in range(first, first + BATCH)
+        ]
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/v2/alerts",
+            json.dumps(alerts).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request).close()
+    at_kill = arrivals.wait(ALERTS // 2, quiet_s=QUIET_S)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process = start()
+    found = arrivals.wait(ALERTS, quiet_s=QUIET_S)
+    process.terminate()
+    process.wait()
+    arrivals.close()
+    print(f"  Alertmanager had delivered {at_kill} of {ALERTS} when it was killed, {found} in the end")
+    return {"kill_alertmanager": 100 * found / ALERTS}
+
+
+# Ten recipients, one of them dead.
+
+
+class Counting:
+    """A recipient that only counts, or never confirms."""
+
+    kind, timeout_s, most_notices = "bench", 10.0, 500
+
+    def __init__(self, name: str, *, is_dead: bool) -> None:
+        self.name = name
+        self._is_dead = is_dead
+
+    def deliver(self, notices: Sequence[Notice], deadline: Deadline) -> Answer:
+        return retry("it is dead") if self._is_dead else CONFIRMED
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ToTen:
+    """Routes each event to all."""
+
+    def __init__(self) -> None:
+        self._routed = [Routed(f"r{index}", "all") for index in range(RECIPIENTS)]
+
+    def route(self, _event: Event) -> Sequence[Routed]:
+        return self._routed
+
+    def held(self, _event: Event, _recipient: str, _now_us: int) -> Held | None:
+        return None
+
+
+def flooded(folder: Path, *, dead: int) -> tuple[float, float]:
+    """Seconds until all that live have everything, and the MiB that the process grew by."""
+    clock, threads = SystemClock(), ThreadGroup()
+    inbox: ThreadInbox[SentBatch] = ThreadInbox()
+    folder.mkdir()
+    sizes = {"initial": 1 << 20, "main": 128 << 20, "later": LATER_BYTES}
+    initial, normal, later = (EventQueue(folder, name, size) for name, size in sizes.items())
+    parts = EngineParts(
+        (initial, normal), LaterQueue(later), folder / "state.json",
+        {queue.name: queue.queue_id for queue in (initial, normal)},
+    )  # fmt: skip
+    engine = DeliveryEngine(parts, ToTen(), RetryRules(), clock, lambda *_event: None)
+
+    def maker(name: str, is_dead: bool) -> Callable[[], Counting]:
+        return lambda: Counting(name, is_dead=is_dead)
+
+    names = [f"r{index}" for index in range(RECIPIENTS)]
+    senders = {
+        name: ThreadSender(name, maker(name, index < dead), inbox.put, threads)
+        for index, name in enumerate(names)
+    }
+    engine.set_recipients(LaneSettings(name, sender, 500, 10.0) for name, sender in senders.items())
+    for first in range(0, FLOOD, 1000):
+        normal.append([QueuedEvent(event(number)) for number in range(first, first + 1000)])
+    before_bytes, living = rss_bytes(), names[dead:]
+    began_s = time.perf_counter()
+    while any(engine.lanes[name].confirmed < FLOOD for name in living):
+        for sent in inbox.drain():
+            engine.answered(sent)
+        engine.step()
+    took_s, grown = time.perf_counter() - began_s, (rss_bytes() - before_bytes) / 2**20
+    engine.close()
+    threads.join(60.0)
+    for queue in (initial, normal, later):
+        queue.close()
+    return took_s, grown
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure() -> Sample:
+    """One whole run."""
+    values: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-events-") as name:
+        root = Path(name)
+        runs = []
+        for index in range(3):
+            (root / f"accepted{index}").mkdir()
+            runs.append(accepted(root / f"accepted{index}"))
+        values |= {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for part in (one_event, killed, killed_alertmanager):
+            (root / part.__name__).mkdir(mode=0o700)
+            values |= part(root / part.__name__)
+        alive_s, _ = flooded(root / "alive", dead=0)
+        dead_s, values["flood_memory"] = flooded(root / "dead", dead=1)
+        values["dead_ratio"] = dead_s / alive_s
+        values["flood_rate"] = FLOOD * RECIPIENTS / alive_s
+    for key, value in values.items():
+        print(f"  {key:<20} {value:>14,.2f}")
+    return Sample(values, {}, {ALERTMANAGER: version_of(ALERTMANAGER)})
+
+
+if __name__ == "__main__":
+    main("events", measure)
