@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
-#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, libnbd, nbd-client, QEMU's tools and storage daemon, Chromium
+#   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, libnbd, nbd-client, QEMU's tools and storage daemon, Chromium,
+#         Alertmanager
 #         (through apt when root)
 #   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
@@ -38,6 +39,7 @@ if [ "$what" != demo ]; then
     need ip iproute2
     need qemu-nbd qemu-utils
     need qemu-storage-daemon qemu-system-common
+    need prometheus-alertmanager prometheus-alertmanager
     need chromium chromium
     need chromedriver chromium-driver
 fi

@@ -6,6 +6,7 @@ import {element, setText} from "./dom.js";
 import {startFind} from "./find.js";
 import {clock, duration, helpedBy, measured, metric, promised, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
+import {refreshInbox, startInbox} from "./inbox.js";
 import * as views from "./views.js";
 import {startWhy} from "./why.js";
 
@@ -122,6 +123,7 @@ async function loadSession() {
   const node = $("session");
   if (page.signedIn) node.replaceChildren("signed in ", element("button", {type: "button", onclick: signOut}, "Sign out"));
   else node.replaceChildren("read only; ", element("code", {}, "sla login"), " lets you make changes");
+  refreshInbox();
 }
 
 // A feed begins with the newest snapshot, however old it is: the server says when that came.
@@ -197,6 +199,7 @@ $("throttle-form").querySelector("[value=cancel]").addEventListener("click", () 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 document.addEventListener("visibilitychange", draw);
 startWhy();
+startInbox({signedIn: () => page.signedIn, notice});
 startFind();
 setInterval(showFeed, 1000);
 setInterval(everySoOften, 5000);

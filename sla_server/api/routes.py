@@ -290,7 +290,7 @@ ROUTES: Final = (
         "Events with who acknowledged them and who has not confirmed them (null: not known), newest first.",
         (
             Query("severity", "string", "info, warning or critical; several with commas between."),
-            Query("kind", "string", "Only this kind; * stands for anything."),
+            Query("kind", "string", "Only this kind; * matches anything."),
             Query("element", "string", "Only about this kind of thing."),
             Query("subject", "string", "Only those whose subject or text contains this."),
             Query("open", "boolean", "1: only those that no person has acknowledged."),

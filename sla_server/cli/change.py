@@ -274,6 +274,24 @@ def delete_calendar(client: Client, name: str) -> None:
     click.echo(f"{name}: ended")
 
 
+@delete.command("recipient")
+@click.argument("name")
+@pass_client
+def delete_recipient(client: Client, name: str) -> None:
+    """End a recipient that no route or silence names."""
+    client.change("DELETE", f"/recipients/{quote(name, safe='')}")
+    click.echo(f"{name}: ended")
+
+
+@delete.command("route")
+@click.argument("name")
+@pass_client
+def delete_route(client: Client, name: str) -> None:
+    """End a route: its events go to its recipients no more."""
+    client.change("DELETE", f"/routes/{quote(name, safe='')}")
+    click.echo(f"{name}: ended")
+
+
 @click.group()
 def throttle() -> None:
     """Set and release throttles by hand."""

@@ -29,9 +29,18 @@ from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
 from sla_server.cli.get import now_of, promise
+from sla_server.cli.notifications import event_lines
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
 ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples of it
+LISTS: Final = {
+    "Maintenance": ("/maintenance", True),
+    "Calendar": ("/calendars", False),
+    "Recipient": ("/recipients", False),
+    "Route": ("/routes", False),
+    "Silence": ("/silences", True),
+}
+"""Kind -> path of what is in force, and whether what is past is asked for."""
 MOST_SHOWN: Final = 12
 """Fields of one version in ``sla history``; -o json has all."""
 
@@ -147,8 +156,9 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
                 raise
             return row if row.get("ended_us") is None else None
         if kind not in lists:
-            rows = client.get("/maintenance", past="1") if kind == "Maintenance" else client.get("/calendars")
-            lists[kind] = {row["name"]: row for row in rows["items"]}
+            path, has_past = LISTS[kind]
+            rows = client.get(path, **({"past": "1"} if has_past else {}))["items"]
+            lists[kind] = {row["name"]: row for row in rows}
         return lists[kind].get(name)
 
     return find
@@ -280,6 +290,20 @@ def describe_sla(client: Client, name: str, version: int | None, periods: int, o
     click.echo(str(row["document"]).rstrip())
     if silence:
         raise LiveValuesMissing(silence)
+
+
+@describe.command("event")
+@click.argument("event")
+@OUTPUT
+@pass_client
+def describe_event(client: Client, event: str, output: str) -> None:
+    """Show an event (its id): figures, who acknowledged it, who has not confirmed it, who gets it and why."""
+    row = client.get(f"/events/{quote(event, safe='')}")
+    if output == "json":
+        print_json(row)
+        return
+    for line in event_lines(row):
+        click.echo(printable_lines(line))
 
 
 def _about(row: Row, newest: int) -> Iterator[str]:

@@ -252,6 +252,18 @@ class Column:
     """Left out where no row has a value: what is beside it needs the room."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableKind:
+    """One kind of thing that can be listed."""
+
+    path: str
+    columns: tuple[Column, ...]
+    empty: str
+    """What to do next when there is nothing to list."""
+    needs_name: bool = False
+    """Of one agreement: its name belongs into the path."""
+
+
 def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
     """The table; fits whatever width it is printed at by folding names and texts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)

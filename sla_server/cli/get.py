@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from textwrap import fill, wrap
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,29 +13,26 @@ import click
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
-from sla_server.cli import formatting
+from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing
-from sla_server.cli.formatting import YAML_OUTPUT, Column, Row, build, console, pass_client, print_json
+from sla_server.cli.formatting import (
+    YAML_OUTPUT,
+    Column,
+    Row,
+    TableKind,
+    build,
+    console,
+    pass_client,
+    print_json,
+)
 from sla_server.explanation.words import AGREED
 
 LIMIT_DEFAULT = 20
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
-DOCUMENTS: Final = ("slas", "maintenance", "calendars")
+DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", "silences")
 """Kinds whose rows are documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableKind:
-    """One kind of thing that can be listed."""
-
-    path: str
-    columns: tuple[Column, ...]
-    empty: str
-    """What to do next when there is nothing to list."""
-    needs_name: bool = False
-    """Of one agreement: its name belongs into the path."""
 
 
 def _live(row: Row, key: str) -> Any:
@@ -258,6 +254,7 @@ KINDS: Final = {
         ),
         "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
     ),
+    **notifications.KINDS,
     "episodes": TableKind(
         "/episodes",
         (
@@ -393,6 +390,7 @@ def by_objective(rows: Sequence[Row]) -> list[Row]:
     metavar="ZONE",
     help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
 )
+@click.option("--undelivered", is_flag=True, help="events: those that not all recipients have confirmed.")
 @YAML_OUTPUT
 @pass_client
 def get(
@@ -405,6 +403,7 @@ def get(
     objective: str | None = None,
     episode: str | None = None,
     tz: str | None = None,
+    undelivered: bool = False,
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
@@ -420,6 +419,9 @@ def get(
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
     if output == "yaml" and kind not in DOCUMENTS:
         raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
+    if undelivered:
+        notifications.show_undelivered(client, kind, limit or LIMIT_DEFAULT, output)
+        return
     if tz is not None:
         formatting.zone_of(tz)  # or say so before anything is asked
     path, query = _question(kind, name, objective, episode)

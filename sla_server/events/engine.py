@@ -161,8 +161,10 @@ class DeliveryEngine:
         self._is_dirty = True
 
     def set_router(self, router: Router) -> None:
-        """Route by this from now on."""
+        """Route by this from now on; what a silence that has ended early held back is looked at again."""
         self._router = router
+        now_us = self._clock.unix_us()
+        self._later.release(lambda item: router.held(item.event, item.recipient, now_us) is None)
         self._routes.clear()
         for lane in self._lanes.values():
             if not lane.token:

@@ -261,6 +261,13 @@ class LaterQueue:
                 found.append(self._items[seq])
         return found
 
+    def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
+        """What is held back and need not be any more is due at once; returns how many."""
+        found = [seq for seq, item in self._items.items() if item.purpose == "held" and is_free(item)]
+        for seq in found:
+            heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
+        return len(found)
+
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""
         found = [item for item in self._items.values() if item.purpose == "held"]

@@ -30,7 +30,7 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.api.config import WORKER_THREADS, ApiConfig
-from sla_server.api.server import WebServer, open_listener, run
+from sla_server.api.server import open_listener, run
 from sla_server.cli.client import Client
 from sla_server.db.config import DatabaseConfig
 from sla_server.topology import app_layout
@@ -47,54 +47,11 @@ from tests.support.browser import (
     text_of,
     wait_for,
 )
+from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
 Page = Callable[..., AbstractContextManager[Chrome]]
 NARROW_PX, HALF_PX, WIDE_PX = 400, 1024, 1280
-
-
-class Site:
-    """A web server with a feed that the test decides."""
-
-    def __init__(
-        self, folder: Path, snapshot: Callable[[int], dict[str, Any]] | None = api.snapshot, **config: Any
-    ) -> None:
-        self.folder = folder
-        self.config = config
-        self.stop = Stop()
-        self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {}))
-        self.source = api.FakeSource()
-        self.source.shift_us = time.time_ns() // 1000 - api.NOW_US
-        self.snapshot = snapshot
-        self.start("127.0.0.1:0")
-
-    def start(self, listen: str) -> None:
-        settings = ApiConfig(listen=listen, **self.config)
-        listener = open_listener(listen)
-        self.server = WebServer(settings, self.folder, self.source, self.mailbox, listener, self.stop)
-        self.threads = [
-            threading.Thread(target=target, daemon=True) for target in (self.server.serve, self._feed)
-        ]
-        for thread in self.threads:
-            thread.start()
-
-    @property
-    def url(self) -> str:
-        return self.server.address
-
-    def _feed(self) -> None:
-        while True:
-            if self.snapshot is not None:
-                self.server.context.live.put(self.snapshot(time.time_ns() // 1000))
-            if self.stop.wait(0.5):
-                return
-
-    def close(self) -> None:
-        self.stop.set()
-        for thread in self.threads:
-            thread.join(60)
-        self.server.listener.close()
-        assert not any(thread.is_alive() for thread in self.threads)
 
 
 @pytest.fixture

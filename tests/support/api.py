@@ -496,6 +496,12 @@ class FakeSource:
         self._row("event", event_id)
         return next((row for row in events(25) if row["event_id"] == event_id), None)
 
+    def deliveries(self, event_id: str) -> list[dict[str, Any]]:
+        self._row("deliveries", event_id)
+        row = {"recipient": "oncall", "delivery_id": "e0001", "event_id": "e0001", "number": 7, "answer": ""}
+        row |= {"state": "confirmed", "attempts": 3, "at_us": NOW_US}
+        return [row] if event_id == "e0001" else []
+
     def acknowledgements(self, event_ids: Collection[str]) -> list[dict[str, Any]]:
         self._row("acknowledgements", event_ids)
         said = {"event_id": "e0001", "at_us": NOW_US, "who": "ann", "after": {"note": "disk ordered"}}

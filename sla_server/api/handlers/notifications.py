@@ -110,9 +110,10 @@ def undelivered(context: AppContext, _request: Request) -> Response:
 
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
-    """One event: who acknowledged it, who has not confirmed it, and who gets it by the routes in force."""
+    """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
     row = _event(context, event_id)
     (found,) = _with_people(context, [row])
+    found["deliveries"] = context.source.deliveries(event_id)
     try:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:

@@ -62,6 +62,12 @@ def _like(column: Any, pattern: str) -> ColumnElement[bool]:
     return found
 
 
+def deliveries(event_id: str) -> Select[Any]:
+    """What became of an event at each recipient, reminders included; the newest last."""
+    table = schema.deliveries
+    return select(table).where(table.c.event_id == event_id).order_by(table.c.at_us, table.c.recipient)
+
+
 def acknowledgements(event_ids: Collection[str]) -> Select[Any]:
     """Who acknowledged these events, when and with which note; the first of each event first."""
     table = schema.audit

@@ -357,6 +357,10 @@ class SqlReader:
         rows = self._rows(select(schema.events).where(schema.events.c.event_id == event_id))
         return decode_json(rows, ("details",))[0] if rows else None
 
+    def deliveries(self, event_id: str) -> list[Row]:
+        """See ``inbox``."""
+        return self._rows(inbox.deliveries(event_id))
+
     def acknowledgements(self, event_ids: Collection[str]) -> list[Row]:
         """See ``inbox``; ``after`` decoded."""
         return decode_json(self._rows(inbox.acknowledgements(event_ids)), ("after",)) if event_ids else []

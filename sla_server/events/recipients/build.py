@@ -13,7 +13,7 @@ from sla_server.events.documents import RecipientSpec
 from sla_server.events.recipients.alertmanager import Alertmanager
 from sla_server.events.recipients.apprise_services import AppriseServices
 from sla_server.events.recipients.base import Recipient
-from sla_server.events.recipients.command import Command
+from sla_server.events.recipients.command import CommandRecipient
 from sla_server.events.recipients.heartbeat import Heartbeat
 from sla_server.events.recipients.inbox import Inbox, InboxStore
 from sla_server.events.recipients.json_file import JsonFile
@@ -88,7 +88,7 @@ class RecipientBuilder:
         if model.file is not None:
             return JsonFile(name, model.file, self._files_dir, **limits)
         if model.command is not None:
-            return Command(name, model.command, self._commands_dir, **limits)
+            return CommandRecipient(name, model.command, self._commands_dir, **limits)
         if model.apprise is not None:
             return AppriseServices(name, model.apprise, self._secrets_dir, **limits)
         return Inbox(name, self._store, **limits)

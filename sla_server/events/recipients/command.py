@@ -39,7 +39,7 @@ _TAIL_BYTES: Final = 2000
 _REAPED_S: Final = 5.0
 
 
-class Command:
+class CommandRecipient:
     """See the module."""
 
     kind = "command"

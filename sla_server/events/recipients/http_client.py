@@ -66,7 +66,20 @@ class HttpClient:
         deadline: Deadline,
         secrets: Iterable[str] = (),
     ) -> Answer:
-        """Send a request and say what its answer means.
+        """Send a request and say what its answer means; see ``exchange``."""
+        return self.exchange(method, url, headers, body, deadline, secrets)[0]
+
+    def exchange(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        deadline: Deadline,
+        secrets: Iterable[str] = (),
+        most_bytes: int = 0,
+    ) -> tuple[Answer, bytes]:
+        """Send a request; what its answer means, and of a success the content.
 
         Args:
             method: GET or POST.
@@ -75,6 +88,7 @@ class HttpClient:
             body: empty for none.
             deadline: of everything.
             secrets: kept out of the reason.
+            most_bytes: of the content of a success; 0: it is not wanted.
         """
         self._backend.deadline = deadline
         fields = {"Host": _host_of(url), "User-Agent": "storage-sla", "Accept": "*/*", **headers}
@@ -84,14 +98,14 @@ class HttpClient:
             with self._connections().stream(
                 method, url, headers=list(fields.items()), content=body
             ) as response:
-                return self._read(response, deadline, secrets)
+                return self._read(response, deadline, secrets, most_bytes)
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as exc:
             self.close()
-            return retry(_plain(str(exc) or type(exc).__name__, secrets))
+            return retry(_plain(str(exc) or type(exc).__name__, secrets)), b""
         except httpcore.UnsupportedProtocol:
-            return retry("its address begins with neither http:// nor https://", MENDED_AFTER_S)
+            return retry("its address begins with neither http:// nor https://", MENDED_AFTER_S), b""
         except OSError as exc:  # the certificates to trust cannot be read
-            return retry(f"{self._ca_file}: {reason_of(exc)}", MENDED_AFTER_S)
+            return retry(f"{self._ca_file}: {reason_of(exc)}", MENDED_AFTER_S), b""
 
     def close(self) -> None:
         """Close the connections; the next request opens one."""
@@ -107,12 +121,17 @@ class HttpClient:
             )
         return self._pool
 
-    def _read(self, response: httpcore.Response, deadline: Deadline, secrets: Iterable[str]) -> Answer:
-        status = response.status
-        if 200 <= status < 300:
+    def _read(
+        self, response: httpcore.Response, deadline: Deadline, secrets: Iterable[str], most_bytes: int
+    ) -> tuple[Answer, bytes]:
+        if not 200 <= response.status < 300:
+            return self._not_taken(response, secrets), b""
+        if not most_bytes:
             self._backend.deadline = Deadline(min(DRAIN_S, deadline.left_s()))
-            self._excerpt(response, DRAINED_BYTES)
-            return CONFIRMED
+        return CONFIRMED, self._excerpt(response, most_bytes or DRAINED_BYTES)
+
+    def _not_taken(self, response: httpcore.Response, secrets: Iterable[str]) -> Answer:
+        status = response.status
         headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
         if 300 <= status < 400:
             where = urlsplit(headers.get(b"location", ""))

@@ -90,7 +90,7 @@ class JsonFile:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _cut_torn_line(self) -> None:
-        """A last line without its end is of a writer that died; what it stands for comes again."""
+        """A last line without its end is of a writer that died; its notice comes again."""
         size = end = os.fstat(self._fd).st_size
         while end:
             start = max(0, end - _TAIL_BYTES)

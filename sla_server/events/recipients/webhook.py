@@ -136,12 +136,25 @@ class HttpTarget:
         secret_file: str | None = None,
     ) -> Answer:
         """One request; ``secret_file`` names the key that signs it."""
+        return self.exchange(method, content, deadline, headers, path, secret_file)[0]
+
+    def exchange(
+        self,
+        method: str,
+        content: bytes,
+        deadline: Deadline,
+        headers: Mapping[str, str],
+        path: str = "",
+        secret_file: str | None = None,
+        most_bytes: int = 0,
+    ) -> tuple[Answer, bytes]:
+        """The same with the content of its answer, ``most_bytes`` of it."""
         try:
             address = self._spec.url or self._read(self._spec.url_file)
             bearer = self._read(self._spec.bearer_file)
             secret = self._read(secret_file)
         except SecretUnusable as exc:
-            return retry(str(exc), MENDED_AFTER_S)
+            return retry(str(exc), MENDED_AFTER_S), b""
         fields = {**self._spec.headers, **headers}
         if bearer:
             fields["Authorization"] = f"Bearer {bearer}"
@@ -149,7 +162,7 @@ class HttpTarget:
             fields["Sla-Signature"] = signature(secret, int(time.time()), content)
         hide = [secret, bearer, address if self._spec.url is None else ""]
         url = address.rstrip("/") + path if path else address
-        return self._client.send(method, url, fields, content, deadline, hide)
+        return self._client.exchange(method, url, fields, content, deadline, hide, most_bytes)
 
     def close(self) -> None:
         """Close its connections."""

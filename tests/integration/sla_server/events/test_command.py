@@ -12,19 +12,19 @@ import pytest
 from pmdaemon.runtime.clock import Deadline
 from sla_server.events.documents import CommandSpec
 from sla_server.events.recipients.base import CONFIRMED, Answer, Outcome
-from sla_server.events.recipients.command import Command
+from sla_server.events.recipients.command import CommandRecipient
 from tests.support.notices import notice
 
 
-def _command(tmp_path: Path, script: str, *arguments: str) -> Command:
+def _command(tmp_path: Path, script: str, *arguments: str) -> CommandRecipient:
     path = tmp_path / "tell"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
     spec = CommandSpec.model_validate({"argv": ["tell", *arguments]})
-    return Command("pager", spec, tmp_path, timeout_s=60, most_notices=100)
+    return CommandRecipient("pager", spec, tmp_path, timeout_s=60, most_notices=100)
 
 
-def _deliver(target: Command, limit_s: float = 60, count: int = 1) -> Answer:
+def _deliver(target: CommandRecipient, limit_s: float = 60, count: int = 1) -> Answer:
     return target.deliver([notice(number) for number in range(1, count + 1)], Deadline(limit_s))
 
 

@@ -237,15 +237,27 @@ def test_a_server_that_does_not_begin_tls_ends_at_the_deadline(build: Build) -> 
     assert answer == Answer(Outcome.RETRY, "no answer to the beginning of TLS in time")
 
 
-def test_alertmanager_gets_its_own_form_at_its_own_path(build: Build) -> None:
-    with HttpReceiver() as receiver:
+def test_alertmanager_gets_its_own_form_and_is_asked_before_an_end(build: Build) -> None:
+    active = [{"labels": {"alertname": "violation", "severity": "critical"}}]
+    with HttpReceiver(status(200), status(200, json.dumps(active).encode()), status(200)) as receiver:
         target = build({"alertmanager": {"url": f"{receiver.url}/am/"}})
         assert target.deliver([notice(1), closed(2)], Deadline(60)) == CONFIRMED
-    ((_, path, _, content),) = receiver.requests
-    assert path == "/am/api/v2/alerts"
-    assert [alert["labels"]["severity"] for alert in json.loads(content)] == [
-        "critical", "info", "warning", "critical",
-    ]  # fmt: skip
+    posted, asked, ended = receiver.requests
+    assert [each[0] for each in receiver.requests] == ["POST", "GET", "POST"]
+    assert (posted[1], ended[1]) == ("/am/api/v2/alerts", "/am/api/v2/alerts")
+    assert asked[1].startswith("/am/api/v2/alerts?filter=alertname%3D%22violation%22&")
+    assert [alert["labels"]["severity"] for alert in json.loads(posted[3])] == ["critical"]
+    assert [alert["labels"] for alert in json.loads(ended[3])] == [active[0]["labels"]]
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"{}", "cannot be read"), (b"[", "cannot be read")])
+def test_an_answer_of_something_else_is_not_taken_for_an_end(
+    build: Build, content: bytes, reason: str
+) -> None:
+    with HttpReceiver(status(200, content)) as receiver:
+        answer = build({"alertmanager": {"url": receiver.url}}).deliver([closed(2)], Deadline(60))
+    assert answer.outcome is Outcome.RETRY
+    assert reason in answer.reason
 
 
 def test_a_heartbeat_is_a_request_and_takes_no_events(tmp_path: Path, build: Build) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +29,8 @@ def test_recipients_without_a_report_of_delivery_are_not_known_to_be_well(web: F
     assert route["spec"]["spec"]["recipients"] == ["mail"]
 
 
-def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext) -> None:
-    folder = context.metrics.folder
-    assert folder is not None
-    folder.mkdir(parents=True, exist_ok=True)
+def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, tmp_path: Path) -> None:
+    folder = context.metrics.folder = tmp_path
     failing = {"name": "mail", "state": "failing", "waiting": 3, "last_answer": "HTTP 503"}
     waiting = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503"}
     write_delivery_state(folder, [failing], [waiting])
@@ -42,7 +41,11 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext) -
     assert [(row["event_id"], row["recipient"], row["kind"]) for row in found["items"]] == [
         ("e0001", "mail", "throttle-set")
     ]
-    assert web.get("/api/v1/events/e0001").json["undelivered"] == [waiting]
+    found = web.get("/api/v1/events/e0001").json
+    assert found["undelivered"] == [waiting]
+    assert [(row["recipient"], row["state"], row["attempts"]) for row in found["deliveries"]] == [
+        ("oncall", "confirmed", 3)
+    ]
     assert web.get("/api/v1/events/e0002").json["undelivered"] == []
 
 

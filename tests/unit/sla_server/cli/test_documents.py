@@ -176,7 +176,7 @@ def test_validate_knows_the_rollup_interval_of_the_configuration(
 
 
 def test_the_schema_is_printed_offline(sla: Terminal) -> None:
-    assert len(json.loads(sla("schema").output)["oneOf"]) == 3
+    assert len(json.loads(sla("schema").output)["oneOf"]) == 6
     assert json.loads(sla("schema", "Calendar").output)["title"] == "CalendarDocument"
     assert sla.source.asked == []
 
@@ -238,6 +238,9 @@ def test_documents_are_joined_so_that_they_can_be_applied() -> None:
     [
         (["maintenance", "end", "disks"], "end_document", {"kind": "Maintenance", "name": "disks"}),
         (["delete", "calendar", "bank"], "end_document", {"kind": "Calendar", "name": "bank"}),
+        (["delete", "recipient", "mail"], "end_document", {"kind": "Recipient", "name": "mail"}),
+        (["delete", "route", "all"], "end_document", {"kind": "Route", "name": "all"}),
+        (["silence", "end", "now"], "end_document", {"kind": "Silence", "name": "now"}),
     ],
 )
 def test_documents_are_ended(sla: Terminal, arguments: list[str], op: str, body: dict[str, Any]) -> None:

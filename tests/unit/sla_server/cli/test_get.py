@@ -49,7 +49,8 @@ def test_json_is_what_the_api_says(sla: Terminal, kind: str) -> None:
 def test_nothing_to_list_says_what_to_do(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "periods":
         monkeypatch.setattr("sla_server.api.handlers.read.agreed_periods", lambda *_: [])
-    names = {"slas": "agreements", "maintenance": "documents", "calendars": "documents"}
+    names = dict.fromkeys(("maintenance", "calendars", "recipients", "routes", "silences"), "documents")
+    names["slas"] = "agreements"
     name = names.get(kind, "slice_sums" if kind == "periods" else kind)
     monkeypatch.setattr(sla.source, name, lambda *_args, **_kwargs: [])
     sla.context.live.put({"at_us": NOW_US})

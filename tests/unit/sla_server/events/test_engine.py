@@ -215,6 +215,25 @@ def test_the_end_of_a_condition_waits_behind_its_beginning_that_is_held(tmp_path
     assert sender.got() == ["e1", "e2"]
 
 
+def test_a_silence_that_ends_early_holds_nothing_back_any_more_and_the_order_stays(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda _found, _recipient, _now: Held("quiet", until_us)
+    rig.add(event(1), event(2), event(3))
+    rig.run(5)
+    assert sender.got() == []
+    night = ToAll("r")
+    night.holds = lambda found, _recipient, _now: Held("night", until_us) if found.event_id == "e2" else None
+    rig.engine.set_router(night)
+    rig.run(5)
+    assert sender.got() == ["e1", "e3"]
+    rig.engine.set_router(ToAll("r"))
+    rig.run(5)
+    assert sender.got() == ["e1", "e3", "e2"]
+    assert len(rig.later) == 0
+
+
 # Stages of the engine's own.
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from urllib.parse import parse_qs, urlsplit
 
-from sla_server.events.recipients.alertmanager import alerts_of
+import pytest
+
+from sla_server.events.recipients.alertmanager import begun, ended, question
 from sla_server.events.recipients.webhook import ZERO_TIME, body, idempotency_key, signature
 from tests.support.notices import AT_US, closed, notice
 
@@ -57,13 +60,18 @@ def test_the_fingerprint_is_the_same_at_the_beginning_and_at_the_end() -> None:
     assert begun["fingerprint"] == ended["fingerprint"] != other["fingerprint"]
 
 
-def test_the_end_of_a_condition_is_posted_to_alertmanager_for_every_severity() -> None:
-    begun = alerts_of(notice(1, event_fields={"details": {}}), holds_s=3600)
-    assert [alert["endsAt"] for alert in begun] == ["2026-01-01T01:00:01.000000Z"]
-    ended = alerts_of(closed(2), holds_s=3600)
-    assert [alert["labels"]["severity"] for alert in ended] == ["info", "warning", "critical"]
-    assert begun[0]["labels"] in [alert["labels"] for alert in ended]
-    assert {alert["endsAt"] for alert in ended} == {"2026-01-01T00:00:02.000000Z"}
+def test_alertmanager_is_asked_which_alerts_of_the_condition_are_active_and_ends_those() -> None:
+    began = begun(notice(1, event_fields={"details": {}}), holds_s=3600)
+    assert began["endsAt"] == "2026-01-01T01:00:01.000000Z"
+    assert parse_qs(urlsplit(question(closed(2))).query) == {
+        "filter": ['alertname="violation"', 'element="sla"', 'subject="erp-gold/latency"'],
+        "active": ["true"], "silenced": ["true"], "inhibited": ["true"],
+    }  # fmt: skip
+    (end,) = ended(closed(2), json.dumps([{"labels": began["labels"], "status": {}}]).encode())
+    assert (end["labels"], end["endsAt"]) == (began["labels"], "2026-01-01T00:00:02.000000Z")
+    assert ended(closed(2), b"[]") == []
+    with pytest.raises(ValueError, match="no list of alerts"):
+        ended(closed(2), b"{}")
 
 
 def test_a_beginning_after_the_end_is_not_believed() -> None:

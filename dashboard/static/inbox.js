@@ -1,0 +1,164 @@
+// The inbox: events with filters and acknowledgement; who is told of them; silences. Read again every 5 s.
+
+import {call, read} from "./api.js";
+import {element, fillList, fillTable, setBadge, setText} from "./dom.js";
+import * as f from "./format.js";
+
+const $ = (id) => document.getElementById(id);
+const PAGE = 25;
+const MOST = 500;
+const REFRESH_MS = 5000;
+const STATES = {ok: ["ok", "✓ ok"], failing: ["bad", "✗ failing"], hanging: ["bad", "✗ hanging"], held: ["warn", "held back"]};
+const SILENCE_STATES = {running: ["warn", "running"], planned: ["", "planned"], unreadable: ["bad", "unreadable"]};
+let page = null; // {signedIn(), notice(text)} of the page around
+let shown = PAGE;
+let turn = 0; // answers of an older question are dropped
+
+const wanted = () => {
+  const given = new FormData($("inbox-filter"));
+  const query = new URLSearchParams({limit: shown});
+  for (const [name, value] of given) if (String(value).trim()) query.set(name, String(value).trim());
+  return query;
+};
+
+function deliveryWords(row) {
+  if (!row.undelivered?.length) return "";
+  return row.undelivered.map((one) => one.state === "held" ? `held back from ${one.recipient}` : `not confirmed by ${one.recipient}${one.attempt ? `, ${f.plural(one.attempt, "try", "tries")}` : ""}`
+    + `${one.reason ? `: ${one.reason}` : ""}`).join("; ");
+}
+
+function showEvents(rows, isOpen) {
+  fillList($("inbox-list"), rows, (row) => row.event_id,
+    (row) => element("li", {"data-event": row.event_id}, element("time", {class: "soft"}), element("span"), element("p"),
+      element("p", {class: "soft"}), element("p", {class: "undelivered"}),
+      element("button", {type: "button", onclick: () => openNote(row)}, "Acknowledge…")),
+    (li, row) => {
+      setText(li.querySelector("time"), f.clock(row.at_us));
+      setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity);
+      const [what, about, undelivered] = li.querySelectorAll("p");
+      setText(what, row.text || row.kind);
+      const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
+      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, said].filter(Boolean).join(" · "));
+      setText(undelivered, deliveryWords(row));
+      li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
+    },
+    () => [isOpen ? "Nothing is waiting to be acknowledged." : "No event is like that."]);
+}
+
+function showRecipients(rows) {
+  const columns = [
+    {label: "State", cls: "head", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("span"));
+      setBadge(td.firstChild, ...(STATES[row.delivery?.state] || ["", "unknown"]));
+    }},
+    {label: "Recipient", cls: "wrap head", text: (row) => [row.name, row.recipient_kind]},
+    {label: "Waiting", cls: "num", text: (row) => f.count(row.delivery?.waiting)},
+    {label: "Given up", cls: "num", text: (row) => f.count(row.delivery?.dead_letters)},
+    {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
+    {label: "", cls: "full", fill: (td, row) => {
+      if (!page.signedIn()) td.replaceChildren();
+      else if (!td.firstChild) td.append(element("button", {type: "button", onclick: () => tryRecipient(row.name)}, "Test"));
+    }},
+  ];
+  fillTable($("recipients"), columns, rows, (row) => row.name, () =>
+    ["No person is told of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
+}
+
+function showSilences(rows) {
+  fillList($("silences"), rows, (row) => row.name,
+    (row) => element("li", {"data-silence": row.name}, element("div", {}, element("span"), " ", element("strong"), " ",
+      element("span", {class: "soft"})), element("p"), element("button", {type: "button", onclick: () => endSilence(row.name)}, "End")),
+    (li, row) => {
+      const [badge, when] = li.querySelectorAll("span");
+      setBadge(badge, ...(SILENCE_STATES[row.state] || ["", row.state]));
+      setText(li.querySelector("strong"), row.name);
+      setText(when, `${f.clock(row.from_us)} to ${f.clock(row.to_us)}${row.repeats ? ", repeats" : ""}`);
+      const whom = row.recipients?.length ? ` from ${row.recipients.join(", ")}` : "";
+      setText(li.querySelector("p"), `holds back ${row.match || "?"}${whom}: ${row.reason || ""} (${row.author || row.applied_by})`);
+      li.querySelector("button").hidden = !page.signedIn();
+    },
+    () => ["Nothing is held back."]);
+  $("silence-open").hidden = !page.signedIn();
+}
+
+export async function refreshInbox() {
+  const number = ++turn;
+  const query = wanted();
+  const [events, recipients, silences] = await Promise.all([read(`/inbox?${query}`), read("/recipients"), read("/silences")]);
+  if (number !== turn) return;
+  if (events) {
+    showEvents(events.items, query.has("open"));
+    $("inbox-more").hidden = !events.next || shown >= MOST;
+  }
+  if (recipients) showRecipients(recipients.items);
+  if (silences) showSilences(silences.items);
+}
+
+async function change(method, path, body, done) {
+  try {
+    const answer = await call(method, path, body);
+    page.notice(answer.status === 202 ? "The change is on its way: the services part has not answered yet." : done);
+  } catch (error) {
+    page.notice(error.message);
+  }
+  refreshInbox();
+}
+
+const tryRecipient = (name) =>
+  change("POST", `/recipients/${encodeURIComponent(name)}/test`, {}, `A test event for ${name} was raised.`);
+const endSilence = (name) => change("DELETE", `/silences/${encodeURIComponent(name)}`, undefined, `${name} has ended.`);
+
+function openNote(row) {
+  const form = $("note-form");
+  form.reset();
+  form.dataset.event = row.event_id;
+  setText($("note-text"), row.text || row.kind);
+  form.querySelector(".problem").hidden = true;
+  $("note-dialog").showModal();
+}
+
+// A form of a dialog: sends, closes, or says why not.
+function onSubmit(form, dialog, send) {
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    try {
+      await send(Object.fromEntries(new FormData(form)));
+      dialog.close();
+    } catch (error) {
+      form.querySelector(".problem").hidden = false;
+      setText(form.querySelector(".problem"), error.message);
+    }
+    refreshInbox();
+  });
+  form.querySelector("[value=cancel]").addEventListener("click", () => dialog.close());
+}
+
+// A Silence document from now on; JSON is YAML.
+function silence({duration, reason, severity, kind, agreement}) {
+  const match = {};
+  if (severity) match.severities = severity.split(",");
+  if (kind.trim()) match.kinds = [kind.trim()];
+  if (agreement.trim()) match.agreements = [agreement.trim()];
+  const start = new Date(Date.now() - 1000).toISOString().slice(0, 19);
+  const name = `silence-${start.replace(/[^0-9]/g, "")}-${Math.random().toString(16).slice(2, 6)}`;
+  const spec = {match, start, duration, tz: "UTC", reason};
+  return call("POST", "/slas", {apiVersion: "storage-sla/v1", kind: "Silence", metadata: {name}, spec});
+}
+
+export function startInbox(around) {
+  page = around;
+  const form = $("inbox-filter");
+  const again = () => { shown = PAGE; refreshInbox(); };
+  form.addEventListener("submit", (event) => { event.preventDefault(); again(); });
+  form.addEventListener("change", again);
+  $("inbox-more").addEventListener("click", () => { shown = Math.min(MOST, shown + PAGE); refreshInbox(); });
+  onSubmit($("note-form"), $("note-dialog"), ({note}) =>
+    call("POST", `/events/${encodeURIComponent($("note-form").dataset.event)}/acknowledge`, {note}));
+  $("silence-open").addEventListener("click", () => {
+    $("silence-form").reset();
+    $("silence-form").querySelector(".problem").hidden = true;
+    $("silence-dialog").showModal();
+  });
+  onSubmit($("silence-form"), $("silence-dialog"), silence);
+  setInterval(() => { if (!document.hidden) refreshInbox(); }, REFRESH_MS);
+}

@@ -1,0 +1,225 @@
+"""``sla notify``, ``sla silence``, ``sla ack``: try who is told, hold events back, take care of one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import click
+
+from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.cli import formatting
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage, RequestRefused
+from sla_server.cli.formatting import OUTPUT, Row, duration_s, pass_client, print_json
+from sla_server.cli.notifications import routing_lines
+
+MOST_S: Final = 400 * 86_400.0
+"""The longest that a document may announce (``agreements.periods.MAX_WINDOW_S``); a test compares them."""
+WAIT_S: Final = 60.0
+INTERVAL_S: Final = 0.5
+MOST_EVENT_BYTES: Final = 64 << 10
+
+
+@click.group()
+def notify() -> None:
+    """Try recipients and routes: who is told of an event, and does it arrive."""
+
+
+@notify.command("test")
+@click.argument("recipient")
+@click.option("--wait/--no-wait", default=True, help="Wait until it has confirmed, a minute at most [wait].")
+@OUTPUT
+@pass_client
+def test(client: Client, recipient: str, wait: bool, output: str) -> None:
+    """Send RECIPIENT a test event, whatever routes and silences say. Status 1 if it has not confirmed."""
+    answer = client.change("POST", f"/recipients/{quote(recipient, safe='')}/test")
+    event_id = str(answer["event_id"])
+    state, said = _wait(client, event_id, recipient) if wait else ("raised", "")
+    if output == "json":
+        print_json({**answer, "state": state, "answer": said})
+    else:
+        words = {
+            "confirmed": "confirmed",
+            "raised": f"test {event_id} was raised; sla describe event {event_id} says how it went",
+            "unknown": "not known: the delivery process is silent (sla-server status)",
+        }
+        text = words.get(state, f"not confirmed: {said or 'it has not answered yet'}")
+        click.echo(printable_lines(f"{recipient}: {text}"))
+    if state not in ("confirmed", "raised"):
+        raise SystemExit(1)
+
+
+def _wait(client: Client, event_id: str, recipient: str) -> tuple[str, str]:
+    """State and answer when the test was confirmed, a try has failed, or a minute has passed."""
+    end_s = time.monotonic() + WAIT_S
+    path = f"/events/{quote(event_id, safe='')}"
+    while True:
+        try:
+            row: Row = client.get(path)
+        except RequestRefused as exc:
+            if exc.status != 404:  # its row is on the way to SQL
+                raise
+            row = {"undelivered": []}
+        for one in row.get("deliveries") or ():
+            if one["recipient"] == recipient:
+                return str(one["state"]), str(one["answer"])
+        if row.get("undelivered") is None:
+            return "unknown", ""
+        for one in row["undelivered"]:
+            if one.get("recipient") == recipient and one.get("state") == "failing":
+                return "failing", str(one.get("reason") or "")
+        if time.monotonic() > end_s:
+            return "waiting", ""
+        time.sleep(INTERVAL_S)
+
+
+@notify.command("route")
+@click.option("--event", "path", help="File with an event as JSON; - reads stdin.")
+@click.option("--kind", help="Instead of a file: kind of the event.")
+@click.option(
+    "--severity", type=click.Choice(["info", "warning", "critical"]), default="critical", show_default=True
+)
+@click.option("--element", default="sla", show_default=True, help="Kind of thing it is about.")
+@click.option("--subject", default="", help="Name of that thing; of a violation AGREEMENT/OBJECTIVE.")
+@OUTPUT
+@pass_client
+def route(
+    client: Client, path: str | None, kind: str | None, severity: str, element: str, subject: str, output: str
+) -> None:
+    """Say who would get an event now, and why. Nothing is delivered."""
+    if (path is None) == (kind is None):
+        raise BadUsage("say which event: --event FILE, or --kind KIND with --severity, --element, --subject")
+    event: Any = {"kind": kind, "severity": severity, "element": element, "subject": subject}
+    if path is not None:
+        event = _read_event(path)
+    found = client.change("POST", "/preview", json=event)
+    if output == "json":
+        print_json(found)
+        return
+    for line in routing_lines(found):
+        click.echo(printable_lines(line))
+
+
+def _read_event(path: str) -> Row:
+    """The event of a file.
+
+    Raises:
+        BadUsage: it cannot be read, or is no JSON object.
+    """
+    where = "standard input" if path == "-" else path
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        if len(content) > MOST_EVENT_BYTES:
+            raise BadUsage(f"{where} has {len(content)} bytes; an event has {MOST_EVENT_BYTES} at most")
+        event = json.loads(content)
+    except OSError as exc:
+        raise BadUsage(
+            f"{where} cannot be read: {exc.strerror}. Give --event a file, or - for stdin"
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise BadUsage(f"{where} is not JSON ({exc}); 'sla get events -o json' shows events") from exc
+    if not isinstance(event, dict):
+        raise BadUsage(f"{where} holds no event: a JSON object was expected, as of 'sla get events -o json'")
+    return event
+
+
+@click.group()
+def silence() -> None:
+    """Hold events back for a time; list silences with sla get silences.
+
+    What is held back is delivered when the silence ends. Silences that repeat (quiet hours) are applied
+    as documents.
+    """
+
+
+@silence.command("start")
+@click.option("--for", "lasting", required=True, help="How long: 90s, 10m, 2h.")
+@click.option("--reason", required=True, help="Why; others will read it.")
+@click.option("--severity", "severities", multiple=True, help="Only events of this severity; repeatable.")
+@click.option("--kind", "kinds", multiple=True, help="Only of this kind, or pattern; repeatable.")
+@click.option("--agreement", "agreements", multiple=True, help="Only about this agreement; repeatable.")
+@click.option("--gateway", "gateways", multiple=True, help="Only about this gateway; repeatable.")
+@click.option("--volume", "volumes", multiple=True, help="Only about this volume; repeatable.")
+@click.option("--recipient", "recipients", multiple=True, help="Only from this recipient; repeatable.")
+@click.option("--drop", is_flag=True, help="Do not deliver at the end what was held back.")
+@click.option("--all", "is_all", is_flag=True, help="Hold back every event.")
+@click.option("--name", help="Of the document [made from the time].")
+@OUTPUT
+@pass_client
+def start(
+    client: Client,
+    /,
+    lasting: str,
+    reason: str,
+    recipients: tuple[str, ...],
+    drop: bool,
+    is_all: bool,
+    name: str | None,
+    output: str,
+    **match: tuple[str, ...],
+) -> None:
+    """Hold events back from now on; say which, or --all."""
+    wanted = {key: list(values) for key, values in match.items() if values}
+    if bool(wanted) == is_all:
+        raise BadUsage("say which events: --severity, --kind, --agreement, --gateway, --volume; or --all")
+    now_s = int(time.time())
+    lasts_s = max(1, round(duration_s(lasting, "--for", MOST_S)))
+    at = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
+    document = {
+        "apiVersion": "storage-sla/v1",
+        "kind": "Silence",
+        "metadata": {"name": name or f"silence-{at}-{secrets.token_hex(2)}"},
+        "spec": {
+            "match": wanted,
+            "recipients": list(recipients),
+            "catch_up": not drop,
+            "start": datetime.fromtimestamp(now_s, UTC).replace(tzinfo=None).isoformat(),
+            "duration": f"{lasts_s}s" if lasts_s < 1_000_000 else f"{-(-lasts_s // 3600)}h",
+            "tz": "UTC",
+            "reason": reason,
+        },
+    }
+    content = json.dumps(document).encode()  # JSON is YAML
+    answer = client.change("POST", "/slas", content=content, headers={"Content-Type": "application/yaml"})
+    if output == "json":
+        print_json(answer)
+        return
+    for item in answer.get("applied", []):
+        click.echo(f"{item['name']}: until {formatting.when((now_s + lasts_s) * 1_000_000)}")
+        click.echo(f"To end it early: sla silence end {item['name']}")
+    for warning in answer.get("warnings", []):
+        click.echo(f"note: {printable_lines(str(warning))}", err=True)
+
+
+@silence.command("end")
+@click.argument("name")
+@OUTPUT
+@pass_client
+def end(client: Client, name: str, output: str) -> None:
+    """End a silence now; of one that repeats, this and every occurrence to come."""
+    answer = client.change("DELETE", f"/silences/{quote(name, safe='')}")
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(f"{name}: ended")
+
+
+@click.command()
+@click.argument("event")
+@click.option("--note", required=True, help="What is done about it; others will read it.")
+@OUTPUT
+@pass_client
+def ack(client: Client, event: str, note: str, output: str) -> None:
+    """Acknowledge EVENT (its id): you take care of it, and no more reminders of it are sent."""
+    answer = client.change("POST", f"/events/{quote(event, safe='')}/acknowledge", json={"note": note})
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(f"{event}: acknowledged")

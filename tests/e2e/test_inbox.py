@@ -1,0 +1,141 @@
+"""The inbox of the page in a real browser: filters, acknowledging, recipients, silences, at three widths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from sla_server.events.delivery_state import write_delivery_state
+from tests.support import api
+from tests.support.browser import console_errors, fresh_page, running, settle, wait_for
+from tests.support.site import Site
+
+pytestmark = pytest.mark.e2e
+Page = Callable[..., AbstractContextManager[Chrome]]
+WIDTHS_PX = (390, 1024, 1440)
+WAITING = {"event_id": "e0003", "recipient": "mail", "attempt": 4, "reason": "HTTP 503"}
+FAILING = {"name": "mail", "state": "failing", "waiting": 3, "dead_letters": 1, "last_answer": "HTTP 503"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(api.data_dir(tmp_path))
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    made.server.context.metrics.folder = folder
+    write_delivery_state(folder, [FAILING], [WAITING])
+    later = 1 << 33  # the test does not run until then: the file counts as fresh all the time
+    os.utime(folder / "delivery.json", (later, later))
+    yield made
+    made.close()
+    made.mailbox.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    with running() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(chromium: Chrome) -> Page:
+    return partial(fresh_page, chromium)
+
+
+def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
+    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
+
+
+def text(driver: Chrome, css: str) -> str:
+    return str(driver.find_element(By.CSS_SELECTOR, css).text)
+
+
+def sign_in(driver: Chrome, site: Site) -> None:
+    driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
+    driver.find_element(By.ID, "sign-in").click()
+    wait_for(driver, "[data-event=e0003] button", visible=True)
+
+
+@pytest.mark.parametrize("width", WIDTHS_PX)
+def test_inbox_recipients_and_silences_are_within_the_width(site: Site, width: int, page: Page) -> None:
+    with page(width, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-event=e0003]")
+        settle(driver)
+        assert "not confirmed by mail, 4 tries: HTTP 503" in text(driver, "[data-event=e0003]")
+        assert "✓ ann" in text(driver, "[data-event=e0001]")
+        assert "disk ordered" in text(driver, "[data-event=e0001]")
+        recipient = text(driver, "[data-recipient=mail]")
+        assert "failing" in recipient
+        assert "HTTP 503" in recipient
+        assert "holds back every event" in text(driver, "[data-silence=now]")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+        for css in ("#inbox-list button", "#silences button", "#recipients button", "#silence-open"):
+            assert not any(each.is_displayed() for each in driver.find_elements(By.CSS_SELECTOR, css)), css
+        assert [line for line in console_errors(driver) if "plotly" not in line] == []
+        if folder := os.environ.get("SLA_SCREENSHOTS"):
+            height = driver.execute_script("return document.documentElement.scrollHeight")
+            metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            driver.save_screenshot(f"{folder}/inbox-{width}.png")
+
+
+def test_filters_are_asked_of_the_server(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-event=e0003]")
+        first = next(asked for asked in site.source.asked if asked[0] == "inbox")
+        assert (first[3]["severities"], first[3]["only_open"]) == (["warning", "critical"], True)
+        Select(driver.find_element(By.CSS_SELECTOR, "#inbox-filter select")).select_by_value("")
+        driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=open]").click()
+        driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=subject]").send_keys("batch", Keys.ENTER)
+        wanted = {"severities": [], "kind": "", "element": "", "subject": "batch", "only_open": False}
+        until(
+            driver,
+            lambda: any(asked[0] == "inbox" and asked[3] == wanted for asked in list(site.source.asked)),
+            "the filter was asked for",
+        )
+        wait_for(driver, "[data-event=e0002]")
+
+
+def test_acknowledging_silencing_and_trying(site: Site, page: Page) -> None:
+    with page() as driver:
+        sign_in(driver, site)
+        assert not driver.find_element(By.CSS_SELECTOR, "[data-event=e0001] button").is_displayed()
+        driver.find_element(By.CSS_SELECTOR, "[data-event=e0003] button").send_keys(Keys.ENTER)
+        wait_for(driver, "#note-dialog[open]")
+        driver.find_element(By.NAME, "note").send_keys("disk ordered", Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 1, "the acknowledgement was asked for")
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "#note-dialog[open]"), "closed")
+        driver.find_element(By.ID, "silence-open").send_keys(Keys.ENTER)
+        wait_for(driver, "#silence-dialog[open]")
+        driver.find_element(By.CSS_SELECTOR, "#silence-form [name=agreement]").send_keys("erp-gold")
+        driver.find_element(By.CSS_SELECTOR, "#silence-form [name=reason]").send_keys("move", Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 2, "the silence was asked for")
+        until(driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "#silence-dialog[open]"), "closed")
+        driver.find_element(By.CSS_SELECTOR, "[data-silence=now] button").send_keys(Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 3, "its end was asked for")
+        driver.find_element(By.CSS_SELECTOR, "[data-recipient=mail] button").send_keys(Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 4, "the test was asked for")
+    asked = [(header["op"], header["body"]) for header in site.mailbox.posted]
+    assert asked[0][0] == "acknowledge"
+    assert (asked[0][1]["event_id"], asked[0][1]["note"]) == ("e0003", "disk ordered")
+    document = YAML(typ="safe", pure=True).load(asked[1][1]["documents"])
+    assert (asked[1][0], document["kind"], document["spec"]["duration"]) == ("apply", "Silence", "1h")
+    assert document["spec"]["match"] == {"severities": ["info", "warning"], "agreements": ["erp-gold"]}
+    assert asked[2:] == [
+        ("end_document", {"kind": "Silence", "name": "now"}),
+        ("notify_test", {"name": "mail"}),
+    ]

@@ -1,0 +1,92 @@
+"""From documents to people: a running server, a webhook on loopback, the command line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmdaemon.runtime.clock import Deadline
+from tests.support.receivers import HttpReceiver, status
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.e2e
+DOCUMENTS = """
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {{name: oncall}}
+spec: {{webhook: {{url: "{url}", secret_file: oncall.key}}}}
+---
+apiVersion: storage-sla/v1
+kind: Route
+metadata: {{name: modes}}
+spec: {{recipients: [oncall], match: {{kinds: [mode-changed]}}}}
+"""
+
+
+def _until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = Deadline(120)
+    while not deadline.passed:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"did not come: {what}")
+
+
+def _events(receiver: HttpReceiver) -> list[dict[str, Any]]:
+    return [
+        alert["delivery"]["event"] for each in receiver.requests for alert in json.loads(each[3])["alerts"]
+    ]
+
+
+def test_people_are_told_and_silences_hold_back(tmp_path: Path) -> None:
+    with HttpReceiver(status(200)) as receiver, Stage(tmp_path) as stage:
+        stage.start_server()
+        key = stage.folder / "data" / "secrets" / "oncall.key"
+        key.parent.mkdir(mode=0o700)
+        key.write_text("shared")
+        key.chmod(0o600)
+        (tmp_path / "notify.yaml").write_text(DOCUMENTS.format(url=receiver.url))
+        assert stage.sla("apply", "-f", str(tmp_path / "notify.yaml")).returncode == 0
+        _until(
+            lambda: "oncall" in stage.sla("get", "recipients", check=False).stdout, "the recipient is listed"
+        )
+        tested = stage.sla("notify", "test", "oncall", check=False)
+        assert tested.stdout == "oncall: confirmed\n", tested.stdout + tested.stderr
+        (test,) = _events(receiver)
+        assert (test["kind"], test["subject"]) == ("notify-test", "oncall")
+        assert all("Sla-Signature" in headers for _, _, headers, _ in receiver.requests)
+
+        stage.set_mode("enforce")
+        _until(lambda: "mode-changed" in {event["kind"] for event in _events(receiver)}, "the event came")
+        event_id = next(event["event_id"] for event in _events(receiver) if event["kind"] == "mode-changed")
+        assert stage.sla("ack", event_id, "--note", "seen").returncode == 0
+        described = _until(
+            lambda: (
+                (found := stage.sla("describe", "event", event_id, check=False).stdout)
+                and "oncall confirmed" in found
+                and found
+            ),
+            "the delivery is in SQL",
+        )
+        assert ": seen" in described
+        assert "goes to oncall: route modes: kinds mode-changed" in described
+
+        started = stage.sla("silence", "start", "--for", "1h", "--reason", "test", "--all", "--name", "quiet")
+        assert started.returncode == 0, started.stderr
+        count = len(receiver.requests)
+        stage.set_mode("observe")
+        _until(
+            lambda: "held" in {row.get("state") for row in stage.get("undelivered")["items"]},
+            "it is held back",
+        )
+        assert len(receiver.requests) == count
+        assert stage.sla("notify", "test", "oncall").stdout == "oncall: confirmed\n", (
+            "tests are never held back"
+        )
+        assert stage.sla("silence", "end", "quiet").returncode == 0
+        _until(lambda: "observe" in str(_events(receiver)[-1]["text"]), "what was held back is delivered")

@@ -1,0 +1,92 @@
+"""The inbox from SQL: filters, pages, acknowledgements from the audit log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sla_server.services.rows import audit_row
+from tests.support.samples import T0, record_message
+
+DELIVERY: dict[str, Any] = {
+    "delivery_id": "e1",
+    "event_id": "e1",
+    "number": 1,
+    "attempts": 2,
+    "answer": "HTTP 503",
+}
+
+
+def _event(number: int, **fields: Any) -> tuple[str, dict[str, Any]]:
+    row = {
+        "event_id": f"e{number}",
+        "at_us": T0 + 1_000_000 * number,
+        "kind": "violation-opened",
+        "severity": "critical",
+        "element": "sla",
+        "subject": f"agreement_{number}/latency",
+        "text": f"100% of {number}",
+        "details": {"n": number},
+    }
+    return "events", {**row, **fields}
+
+
+@pytest.fixture
+def reader(rig: Any) -> Any:
+    rows = [
+        _event(1),
+        _event(2, severity="warning", kind="gateway-lost", element="gateway", subject="gw-a"),
+        _event(3, severity="info", kind="gateway-back", element="gateway", subject="gw-a"),
+        _event(4, severity="error"),
+        audit_row("ann", "acknowledge", "e1", T0 + 9_000_000, after={"note": "disk ordered"}),
+        audit_row("bob", "acknowledge", "e1", T0 + 9_500_000, after={"note": "arrived"}),
+        audit_row("bob", "apply", "e2", T0 + 9_500_000),
+        ("deliveries", {**DELIVERY, "recipient": "mail", "state": "confirmed", "at_us": T0 + 9_000_000}),
+        ("deliveries", {**DELIVERY, "recipient": "chat", "state": "dead", "at_us": T0 + 8_000_000}),
+    ]
+    rig.feed(record_message(rows))
+    rig.drain(final=True)
+    return rig.reader
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({}, ["e4", "e3", "e2", "e1"]),
+        ({"severities": ["warning", "critical"]}, ["e4", "e2", "e1"]),
+        ({"kind": "gateway-*"}, ["e3", "e2"]),
+        ({"kind": "gateway-lost"}, ["e2"]),
+        ({"kind": "gateway_lost"}, []),
+        ({"kind": "gateway_*"}, []),
+        ({"element": "gateway", "severities": ["info"]}, ["e3"]),
+        ({"subject": "agreement_"}, ["e4", "e1"]),
+        ({"subject": "100% of 4"}, ["e4"]),
+        ({"subject": "100%% of"}, []),
+        ({"only_open": True}, ["e4", "e3", "e2"]),
+    ],
+)
+def test_events_are_filtered(reader: Any, wanted: dict[str, Any], found: list[str]) -> None:
+    assert [row["event_id"] for row in reader.inbox(**wanted)] == found
+
+
+def test_pages_go_on_where_the_one_before_ended(reader: Any) -> None:
+    first = reader.inbox(2, severities=["critical", "warning"])
+    rest = reader.inbox(2, first[-1]["cursor"], severities=["critical", "warning"])
+    assert [row["event_id"] for row in [*first, *rest]] == ["e4", "e2", "e1"]
+
+
+def test_one_event_and_who_acknowledged_it(reader: Any) -> None:
+    assert reader.event("e2")["details"] == {"n": 2}
+    assert reader.event("gone") is None
+    said = reader.acknowledgements(["e1", "e2"])
+    assert [(row["event_id"], row["who"], row["after"]["note"]) for row in said] == [
+        ("e1", "ann", "disk ordered"),
+        ("e1", "bob", "arrived"),
+    ]
+    assert reader.acknowledgements([]) == []
+    assert [(row["recipient"], row["state"]) for row in reader.deliveries("e1")] == [
+        ("chat", "dead"),
+        ("mail", "confirmed"),
+    ]
+    assert reader.deliveries("e2") == []
