@@ -46,7 +46,6 @@ fi
 
 if [ "$what" = bench ]; then
     need cc gcc
-    need prometheus-alertmanager prometheus-alertmanager
     need /usr/include/stdlib.h libc6-dev
 fi
 

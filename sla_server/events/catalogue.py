@@ -118,6 +118,9 @@ GATEWAYS: Final = {
     "volume-shared": EventKind("info", "A volume is used through several gateways."),
     "volume-approved": EventKind("info", "A person approved a volume of a gateway."),
     "volume-revoked": EventKind("info", "A person revoked a volume of a gateway."),
+    "judged-without": EventKind(
+        "warning", "Slices are judged without a gateway that does not own its volume any more.", _WATCH
+    ),
     "streams-foreign": EventKind("warning", "A gateway sends streams that are not its own.", _WATCH),
 }
 AGENTS: Final = {
