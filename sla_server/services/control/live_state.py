@@ -16,8 +16,9 @@ All windows count, also those that ran under older caps: it says what customers 
 may learn.
 
 An *episode* opens with the state violating, and closes when the promise has not been violating for
-``episode_calm_s``: a noisy promise is one episode, not a hundred. One that opens again soon after must be
-calm for twice as long, up to ``episode_calm_max_s``. No data neither opens nor closes an episode.
+``episode_calm_s`` and each of its gateways has spoken since then: a noisy promise is one episode, not a
+hundred. One that opens again soon after must be calm for twice as long, up to ``episode_calm_max_s``. No data
+neither opens nor closes an episode.
 ``services.episodes`` stores the episodes.
 """
 
@@ -125,10 +126,17 @@ class LiveState:
                 self.calm_since_ns = None
             elif self.calm_since_ns is None:
                 self.calm_since_ns = now_ns
-            if self.closes_ns is not None and now_ns >= self.closes_ns:
+            if self.closes_ns is not None and now_ns >= self.closes_ns and self._is_proven_calm():
                 self.violating, self.closed_ns, self.calm_since_ns = False, now_ns, None
                 return self._closed(signal)
         return None
+
+    def _is_proven_calm(self) -> bool:
+        """Whether all gateways have spoken since it is calm: one may be gone, and not silent for long."""
+        since_ns = self.calm_since_ns
+        if self.row is None or since_ns is None or self.state == "excluded":
+            return True
+        return self.row.spoke_since(since_ns)
 
     def _open(self, signal: Signal, now_ns: int) -> RaiseEvent:
         soon_ns = self.settings.episode_calm_max_s * 1e9

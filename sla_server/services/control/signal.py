@@ -300,6 +300,10 @@ class SignalRow:
         table = self._table
         return bool(table.windows.is_partial(np.array([self.row]), now_ns, table.settings.silent_s)[0])
 
+    def spoke_since(self, since_ns: int) -> bool:
+        """See ``WindowTable.spoke_since``."""
+        return self._table.windows.spoke_since(self.row, since_ns)
+
     def breaks_slices(self) -> SliceFigures | None:
         """What its slices say, if they are broken, and go on to be; see ``slice_sums``."""
         return self._table.slice_figures(self.row)

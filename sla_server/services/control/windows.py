@@ -557,6 +557,13 @@ class WindowTable:
         found &= self.first_ns[rows] != NEVER
         return found
 
+    def spoke_since(self, row: int, since_ns: int) -> bool:
+        """Whether each member of a row was fed since then, of those of which something is expected."""
+        members = self._shared.get(row, self.member[row : row + 1])
+        silent_ns = self.last_ns[row] - self.m_fed_ns[members]
+        is_awaited = self.m_measures[members] & (silent_ns <= RETIRED_S * 1e9)
+        return bool((self.m_fed_ns[members[is_awaited]] >= since_ns).all())
+
     # What is kept.
 
     def slots(self, rows: Ints) -> tuple[Ints, Bools]:

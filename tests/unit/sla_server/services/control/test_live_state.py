@@ -112,6 +112,9 @@ class NoisyRow:
     def breaks_slices(self) -> None:
         return None
 
+    def spoke_since(self, since_ns: int) -> bool:
+        return True
+
     def __init__(self, seed: int) -> None:
         self._random, self._over, self.last_piece_ns = random.Random(seed), [False] * 3, 0
 
@@ -429,6 +432,18 @@ def test_the_death_of_a_gateway_closes_no_violation_that_was_seen_through_it():
     assert made.controller.promise_states([KEY])[KEY]["is_open"]
     assert both(made, 20, FAST, FAST) == []
     assert both(made, 4, FAST, FAST) == ["violation-closed"]
+
+
+def test_nor_does_its_end_before_polls_are_so_late_that_it_is_silent():
+    settings = {"episode_calm_s": 20.0, "poll_interval_s": 10.0}
+    slow = controller((promise(volumes=("gold",)),), mode="observe", **settings)
+    made = Feeder(slow, (A, ("gold/x",)), (B, ("gold/y",)))
+    kinds = both(made, 10, FAST, SLOW)
+    made.controller.gateway_lost(B, "gone", made.now_ns)
+    kinds += both(made, 100, FAST, None)
+    assert (kinds, state(made)) == (["violation-opened"], "no-data")
+    assert made.controller.promise_states([KEY])[KEY]["is_open"]
+    assert both(made, 24, FAST, FAST)[-1:] == ["violation-closed"]
 
 
 def test_what_the_others_measure_can_still_break_it():
