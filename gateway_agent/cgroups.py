@@ -8,8 +8,10 @@ four limits: reads a second, writes a second, bytes read a second, bytes written
     v1   blkio.throttle.io_serviced and .io_service_bytes, and a file for each limit: "MAJOR:MINOR VALUE"
 
 What the kernel does not do: it knows no latency of a group. In v1 writes of the page cache count for the
-root, not for the group that made them, and a limit does not hold for the groups within the group. ``dm`` and
-``md`` devices are limited at their own level; a limit on the device below them would hold back all its users.
+root, not for the group that made them, and a limit does not hold for the groups within the group. From Linux
+6.10 on, v1 counts a device from the moment the first limit on it is written; so one is taken away there that
+is not there, before anything is counted. ``dm`` and ``md`` devices are limited at their own level; a limit on
+the device below them would hold back all its users.
 
 Nothing here has state but the paths. Thread: any; each call reads or writes some small files.
 
@@ -77,12 +79,14 @@ class Group:
         self.path = path
         self.device = device
         self.is_v2 = is_v2
+        self._is_counted = is_v2
 
     def counts(self) -> IoCounts:
         """What it did so far; nothing yet is all zeros.
 
         Raises:
-            GroupUnusable: the group is gone, or without the io controller.
+            GroupUnusable: the group is gone, or without the io controller, or this process may not start
+                the counting.
         """
         if self.is_v2:
             fields = dict(self._fields("io.stat").get(self.device, ()))
@@ -90,6 +94,8 @@ class Group:
             return IoCounts(*(int(value) for value in found))
         within = _RECURSIVE if (self.path / f"{_V1_COUNTS[0]}{_RECURSIVE}").exists() else ""
         ios, size = (self._v1_counts(f"{name}{within}") for name in _V1_COUNTS)
+        if not (ios or self._is_counted):
+            self._start_counting()
         return IoCounts(ios.get("Read", 0), ios.get("Write", 0), size.get("Read", 0), size.get("Write", 0))
 
     def limits(self) -> IoLimits:
@@ -127,6 +133,12 @@ class Group:
             )
         for name, value in zip(_V1_LIMITS, limits, strict=True):
             self._write(name, f"{self.device} {0 if value is None else value}")  # 0 takes a limit away
+
+    def _start_counting(self) -> None:
+        """Have v1 count the device; a limit that is in force says that it does."""
+        if self.limits().read_iops is None:
+            self._write(_V1_LIMITS[0], f"{self.device} 0")
+        self._is_counted = True
 
     def _within(self) -> str:
         """Name of a group within this one, if there is any."""

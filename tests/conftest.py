@@ -9,8 +9,9 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared-machine")
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared-machine", settings.get_profile("search"), derandomize=True)
+settings.load_profile("shared-machine")  # the same examples in every run; `make fuzz` searches for others
 
 # Spark on a few rows spends most CPU on compiling its code well, and on collectors for all processors.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

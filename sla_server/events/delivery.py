@@ -25,9 +25,10 @@ import structlog
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
-from pmdaemon.runtime.files import make_directory
+from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
+from sla_server.events import metrics
 from sla_server.events.config import EventsConfig
 from sla_server.events.delivery_state import write_delivery_state
 from sla_server.events.engine import DeliveryEngine, EngineParts
@@ -86,7 +87,8 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
     make_directory(directory / RESERVES, 0o700)
     attach_reserves("delivery", directory / RESERVES)
     threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
-    delivery = Delivery(config, directory, threads, server_clock())
+    takers = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+    delivery = Delivery(config, directory, threads, takers, server_clock())
     try:
         delivery.start(stop)
         initialized()
@@ -97,22 +99,34 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
     finally:
         stop.set("the main loop ended")
         delivery.close()
-    return 1 if threads.failed else 0
+    return 1 if threads.failed or takers.failed else 0
 
 
 class Delivery:
     """The parts of the process. Thread: the main one.
+
+    Args:
+        config: of the server.
+        directory: of the queues.
+        threads: of the recipients. takers: of the intake.
+        clock: server time.
 
     Raises:
         DiskQueueError, OSError: a queue cannot be opened.
     """
 
     def __init__(
-        self, config: DeliveryProcessConfig, directory: Path, threads: ThreadGroup, clock: Clock
+        self,
+        config: DeliveryProcessConfig,
+        directory: Path,
+        threads: ThreadGroup,
+        takers: ThreadGroup,
+        clock: Clock,
     ) -> None:
         settings = config.events
         self._interval_s = settings.poll_interval_s
         self._threads = threads
+        self._takers = takers
         self._clock = clock
         self._inbox: ThreadInbox[SentBatch | None] = ThreadInbox()
         self._initial = EventQueue(directory, "initial", INITIAL_BYTES)
@@ -141,7 +155,7 @@ class Delivery:
         """First what the last run left in the reserves, then new events."""
         self._poll_routing()
         self._intake.step()
-        self._threads.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
+        self._takers.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
 
     def waiting(self) -> dict[str, int]:
         """Notices and events that each lane has not passed."""
@@ -165,10 +179,12 @@ class Delivery:
             select.select([self._inbox.fileno(), stop.fileno()], [], [], min(wait_s, LONGEST_S))
 
     def finish(self) -> None:
-        """After the stop: the reserves once more, then some time for what is still under way."""
-        with contextlib.suppress(ThreadDidNotStop):  # a recipient's thread may hang; the intake's does not
-            self._threads.join(0.0)
-        self._intake.step()
+        """After the stop: the reserves once more, then some time for what is still under way.
+
+        Raises:
+            ThreadDidNotStop: the disk of the queue does not answer.
+        """
+        self._takers.join(LAST_S)  # it reads the reserves once more, and never hangs for longer than a sync
         deadline = Deadline(LAST_S)
         while not deadline.passed:
             if not any(count for name, count in self.waiting().items() if name != NAME):
@@ -241,7 +257,7 @@ class Delivery:
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
         recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
-        queues = (self._initial, self._main)
+        fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
             self._status_dir.mkdir(mode=0o700, exist_ok=True)
             write_delivery_state(
@@ -249,12 +265,19 @@ class Delivery:
                 recipients,
                 undelivered,
                 reserves=dict(self._intake.fills),
-                queue_fullness={queue.name: queue.fullness_ratio for queue in queues},
+                queue_fullness=fullness,
                 later=len(self._later),
                 accepted=self._intake.accepted,
                 repeated=self._intake.repeated,
                 skipped={reason.value: count for reason, count in self._engine.skipped.items()},
             )
+            taken = {
+                "accepted": self._intake.accepted,
+                "repeated": self._intake.repeated,
+                "unreadable": self._intake.unreadable,
+            }
+            content = metrics.render(recipients, self._intake.fills, fullness, taken)
+            write_whole(self._status_dir / metrics.FILE, content)
 
 
 def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:

@@ -537,8 +537,16 @@ def _pace_s(lane: Lane, now_ns: int) -> float:
 
 
 def follow_ups(item: QueuedEvent, routed: Routed, now_us: int) -> list[QueuedEvent]:
-    """What comes after a confirmed notice: its next reminder, and its escalation."""
-    if catalogue.status_of(item.event) is Status.RESOLVED or item.escalated:
+    """What comes after a confirmed notice: its next reminder, and its escalation.
+
+    None for what is only information or an end: no person has to do anything about it.
+    """
+    status = catalogue.status_of(item.event)
+    if (
+        status is Status.RESOLVED
+        or item.escalated
+        or (status is Status.INFO and item.event.severity == "info")
+    ):
         return []
     found = []
     remind_s = item.remind_s or routed.remind_s

@@ -16,6 +16,7 @@ from sla_server.db.queries.reader import open_reader
 from tests.support.stage import Stage
 
 PARTS = {
+    "delivery": ("sla_server.process delivery", "delivery has made no progress for"),
     "dbmanager": ("sla_server.process dbmanager", "dbmanager has made no progress for"),
     "services": ("sla_server.process services", "services has made no progress for"),
     "pmdaemon": ("-m pmdaemon run", "pmdaemon has made no progress for"),

@@ -13,6 +13,7 @@ from tests.support.browser import text_of
 from tests.support.stage import Stage
 
 KILLED = {
+    "delivery": "sla_server.process delivery",
     "dbmanager": "sla_server.process dbmanager",
     "services": "sla_server.process services",
     "pair": "-m pmdaemon pair",
@@ -111,6 +112,7 @@ def test_the_page_says_so(stage: Stage) -> None:
     events = stage.get("events?limit=200")["items"]
     restarted = [event for event in events if event["kind"] == "process-restarted"]
     assert {event["subject"] for event in restarted} >= {
+        "delivery",
         "dbmanager",
         "services",
         "appserver",

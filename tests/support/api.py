@@ -433,7 +433,8 @@ class FakeSource:
         self._row("events", limit, before)
         rows = events(25)
         if before:
-            rows = rows[[row["cursor"] for row in rows].index(before) + 1 :]
+            at_text, _, event_id = before.partition(":")
+            rows = [row for row in rows if (row["at_us"], row["event_id"]) < (int(at_text), event_id)]
         return rows[:limit]
 
     def processes(self) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ import psycopg
 
 from pmdaemon.runtime.clock import Deadline
 
-START_S: Final = 30.0
+START_S: Final = 120.0
+STOP_S: Final = 120.0
 TEST_OPTIONS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
@@ -99,12 +100,12 @@ class PostgresServer:
         """Stop it: SIGINT breaks all sessions in good order, SIGQUIT as a crash would."""
         if self.process is not None:
             self.process.send_signal(how)
-            self.process.wait(20)
+            self.process.wait(STOP_S)
             self.process = None
 
     def remove(self) -> None:
-        """Stop it and delete everything."""
-        self.stop()
+        """Stop it and delete everything; nothing is written first."""
+        self.stop(signal.SIGQUIT)
         shutil.rmtree(self.directory)
 
     def url(self, database: str, user: str = "postgres") -> str:

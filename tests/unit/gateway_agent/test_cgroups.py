@@ -75,6 +75,22 @@ def test_a_group_without_io_on_the_device_did_nothing(tmp_path: Path) -> None:
     assert (group.counts(), group.limits()) == (IoCounts(), IoLimits())
 
 
+@pytest.mark.parametrize(
+    ("limited", "written"), [("", "9:9 0"), ("9:9 50\n", "9:9 50\n")], ids=["new device", "limited"]
+)
+def test_v1_is_made_to_count_a_device_that_it_does_not_know(
+    tmp_path: Path, limited: str, written: str
+) -> None:
+    group = find_group("batch.slice", "9:9", v1_tree(tmp_path, "batch.slice"))
+    file = group.path / "blkio.throttle.read_iops_device"
+    file.write_text(limited)
+    assert group.counts() == IoCounts()
+    assert file.read_text() == written
+    file.write_text("")
+    assert group.counts() == IoCounts()
+    assert file.read_text() == ""  # once is enough
+
+
 CONTAINER = "4f1d2c3b5a69" + "0" * 52
 
 

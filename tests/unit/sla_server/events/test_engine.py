@@ -327,6 +327,24 @@ def test_reminders_and_escalation_until_a_person_acknowledges(tmp_path: Path) ->
     assert (sender.got(), boss.got()) == (["e1", "e1/1", "e1/2"], ["e1"])
 
 
+def test_information_is_not_reminded_of(tmp_path: Path) -> None:
+    sender, boss = InlineSender("r"), InlineSender("boss")
+    rig = Rig(tmp_path, reminding(), [sender, boss])
+    rig.add(event(1, "mode-changed"), event(2, "clock-skew", severity="warning"))
+    rig.run(70)
+    assert sender.got() == ["e1", "e2", "e2/1"]
+
+
+def test_an_acknowledgement_is_an_event_that_ends_reminders(tmp_path: Path) -> None:
+    sender, boss = InlineSender("r"), InlineSender("boss")
+    rig = Rig(tmp_path, reminding(), [sender, boss])
+    rig.add(event(1, "storage-fault", severity="critical"))
+    rig.run(30)
+    rig.add(event(2, "event-acknowledged", element="event", details={"event_id": "e1", "who": "ann"}))
+    rig.run(200)
+    assert (sender.got(), boss.got()) == (["e1", "e2"], [])
+
+
 def test_what_is_resolved_is_reminded_of_no_more(tmp_path: Path) -> None:
     sender, boss = InlineSender("r"), InlineSender("boss")
     rig = Rig(tmp_path, reminding(), [sender, boss])
