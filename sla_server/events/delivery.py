@@ -257,6 +257,7 @@ class Delivery:
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
         recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
+        recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
             self._status_dir.mkdir(mode=0o700, exist_ok=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -111,6 +111,7 @@ class Pulsing:
     Attributes:
         due_ns: of the next beat. token: of the one under way, 0 for none; late after ``deadline_ns``.
         left_out: beats that were not sent because delivery stood still.
+        confirmed: beats that were answered well, the newest at ``confirmed_us``.
     """
 
     spec: RecipientSpec
@@ -121,6 +122,8 @@ class Pulsing:
     token: int = 0
     deadline_ns: int = 0
     left_out: int = 0
+    confirmed: int = 0
+    confirmed_us: int = 0
     last_answer: str = ""
 
 
@@ -190,6 +193,25 @@ class Outlets:
             wait_s = min(wait_s, max(0.0, (due_ns - now_ns) / 1e9))
         return wait_s
 
+    def pulse_rows(self) -> list[dict[str, Any]]:
+        """How the heartbeats are, as ``delivery_state`` says it of recipients."""
+        confirmed = Outcome.CONFIRMED.value
+        return [
+            {
+                "name": name,
+                "kind": HEARTBEAT,
+                "state": "ok" if pulse.last_answer in ("", confirmed) else "failing",
+                "waiting": 0,
+                "attempt": 0,
+                "last_answer": pulse.last_answer,
+                "last_confirmed_us": pulse.confirmed_us,
+                "confirmed": pulse.confirmed,
+                "dead_letters": 0,
+                "left_out": pulse.left_out,
+            }
+            for name, pulse in self.pulses.items()
+        ]
+
     def answered(self, sent: SentBatch) -> bool:
         """Whether it is the answer to a heartbeat."""
         pulse = self.pulses.get(sent.lane)
@@ -198,7 +220,9 @@ class Outlets:
         if pulse.token == sent.token:
             pulse.token = 0
             pulse.last_answer = f"{sent.answer.outcome.value}: {sent.answer.reason}".removesuffix(": ")
-            if sent.answer.outcome is not Outcome.CONFIRMED:
+            if sent.answer.outcome is Outcome.CONFIRMED:
+                pulse.confirmed, pulse.confirmed_us = pulse.confirmed + 1, self._clock.unix_us()
+            else:
                 log.warning("heartbeat-failed", recipient=sent.lane, problem=sent.answer.reason)
         return True
 

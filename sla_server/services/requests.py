@@ -23,6 +23,7 @@ from pmdaemon.runtime.config import describe
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
+from sla_server.events.documents import RecipientDocument
 from sla_server.events.stages.route import TEST_KIND
 from sla_server.requests import (
     Acknowledgement,
@@ -241,9 +242,14 @@ class Requests:
 
     def _notify_test(self, request: str, who: str, raw: Body, now_us: int) -> None:
         name = RecipientTest.model_validate(raw).name
-        if self._desk.changes.catalog.plans.get("Recipient", name) is None:
+        found = self._desk.changes.catalog.plans.get("Recipient", name)
+        if found is None:
             problem = f"no recipient {name!r} is in force"
             self._refuse(request, 404, problem, "See 'sla get recipients'")
+            return
+        if isinstance(found.document, RecipientDocument) and found.document.spec.heartbeat is not None:
+            problem = f"{name} is a heartbeat and takes no events"
+            self._refuse(request, 422, problem, "'sla get recipients' shows whether its beats arrive")
             return
         text = f"test of recipient {name}, asked for by {who}"
         row = event_row(TEST_KIND, "info", "recipient", name, text, now_us, {"who": who})

@@ -110,6 +110,8 @@ def test_a_heartbeat_is_sent_at_its_interval_and_left_out_when_delivery_stands_s
         rig.outlets.beat(is_well=True)
         assert rig.outlets.answered(rig.answer())
         assert len(receiver.requests) == 2
+        (row,) = rig.outlets.pulse_rows()
+        assert (row["name"], row["state"], row["confirmed"], row["left_out"]) == ("beat", "ok", 2, 1)
 
 
 def test_heartbeats_do_not_wait_for_one_that_hangs(served: Callable[[], Served]) -> None:

@@ -826,9 +826,18 @@ def test_a_test_of_a_recipient_is_an_event_that_names_it() -> None:
     bench.request("notify_test", {"name": "mail"}, "r1")
     (answer,) = bench.answers()
     assert (answer["code"], answer["body"]["errors"][0]["fix"]) == (404, "See 'sla get recipients'")
-    bench.request("apply", {"documents": RECIPIENT}, "r2")
+    pulse = RECIPIENT.replace("name: mail", "name: pulse").replace(
+        "inbox: {}", "heartbeat: {url: 'http://a.example'}"
+    )
+    bench.request("apply", {"documents": f"{RECIPIENT}---\n{pulse}"}, "r2")
     bench.confirm()
     bench.answers()
+    bench.request("notify_test", {"name": "pulse"}, "r4")
+    (answer,) = bench.answers()
+    assert (answer["code"], answer["body"]["errors"][0]["problem"]) == (
+        422,
+        "pulse is a heartbeat and takes no events",
+    )
     bench.request("notify_test", {"name": "mail"}, "r3")
     assert bench.answers() == [], "it is answered when it is durable"
     ((table, row),) = bench.confirm()
