@@ -37,7 +37,7 @@ from tests.support.postgres import PostgresServer
 
 ROUNDS = 5
 NO_SQL = {"health", "mode", "live", "schema", "trend", "stream", "operation"}
-NO_SQL |= {"session_state", "metrics", "openapi"}
+NO_SQL |= {"session_state", "metrics", "openapi", "undelivered"}
 """GET routes that are answered without the database."""
 DAY_US = query_data.DAY_US
 END_US = query_data.END_US
@@ -66,6 +66,12 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "sla_credits": ("sla_credits", f"/slas/{sla}/credits", {}),
         "maintenance": ("maintenance", "/maintenance", {}),
         "calendars": ("calendars", "/calendars", {}),
+        "recipients": ("recipients", "/recipients", {}),
+        "notification_routes": ("notification_routes", "/routes", {}),
+        "silences": ("silences", "/silences", {"past": 1}),
+        "inbox": ("inbox", "/inbox", {}),
+        "inbox_open": ("inbox", "/inbox", {"open": 1, "severity": "critical"}),
+        "event": ("event", f"/events/{query_data.FIRST_ID}", {}),
         "gateway_list": ("gateway_list", "/gateway-list", {}),
         "volume_owners": ("volume_owners", "/volume-owners", {}),
         "volume_owners_pending": ("volume_owners", "/volume-owners", {"state": "pending"}),
@@ -110,6 +116,12 @@ GROUPS = {
         "audit_deep",
         "policies",
         "processes",
+        "recipients",
+        "notification_routes",
+        "silences",
+        "inbox",
+        "inbox_open",
+        "event",
         "gateway_list",
         "volume_owners",
         "volume_owners_pending",

@@ -34,6 +34,8 @@ DAY_US: Final = 24 * HOUR_US
 END_US: Final = 1_800_000_000_000_000 // DAY_US * DAY_US
 """The present of the generated world: a midnight."""
 BLOBS: Final = 997  # different histograms; prime, so that streams do not always meet the same one
+FIRST_ID: Final = str(uuid.UUID(int=1))
+"""Of the oldest row in each table of events and the like."""
 THRESHOLDS_US: Final = (5_000, 12_000)
 HOURS_A_STEP: Final = 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
@@ -16,6 +15,7 @@ import structlog
 from pmdaemon.poller import config as configuration
 from pmdaemon.poller import pair as pair_process
 from pmdaemon.poller.parent import Daemon, raise_open_files
+from pmdaemon.reserve import attach_reserves
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.config import show

@@ -217,7 +217,10 @@ def end(client: Client, name: str, output: str) -> None:
 @OUTPUT
 @pass_client
 def ack(client: Client, event: str, note: str, output: str) -> None:
-    """Acknowledge EVENT (its id): you take care of it, and no more reminders of it are sent."""
+    """Acknowledge an event: you take care of it, and reminders end.
+
+    EVENT is its id, as sla get events -o json shows it.
+    """
     answer = client.change("POST", f"/events/{quote(event, safe='')}/acknowledge", json={"note": note})
     if output == "json":
         print_json(answer)
