@@ -242,6 +242,12 @@ ROUTES: Final = (
     ApiRoute(
         "DELETE", "/maintenance/{name}", "end_maintenance", "End maintenance now, all of it.", changes=True
     ),
+    ApiRoute(
+        "GET",
+        "/documents/{kind}/{name}/versions",
+        "document_versions",
+        "Versions of a document that is no agreement, newest first: what changed.",
+    ),
     ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name."),
     ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
     ApiRoute(

@@ -203,12 +203,14 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 
 @click.command()
 @click.argument("name")
+@click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
 @OUTPUT
 @pass_client
-def history(client: Client, name: str, limit: int, output: str) -> None:
-    """List an agreement's versions: since when, by whom, what changed."""
-    rows = client.get(f"/slas/{quote(name, safe='')}/versions")["items"]
+def history(client: Client, name: str, kind: str, limit: int, output: str) -> None:
+    """List a document's versions: since when, by whom, what changed."""
+    path = "/slas" if kind == "SLA" else f"/documents/{kind}"
+    rows = client.get(f"{path}/{quote(name, safe='')}/versions")["items"]
     if output == "json":
         print_json(rows[:limit])
         return

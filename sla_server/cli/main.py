@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "admit": ("documents", "Say whether agreements could be kept beside those in force."),
     "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events and more."),
     "describe": ("documents", "Show everything about one thing."),
-    "history": ("documents", "List an agreement's versions: since when, by whom, what changed."),
+    "history": ("documents", "List a document's versions: since when, by whom, what changed."),
     "maintenance": (
         "maintenance",
         "Begin maintenance now, or end it early; list it with sla get maintenance.",

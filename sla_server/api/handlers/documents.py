@@ -24,7 +24,7 @@ from sla_server.agreements.credits import PeriodCredit, period_credit
 from sla_server.agreements.difference import bounded, differences
 from sla_server.agreements.document import Agreement, Window
 from sla_server.agreements.errors import AgreementsRefused
-from sla_server.agreements.load import load_documents
+from sla_server.agreements.load import KINDS, load_documents
 from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import Span
 from sla_server.agreements.schema import document_schema
@@ -41,15 +41,30 @@ Row = dict[str, Any]
 
 def sla_versions(context: AppContext, _request: Request, name: str) -> Response:
     """Versions, newest first, each with what differs from the one before it."""
-    rows = _versions(context, name)
-    listed = []
+    return responses.as_list(_compared(_versions(context, name)))
+
+
+def document_versions(context: AppContext, _request: Request, kind: str, name: str) -> Response:
+    """The same of a document that is no agreement."""
+    if kind not in KINDS or kind == "SLA":
+        known = ", ".join(each for each in KINDS if each != "SLA")
+        raise BadInput("kind", f"{kind[:40]!r} is none of a document", f"Use {known}")
+    rows = [row for row in context.source.documents(kind) if row["name"] == name]
+    if not rows:
+        raise NotFound(f"no {kind} {name[:128]!r} was ever applied", "'sla get' lists what is in force")
+    return responses.as_list(_compared(rows))
+
+
+def _compared(rows: list[Row]) -> list[Row]:
+    """Versions newest first, each with what differs from the one before it; given oldest first."""
+    listed: list[Row] = []
     before: Row | None = None
     for row in rows:
         changes = [] if before is None else bounded(differences(before["spec"], row["spec"]))
-        plain = {key: value for key, value in row.items() if key != "spec"}
+        plain = {key: value for key, value in row.items() if key not in ("spec", "document")}
         listed.append({**plain, "changes": changes})
         before = row
-    return responses.as_list(listed[::-1])
+    return listed[::-1]
 
 
 def sla_credits(context: AppContext, request: Request, name: str) -> Response:

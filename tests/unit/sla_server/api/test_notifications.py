@@ -132,6 +132,20 @@ def test_tests_and_acknowledgements_are_asked_of_services(
     assert asked["body"].get("note") == body.get("note")
 
 
+def test_versions_of_a_route_say_what_changed(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = source.documents("Route")
+    spec = {**first["spec"], "spec": {**first["spec"]["spec"], "remind": "4h"}}
+    second = {**first, "version": 2, "spec": spec}
+    monkeypatch.setattr(source, "documents", lambda *_: [{**first, "ended_us": 5}, second])
+    newest, oldest = web.get("/api/v1/documents/Route/all/versions").json["items"]
+    assert [change["field"] for change in newest["changes"]] == ["spec.remind"]
+    assert (newest["version"], oldest["changes"], "spec" in oldest) == (2, [], False)
+    assert web.get("/api/v1/documents/Route/gone/versions").status_code == 404
+    assert web.get("/api/v1/documents/SLA/all/versions").status_code == 400
+
+
 def test_an_acknowledgement_needs_a_note_and_an_event(web: FlaskClient, bearer: dict[str, str]) -> None:
     path = "/api/v1/events/e0001/acknowledge"
     assert web.post(path, json={"note": " "}, headers=bearer).status_code == 400

@@ -63,6 +63,14 @@ def test_diff_needs_a_server_that_answers(sla: Terminal, file: Path) -> None:
     assert sla("diff", "-f", str(file)).exit_code == 1
 
 
+def test_history_of_other_kinds(sla: Terminal) -> None:
+    (line, first) = sla("history", "--kind", "Route", "all").output.splitlines()
+    assert line.endswith(" by ann, in force")
+    assert first == "  the first version"
+    gone = sla("history", "--kind", "Route", "gone")
+    assert (gone.exit_code, "no Route 'gone' was ever applied" in gone.stderr) == (1, True)
+
+
 def test_history_says_since_when_by_whom_and_what(sla: Terminal) -> None:
     lines = sla("history", "erp-gold").output.splitlines()
     assert lines[0].startswith("version 2 from ")
