@@ -5,7 +5,8 @@ exactly), ``b`` (link, data plane and parent are killed), ``c`` (a link alone wi
 outages overflow it, and with a clock that is stepped). They reach the server through a proxy. From a seed,
 about once a second, one of:
 
-    kill -9     of one process: dbmanager, services, pmdaemon, pair, appserver, supervisor, link, plane, agent
+    kill -9     of one process: dbmanager, services, delivery, pmdaemon, pair, appserver, supervisor, link,
+                plane, agent
     cut, stall  of all connections, up to 8 s
     disk        the server's data directory (a tmpfs; needs root) is full for some seconds, its log with it
     log         the reader of the server's log pipe is killed, or reads nothing for some seconds
@@ -13,10 +14,13 @@ about once a second, one of:
     memory      dbmanager or services gets no more address space for some seconds
     clock       of agent c, stepped by up to 30 s either way
     database    PostgreSQL is stopped, or dies, and is started again (--database postgresql)
+    recipient   a webhook hangs, answers 500, 400 or slowly, closes in the middle, or is killed and comes back
 
-Then everything is left alone until the agents' cuts are stored, stopped in order, and proved
-(``chaos_proof``). Exit status 1 if a cut was lost, doubled or miscounted. The sequence of faults follows from
-the seed; when each meets what the processes are doing does not.
+Every event goes to that webhook, to one that is well and to a file (``chaos_recipients``). Then everything
+is left alone until the agents' cuts are stored and events delivered, stopped in order, and proved
+(``chaos_proof``, ``chaos_events``). Exit status 1 if a cut was lost, doubled or miscounted, or an event lost,
+out of order or held up by another recipient. The sequence of faults follows from the seed; when each meets
+what the processes are doing does not.
 """
 
 from __future__ import annotations
@@ -39,8 +43,10 @@ import click
 
 from benchmarks import harness, small_link
 from benchmarks.chaos_clients import Clients
+from benchmarks.chaos_events import EventsProof, prove_events, read_events
 from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
+from benchmarks.chaos_recipients import BROKEN, EVENTS_TOML, Recipients
 from benchmarks.harness import machine_facts, rows_for, table
 from gateway_agent.clock import STEP_FILE
 from sla_server.db.config import DatabaseConfig
@@ -55,6 +61,7 @@ VICTIMS = {  # name: (fragment of its command line, weight)
     "dbmanager": ("sla_server.process dbmanager", 5),
     "pair": ("-m pmdaemon pair", 4),
     "services": ("sla_server.process services", 2),
+    "delivery": ("sla_server.process delivery", 3),
     "pmdaemon": ("-m pmdaemon run", 2),
     "appserver": ("sla_server.process appserver", 1),
     "supervisor": ("-m sla_server start", 2),
@@ -64,10 +71,21 @@ VICTIMS = {  # name: (fragment of its command line, weight)
     "plane-b": ("gateway_agent.nbd.plane --config {sockets}/b/", 1),
     "agent-b": ("-m gateway_agent run --config {folder}/b.toml", 1),
 }
-OTHERS = {"cut": 2, "stall": 2, "disk": 1, "clock": 2, "database": 1, "log": 1, "freeze": 2, "memory": 1}
+OTHERS = {
+    "cut": 2,
+    "stall": 2,
+    "disk": 1,
+    "clock": 2,
+    "database": 1,
+    "log": 1,
+    "freeze": 2,
+    "memory": 1,
+    "recipient": 4,
+}
 FROZEN = (
     "dbmanager",
     "services",
+    "delivery",
     "pmdaemon",
     "pair",
     "appserver",
@@ -83,7 +101,7 @@ KILLS = 220  # of a run that is recorded
 
 
 class Chaos:
-    """One run. Attributes: ``faults``, what was done how often."""
+    """One run. Attributes: ``faults``, what was done how often; ``events``, the proof of their delivery."""
 
     def __init__(self, folder: Path, seed: int, postgres: PostgresServer | None, say: bool = True) -> None:
         self.folder = folder
@@ -92,13 +110,15 @@ class Chaos:
         self._postgres = postgres
         self._say = say
         url = postgres.create("sla") if postgres else ""
-        self.stage = Stage(folder, interval_s=0.5, database_url=url, slice_s=10)
+        self.stage = Stage(folder, interval_s=0.5, database_url=url, slice_s=10, extra_toml=EVENTS_TOML)
         self._data = folder / "data"
         self._mounted = False
         self._step_file = folder / "step"
         self._link_c: subprocess.Popen[bytes] | None = None
         self._log_reader: subprocess.Popen[bytes] | None = None
         self._processes = ProcessFaults()
+        self._recipients = Recipients(self.stage, self._data, self._rng)
+        self.events: EventsProof | None = None
         self._agents = [
             Agent(
                 name,
@@ -144,15 +164,21 @@ class Chaos:
         self._write_link_c(proxy.port)
         self._revive()
         stage.wait(stage.gateways_up, "the gateways")
+        self._recipients.start()
         clients = Clients(stage, self._agents)
         clients.start()
         self._break(proxy, duration_s, most_kills, pause_s)
         self._heal(proxy)
         clients.finish()
         self._settle()
+        span = self._recipients.settle(lambda: self._kill("appserver"), self._revive)
         self._stop_all()
         proof = prove(self._database_config(), self._data, self._gateways())
+        stored = read_events(self._database_config(), self._data)
+        self.events = prove_events(stored, self._recipients.all_arrivals(), span, BROKEN)
+        proof.problems += self.events.problems
         self._compare_with_clients(proof, clients)
+        self.note(self.events.text())
         return proof
 
     def _write_link_c(self, port: int) -> None:
@@ -165,8 +191,9 @@ class Chaos:
         )
 
     def _revive(self) -> None:
-        """Start again what no supervisor of the product's own starts: the supervisor, agent b, link c."""
+        """Start again what the product does not: the supervisor, agent b, link c, a receiver."""
         stage = self.stage
+        self._recipients.revive()
         if not stage.pids("-m sla_server start"):
             self._start_server()
         if not stage.pids(f"-m gateway_agent run --config {self.folder}/b.toml"):
@@ -285,6 +312,10 @@ class Chaos:
 
     def _clock(self, _proxy: CuttingProxy) -> bool:
         self._step_file.write_text(str(self._rng.randrange(-30_000_000, 30_000_000)))
+        return True
+
+    def _recipient(self, _proxy: CuttingProxy) -> bool:
+        self.faults[f"recipient-{self._recipients.fail()}"] += 1
         return True
 
     def _database(self, _proxy: CuttingProxy) -> bool:
