@@ -3,10 +3,12 @@
 One step looks at every lane once. A lane without a batch reads on behind its cursor: what is skipped or held
 back moves the cursor, the rest becomes a batch, which goes to the recipient's thread when it is due. A lane
 with a batch under way waits for the answer, nothing else: lanes never wait for each other. The queue of the
-initialization period comes first (E6): a lane begins with the other one when it has nothing there.
+initialization period comes first (E6): a lane begins with the other one when it has nothing there, or a batch
+that was handed over before: that comes again first, with the same numbers.
 
 Order of what is made durable in a step: later events (held back, reminders) before the cursor that passes
-them; the state file with all cursors before the deletion behind them. A crash anywhere repeats, never loses.
+them; which batch is handed over before the recipient has it; the state file with all cursors before the
+deletion behind them. A crash anywhere repeats, never loses.
 
 Reads no clock but the one given, starts no thread and sends nothing itself (``stages.send``).
 
@@ -241,6 +243,9 @@ class DeliveryEngine:
         self._token += 1
         batch.attempt += 1
         notices = [replace(notice, attempt=batch.attempt) for notice in batch.notices()]
+        if not lane.has_sent(batch.queue) or lane.sent[1] < batch.through:
+            lane.sent = batch.queue, batch.through
+            self._is_dirty |= not self._write_state()  # a full disk: sent all the same, late would be worse
         if not lane.settings.sender.start(self._token, notices, lane.settings.timeout_s):
             self._confirm(lane, batch, retry("too many of its calls hang"))
             return 0.0
@@ -252,7 +257,7 @@ class DeliveryEngine:
         return lane.settings.timeout_s + GRACE_S
 
     def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
-        for queue in self._queues.values():
+        for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
             while True:
                 items, through = queue.read(lane.cursors[queue.name])
                 if through == lane.cursors[queue.name]:
@@ -513,16 +518,17 @@ class DeliveryEngine:
             relieved = True
         return relieved
 
-    def _keep_state(self) -> None:
-        if not self._is_dirty:
-            return
+    def _write_state(self) -> bool:
         try:
             self._state.write(self._lanes)
-        except (
-            OSError
-        ) as exc:  # a full disk: nothing is deleted, so nothing is lost; again with the next step
+        except OSError as exc:
             log.error("state-not-written", problem=str(exc))
-            return
+            return False
+        return True
+
+    def _keep_state(self) -> None:
+        if not self._is_dirty or not self._write_state():
+            return  # on a full disk nothing is deleted, so nothing is lost; again with the next step
         self._is_dirty = False
         for name, queue in self._queues.items():
             queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))

@@ -75,6 +75,7 @@ class Lane:
         cursors: queue to the newest number that this recipient needs no more.
         number: of the last notice that it confirmed or gave up.
         firing: conditions that it knows to be firing.
+        sent: queue and end of the newest batch that was handed over; it comes again with the same numbers.
         batch: what goes next, or is under way if ``token`` is not 0.
         limit: most notices of the next batch: 1 while a refused one is tried singly.
         singly_through: until this cursor of ``batch``'s queue.
@@ -86,6 +87,7 @@ class Lane:
     cursors: dict[str, int]
     number: int = 0
     firing: Firing = field(default_factory=dict)
+    sent: tuple[str, int] = ("", 0)
     batch: DeliveryBatch | None = None
     token: int = 0
     deadline_ns: int = 0
@@ -106,6 +108,10 @@ class Lane:
         """Most notices of the next batch of a queue."""
         is_singly = self.singly[0] == queue and self.cursors[queue] < self.singly[1]
         return 1 if is_singly else self.settings.most_notices
+
+    def has_sent(self, queue: str) -> bool:
+        """Whether a batch of the queue was handed over, but not passed."""
+        return self.sent[0] == queue and self.cursors[queue] < self.sent[1]
 
 
 class DeliveryState:
@@ -141,11 +147,13 @@ class DeliveryState:
             if self._queues.get(name) == identity
         }
         cursors = found.get("cursors", {})
+        queue, through = found.get("sent") or ("", 0)
         return Lane(
             settings,
             {name: min(int(cursors.get(name, 0)), newest[name]) if name in same else 0 for name in newest},
             int(found.get("number", 0)),
             {tuple(key): (int(rank), int(at_us)) for key, rank, at_us in found.get("firing", [])},
+            (str(queue), min(int(through), newest[queue])) if queue in same and queue in newest else ("", 0),
         )
 
     def write(self, lanes: Mapping[str, Lane]) -> None:
@@ -162,6 +170,7 @@ class DeliveryState:
                 name: {
                     "cursors": lane.cursors,
                     "number": lane.number,
+                    "sent": list(lane.sent),
                     "firing": [[list(key), rank, at_us] for key, (rank, at_us) in lane.firing.items()],
                 }
                 for name, lane in lanes.items()

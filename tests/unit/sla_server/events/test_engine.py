@@ -470,3 +470,31 @@ def test_cursors_of_another_queue_mean_nothing(tmp_path: Path) -> None:
     rig.add(event(7))
     rig.run()
     assert sender.got()[-1] == "e7"
+
+
+def test_what_was_under_way_at_a_kill_keeps_its_number_also_before_events_of_the_next_start(
+    tmp_path: Path,
+) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender], most_notices=2)
+    rig.add(*numbered(3))
+    rig.run()
+    rig.restart()
+    rig.add(event(4), queue="initial")
+    sender.answer = CONFIRMED
+    rig.run()
+    numbers = [(notice.delivery_id, notice.number) for batch in sender.batches for notice in batch]
+    assert numbers == [("e1", 1), ("e2", 2), ("e1", 1), ("e2", 2), ("e4", 3), ("e3", 4)]
+
+
+def test_what_fails_keeps_its_number_when_documents_change(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("HTTP 503"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run()
+    rig.add(event(2), queue="initial")
+    rig.engine.set_router(rig.router)
+    sender.answer = CONFIRMED
+    rig.run()
+    numbers = [(notice.delivery_id, notice.number) for batch in sender.batches for notice in batch]
+    assert numbers == [("e1", 1), ("e1", 1), ("e2", 2)]
