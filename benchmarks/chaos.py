@@ -171,7 +171,7 @@ class Chaos:
         self._heal(proxy)
         clients.finish()
         self._settle()
-        span = self._recipients.settle(lambda: self._kill("appserver"), self._revive)
+        span = self._recipients.settle(lambda: self._kill("appserver"), self._revive, self.faults["disk"])
         self._stop_all()
         proof = prove(self._database_config(), self._data, self._gateways())
         stored = read_events(self._database_config(), self._data)

@@ -7,7 +7,8 @@
 
 Lost: sent, and neither arrived nor left out by the stages on purpose (``_left_out``). Never taken: only with
 an event that says so, as each dead letter has one. The first arrival of each notice has a greater number
-than those before it. Nothing arrived that is not in SQL.
+than the one before it, but once for each time that the disk was full: then delivery sends what it cannot
+write down, and a death gives its numbers to others. Nothing arrived that is not in SQL.
 """
 
 from __future__ import annotations
@@ -56,11 +57,17 @@ class Arrival:
 
 @dataclass(frozen=True)
 class EventsSpan:
-    """Which events count. ``overtaken``: the others had an event that still waited for the failing one."""
+    """Which events count, and what happened meanwhile.
+
+    Attributes:
+        overtaken: the others had an event that still waited for the failing one.
+        full_disks: how often the server's disk was full.
+    """
 
     began_us: int
     ended_us: int
     overtaken: bool
+    full_disks: int = 0
 
 
 @dataclass
@@ -137,7 +144,8 @@ def prove_events(
         proof.arrived[name] = len(first)
         proof.repeated[name] = len(found) - len(first)
         proof.problems += _missing(proof, name, sent, found)
-        proof.problems += _disordered(name, found)
+        disordered = _disordered(name, found)
+        proof.problems += disordered if len(disordered) > span.full_disks else []
         taken = {each.delivery_id for each in found if each.mode in TAKEN}
         for delivery_id in first.keys() - taken:
             if (name, delivery_id) not in named and first[delivery_id].event.at_us <= span.ended_us:
@@ -202,15 +210,15 @@ def _left_out(event: Event, name: str, found: Sequence[Arrival]) -> bool:
 
 
 def _disordered(name: str, found: Sequence[Arrival]) -> list[str]:
-    problems, newest = [], 0
+    problems, before = [], 0
     seen: set[str] = set()
     for each in found:
         if each.delivery_id in seen:
             continue
         seen.add(each.delivery_id)
-        if each.number <= newest:
+        if each.number <= before:
             problems.append(
-                f"{name}: {each.delivery_id} ({each.event.kind}) first came as {each.number}, after {newest}"
+                f"{name}: {each.delivery_id} ({each.event.kind}) first came as {each.number}, after {before}"
             )
-        newest = max(newest, each.number)
+        before = each.number
     return problems

@@ -93,12 +93,15 @@ class Recipients:
         if process is not None and process.poll() is not None and time.monotonic() >= self._back_s:
             self._spawn(BROKEN)
 
-    def settle(self, raise_one: Callable[[], object], revive: Callable[[], None]) -> EventsSpan:
+    def settle(
+        self, raise_one: Callable[[], object], revive: Callable[[], None], full_disks: int
+    ) -> EventsSpan:
         """See the module; call while the server runs and nothing else fails.
 
         Args:
             raise_one: does something that becomes an event.
             revive: starts again what has died.
+            full_disks: how often the disk was full.
 
         Raises:
             StageError: events are not there within SETTLE_S.
@@ -131,7 +134,7 @@ class Recipients:
             return len(waiting) == len((BROKEN, HEALTHY, FILE)) and not any(waiting.values())
 
         self._stage.wait(nothing_waits, "everything undelivered", limit_s=SETTLE_S)
-        return EventsSpan(self._began_us, ended_us, overtaken)
+        return EventsSpan(self._began_us, ended_us, overtaken, full_disks)
 
     def arrivals(self, name: str) -> list[Arrival]:
         """What reached a recipient, in the order of arrival."""

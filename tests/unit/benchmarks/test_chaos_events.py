@@ -66,6 +66,9 @@ def test_a_number_that_falls_or_is_given_twice_is_seen() -> None:
         assert problems([one, two], [arrived(first, one), arrived(second, two)]) == [
             f"broken: e2 (process-restarted) first came as {second}, after {first}"
         ]
+        once = EventsSpan(10, 100, overtaken=True, full_disks=1)
+        found = {"broken": [arrived(first, one), arrived(second, two)]}
+        assert prove_events(StoredEvents([one, two]), found, once, "broken").problems == []
 
 
 def test_what_was_never_taken_needs_an_event_and_only_the_failing_recipient_may_have_one() -> None:
