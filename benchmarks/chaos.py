@@ -43,7 +43,7 @@ import click
 
 from benchmarks import harness, small_link
 from benchmarks.chaos_clients import Clients
-from benchmarks.chaos_events import EventsProof, prove_events, read_events
+from benchmarks.chaos_events import prove_events, read_events
 from benchmarks.chaos_faults import ProcessFaults
 from benchmarks.chaos_proof import Gateway, Proof, ledger, prove
 from benchmarks.chaos_recipients import BROKEN, EVENTS_TOML, Recipients
@@ -101,7 +101,7 @@ KILLS = 220  # of a run that is recorded
 
 
 class Chaos:
-    """One run. Attributes: ``faults``, what was done how often; ``events``, the proof of their delivery."""
+    """One run. Attributes: ``faults``, what was done how often."""
 
     def __init__(self, folder: Path, seed: int, postgres: PostgresServer | None, say: bool = True) -> None:
         self.folder = folder
@@ -118,7 +118,6 @@ class Chaos:
         self._log_reader: subprocess.Popen[bytes] | None = None
         self._processes = ProcessFaults()
         self._recipients = Recipients(self.stage, self._data, self._rng)
-        self.events: EventsProof | None = None
         self._agents = [
             Agent(
                 name,
@@ -175,10 +174,10 @@ class Chaos:
         self._stop_all()
         proof = prove(self._database_config(), self._data, self._gateways())
         stored = read_events(self._database_config(), self._data)
-        self.events = prove_events(stored, self._recipients.all_arrivals(), span, BROKEN)
-        proof.problems += self.events.problems
+        proof.events = prove_events(stored, self._recipients.all_arrivals(), span, BROKEN)
+        proof.problems += proof.events.problems
         self._compare_with_clients(proof, clients)
-        self.note(self.events.text())
+        self.note(proof.events.text())
         return proof
 
     def _write_link_c(self, port: int) -> None:
@@ -425,7 +424,8 @@ def run(
 def _record(seed: int, database: str, proof: Proof, faults: Counter[str], killed: int) -> None:
     """Print the goals and write the JSON beside those of the benchmarks."""
     values = {"kills": killed, "lost": len(proof.lost), "doubled": len(proof.doubled)}
-    rows = rows_for("chaos", {**values, "problems": len(proof.problems)})
+    events = len(proof.events.problems)
+    rows = rows_for("chaos", {**values, "problems": len(proof.problems) - events, "events": events})
     click.echo(table(rows))
     result = {
         "benchmark": "chaos",

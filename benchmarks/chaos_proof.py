@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import text
 
+from benchmarks.chaos_events import EventsProof
 from gateway_agent.link.spool import Spool
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
@@ -59,6 +60,7 @@ class Proof:
     doubled: list[Key] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     volumes: dict[str, int] = field(default_factory=dict)
+    events: EventsProof = field(default_factory=EventsProof)
 
 
 def ledger(log: Path, gateway_id: str) -> tuple[set[Key], set[Key]]:

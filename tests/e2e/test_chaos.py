@@ -1,4 +1,4 @@
-"""The short form of ``make chaos``: twenty kills among faults on the whole product, then the proof."""
+"""The short form of ``make chaos``: twenty kills among faults on the whole product, then the proofs."""
 
 from __future__ import annotations
 
@@ -22,4 +22,6 @@ def test_no_cut_is_lost_or_doubled(tmp_path: Path) -> None:
     )
     assert proof.problems == []
     assert sum(count for name, count in faults.items() if name in chaos.VICTIMS) == 20
+    assert proof.events.sent > 0
+    assert set(proof.events.arrived) == {"broken", "healthy", "file"}
     assert proof.delivered + proof.held + proof.dropped >= proof.made > 20
