@@ -122,7 +122,10 @@ def read_events(config: DatabaseConfig, data_dir: Path) -> StoredEvents:
             ).all()
     finally:
         engine.dispose()
-    return StoredEvents([from_row(row) for row in rows], [(row[0], row[1]) for row in dead])
+    return StoredEvents(
+        [from_row({str(key): value for key, value in row.items()}) for row in rows],
+        [(row[0], row[1]) for row in dead],
+    )
 
 
 def prove_events(
