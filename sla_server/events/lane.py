@@ -8,12 +8,14 @@ Thread: the main loop.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.files import write_whole
@@ -23,6 +25,7 @@ from sla_server.events.stages.send import BatchSender
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
+Cursor = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,27 @@ class Lane:
         return 1 if is_singly else self.settings.most_notices
 
 
+class _StoredLane(BaseModel):
+    """What the file says of one lane."""
+
+    model_config = ConfigDict(strict=True)
+    cursors: dict[str, Cursor]
+    number: Cursor
+    firing: list[tuple[tuple[str, ...], int, int]]
+
+
+class _StoredState(BaseModel):
+    """The file. A state always has a lane, the engine's own: one without any is none."""
+
+    model_config = ConfigDict(strict=True)
+    queues: dict[str, str]
+    lanes: Annotated[dict[str, _StoredLane], Field(min_length=1)]
+
+
 class DeliveryState:
     """The file; see the module.
+
+    One that cannot be read is kept beside it, as ``state.json.unreadable``, for people.
 
     Args:
         path: of ``state.json``.
@@ -119,66 +141,79 @@ class DeliveryState:
     def __init__(self, path: Path, queues: Mapping[str, str]) -> None:
         self._path = path
         self._queues = dict(queues)
-        self._lanes: dict[str, dict[str, Any]] = {}
-        self._stored: dict[str, Any] = self._read()
+        self._lanes: dict[str, _StoredLane] = {}
+        self._same: set[str] = set()
+        self._is_lost = True
+        if (found := self._read()) is not None:
+            self._lanes, self._is_lost = found.lanes, False
+            self._same = {name for name, queue in found.queues.items() if self._queues.get(name) == queue}
 
     @property
     def names(self) -> list[str]:
         """Lanes that are known."""
-        return [name for name in self._stored.get("lanes", {}) if isinstance(name, str)]
+        return list(self._lanes)
 
     def lane(self, settings: LaneSettings, newest: Mapping[str, int]) -> Lane:
         """A lane as it was left; a new one begins behind ``newest``.
 
         Without a file that can be read no lane is known to be new: all begin with what the queues hold.
         """
-        found = self._stored.get("lanes", {}).get(settings.name)
-        if not isinstance(found, dict):
-            return Lane(settings, dict(newest) if self._stored else dict.fromkeys(newest, 0))
-        same = {
-            name
-            for name, identity in self._stored.get("queues", {}).items()
-            if self._queues.get(name) == identity
-        }
-        cursors = found.get("cursors", {})
+        found = self._lanes.get(settings.name)
+        if found is None:
+            return Lane(settings, dict.fromkeys(newest, 0) if self._is_lost else dict(newest))
         return Lane(
             settings,
-            {name: min(int(cursors.get(name, 0)), newest[name]) if name in same else 0 for name in newest},
-            int(found.get("number", 0)),
-            {tuple(key): (int(rank), int(at_us)) for key, rank, at_us in found.get("firing", [])},
+            {
+                name: min(found.cursors.get(name, 0), newest[name]) if name in self._same else 0
+                for name in newest
+            },
+            found.number,
+            {key: (rank, at_us) for key, rank, at_us in found.firing},
         )
 
     def write(self, lanes: Mapping[str, Lane]) -> None:
         """Replace the file.
 
-        Durability: survives the death of the process; a power cut may bring the former one back.
+        Durability: it is on disk on return, also after a power cut.
 
         Raises:
             OSError: it is as it was.
         """
-        found = {
-            "queues": self._queues,
-            "lanes": {
-                name: {
-                    "cursors": lane.cursors,
-                    "number": lane.number,
-                    "firing": [[list(key), rank, at_us] for key, (rank, at_us) in lane.firing.items()],
-                }
-                for name, lane in lanes.items()
-            },
+        stored = {
+            name: _StoredLane(
+                cursors=dict(lane.cursors),
+                number=lane.number,
+                firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
+            )
+            for name, lane in lanes.items()
         }
-        write_whole(self._path, strict_json.dumps(found))
-        self._stored = found
+        content = {
+            "queues": self._queues,
+            "lanes": {name: each.model_dump() for name, each in stored.items()},
+        }
+        write_whole(self._path, strict_json.dumps(content), synced=True)
+        self._lanes, self._same, self._is_lost = stored, set(self._queues), False
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> _StoredState | None:
+        """The file's content; None: there is none, or none that can be used.
+
+        Raises:
+            OSError: it cannot be opened; what it says may be right.
+        """
         try:
-            text = self._path.read_text()
+            return _StoredState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
-            return {}
-        found = strict_json.loads(text)
-        if isinstance(found, dict):
-            return found
-        log.error(
-            "state-unreadable", path=str(self._path), effect="recipients get again what the queue holds"
-        )
-        return {}
+            return None
+        except ValidationError as exc:
+            aside = self._path.with_name(f"{self._path.name}.unreadable")
+            problem = "; ".join(each["msg"] for each in exc.errors(include_url=False, include_input=False)[:3])
+            log.error(
+                "state-unreadable",
+                path=str(self._path),
+                kept_as=str(aside),
+                problem=problem,
+                effect="recipients get again what the queues hold",
+            )
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+            return None

@@ -450,7 +450,7 @@ def test_without_its_state_file_a_recipient_gets_again_what_the_queue_holds(
     rig = Rig(tmp_path, ToAll("r"), [sender])
     rig.add(*numbered(3))
     rig.run()
-    (tmp_path / "state.json").unlink()  # a power cut: it was renamed and never written
+    (tmp_path / "state.json").unlink()  # damage to the file system, or a person
     if content is not None:
         (tmp_path / "state.json").write_text(content)
     sender.answer = CONFIRMED
