@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
-from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
+from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
@@ -46,8 +46,6 @@ ACKNOWLEDGED: Final = "event-acknowledged"
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
-Raise = Callable[[str, str, str, str, dict[str, Any]], None]
-"""Raises an event about a recipient: kind, severity, name, text, details."""
 Report = Callable[[Iterable[dict[str, Any]]], None]
 """Takes rows of what became of notices, for people to read; must not block or raise."""
 
@@ -126,6 +124,7 @@ class DeliveryEngine:
         self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
         self._token = 0
         self._is_dirty = True
+        self._is_routed = False
         self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
 
@@ -134,7 +133,12 @@ class DeliveryEngine:
         """By recipient, without the observer."""
         return {name: lane for name, lane in self._lanes.items() if name != OBSERVER}
 
-    def set_recipients(self, settings: Iterable[LaneSettings], from_start: Iterable[str] = ()) -> None:
+    def set_recipients(
+        self,
+        settings: Iterable[LaneSettings],
+        from_start: Iterable[str] = (),
+        unknown: Collection[str] | None = (),
+    ) -> None:
         """These recipients from now on; a new one gets what comes from now on, or all that is still there.
 
         What was made ready by former settings or routes is made again, unless it is under way.
@@ -142,11 +146,16 @@ class DeliveryEngine:
         Args:
             settings: all recipients.
             from_start: names of those that get all that is there, when they are new.
+            unknown: what waits for these waits on: their documents cannot be read. None: no document was
+                read yet, and nothing is deleted.
         """
         wanted = {each.name: each for each in settings}
         first = set(from_start)
         for name in [name for name in self._lanes if name != OBSERVER and name not in wanted]:
-            self._lanes.pop(name).settings.sender.close()
+            lane = self._lanes.pop(name)
+            lane.settings.sender.close()
+            if unknown is None or name in unknown:
+                self._state.keep(lane)
         for name, each in wanted.items():
             if name not in self._lanes:
                 self._add(each, from_start=name in first)
@@ -158,6 +167,9 @@ class DeliveryEngine:
             elif not lane.token:
                 lane.batch = None
             lane.settings = each
+        if unknown is not None:
+            self._state.keep_only(unknown)
+            self._is_routed = True
         self._is_dirty = True
 
     def set_router(self, router: Router) -> None:
@@ -499,6 +511,11 @@ class DeliveryEngine:
             if queue.fullness_ratio < FULL_RATIO:
                 continue
             behind = [lane for lane in self.lanes.values() if lane.cursors[queue.name] < queue.newest_seq]
+            oldest = min((lane.cursors[queue.name] for lane in behind), default=queue.newest_seq)
+            self._is_routed = True  # without any documents the lanes that are known have to do
+            if self._state.relieve(queue, oldest, self._raise):
+                relieved = self._is_dirty = True
+                continue
             if not behind:
                 continue
             lane = min(behind, key=lambda each: each.cursors[queue.name])
@@ -514,7 +531,7 @@ class DeliveryEngine:
         return relieved
 
     def _keep_state(self) -> None:
-        if not self._is_dirty:
+        if not self._is_dirty or not self._is_routed:
             return
         try:
             self._state.write(self._lanes)
@@ -525,7 +542,8 @@ class DeliveryEngine:
             return
         self._is_dirty = False
         for name, queue in self._queues.items():
-            queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))
+            cursors = [lane.cursors[name] for lane in self._lanes.values()]
+            queue.delete_through(min(cursors + self._state.needed(name)))
 
 
 def _pace_s(lane: Lane, now_ns: int) -> float:

@@ -9,22 +9,24 @@ Thread: the main loop.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.files import write_whole
-from sla_server.events.queue import QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Notice, Routed
 from sla_server.events.stages.send import BatchSender
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
+Raise = Callable[[str, str, str, str, dict[str, Any]], None]
+"""Raises an event about a recipient: kind, severity, name, text, details."""
 Cursor = Annotated[int, Field(ge=0)]
 
 
@@ -141,58 +143,83 @@ class DeliveryState:
     def __init__(self, path: Path, queues: Mapping[str, str]) -> None:
         self._path = path
         self._queues = dict(queues)
-        self._lanes: dict[str, _StoredLane] = {}
-        self._same: set[str] = set()
+        self._kept: dict[str, _StoredLane] = {}
+        self._relieved: set[str] = set()
         self._is_lost = True
         if (found := self._read()) is not None:
-            self._lanes, self._is_lost = found.lanes, False
-            self._same = {name for name, queue in found.queues.items() if self._queues.get(name) == queue}
+            self._kept, self._is_lost = found.lanes, False
+            for name in self._queues:
+                if found.queues.get(name) != self._queues[name]:
+                    for lane in self._kept.values():
+                        lane.cursors[name] = 0
 
     @property
     def names(self) -> list[str]:
-        """Lanes that are known."""
-        return list(self._lanes)
+        """Lanes that are known and that nobody has taken."""
+        return list(self._kept)
 
     def lane(self, settings: LaneSettings, newest: Mapping[str, int]) -> Lane:
         """A lane as it was left; a new one begins behind ``newest``.
 
         Without a file that can be read no lane is known to be new: all begin with what the queues hold.
         """
-        found = self._lanes.get(settings.name)
+        found = self._kept.pop(settings.name, None)
         if found is None:
             return Lane(settings, dict.fromkeys(newest, 0) if self._is_lost else dict(newest))
         return Lane(
             settings,
-            {
-                name: min(found.cursors.get(name, 0), newest[name]) if name in self._same else 0
-                for name in newest
-            },
+            {name: min(found.cursors.get(name, 0), newest[name]) for name in newest},
             found.number,
             {key: (rank, at_us) for key, rank, at_us in found.firing},
         )
 
+    def keep(self, lane: Lane) -> None:
+        """Nothing can be said of its recipient for now: it stays as it is until ``lane`` gives it back."""
+        self._kept[lane.name] = _stored(lane)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """All others that nobody has taken are those of recipients that have ended."""
+        self._kept = {name: lane for name, lane in self._kept.items() if name in names}
+
+    def needed(self, queue: str) -> list[int]:
+        """Cursors of the lanes that nobody has taken."""
+        return [lane.cursors.get(queue, 0) for lane in self._kept.values()]
+
+    def relieve(self, queue: EventQueue, oldest: int, raise_event: Raise) -> bool:
+        """The lane that is furthest behind gives up a chunk, if nobody has taken it; whether one did.
+
+        Args:
+            queue: is nearly full.
+            oldest: smallest cursor of the lanes that are taken.
+            raise_event: an event says so, once for each recipient.
+        """
+        seqs = ((lane.cursors.get(queue.name, 0), name) for name, lane in self._kept.items())
+        seq, name = min(seqs, default=(oldest, ""))
+        if seq >= oldest:
+            return False
+        self._kept[name].cursors[queue.name] = queue.read(seq)[1]
+        if name not in self._relieved:
+            self._relieved.add(name)
+            reason = "its document cannot be read, and the queue of events is nearly full"
+            text = f"events for recipient {name} are given up: {reason}"
+            raise_event("delivery-failed", "critical", name, text, {"answer": reason})
+        return True
+
     def write(self, lanes: Mapping[str, Lane]) -> None:
-        """Replace the file.
+        """Replace the file; lanes that nobody has taken stay in it.
 
         Durability: it is on disk on return, also after a power cut.
 
         Raises:
             OSError: it is as it was.
         """
-        stored = {
-            name: _StoredLane(
-                cursors=dict(lane.cursors),
-                number=lane.number,
-                firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
-            )
-            for name, lane in lanes.items()
-        }
+        stored = {**self._kept, **{name: _stored(lane) for name, lane in lanes.items()}}
         content = {
             "queues": self._queues,
             "lanes": {name: each.model_dump() for name, each in stored.items()},
         }
         write_whole(self._path, strict_json.dumps(content), synced=True)
-        self._lanes, self._same, self._is_lost = stored, set(self._queues), False
+        self._is_lost = False
 
     def _read(self) -> _StoredState | None:
         """The file's content; None: there is none, or none that can be used.
@@ -206,7 +233,9 @@ class DeliveryState:
             return None
         except ValidationError as exc:
             aside = self._path.with_name(f"{self._path.name}.unreadable")
-            problem = "; ".join(each["msg"] for each in exc.errors(include_url=False, include_input=False)[:3])
+            problem = "; ".join(
+                each["msg"] for each in exc.errors(include_url=False, include_input=False)[:3]
+            )
             log.error(
                 "state-unreadable",
                 path=str(self._path),
@@ -217,3 +246,11 @@ class DeliveryState:
             with contextlib.suppress(OSError):
                 self._path.replace(aside)
             return None
+
+
+def _stored(lane: Lane) -> _StoredLane:
+    return _StoredLane(
+        cursors=dict(lane.cursors),
+        number=lane.number,
+        firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
+    )

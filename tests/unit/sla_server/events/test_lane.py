@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sla_server.events.lane import LaneSettings
 from sla_server.events.recipients.base import CONFIRMED, retry
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
@@ -65,3 +66,101 @@ def test_the_state_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.Monk
     rig.run()
     assert synced
     assert all(synced)
+
+
+def failing(tmp_path: Path) -> tuple[Rig, InlineSender]:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1), event(2))
+    rig.run()
+    sender.batches.clear()
+    return rig, sender
+
+
+def test_a_start_without_documents_loses_no_backlog(tmp_path: Path) -> None:
+    rig, sender = failing(tmp_path)
+    before = (tmp_path / "state.json").read_bytes()
+    rig.senders.clear()
+    rig.unknown = None  # nothing was read yet
+    rig.restart()
+    rig.run()
+    rig.engine.close()
+    assert (tmp_path / "state.json").read_bytes() == before
+    assert len(rig.main.read(0)[0]) == 2
+    rig.unknown = ()
+    rig.senders["r"] = sender
+    sender.answer = CONFIRMED
+    rig.restart()
+    rig.run()
+    assert sender.got() == ["e1", "e2"]
+
+
+def test_documents_that_come_late_after_a_lost_state_bring_the_backlog(tmp_path: Path) -> None:
+    rig, sender = failing(tmp_path)
+    (tmp_path / "state.json").unlink()
+    rig.senders.clear()
+    rig.unknown = None
+    rig.restart()
+    rig.run()
+    sender.answer = CONFIRMED
+    rig.senders["r"] = sender
+    rig.engine.set_recipients([LaneSettings("r", sender)])
+    rig.run()
+    assert sender.got() == ["e1", "e2"]
+    assert rig.main.fullness_ratio == 0
+
+
+def test_what_waits_for_a_recipient_whose_document_cannot_be_read_waits_on(tmp_path: Path) -> None:
+    rig, sender = failing(tmp_path)
+    rig.engine.set_recipients([], unknown=["r"])
+    rig.add(event(3))
+    rig.run()
+    rig.senders.clear()
+    rig.unknown = ["r"]
+    rig.restart()
+    rig.run()
+    rig.senders["r"] = sender
+    sender.answer = CONFIRMED
+    rig.engine.set_recipients([LaneSettings("r", sender)])
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]
+    assert rig.main.fullness_ratio == 0
+
+
+def test_what_waits_for_a_recipient_that_has_ended_waits_no_longer(tmp_path: Path) -> None:
+    rig, sender = failing(tmp_path)
+    rig.engine.set_recipients([], unknown=["r"])
+    rig.engine.set_recipients([])
+    rig.run()
+    assert rig.main.fullness_ratio == 0
+    sender.answer = CONFIRMED
+    rig.engine.set_recipients([LaneSettings("r", sender)])
+    rig.run()
+    assert sender.got() == []
+
+
+def test_a_recipient_whose_document_cannot_be_read_does_not_fill_the_queue(tmp_path: Path) -> None:
+    rig, _sender = failing(tmp_path)
+    rig.engine.set_recipients([], unknown=["r"])
+    number = 3
+    while rig.main.fullness_ratio < 0.8:
+        rig.add(*[event(each, text="x" * 2000) for each in range(number, number + 20)])
+        number += 20
+    for _ in range(100):
+        rig.run()
+    assert rig.main.fullness_ratio < 0.8
+    assert rig.main.read(0)[0]
+    assert rig.raised.count(("delivery-failed", "r")) == 1
+
+
+def test_without_any_documents_a_queue_that_is_nearly_full_takes_events_on(tmp_path: Path) -> None:
+    rig, _sender = failing(tmp_path)
+    rig.senders.clear()
+    rig.unknown = None
+    rig.restart()
+    while rig.main.fullness_ratio < 0.8:
+        rig.add(*[event(each, text="x" * 2000) for each in range(20)])
+    for _ in range(100):
+        rig.run()
+    assert rig.main.fullness_ratio < 0.8
+    assert rig.raised == [("delivery-failed", "r")]
