@@ -141,7 +141,8 @@ class DeliveryEngine:
     ) -> None:
         """These recipients from now on; a new one gets what comes from now on, or all that is still there.
 
-        What was made ready by former settings or routes is made again, unless it is under way.
+        What was made ready by former settings or routes is made again, unless it is under way; what failed
+        waits on, and is tried at once if its own recipient has changed.
 
         Args:
             settings: all recipients.
@@ -163,9 +164,11 @@ class DeliveryEngine:
             lane = self._lanes[name]
             if each.sender is not lane.settings.sender:
                 lane.settings.sender.close()
-                lane.token, lane.batch = 0, None
+                lane.drop()
+                if lane.tries is not None:
+                    lane.tries = replace(lane.tries, not_before_ns=0)
             elif not lane.token:
-                lane.batch = None
+                lane.drop()
             lane.settings = each
         if unknown is not None:
             self._state.keep_only(unknown)
@@ -180,7 +183,7 @@ class DeliveryEngine:
         self._routes.clear()
         for lane in self._lanes.values():
             if not lane.token:
-                lane.batch = None
+                lane.drop()
 
     def acknowledge(self, event_id: str) -> int:
         """A person knows: no reminder or escalation of this event any more; returns how many there were."""
@@ -236,7 +239,7 @@ class DeliveryEngine:
                 self._confirm(lane, lane.batch, retry(said))
             return 0.0
         if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_us > now_us):
-            lane.batch = self._compose(lane, now_us)
+            lane.take(self._compose(lane, now_us))
         batch = lane.batch
         if batch is None:
             return 60.0
@@ -407,6 +410,7 @@ class DeliveryEngine:
             case Step.AGAIN:
                 batch.not_before_ns = self._clock.monotonic_ns() + round(found.wait_s * 1e9)
                 self._say_failing(lane, batch, answer)
+                self._is_dirty = True
             case Step.SINGLY:
                 lane.singly, lane.batch = (batch.queue, batch.through), None
             case Step.DEAD_LETTER:

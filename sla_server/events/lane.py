@@ -72,6 +72,20 @@ class DeliveryBatch:
         return [notice for notice, _, _ in self.entries]
 
 
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What is known of a batch that is made again: it failed before, and its pause and limit go on.
+
+    Attributes: see ``DeliveryBatch``.
+    """
+
+    queue: str
+    through: int
+    attempt: int
+    failing_us: int
+    not_before_ns: int = 0
+
+
 @dataclass(slots=True)
 class Lane:
     """See the module.
@@ -83,6 +97,7 @@ class Lane:
         batch: what goes next, or is under way if ``token`` is not 0.
         limit: most notices of the next batch: 1 while a refused one is tried singly.
         singly_through: until this cursor of ``batch``'s queue.
+        tries: of the batch that was there before; None while there is one.
         is_failing: an event has said so.
         paced_ns: when the notices sent so far are paid for.
     """
@@ -101,11 +116,33 @@ class Lane:
     confirmed: int = 0
     confirmed_us: int = 0
     dead_letters: int = 0
+    tries: Tries | None = None
 
     @property
     def name(self) -> str:
         """Of the recipient."""
         return self.settings.name
+
+    def take(self, batch: DeliveryBatch | None) -> None:
+        """This goes next; it is tried as often and as long as the one before that it begins within."""
+        self.batch = batch
+        if batch is None or self.tries is None:
+            return
+        tries, self.tries = self.tries, None
+        if batch.queue == tries.queue and batch.entries[0][1].seq <= tries.through:
+            batch.attempt, batch.failing_us = tries.attempt, tries.failing_us
+            batch.not_before_ns = tries.not_before_ns
+
+    def drop(self) -> None:
+        """The batch is made again."""
+        self.tries, self.batch, self.token = self.tried(), None, 0
+
+    def tried(self) -> Tries | None:
+        """Tries that a batch made from now on has to go on with."""
+        batch = self.batch
+        if batch is None or not batch.attempt:
+            return self.tries
+        return Tries(batch.queue, batch.through, batch.attempt, batch.failing_us, batch.not_before_ns)
 
     def limit(self, queue: str) -> int:
         """Most notices of the next batch of a queue."""
@@ -120,6 +157,8 @@ class _StoredLane(BaseModel):
     cursors: dict[str, Cursor]
     number: Cursor
     firing: list[tuple[tuple[str, ...], int, int]]
+    tries: tuple[str, Cursor, Cursor, Cursor] | None = None
+    is_failing: bool = False
 
 
 class _StoredState(BaseModel):
@@ -171,6 +210,8 @@ class DeliveryState:
             {name: min(found.cursors.get(name, 0), newest[name]) for name in newest},
             found.number,
             {key: (rank, at_us) for key, rank, at_us in found.firing},
+            tries=Tries(*found.tries) if found.tries is not None else None,
+            is_failing=found.is_failing,
         )
 
     def keep(self, lane: Lane) -> None:
@@ -249,8 +290,11 @@ class DeliveryState:
 
 
 def _stored(lane: Lane) -> _StoredLane:
+    tries = lane.tried()
     return _StoredLane(
         cursors=dict(lane.cursors),
         number=lane.number,
         firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
+        tries=(tries.queue, tries.through, tries.attempt, tries.failing_us) if tries is not None else None,
+        is_failing=lane.is_failing,
     )

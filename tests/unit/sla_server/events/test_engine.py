@@ -470,3 +470,42 @@ def test_cursors_of_another_queue_mean_nothing(tmp_path: Path) -> None:
     rig.add(event(7))
     rig.run()
     assert sender.got()[-1] == "e7"
+
+
+def test_documents_applied_meanwhile_and_a_restart_leave_pauses_and_the_limit_of_tries(
+    tmp_path: Path,
+) -> None:
+    sender = InlineSender("r", retry("away"))
+    rules = RetryRules(first_s=1.0, max_s=900.0, give_up_s=100.0, jitter_ratio=0.0)
+    rig = Rig(tmp_path, ToAll("r"), [sender], rules=rules)
+    rig.add(event(1))
+    rig.run(16)  # tries at 0, 1, 3, 7 and 15 s; the next one is at 31 s
+    assert len(sender.batches) == 5
+    for _ in range(5):  # 10 s
+        rig.engine.set_router(ToAll("r"))
+        rig.engine.set_recipients([LaneSettings("r", sender)])
+        rig.run(1)
+    assert len(sender.batches) == 5
+    rig.restart()
+    rig.run()
+    assert [notice.attempt for notice in sender.batches[-1]] == [6]
+    assert rig.raised == [("recipient-failing", "r")]  # the state says that it was told
+    rig.clock.advance(80.0)
+    rig.run()
+    assert len(sender.batches) == 7
+    assert rig.raised[1:] == [("delivery-failed", "r")]
+
+
+def test_a_recipient_whose_document_has_changed_is_tried_at_once(tmp_path: Path) -> None:
+    sender, mended = InlineSender("r", retry("away")), InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(16)
+    rig.senders["r"] = mended
+    rig.engine.set_recipients([LaneSettings("r", mended)])
+    rig.run()
+    assert [notice.attempt for notice in mended.batches[-1]] == [6]
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+    rig.add(event(2))
+    rig.run()
+    assert [notice.attempt for notice in mended.batches[-1]] == [1]
