@@ -206,13 +206,15 @@ class DeliveryEngine:
         if self._relieve():
             wait_s = 0.0
         self._keep_state()
+        if self._is_dirty and self._is_routed:
+            wait_s = min(wait_s, max(0.0, (self._state.due_ns - now_ns) / 1e9))
         if (due := self._later.next_due_us()) is not None:
             wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
         return wait_s
 
     def close(self) -> None:
         """Keep the state and close the recipients; what is under way comes again after the next start."""
-        self._is_dirty = True
+        self._is_dirty, self._state.due_ns = True, 0
         self._keep_state()
         for lane in self._lanes.values():
             lane.settings.sender.close()
@@ -537,12 +539,7 @@ class DeliveryEngine:
     def _keep_state(self) -> None:
         if not self._is_dirty or not self._is_routed:
             return
-        try:
-            self._state.write(self._lanes)
-        except (
-            OSError
-        ) as exc:  # a full disk: nothing is deleted, so nothing is lost; again with the next step
-            log.error("state-not-written", problem=str(exc))
+        if not self._state.is_written(self._lanes, self._clock, self._raise):
             return
         self._is_dirty = False
         for name, queue in self._queues.items():

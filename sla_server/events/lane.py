@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole
 from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Notice, Routed
@@ -25,6 +26,9 @@ from sla_server.events.stages.send import BatchSender
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
+PAUSE: Final = 10
+"""A write is followed by a pause ten times as long: it takes a tenth of the main loop's time at most."""
+AGAIN_NS: Final = 1_000_000_000
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
 """Raises an event about a recipient: kind, severity, name, text, details."""
 Cursor = Annotated[int, Field(ge=0)]
@@ -177,12 +181,18 @@ class DeliveryState:
     Args:
         path: of ``state.json``.
         queues: name to identity of each queue: cursors of another one mean nothing.
+
+    Attributes:
+        due_ns: not before then is it written by ``is_written``.
     """
 
     def __init__(self, path: Path, queues: Mapping[str, str]) -> None:
         self._path = path
         self._queues = dict(queues)
         self._kept: dict[str, _StoredLane] = {}
+        self._firing: dict[str, tuple[Firing, str]] = {}  # as it was written, and the text
+        self.due_ns = 0
+        self._is_failing = False
         self._relieved: set[str] = set()
         self._is_lost = True
         if (found := self._read()) is not None:
@@ -254,13 +264,48 @@ class DeliveryState:
         Raises:
             OSError: it is as it was.
         """
-        stored = {**self._kept, **{name: _stored(lane) for name, lane in lanes.items()}}
-        content = {
-            "queues": self._queues,
-            "lanes": {name: each.model_dump() for name, each in stored.items()},
-        }
-        write_whole(self._path, strict_json.dumps(content), synced=True)
+        texts = {name: strict_json.dumps(lane.model_dump()) for name, lane in self._kept.items()}
+        texts |= {name: self._text(lane) for name, lane in lanes.items()}
+        self._firing = {name: found for name, found in self._firing.items() if name in lanes}
+        stored = ",".join(f"{strict_json.dumps(name)}:{text}" for name, text in texts.items())
+        content = f'{{"queues":{strict_json.dumps(self._queues)},"lanes":{{{stored}}}}}'
+        write_whole(self._path, content, synced=True)
         self._is_lost = False
+
+    def is_written(self, lanes: Mapping[str, Lane], clock: Clock, raise_event: Raise) -> bool:
+        """Write if it is time to; whether the file has these lanes now.
+
+        A disk that does not take it is tried each second; one event says when that begins, one when it ends.
+        """
+        begun_ns = clock.monotonic_ns()
+        if begun_ns < self.due_ns:
+            return False
+        try:
+            self.write(lanes)
+        except OSError as exc:  # a full disk: nothing is deleted, so nothing is lost
+            self.due_ns = begun_ns + AGAIN_NS
+            if not self._is_failing:
+                self._is_failing = True
+                log.error("state-not-written", problem=str(exc))
+                text = f"what recipients have confirmed cannot be written: {exc}"
+                raise_event("event-state-not-written", "critical", "delivery", text, {"problem": str(exc)})
+            return False
+        done_ns = clock.monotonic_ns()
+        self.due_ns = done_ns + PAUSE * (done_ns - begun_ns)
+        if self._is_failing:
+            self._is_failing = False
+            text = "what recipients have confirmed is written again"
+            raise_event("event-state-written", "info", "delivery", text, {})
+        return True
+
+    def _text(self, lane: Lane) -> str:
+        """What is stored of a lane; thousands of firing conditions are made text when they change only."""
+        known, firing = self._firing.get(lane.name, ({}, "[]"))
+        if known != lane.firing:
+            firing = strict_json.dumps([[key, rank, at_us] for key, (rank, at_us) in lane.firing.items()])
+        self._firing[lane.name] = lane.firing, firing
+        rest = strict_json.dumps(_stored(replace(lane, firing={})).model_dump(exclude={"firing"}))
+        return f'{rest[:-1]},"firing":{firing}}}'
 
     def _read(self) -> _StoredState | None:
         """The file's content; None: there is none, or none that can be used.

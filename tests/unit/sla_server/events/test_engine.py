@@ -437,9 +437,13 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     monkeypatch.setattr(rig.engine._state, "write", full)
     rig.run()
     assert (sender.got(), len(rig.main.read(0)[0])) == (["e1"], 1)
+    for _ in range(10):
+        rig.run(3)
+    assert rig.raised == [("event-state-not-written", "delivery")]
     monkeypatch.undo()
-    rig.run()
+    rig.run(1)
     assert rig.main.read(0)[0] == []
+    assert rig.raised[1:] == [("event-state-written", "delivery")]
 
 
 @pytest.mark.parametrize("content", [None, "", '{"lanes": {"r"', "[]"])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.files import write_whole
 from sla_server.events.lane import LaneSettings
 from sla_server.events.recipients.base import CONFIRMED, retry
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
@@ -164,3 +166,57 @@ def test_without_any_documents_a_queue_that_is_nearly_full_takes_events_on(tmp_p
         rig.run()
     assert rig.main.fullness_ratio < 0.8
     assert rig.raised == [("delivery-failed", "r")]
+
+
+def test_answers_that_come_together_are_written_together_and_deleted_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders = [InlineSender(f"r{number}", None) for number in range(10)]
+    rig = Rig(tmp_path, ToAll(*(sender.name for sender in senders)), senders)
+    writes: list[int] = []
+
+    def slow(path: Path, content: str, *, synced: bool) -> None:
+        rig.clock.advance(0.02)
+        writes.append(len(content))
+        write_whole(path, content, synced=synced)
+
+    monkeypatch.setattr("sla_server.events.lane.write_whole", slow)
+    rig.add(event(1))
+    rig.run()
+    writes.clear()
+    for sender in senders:
+        rig.engine.answered(sender.reply(CONFIRMED))
+        assert 0 < rig.engine.step() <= 0.2
+    assert writes == []
+    assert len(rig.main.read(0)[0]) == 1
+    rig.clock.advance(0.2)
+    rig.engine.step()
+    assert len(writes) == 1
+    assert rig.main.read(0)[0] == []
+
+
+def test_firing_conditions_come_back_and_are_made_text_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1, "violation-opened", severity="critical"))
+    rig.run()
+    made: list[str] = []
+    dumps = strict_json.dumps
+
+    def counted(value: object) -> str:
+        text = dumps(value)
+        made.extend([text] if "violation" in text else [])
+        return text
+
+    monkeypatch.setattr("sla_server.events.lane.strict_json.dumps", counted)
+    rig.add(event(2))
+    rig.run()
+    assert made == []
+    monkeypatch.undo()
+    rig.restart()
+    rig.add(event(3, "violation-opened", severity="critical"))
+    rig.run()
+    assert sender.got() == ["e1", "e2"]
+    assert rig.engine.lanes["r"].firing
