@@ -166,6 +166,13 @@ DELIVERY: Final = {
     "event-reserve-filling": EventKind("warning", "A process raises more events than are taken.", _WATCH),
     "events-lost": EventKind("critical", "Events were counted, but not kept.", "`details` has the counts."),
     "event-queue-damage": EventKind("critical", "Events on disk are gone.", "Check the disk."),
+    "event-state-not-written": EventKind(
+        "critical",
+        "What recipients have confirmed cannot be written; nothing is deleted from the queue of events.",
+        "Make room on the disk; a restart meanwhile sends events again.",
+        begins="event-state",
+    ),
+    "event-state-written": EventKind("info", "It is written again.", ends="event-state"),
     "delivery-failed": EventKind("critical", "A recipient did not take an event.", "Mend the recipient."),
     "recipient-failing": EventKind(
         "warning", "A recipient does not confirm.", "Mend the recipient.", begins="recipient-failing"

@@ -6,7 +6,8 @@ others raise in their last moments is delivered, or kept for the next start. A d
 process; the supervisor starts it again, and it goes on behind what was synced.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
-``state.json``; beside them ``routing.json``, which services write (``routing``). In the runtime directory
+``state.json``, ``routing-read.json`` (the last documents that could be read); beside them ``routing.json``,
+which services write (``routing``). In the runtime directory
 ``metrics/delivery.json``: state and figures (``delivery_state``).
 """
 
@@ -46,6 +47,7 @@ from sla_server.events.stages.send import SentBatch, ThreadSender
 log = structlog.get_logger("delivery")
 DIRECTORY: Final = "events"
 RESERVES: Final = "reserve"
+ROUTING_READ: Final = "routing-read.json"
 INITIAL_BYTES: Final = 4 << 20
 LONGEST_S: Final = 1.0
 SQL_STEP_S: Final = 0.02  # while rows wait for an answer
@@ -142,13 +144,13 @@ class Delivery:
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
-        self._routing = RoutingReader(config.data_dir)
+        self._routing = RoutingReader(config.data_dir, directory / ROUTING_READ)
         router = RecordingRouter(self._routing.router)
         self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
         sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
-        self._engine.set_recipients([self._record_lane], from_start=[NAME])
+        self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
         self._status_dir = config.runtime_dir / "metrics"
 
     def start(self, stop: Stop) -> None:
@@ -243,7 +245,8 @@ class Delivery:
         if self._routing.poll():
             router = self._routing.router
             self._engine.set_router(RecordingRouter(router))
-            self._engine.set_recipients([self._record_lane, *self._outlets.lanes(router.table.recipients)])
+            lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
+            self._engine.set_recipients(lanes, unknown=router.table.unreadable)
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:

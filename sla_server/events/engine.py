@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
-from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
+from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
@@ -48,8 +48,6 @@ ACKNOWLEDGED: Final = "event-acknowledged"
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
-Raise = Callable[[str, str, str, str, dict[str, Any]], None]
-"""Raises an event about a recipient: kind, severity, name, text, details."""
 Report = Callable[[Iterable[dict[str, Any]]], None]
 """Takes rows of what became of notices, for people to read; must not block or raise."""
 
@@ -128,6 +126,7 @@ class DeliveryEngine:
         self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
         self._token = 0
         self._is_dirty = True
+        self._is_routed = False
         self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
 
@@ -136,19 +135,30 @@ class DeliveryEngine:
         """By recipient, without the observer."""
         return {name: lane for name, lane in self._lanes.items() if name != OBSERVER}
 
-    def set_recipients(self, settings: Iterable[LaneSettings], from_start: Iterable[str] = ()) -> None:
+    def set_recipients(
+        self,
+        settings: Iterable[LaneSettings],
+        from_start: Iterable[str] = (),
+        unknown: Collection[str] | None = (),
+    ) -> None:
         """These recipients from now on; a new one gets what comes from now on, or all that is still there.
 
-        What was made ready by former settings or routes is made again, unless it is under way.
+        What was made ready by former settings or routes is made again, unless it is under way; what failed
+        waits on, and is tried at once if its own recipient has changed.
 
         Args:
             settings: all recipients.
             from_start: names of those that get all that is there, when they are new.
+            unknown: what waits for these waits on: their documents cannot be read. None: no document was
+                read yet, and nothing is deleted.
         """
         wanted = {each.name: each for each in settings}
         first = set(from_start)
         for name in [name for name in self._lanes if name != OBSERVER and name not in wanted]:
-            self._lanes.pop(name).settings.sender.close()
+            lane = self._lanes.pop(name)
+            lane.settings.sender.close()
+            if unknown is None or name in unknown:
+                self._state.keep(lane)
         for name, each in wanted.items():
             if name not in self._lanes:
                 self._add(each, from_start=name in first)
@@ -156,10 +166,15 @@ class DeliveryEngine:
             lane = self._lanes[name]
             if each.sender is not lane.settings.sender:
                 lane.settings.sender.close()
-                lane.token, lane.batch = 0, None
+                lane.drop()
+                if lane.tries is not None:
+                    lane.tries = replace(lane.tries, not_before_ns=0)
             elif not lane.token:
-                lane.batch = None
+                lane.drop()
             lane.settings = each
+        if unknown is not None:
+            self._state.keep_only(unknown)
+            self._is_routed = True
         self._is_dirty = True
 
     def set_router(self, router: Router) -> None:
@@ -170,7 +185,7 @@ class DeliveryEngine:
         self._routes.clear()
         for lane in self._lanes.values():
             if not lane.token:
-                lane.batch = None
+                lane.drop()
 
     def acknowledge(self, event_id: str) -> int:
         """A person knows: no reminder or escalation of this event any more; returns how many there were."""
@@ -193,13 +208,15 @@ class DeliveryEngine:
         if self._relieve():
             wait_s = 0.0
         self._keep_state()
+        if self._is_dirty and self._is_routed:
+            wait_s = min(wait_s, max(0.0, (self._state.due_ns - now_ns) / 1e9))
         if (due := self._later.next_due_us()) is not None:
             wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
         return wait_s
 
     def close(self) -> None:
         """Keep the state and close the recipients; what is under way comes again after the next start."""
-        self._is_dirty = True
+        self._is_dirty, self._state.due_ns = True, 0
         self._keep_state()
         for lane in self._lanes.values():
             lane.settings.sender.close()
@@ -226,7 +243,7 @@ class DeliveryEngine:
                 self._confirm(lane, lane.batch, retry(said))
             return 0.0
         if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_us > now_us):
-            lane.batch = self._compose(lane, now_us)
+            lane.take(self._compose(lane, now_us))
         batch = lane.batch
         if batch is None:
             return 60.0
@@ -245,7 +262,7 @@ class DeliveryEngine:
         notices = [replace(notice, attempt=batch.attempt) for notice in batch.notices()]
         if not lane.has_sent(batch.queue) or lane.sent[1] < batch.through:
             lane.sent = batch.queue, batch.through
-            self._is_dirty |= not self._write_state()  # a full disk: sent all the same, late would be worse
+            self._keep_handed_over()
         if not lane.settings.sender.start(self._token, notices, lane.settings.timeout_s):
             self._confirm(lane, batch, retry("too many of its calls hang"))
             return 0.0
@@ -400,6 +417,7 @@ class DeliveryEngine:
             case Step.AGAIN:
                 batch.not_before_ns = self._clock.monotonic_ns() + round(found.wait_s * 1e9)
                 self._say_failing(lane, batch, answer)
+                self._is_dirty = True
             case Step.SINGLY:
                 lane.singly, lane.batch = (batch.queue, batch.through), None
             case Step.DEAD_LETTER:
@@ -504,6 +522,11 @@ class DeliveryEngine:
             if queue.fullness_ratio < FULL_RATIO:
                 continue
             behind = [lane for lane in self.lanes.values() if lane.cursors[queue.name] < queue.newest_seq]
+            oldest = min((lane.cursors[queue.name] for lane in behind), default=queue.newest_seq)
+            self._is_routed = True  # without any documents the lanes that are known have to do
+            if self._state.relieve(queue, oldest, self._raise):
+                relieved = self._is_dirty = True
+                continue
             if not behind:
                 continue
             lane = min(behind, key=lambda each: each.cursors[queue.name])
@@ -518,20 +541,22 @@ class DeliveryEngine:
             relieved = True
         return relieved
 
-    def _write_state(self) -> bool:
+    def _keep_handed_over(self) -> None:
+        """Which batches are under way, before the recipient has them; on a full disk they go all the same."""
         try:
-            self._state.write(self._lanes)
-        except OSError as exc:
-            log.error("state-not-written", problem=str(exc))
-            return False
-        return True
+            self._state.write(self._lanes, synced=False)
+        except OSError:
+            self._is_dirty = True  # what is wrong is said where it is written next
 
     def _keep_state(self) -> None:
-        if not self._is_dirty or not self._write_state():
-            return  # on a full disk nothing is deleted, so nothing is lost; again with the next step
+        if not self._is_dirty or not self._is_routed:
+            return
+        if not self._state.is_written(self._lanes, self._clock, self._raise):
+            return
         self._is_dirty = False
         for name, queue in self._queues.items():
-            queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))
+            cursors = [lane.cursors[name] for lane in self._lanes.values()]
+            queue.delete_through(min(cursors + self._state.needed(name)))
 
 
 def _pace_s(lane: Lane, now_ns: int) -> float:

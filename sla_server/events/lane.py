@@ -8,21 +8,30 @@ Thread: the main loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import write_whole
-from sla_server.events.queue import QueuedEvent
+from sla_server.events.queue import EventQueue, QueuedEvent
 from sla_server.events.recipients.base import Notice, Routed
 from sla_server.events.stages.send import BatchSender
 
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
+PAUSE: Final = 10
+"""A write is followed by a pause ten times as long: it takes a tenth of the main loop's time at most."""
+AGAIN_NS: Final = 1_000_000_000
+Raise = Callable[[str, str, str, str, dict[str, Any]], None]
+"""Raises an event about a recipient: kind, severity, name, text, details."""
+Cursor = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,20 @@ class DeliveryBatch:
         return [notice for notice, _, _ in self.entries]
 
 
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What is known of a batch that is made again: it failed before, and its pause and limit go on.
+
+    Attributes: see ``DeliveryBatch``.
+    """
+
+    queue: str
+    through: int
+    attempt: int
+    failing_us: int
+    not_before_ns: int = 0
+
+
 @dataclass(slots=True)
 class Lane:
     """See the module.
@@ -79,6 +102,7 @@ class Lane:
         batch: what goes next, or is under way if ``token`` is not 0.
         limit: most notices of the next batch: 1 while a refused one is tried singly.
         singly_through: until this cursor of ``batch``'s queue.
+        tries: of the batch that was there before; None while there is one.
         is_failing: an event has said so.
         paced_ns: when the notices sent so far are paid for.
     """
@@ -98,11 +122,33 @@ class Lane:
     confirmed: int = 0
     confirmed_us: int = 0
     dead_letters: int = 0
+    tries: Tries | None = None
 
     @property
     def name(self) -> str:
         """Of the recipient."""
         return self.settings.name
+
+    def take(self, batch: DeliveryBatch | None) -> None:
+        """This goes next; it is tried as often and as long as the one before that it begins within."""
+        self.batch = batch
+        if batch is None or self.tries is None:
+            return
+        tries, self.tries = self.tries, None
+        if batch.queue == tries.queue and batch.entries[0][1].seq <= tries.through:
+            batch.attempt, batch.failing_us = tries.attempt, tries.failing_us
+            batch.not_before_ns = tries.not_before_ns
+
+    def drop(self) -> None:
+        """The batch is made again."""
+        self.tries, self.batch, self.token = self.tried(), None, 0
+
+    def tried(self) -> Tries | None:
+        """Tries that a batch made from now on has to go on with."""
+        batch = self.batch
+        if batch is None or not batch.attempt:
+            return self.tries
+        return Tries(batch.queue, batch.through, batch.attempt, batch.failing_us, batch.not_before_ns)
 
     def limit(self, queue: str) -> int:
         """Most notices of the next batch of a queue."""
@@ -114,80 +160,196 @@ class Lane:
         return self.sent[0] == queue and self.cursors[queue] < self.sent[1]
 
 
+class _StoredLane(BaseModel):
+    """What the file says of one lane."""
+
+    model_config = ConfigDict(strict=True)
+    cursors: dict[str, Cursor]
+    number: Cursor
+    firing: list[tuple[tuple[str, ...], int, int]]
+    sent: tuple[str, Cursor] = ("", 0)
+    tries: tuple[str, Cursor, Cursor, Cursor] | None = None
+    is_failing: bool = False
+
+
+class _StoredState(BaseModel):
+    """The file. A state always has a lane, the engine's own: one without any is none."""
+
+    model_config = ConfigDict(strict=True)
+    queues: dict[str, str]
+    lanes: Annotated[dict[str, _StoredLane], Field(min_length=1)]
+
+
 class DeliveryState:
     """The file; see the module.
+
+    One that cannot be read is kept beside it, as ``state.json.unreadable``, for people.
 
     Args:
         path: of ``state.json``.
         queues: name to identity of each queue: cursors of another one mean nothing.
+
+    Attributes:
+        due_ns: not before then is it written by ``is_written``.
     """
 
     def __init__(self, path: Path, queues: Mapping[str, str]) -> None:
         self._path = path
         self._queues = dict(queues)
-        self._lanes: dict[str, dict[str, Any]] = {}
-        self._stored: dict[str, Any] = self._read()
+        self._kept: dict[str, _StoredLane] = {}
+        self._firing: dict[str, tuple[Firing, str]] = {}  # as it was written, and the text
+        self.due_ns = 0
+        self._is_failing = False
+        self._relieved: set[str] = set()
+        self._is_lost = True
+        if (found := self._read()) is not None:
+            self._kept, self._is_lost = found.lanes, False
+            for name in self._queues:
+                if found.queues.get(name) != self._queues[name]:
+                    for lane in self._kept.values():
+                        lane.cursors[name] = 0
+                        lane.sent = ("", 0) if lane.sent[0] == name else lane.sent
 
     @property
     def names(self) -> list[str]:
-        """Lanes that are known."""
-        return [name for name in self._stored.get("lanes", {}) if isinstance(name, str)]
+        """Lanes that are known and that nobody has taken."""
+        return list(self._kept)
 
     def lane(self, settings: LaneSettings, newest: Mapping[str, int]) -> Lane:
         """A lane as it was left; a new one begins behind ``newest``.
 
         Without a file that can be read no lane is known to be new: all begin with what the queues hold.
         """
-        found = self._stored.get("lanes", {}).get(settings.name)
-        if not isinstance(found, dict):
-            return Lane(settings, dict(newest) if self._stored else dict.fromkeys(newest, 0))
-        same = {
-            name
-            for name, identity in self._stored.get("queues", {}).items()
-            if self._queues.get(name) == identity
-        }
-        cursors = found.get("cursors", {})
-        queue, through = found.get("sent") or ("", 0)
+        found = self._kept.pop(settings.name, None)
+        if found is None:
+            return Lane(settings, dict.fromkeys(newest, 0) if self._is_lost else dict(newest))
         return Lane(
             settings,
-            {name: min(int(cursors.get(name, 0)), newest[name]) if name in same else 0 for name in newest},
-            int(found.get("number", 0)),
-            {tuple(key): (int(rank), int(at_us)) for key, rank, at_us in found.get("firing", [])},
-            (str(queue), min(int(through), newest[queue])) if queue in same and queue in newest else ("", 0),
+            {name: min(found.cursors.get(name, 0), newest[name]) for name in newest},
+            found.number,
+            {key: (rank, at_us) for key, rank, at_us in found.firing},
+            (found.sent[0], min(found.sent[1], newest.get(found.sent[0], 0))),
+            tries=Tries(*found.tries) if found.tries is not None else None,
+            is_failing=found.is_failing,
         )
 
-    def write(self, lanes: Mapping[str, Lane]) -> None:
-        """Replace the file.
+    def keep(self, lane: Lane) -> None:
+        """Nothing can be said of its recipient for now: it stays as it is until ``lane`` gives it back."""
+        self._kept[lane.name] = _stored(lane)
 
-        Durability: survives the death of the process; a power cut may bring the former one back.
+    def keep_only(self, names: Collection[str]) -> None:
+        """All others that nobody has taken are those of recipients that have ended."""
+        self._kept = {name: lane for name, lane in self._kept.items() if name in names}
+
+    def needed(self, queue: str) -> list[int]:
+        """Cursors of the lanes that nobody has taken."""
+        return [lane.cursors.get(queue, 0) for lane in self._kept.values()]
+
+    def relieve(self, queue: EventQueue, oldest: int, raise_event: Raise) -> bool:
+        """The lane that is furthest behind gives up a chunk, if nobody has taken it; whether one did.
+
+        Args:
+            queue: is nearly full.
+            oldest: smallest cursor of the lanes that are taken.
+            raise_event: an event says so, once for each recipient.
+        """
+        seqs = ((lane.cursors.get(queue.name, 0), name) for name, lane in self._kept.items())
+        seq, name = min(seqs, default=(oldest, ""))
+        if seq >= oldest:
+            return False
+        self._kept[name].cursors[queue.name] = queue.read(seq)[1]
+        if name not in self._relieved:
+            self._relieved.add(name)
+            reason = "its document cannot be read, and the queue of events is nearly full"
+            text = f"events for recipient {name} are given up: {reason}"
+            raise_event("delivery-failed", "critical", name, text, {"answer": reason})
+        return True
+
+    def write(self, lanes: Mapping[str, Lane], *, synced: bool = True) -> None:
+        """Replace the file; lanes that nobody has taken stay in it.
+
+        Durability: it is on disk on return, also after a power cut; unsynced, it survives a kill.
 
         Raises:
             OSError: it is as it was.
         """
-        found = {
-            "queues": self._queues,
-            "lanes": {
-                name: {
-                    "cursors": lane.cursors,
-                    "number": lane.number,
-                    "sent": list(lane.sent),
-                    "firing": [[list(key), rank, at_us] for key, (rank, at_us) in lane.firing.items()],
-                }
-                for name, lane in lanes.items()
-            },
-        }
-        write_whole(self._path, strict_json.dumps(found))
-        self._stored = found
+        texts = {name: strict_json.dumps(lane.model_dump()) for name, lane in self._kept.items()}
+        texts |= {name: self._text(lane) for name, lane in lanes.items()}
+        self._firing = {name: found for name, found in self._firing.items() if name in lanes}
+        stored = ",".join(f"{strict_json.dumps(name)}:{text}" for name, text in texts.items())
+        content = f'{{"queues":{strict_json.dumps(self._queues)},"lanes":{{{stored}}}}}'
+        write_whole(self._path, content, synced=synced)
+        self._is_lost = False
 
-    def _read(self) -> dict[str, Any]:
+    def is_written(self, lanes: Mapping[str, Lane], clock: Clock, raise_event: Raise) -> bool:
+        """Write if it is time to; whether the file has these lanes now.
+
+        A disk that does not take it is tried each second; one event says when that begins, one when it ends.
+        """
+        begun_ns = clock.monotonic_ns()
+        if begun_ns < self.due_ns:
+            return False
         try:
-            text = self._path.read_text()
+            self.write(lanes)
+        except OSError as exc:  # a full disk: nothing is deleted, so nothing is lost
+            self.due_ns = begun_ns + AGAIN_NS
+            if not self._is_failing:
+                self._is_failing = True
+                log.error("state-not-written", problem=str(exc))
+                text = f"what recipients have confirmed cannot be written: {exc}"
+                raise_event("event-state-not-written", "critical", "delivery", text, {"problem": str(exc)})
+            return False
+        done_ns = clock.monotonic_ns()
+        self.due_ns = done_ns + PAUSE * (done_ns - begun_ns)
+        if self._is_failing:
+            self._is_failing = False
+            text = "what recipients have confirmed is written again"
+            raise_event("event-state-written", "info", "delivery", text, {})
+        return True
+
+    def _text(self, lane: Lane) -> str:
+        """What is stored of a lane; thousands of firing conditions are made text when they change only."""
+        known, firing = self._firing.get(lane.name, ({}, "[]"))
+        if known != lane.firing:
+            firing = strict_json.dumps([[key, rank, at_us] for key, (rank, at_us) in lane.firing.items()])
+        self._firing[lane.name] = lane.firing, firing
+        rest = strict_json.dumps(_stored(replace(lane, firing={})).model_dump(exclude={"firing"}))
+        return f'{rest[:-1]},"firing":{firing}}}'
+
+    def _read(self) -> _StoredState | None:
+        """The file's content; None: there is none, or none that can be used.
+
+        Raises:
+            OSError: it cannot be opened; what it says may be right.
+        """
+        try:
+            return _StoredState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
-            return {}
-        found = strict_json.loads(text)
-        if isinstance(found, dict):
-            return found
-        log.error(
-            "state-unreadable", path=str(self._path), effect="recipients get again what the queue holds"
-        )
-        return {}
+            return None
+        except ValidationError as exc:
+            aside = self._path.with_name(f"{self._path.name}.unreadable")
+            problem = "; ".join(
+                each["msg"] for each in exc.errors(include_url=False, include_input=False)[:3]
+            )
+            log.error(
+                "state-unreadable",
+                path=str(self._path),
+                kept_as=str(aside),
+                problem=problem,
+                effect="recipients get again what the queues hold",
+            )
+            with contextlib.suppress(OSError):
+                self._path.replace(aside)
+            return None
+
+
+def _stored(lane: Lane) -> _StoredLane:
+    tries = lane.tried()
+    return _StoredLane(
+        cursors=dict(lane.cursors),
+        number=lane.number,
+        firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
+        sent=lane.sent,
+        tries=(tries.queue, tries.through, tries.attempt, tries.failing_us) if tries is not None else None,
+        is_failing=lane.is_failing,
+    )

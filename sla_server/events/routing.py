@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -62,12 +62,14 @@ class RoutingTable:
     Attributes:
         recipients: by name.
         of_agreements: name of an agreement to the recipients that it names.
+        unreadable: names of recipients that are in force and whose documents this release cannot read.
     """
 
     recipients: Mapping[str, RecipientDocument] = field(default_factory=lambda: MappingProxyType({}))
     routes: tuple[RouteDocument, ...] = ()
     silences: tuple[SilenceInForce, ...] = ()
     of_agreements: Mapping[str, Sequence[str]] = field(default_factory=lambda: MappingProxyType({}))
+    unreadable: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -107,19 +109,51 @@ class RoutingTable:
 
     @classmethod
     def from_json(cls, content: Any) -> RoutingTable:
-        """From ``as_json``; a document of another release is left out, and the log says so."""
-        if not isinstance(content, dict):
-            content = {}
-        items = []
-        for row in content.get("documents") or ():
+        """From ``as_json``; a document of another release is left out, and the log says so.
+
+        Raises:
+            ValueError: it is nothing that ``as_json`` has written.
+        """
+        rows = content.get("documents") if isinstance(content, dict) else None
+        named = (content.get("of_agreements") or {}) if isinstance(content, dict) else None
+        if not isinstance(rows, list) or not isinstance(named, dict):
+            raise ValueError("it is no list of documents")
+        if not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+            for names in named.values()
+        ):
+            raise ValueError("the recipients of an agreement are no list of names")
+        items, unreadable = [], set()
+        for row in rows:
+            kind, name = _identity(row)
             members = {key: value for key, value in row.items() if key != "applied_us"}
             try:
-                document = NOTIFICATION_KINDS[members.get("kind", "")].from_json(members)
+                document = NOTIFICATION_KINDS[kind].from_json(members)
             except (KeyError, ValidationError):
-                log.warning("document-unreadable", kind=str(members.get("kind"))[:40])
+                log.warning("document-unreadable", kind=kind[:40], name=name[:128])
+                if kind == "Recipient":
+                    unreadable.add(name)
                 continue
             items.append(NotificationInForce(document, 0, row.get("applied_us", 0)))
-        return cls.of(items, content.get("of_agreements") or {})
+        return replace(cls.of(items, named), unreadable=frozenset(unreadable))
+
+
+def _identity(row: Any) -> tuple[str, str]:
+    """Kind and name of a document of any release; only the name of a kind of recipient has to be there.
+
+    Raises:
+        ValueError: it is no document.
+    """
+    kind = row.get("kind") if isinstance(row, dict) else None
+    if not isinstance(kind, str) or not isinstance(row.get("applied_us", 0), int):
+        raise ValueError("a document has no kind, or no time")
+    metadata = row.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str):
+        if kind == "Recipient":
+            raise ValueError("a recipient has no name")
+        name = ""
+    return kind, name
 
 
 class DocumentRouter:
@@ -168,11 +202,23 @@ class RoutingFile:
 
 
 class RoutingReader:
-    """Reads the file again when it has changed. Thread: one."""
+    """Reads the file again when it has changed. Thread: one.
 
-    def __init__(self, data_dir: Path) -> None:
+    Args:
+        data_dir: where the file is.
+        copy: where to keep the last content that could be read. It takes the place of the file at a start
+            at which that cannot be read; None: nothing does.
+
+    Attributes:
+        router: of the newest content that could be read; without documents before the first.
+    """
+
+    def __init__(self, data_dir: Path, copy: Path | None = None) -> None:
         self._path = data_dir / FILE
+        self._copy = copy
         self._seen: tuple[int, int, int] | None = None
+        self._is_read = False
+        self._problem = ""
         self.router = DocumentRouter(RoutingTable())
 
     def poll(self) -> bool:
@@ -182,12 +228,34 @@ class RoutingReader:
             seen = status.st_mtime_ns, status.st_ino, status.st_size
             if seen == self._seen:
                 return False
-            content = json.loads(self._path.read_bytes())
-        except FileNotFoundError:
+            content = self._take(self._path)
+        except (OSError, ValueError, RecursionError) as exc:
+            return self._is_as_before(exc)
+        self._seen, self._problem = seen, ""
+        if self._copy is not None:
+            try:
+                write_whole(self._copy, content, synced=True)
+            except OSError as exc:
+                log.warning("routing-not-kept", path=str(self._copy), problem=str(exc))
+        return True
+
+    def _take(self, path: Path) -> bytes:
+        content = path.read_bytes()
+        self.router = DocumentRouter(RoutingTable.from_json(json.loads(content)))
+        self._is_read = True
+        return content
+
+    def _is_as_before(self, exc: Exception) -> bool:
+        """Whether the copy was read, because the file was never read: its problem is logged once."""
+        problem = f"{type(exc).__name__}: {exc}"
+        if problem != self._problem and not isinstance(exc, FileNotFoundError):
+            log.warning("routing-not-read", path=str(self._path), problem=problem)
+        self._problem = problem
+        if self._is_read or self._copy is None:
             return False
-        except (OSError, ValueError) as exc:
-            log.warning("routing-not-read", path=str(self._path), problem=str(exc))
+        try:
+            self._take(self._copy)
+        except (OSError, ValueError, RecursionError):
             return False
-        self._seen = seen
-        self.router = DocumentRouter(RoutingTable.from_json(content))
+        log.warning("routing-of-before", path=str(self._copy), problem=problem)
         return True

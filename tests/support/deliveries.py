@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ class Rig:
 
     Attributes:
         raised: (kind, recipient) of events about recipients. rows: reports.
+        unknown: see ``DeliveryEngine.set_recipients``; for the next engine.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Rig:
         self.router = router
         self.senders = {sender.name: sender for sender in senders}
         self.settings = settings
+        self.unknown: Collection[str] | None = ()
         self.rules = rules or RetryRules(jitter_ratio=0.0)
         self.raised: list[tuple[str, str]] = []
         self.rows: list[dict[str, Any]] = []
@@ -130,7 +132,8 @@ class Rig:
             parts, self.router, self.rules, self.clock, self._raised, self.rows.extend, random.Random(1)
         )
         engine.set_recipients(
-            LaneSettings(name, each, **self.settings) for name, each in self.senders.items()
+            [LaneSettings(name, each, **self.settings) for name, each in self.senders.items()],
+            unknown=self.unknown,
         )
         return engine
 

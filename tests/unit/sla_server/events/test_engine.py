@@ -437,9 +437,13 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     monkeypatch.setattr(rig.engine._state, "write", full)
     rig.run()
     assert (sender.got(), len(rig.main.read(0)[0])) == (["e1"], 1)
+    for _ in range(10):
+        rig.run(3)
+    assert rig.raised == [("event-state-not-written", "delivery")]
     monkeypatch.undo()
-    rig.run()
+    rig.run(1)
     assert rig.main.read(0)[0] == []
+    assert rig.raised[1:] == [("event-state-written", "delivery")]
 
 
 @pytest.mark.parametrize("content", [None, "", '{"lanes": {"r"', "[]"])
@@ -450,7 +454,7 @@ def test_without_its_state_file_a_recipient_gets_again_what_the_queue_holds(
     rig = Rig(tmp_path, ToAll("r"), [sender])
     rig.add(*numbered(3))
     rig.run()
-    (tmp_path / "state.json").unlink()  # a power cut: it was renamed and never written
+    (tmp_path / "state.json").unlink()  # damage to the file system, or a person
     if content is not None:
         (tmp_path / "state.json").write_text(content)
     sender.answer = CONFIRMED
@@ -498,3 +502,42 @@ def test_what_fails_keeps_its_number_when_documents_change(tmp_path: Path) -> No
     rig.run()
     numbers = [(notice.delivery_id, notice.number) for batch in sender.batches for notice in batch]
     assert numbers == [("e1", 1), ("e1", 1), ("e2", 2)]
+
+
+def test_documents_applied_meanwhile_and_a_restart_leave_pauses_and_the_limit_of_tries(
+    tmp_path: Path,
+) -> None:
+    sender = InlineSender("r", retry("away"))
+    rules = RetryRules(first_s=1.0, max_s=900.0, give_up_s=100.0, jitter_ratio=0.0)
+    rig = Rig(tmp_path, ToAll("r"), [sender], rules=rules)
+    rig.add(event(1))
+    rig.run(16)  # tries at 0, 1, 3, 7 and 15 s; the next one is at 31 s
+    assert len(sender.batches) == 5
+    for _ in range(5):  # 10 s
+        rig.engine.set_router(ToAll("r"))
+        rig.engine.set_recipients([LaneSettings("r", sender)])
+        rig.run(1)
+    assert len(sender.batches) == 5
+    rig.restart()
+    rig.run()
+    assert [notice.attempt for notice in sender.batches[-1]] == [6]
+    assert rig.raised == [("recipient-failing", "r")]  # the state says that it was told
+    rig.clock.advance(80.0)
+    rig.run()
+    assert len(sender.batches) == 7
+    assert rig.raised[1:] == [("delivery-failed", "r")]
+
+
+def test_a_recipient_whose_document_has_changed_is_tried_at_once(tmp_path: Path) -> None:
+    sender, mended = InlineSender("r", retry("away")), InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(16)
+    rig.senders["r"] = mended
+    rig.engine.set_recipients([LaneSettings("r", mended)])
+    rig.run()
+    assert [notice.attempt for notice in mended.batches[-1]] == [6]
+    assert rig.raised == [("recipient-failing", "r"), ("recipient-recovered", "r")]
+    rig.add(event(2))
+    rig.run()
+    assert [notice.attempt for notice in mended.batches[-1]] == [1]

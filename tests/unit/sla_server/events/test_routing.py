@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sla_server.agreements.load import load_documents
 from sla_server.events.routing import (
     FILE,
@@ -90,3 +92,52 @@ def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     assert target.retry()
     assert target.retry()
     assert calls == [tmp_path / FILE] * 2
+
+
+NOT_WRITTEN_BY_US = [
+    '{"documents":[1]}',
+    '{"documents":7}',
+    "{}",
+    "[]",
+    '{"documents":[{"kind":[]}]}',
+    '{"documents":[{"kind":"Recipient"}]}',
+    '{"documents":[{"kind":"Silence","applied_us":"now"}]}',
+    '{"documents":[],"of_agreements":[1]}',
+    '{"documents":[],"of_agreements":{"a":[1]}}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("content", NOT_WRITTEN_BY_US, ids=lambda content: content[:40])
+def test_content_of_any_shape_leaves_what_was_known(tmp_path: Path, content: str) -> None:
+    RoutingFile(tmp_path).publish(table())
+    reader = RoutingReader(tmp_path)
+    reader.poll()
+    (tmp_path / FILE).write_text(content)
+    assert not reader.poll()
+    assert reader.router.table == table()
+
+
+@pytest.mark.parametrize("content", [*NOT_WRITTEN_BY_US, None], ids=lambda content: str(content)[:40])
+def test_a_start_at_which_the_file_cannot_be_read_goes_on_with_the_last_that_could(
+    tmp_path: Path, content: str | None
+) -> None:
+    RoutingFile(tmp_path).publish(table())
+    copy = tmp_path / "copy.json"
+    assert RoutingReader(tmp_path, copy).poll()
+    (tmp_path / FILE).unlink()
+    if content is not None:
+        (tmp_path / FILE).write_text(content)
+    reader = RoutingReader(tmp_path, copy)
+    assert [reader.poll(), reader.poll()] == [True, False]
+    assert reader.router.table == table()
+    RoutingFile(tmp_path).publish(RoutingTable())
+    assert [reader.poll(), reader.poll()] == [True, False]
+    assert reader.router.table == RoutingTable()
+
+
+def test_recipients_whose_documents_cannot_be_read_are_named() -> None:
+    content = table().as_json()
+    content["documents"][0]["spec"] = {"pigeon": {}}
+    assert RoutingTable.from_json(content).unreadable == {"mail"}
+    assert RoutingTable.from_json(table().as_json()).unreadable == set()
