@@ -27,7 +27,9 @@ from sla_server.events.stages.send import BatchSender
 log = structlog.get_logger("delivery")
 Firing = dict[tuple[str, ...], tuple[int, int]]
 PAUSE: Final = 10
-"""A write is followed by a pause ten times as long: it takes a tenth of the main loop's time at most."""
+"""A write of a large state is followed by a pause ten times as long: it takes a tenth of the time at most."""
+LARGE_BYTES: Final = 1 << 16
+"""A smaller state is written after each answer, so a kill repeats one batch of a recipient at most."""
 AGAIN_NS: Final = 1_000_000_000
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
 """Raises an event about a recipient: kind, severity, name, text, details."""
@@ -199,6 +201,7 @@ class DeliveryState:
         self._kept: dict[str, _StoredLane] = {}
         self._firing: dict[str, tuple[Firing, str]] = {}  # as it was written, and the text
         self.due_ns = 0
+        self._is_large = False
         self._is_failing = False
         self._relieved: set[str] = set()
         self._is_lost = True
@@ -279,6 +282,7 @@ class DeliveryState:
         stored = ",".join(f"{strict_json.dumps(name)}:{text}" for name, text in texts.items())
         content = f'{{"queues":{strict_json.dumps(self._queues)},"lanes":{{{stored}}}}}'
         write_whole(self._path, content, synced=synced)
+        self._is_large = len(content) > LARGE_BYTES
         self._is_lost = False
 
     def is_written(self, lanes: Mapping[str, Lane], clock: Clock, raise_event: Raise) -> bool:
@@ -300,7 +304,7 @@ class DeliveryState:
                 raise_event("event-state-not-written", "critical", "delivery", text, {"problem": str(exc)})
             return False
         done_ns = clock.monotonic_ns()
-        self.due_ns = done_ns + PAUSE * (done_ns - begun_ns)
+        self.due_ns = done_ns + PAUSE * (done_ns - begun_ns) * self._is_large
         if self._is_failing:
             self._is_failing = False
             text = "what recipients have confirmed is written again"

@@ -181,6 +181,7 @@ def test_answers_that_come_together_are_written_together_and_deleted_after(
         write_whole(path, content, synced=synced)
 
     monkeypatch.setattr("sla_server.events.lane.write_whole", slow)
+    monkeypatch.setattr("sla_server.events.lane.LARGE_BYTES", 100)
     rig.add(event(1))
     rig.run()
     writes.clear()
