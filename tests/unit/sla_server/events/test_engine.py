@@ -431,7 +431,7 @@ def test_a_state_file_that_cannot_be_written_deletes_nothing(
     rig = Rig(tmp_path, ToAll("r"), [sender])
     rig.add(event(1))
 
-    def full(*_args: object) -> None:
+    def full(*_args: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rig.engine._state, "write", full)
@@ -499,7 +499,7 @@ def test_what_fails_keeps_its_number_when_documents_change(tmp_path: Path) -> No
     rig.add(event(2), queue="initial")
     rig.engine.set_router(rig.router)
     sender.answer = CONFIRMED
-    rig.run()
+    rig.run(60)  # its pause stays
     numbers = [(notice.delivery_id, notice.number) for batch in sender.batches for notice in batch]
     assert numbers == [("e1", 1), ("e1", 1), ("e2", 2)]
 
