@@ -94,6 +94,14 @@ class ReserveReader:
         except OSError:
             return False
 
+    def tail(self) -> int:
+        """The number of the last record that ``take`` would return without a limit."""
+        words = self._file.words
+        number = words[TAKEN_WORD]
+        while words[self._file.slot(number + 1) + NUMBER] == number + 1:
+            number += 1
+        return number
+
     def take(self, limit: int) -> list[TakenRecord]:
         """Records that are published and not released, oldest first."""
         words, found = self._file.words, list[TakenRecord]()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.reserve.raising import INITIAL_SLOTS, SLOTS, EventRaiser
+from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.intake import LISTING_NS, EventIntake
 from sla_server.events.queue import EventQueue, QueuedEvent
@@ -82,6 +83,54 @@ def test_an_event_of_two_processes_with_one_identity_is_one(rig: Rigged) -> None
         raiser.record(event(1).row())
     rig.step()
     assert (rig.ids(rig.normal), rig.intake.repeated) == (["e1"], 1)
+
+
+def test_a_pass_takes_the_reserves_of_all_processes_in_the_order_of_time(rig: Rigged) -> None:
+    services, pair = EventRaiser(rig.folder, "services"), EventRaiser(rig.folder, "pair-0")
+    for raiser in (services, pair):
+        raiser.initialized()
+    services.record(event(1, kind="gateway-lost").row())
+    pair.record(event(2, kind="gateway-up").row())
+    services.record(event(3, kind="gateway-lost").row())
+    assert rig.step() == 3
+    assert rig.ids(rig.normal) == ["e1", "e2", "e3"]
+
+
+def test_what_is_raised_during_a_pass_does_not_overtake_what_was_raised_before_it(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = EventRaiser(rig.folder, "a"), EventRaiser(rig.folder, "b")
+    for raiser in (first, second):
+        raiser.initialized()
+    take = ReserveReader.take
+
+    def taking(reader: ReserveReader, limit: int) -> list[TakenRecord]:
+        found = take(reader, limit)
+        if reader.name == "a.normal":  # its pass is over, that of b is not
+            monkeypatch.undo()
+            first.record(event(1, kind="gateway-lost").row())
+            second.record(event(2, kind="gateway-up").row())
+        return found
+
+    monkeypatch.setattr(ReserveReader, "take", taking)
+    rig.step()
+    rig.step()
+    assert rig.ids(rig.normal) == ["e1", "e2"]
+
+
+def test_a_queue_with_little_room_takes_what_fits_and_the_order_stays(tmp_path: Path) -> None:
+    rig = Rigged(tmp_path, 64 << 10)
+    raisers = [EventRaiser(rig.folder, name) for name in ("b", "a")]
+    for number in range(80):
+        raiser = raisers[number % 2]
+        raiser.initialized()
+        raiser.record(event(number, text="x" * 1500, subject=str(number)).row())
+    found = list[str]()
+    for _ in range(40):
+        rig.step()
+        found += rig.ids(rig.normal)
+        rig.normal.delete_through(rig.normal.newest_seq)
+    assert found == [f"e{number}" for number in range(80)]
 
 
 def test_a_death_between_sync_and_release_repeats_nothing(rig: Rigged) -> None:
