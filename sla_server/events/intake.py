@@ -186,14 +186,16 @@ class EventIntake:
             if counts:
                 lost = QueuedEvent(self._lost(name, counts))
                 streams.append([_Found(lost, partial(reader.release_counts, counts), lost.event.at_us)])
-            streams.append(
-                [_Found(self._item(each, name, is_more=True), _nothing, each.last_us) for each in more]
-            )
+            streams.append([self._found_more(reader, each) for each in more])
             streams.append([self._found_record(reader, each, is_late=each.number > tail) for each in records])
         found = list(heapq.merge(*streams, key=lambda each: each.at_us))
         while found and found[-1].is_late:
             found.pop()
         return found
+
+    def _found_more(self, reader: ReserveReader, record: TakenRecord) -> _Found:
+        item = self._item(record, reader.name, is_more=True)
+        return _Found(item, partial(reader.release_more, [record]), record.last_us)
 
     def _found_record(self, reader: ReserveReader, record: TakenRecord, *, is_late: bool) -> _Found:
         item = self._item(record, reader.name, is_more=False)
@@ -265,7 +267,3 @@ class EventIntake:
         self._ids[event_id] = None
         if len(self._ids) > MOST_IDS:
             self._ids.popitem(last=False)
-
-
-def _nothing() -> None:
-    """What was folded needs no release."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.reserve import raising
-from pmdaemon.reserve.layout import COUNT, MOST_PAYLOAD, NUMBER, PAGE_BYTES, PAYLOAD_AT, WORD
+from pmdaemon.reserve.layout import COUNT, DELIVERED, MOST_PAYLOAD, NUMBER, PAGE_BYTES, PAYLOAD_AT, WORD
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
 
@@ -111,7 +111,23 @@ def test_a_count_raised_while_its_record_is_taken_is_seen_by_the_next_pass(path:
     reader.release(taken)
     more = reader.take_more()
     assert [(each.number, each.events) for each in more] == [(taken[-1].number, 1)]
+    reader.release_more(more)
     assert reader.take_more() == []
+
+
+def test_what_was_folded_comes_again_until_it_is_released(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(3):
+        record(writer, number)
+    taken = reader.take(9)
+    record(writer, 7)
+    reader.release(taken)
+    assert [each.events for each in reader.take_more()] == [1]
+    more = reader.take_more()
+    assert [each.events for each in more] == [1]
+    reader.release_more(more)
+    words, at = reader._file.words, reader._file.slot(taken[-1].number)
+    assert words[at + COUNT] == words[at + DELIVERED]
 
 
 def test_a_count_that_no_pass_saw_is_counted_when_its_slot_is_used_again(path: Path) -> None:
@@ -183,7 +199,9 @@ def test_random_histories_lose_and_repeat_nothing(path: Path) -> None:
                 reader.release(some)
                 taken += sum(each.events for each in some)
             case 4:
-                taken += sum(each.events for each in reader.take_more())
+                more = reader.take_more()
+                taken += sum(each.events for each in more)
+                reader.release_more(more)
                 counts = reader.take_counts()
                 taken += sum(each.events for each in counts)
                 reader.release_counts(counts)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.reserve.layout import COUNT, DELIVERED
 from pmdaemon.reserve.raising import INITIAL_SLOTS, SLOTS, EventRaiser
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
@@ -205,6 +208,41 @@ def test_with_the_queue_full_nothing_is_released(tmp_path: Path) -> None:
     rig.normal.delete_through(rig.normal.newest_seq)
     rig.step()
     assert rig.ids(rig.normal) == [f"e{fits}", "e200"]  # order kept, nothing lost
+
+
+def test_what_was_folded_waits_in_the_reserve_while_the_queue_is_full(tmp_path: Path) -> None:
+    rig = Rigged(tmp_path, 64 << 10)
+    raiser = EventRaiser(rig.folder, "services")
+    for number in range(INITIAL_SLOTS // 2 + 1):
+        raiser.record(event(number, kind="clock-skew").row())
+    slot = raiser._initial._file.slot(INITIAL_SLOTS // 2)
+    rig.step()
+    raiser._initial._file.words[slot + COUNT] += 4  # stored by the writer after the reader had looked
+    filled = 0
+    with contextlib.suppress(QueueFull):
+        while True:
+            rig.initial.append([QueuedEvent(event(1000 + filled, text="x" * 200))])
+            filled += 1
+    assert (filled > 0, rig.step()) == (True, 0)
+    rig.initial.delete_through(rig.initial.newest_seq)
+    assert (rig.step(), rig.step()) == (1, 0)
+    assert [item.repeats for item in rig.queued(rig.initial)] == [4]
+    assert raiser._initial._file.words[slot + DELIVERED] == 6
+
+
+def test_a_death_before_the_sync_does_not_lose_what_was_folded(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    for number in range(INITIAL_SLOTS // 2 + 1):
+        raiser.record(event(number, kind="clock-skew").row())
+    rig.step()
+    words, slot = raiser._initial._file.words, raiser._initial._file.slot(INITIAL_SLOTS // 2)
+    words[slot + COUNT] += 4
+    rig.point = "queued"
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    assert (
+        words[slot + COUNT] - words[slot + DELIVERED] == 4
+    )  # the writer counts these when it needs the slot
 
 
 def test_what_is_no_event_is_dropped_and_counted(rig: Rigged) -> None:
