@@ -31,9 +31,14 @@ from pmdaemon.runtime.excerpt import printable
 log = structlog.get_logger("events")
 EVENTS_DIR: Final = "SLA_EVENTS_DIR"
 """Environment variable: where the reserves are."""
-SLOTS: Final = 256  # 1 MiB: some seconds of a fleet whose gateways all go at once
+SLOTS: Final = 256
+SLOTS_OF: Final = {
+    "services": 2048,  # 8 MiB: 1,000 gateways that go at once, and what that breaks, before anybody reads
+    "pair": 1024,  # they come back
+}
 INITIAL_SLOTS: Final = 64
-FILLING_RATIO: Final = 0.8
+KEPT_SHARE: Final = 4  # the last quarter of the slots is for critical events
+FILLING_RATIO: Final = 0.7  # below where that quarter begins
 CALM_RATIO: Final = 0.5
 _SPARE_BYTES: Final = 256 << 10
 _CUT_CHARACTERS: Final = 400  # four bytes each at most, twice
@@ -52,9 +57,17 @@ class EventRaiser:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._name = name
-        self._initial = ReserveWriter(directory / f"{name}.initial{SUFFIX}", INITIAL_SLOTS, synced=True)
+        self._initial = ReserveWriter(
+            directory / f"{name}.initial{SUFFIX}",
+            INITIAL_SLOTS,
+            synced=True,
+            kept_slots=INITIAL_SLOTS // KEPT_SHARE,
+        )
+        slots = slots_of(name)
         try:
-            self._normal = ReserveWriter(directory / f"{name}.normal{SUFFIX}", SLOTS)
+            self._normal = ReserveWriter(
+                directory / f"{name}.normal{SUFFIX}", slots, kept_slots=slots // KEPT_SHARE
+            )
         except BaseException:
             self._initial.close()
             raise
@@ -91,12 +104,15 @@ class EventRaiser:
         reserve, event_id, at_us = self._current, str(row["event_id"]), int(row["at_us"])
         subject, kind = f"{row['element']}/{row['subject']}", str(row["kind"])
         payload = packed({**row, "source": self._name})
-        recorded = reserve.record(payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us)
+        is_critical = row.get("severity") == "critical"
+        recorded = reserve.record(
+            payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us, is_critical=is_critical
+        )
         self._check_fill(reserve, at_us)
         return recorded
 
     def _check_fill(self, reserve: ReserveWriter, at_us: int) -> None:
-        """80 % is an event; the next one comes after it was half empty."""
+        """70 % is an event; the next one comes after it was half empty."""
         ratio = reserve.fill_ratio
         if self._is_filling:
             self._is_filling = ratio > CALM_RATIO
@@ -115,6 +131,11 @@ class EventRaiser:
                 packed(row), event_id=event_id, subject=f"server/{self._name}",
                 kind="event-reserve-filling", at_us=at_us,
             )  # fmt: skip
+
+
+def slots_of(name: str) -> int:
+    """Slots of a process; those of a pair ``pair-N`` are as many."""
+    return SLOTS_OF.get(name.partition("-")[0], SLOTS)
 
 
 def packed(row: Mapping[str, Any]) -> bytes:

@@ -182,7 +182,7 @@ class EventIntake:
         for reader, tail in zip(readers, tails, strict=True):
             name = reader.name
             more, counts, records = reader.take_more(), reader.take_counts(), reader.take(reader.slots)
-            self.fills[name] = reader.waiting / reader.slots
+            self.fills[name] = len(records) / reader.slots
             if counts:
                 lost = QueuedEvent(self._lost(name, counts))
                 streams.append([_Found(lost, partial(reader.release_counts, counts), lost.event.at_us)])
@@ -226,7 +226,8 @@ class EventIntake:
             severity="critical",
             element="server",
             subject=process,
-            text=f"{total} events of {process} were counted, but not kept: its reserve was full",
+            text=f"{total} events of {process} were counted, but not kept: its reserve was full. "
+            "Those that reached SQL are in `sla get events`",
             details={"counts": by_kind, "first_us": first_us, "last_us": last_us},
             source="delivery",
         )

@@ -21,9 +21,18 @@ def row(number: int, kind: str = "gateway-lost", subject: str = "gw-1", **more: 
     }  # fmt: skip
 
 
-def record(reserve: ReserveWriter, number: int, kind: str = "a-kind", subject: str = "x") -> RecordOutcome:
+def record(
+    reserve: ReserveWriter,
+    number: int,
+    kind: str = "a-kind",
+    subject: str = "x",
+    *,
+    is_critical: bool = False,
+) -> RecordOutcome:
     payload = json.dumps(row(number, kind, subject)).encode()
-    return reserve.record(payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number)
+    return reserve.record(
+        payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number, is_critical=is_critical
+    )
 
 
 def numbers(taken: list[TakenRecord]) -> list[int]:
@@ -91,6 +100,18 @@ def test_what_finds_no_slot_is_counted_by_kind(path: Path) -> None:
     assert reader.take_counts() == []
     record(writer, 11, "kind-1", "11")
     assert [(each.kind, each.events) for each in reader.take_counts()] == [("kind-1", 1)]
+
+
+def test_the_last_quarter_is_kept_for_critical_events_of_other_kinds(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 16, kept_slots=4), ReserveReader(path)
+    found = [record(writer, n, "gateway-lost", str(n), is_critical=True) for n in range(20)]
+    assert found == [RecordOutcome.KEPT] * 12 + [RecordOutcome.COUNTED] * 8
+    assert record(writer, 20, "gateway-up", "20") is RecordOutcome.COUNTED
+    kept = [record(writer, n, "violation-opened", str(n), is_critical=True) for n in range(21, 26)]
+    assert kept == [RecordOutcome.KEPT] * 4 + [RecordOutcome.COUNTED]
+    assert numbers(reader.take(99)) == [*range(12), *range(21, 25)]
+    reader.release(reader.take(99))
+    assert record(writer, 30, "gateway-up", "30") is RecordOutcome.KEPT
 
 
 def test_more_kinds_than_counters_are_counted_together(path: Path) -> None:
@@ -245,15 +266,29 @@ def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
     assert json.loads(found)["event_id"] == "id-1"
 
 
-def test_eighty_percent_is_an_event_once(reserves: Path) -> None:
-    raiser = raising.EventRaiser(reserves, "pair-0")
+def test_seventy_percent_is_an_event_once(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "dbmanager")
     raiser.initialized()
     for number in range(raising.SLOTS - 2):
         raiser.record(row(number, subject=str(number)))
-    reader = ReserveReader(reserves / "pair-0.normal.reserve")
+    reader = ReserveReader(reserves / "dbmanager.normal.reserve")
     kinds = [json.loads(each.payload)["kind"] for each in reader.take(999)]
     assert kinds.count("event-reserve-filling") == 1
-    assert kinds.index("event-reserve-filling") == 205  # 80 % of 256, rounded up
+    assert kinds.index("event-reserve-filling") == 180  # 70 % of 256, rounded up
+    raiser.close()
+
+
+def test_a_fleet_that_goes_in_one_tick_is_kept_and_what_is_critical_after_it_too(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    raiser.initialized()
+    found = [raiser.record(row(number, subject=f"gw-{number}")) for number in range(1000)]
+    found += [
+        raiser.record(row(number, "violation-opened", f"gold/{number}")) for number in range(1000, 1003)
+    ]
+    assert set(found) == {RecordOutcome.KEPT}
+    flood = [raiser.record(row(number, subject=f"gw-{number}")) for number in range(2000, 4000)]
+    assert RecordOutcome.COUNTED in flood
+    assert raiser.record(row(5000, "violation-opened", "silver/a")) is RecordOutcome.KEPT
     raiser.close()
 
 

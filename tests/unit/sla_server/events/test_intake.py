@@ -9,7 +9,7 @@ import pytest
 
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.reserve.layout import COUNT, DELIVERED
-from pmdaemon.reserve.raising import INITIAL_SLOTS, SLOTS, EventRaiser
+from pmdaemon.reserve.raising import INITIAL_SLOTS, KEPT_SHARE, SLOTS, EventRaiser
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.intake import LISTING_NS, EventIntake
@@ -162,7 +162,7 @@ def test_the_reserve_of_a_process_that_died_is_taken(rig: Rigged) -> None:
 
 
 def test_a_flood_is_folded_and_then_counted_and_every_event_is_in_the_sum(rig: Rigged) -> None:
-    raiser = EventRaiser(rig.folder, "services")
+    raiser = EventRaiser(rig.folder, "dbmanager")
     raiser.initialized()
     for number in range(1000):
         raiser.record(event(number, subject=f"gw-{number % 300}", kind="clock-skew").row())
@@ -171,10 +171,11 @@ def test_a_flood_is_folded_and_then_counted_and_every_event_is_in_the_sum(rig: R
     kinds = {item.event.kind for item in items}
     lost = [item.event for item in items if item.event.kind == "events-lost"]
     assert kinds == {"clock-skew", "event-reserve-filling", "events-lost"}
-    assert len(items) == SLOTS + 1
+    assert len(items) == SLOTS - SLOTS // KEPT_SHARE + 1
     skews = sum(item.repeats for item in items if item.event.kind == "clock-skew")
     assert skews + lost[0].details["counts"]["clock-skew"] == 1000
-    assert (lost[0].severity, lost[0].subject) == ("critical", "services")
+    assert "sla get events" in lost[0].text
+    assert (lost[0].severity, lost[0].subject) == ("critical", "dbmanager")
 
 
 def test_what_is_folded_after_it_was_taken_comes_as_an_event_of_its_own(rig: Rigged) -> None:
@@ -267,9 +268,9 @@ def test_a_reserve_that_was_made_again_is_read_from_its_beginning(rig: Rigged) -
 
 
 def test_the_fill_of_each_reserve_is_a_figure(rig: Rigged) -> None:
-    raiser = EventRaiser(rig.folder, "services")
+    raiser = EventRaiser(rig.folder, "dbmanager")
     raiser.initialized()
     for number in range(SLOTS // 2):
         raiser.record(event(number, subject=str(number)).row())
     rig.step()
-    assert rig.intake.fills == {"services.initial": 0.0, "services.normal": 0.5}
+    assert rig.intake.fills == {"dbmanager.initial": 0.0, "dbmanager.normal": 0.5}
