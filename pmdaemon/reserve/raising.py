@@ -40,6 +40,9 @@ INITIAL_SLOTS: Final = 64
 KEPT_SHARE: Final = 4  # the last quarter of the slots is for critical events
 FILLING_RATIO: Final = 0.7  # below where that quarter begins
 CALM_RATIO: Final = 0.5
+NAMING: Final = frozenset({"agreement", "sla", "gateway", "volume"})
+"""Details that routes look at; short texts come next: ``by`` of a kind in the catalogue is one."""
+NAME_CHARACTERS: Final = 256
 _SPARE_BYTES: Final = 256 << 10
 _CUT_CHARACTERS: Final = 400  # four bytes each at most, twice
 SUFFIX: Final = ".reserve"
@@ -139,16 +142,44 @@ def slots_of(name: str) -> int:
 
 
 def packed(row: Mapping[str, Any]) -> bytes:
-    """An event as JSON that fits a slot: details, then the text, are cut if it is too long."""
-    data = strict_json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    """An event as JSON that fits a slot; one that is too long is cut.
+
+    Of the details single values stay as far as there is room, the names that routes and conditions need
+    first; ``cut`` is the beginning of all of them.
+    """
+    data = _encoded(row)
     if len(data) <= MOST_PAYLOAD:
         return data
-    details = {"cut": printable(strict_json.dumps(row.get("details")), _CUT_CHARACTERS)}
     names = {name: printable(value, 200) for name, value in row.items() if isinstance(value, str)}
-    text = printable(row.get("text"), _CUT_CHARACTERS)
-    return strict_json.dumps({**row, **names, "text": text, "details": details}, ensure_ascii=False).encode(
-        "utf-8", "replace"
-    )
+    short = {**row, **names, "text": printable(row.get("text"), _CUT_CHARACTERS), "details": {}}
+    details = row.get("details")
+    excerpt = printable(strict_json.dumps(details), _CUT_CHARACTERS)
+    kept: dict[str, Any] = {}
+    room = MOST_PAYLOAD - len(_encoded({**short, "details": {"cut": excerpt}}))
+    for name, value in _singles(details if isinstance(details, Mapping) else {}):
+        needed = len(_encoded({name: value}))  # its braces make up for the comma
+        if needed <= room:
+            kept[name] = value
+            room -= needed
+    return _encoded({**short, "details": {**kept, "cut": excerpt}})
+
+
+def _singles(details: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Texts, figures and truth values among the details, in the order in which they are kept."""
+    singles = [
+        (name, value)
+        for name, value in details.items()
+        if name != "cut" and isinstance(name, str) and isinstance(value, str | int | float)
+    ]
+    return sorted(singles, key=lambda single: (single[0] not in NAMING, not _is_name(single[1])))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= NAME_CHARACTERS
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return strict_json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace")
 
 
 _raiser: EventRaiser | None = None

@@ -266,6 +266,24 @@ def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
     assert json.loads(found)["event_id"] == "id-1"
 
 
+def test_an_event_that_is_cut_keeps_the_names_that_routes_and_conditions_need() -> None:
+    names = {"alert": "fast", "volume": "v" * 128, "gateway": "g" * 128, "agreement": "gold"}
+    found = raising.packed(row(1, details={"all": ["x"] * 3000, "figure": 1.5, **names}))
+    assert len(found) <= MOST_PAYLOAD
+    details = json.loads(found)["details"]
+    assert {name: details[name] for name in names} == names
+    assert (details["figure"], details["cut"][:5]) == (1.5, '{"all')
+
+
+@pytest.mark.parametrize("character", ["\U0001f525", "\\", '"', "\x01"])
+def test_whatever_its_characters_an_event_fits_a_slot(character: str) -> None:
+    many = character * 5000
+    details = {f"name-{number}": character * 100 for number in range(100)}
+    found = raising.packed(row(1, subject=many, text=many, source=many, details={"volume": many, **details}))
+    assert len(found) <= MOST_PAYLOAD
+    assert json.loads(found)["event_id"] == "id-1"
+
+
 def test_seventy_percent_is_an_event_once(reserves: Path) -> None:
     raiser = raising.EventRaiser(reserves, "dbmanager")
     raiser.initialized()
