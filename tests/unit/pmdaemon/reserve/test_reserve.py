@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from pmdaemon.reserve import raising
-from pmdaemon.reserve.layout import COUNT, DELIVERED, MOST_PAYLOAD, NUMBER, PAGE_BYTES, PAYLOAD_AT, WORD
+from pmdaemon.reserve import raising, writer
+from pmdaemon.reserve.layout import (
+    COUNT,
+    DELIVERED,
+    MOST_PAYLOAD,
+    NUMBER,
+    PAGE_BYTES,
+    PAYLOAD_AT,
+    WORD,
+    make_reserve,
+)
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
+from pmdaemon.runtime.clock import FakeClock
 
 
 def row(number: int, kind: str = "gateway-lost", subject: str = "gw-1", **more: object) -> dict[str, object]:
@@ -258,6 +269,45 @@ def test_without_a_directory_there_is_nothing_to_raise_events_in(monkeypatch: py
     monkeypatch.delenv(raising.EVENTS_DIR, raising=False)
     raising.attach_reserves("services")
     assert not raising.raise_event(row(1))
+
+
+def test_reserves_that_had_no_room_are_made_later_and_get_what_waited(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+
+    def full(path: Path, slots: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(writer, "make_reserve", full)
+    raising.attach_reserves("dbmanager", reserves, clock)
+    raising.initialized()
+    clock.advance(raising.RETRY_NS / 1e9)
+    assert not any(raising.raise_event(row(number)) for number in (1, 2))
+    monkeypatch.setattr(writer, "make_reserve", make_reserve)
+    assert not raising.raise_event(row(3))  # not tried again yet
+    clock.advance(raising.RETRY_NS / 1e9)
+    assert raising.raise_event(row(4))
+    assert raising.raise_event(row(5))
+    raising.detach_reserves()
+    assert numbers(ReserveReader(reserves / "dbmanager.normal.reserve").take(9)) == [1, 2, 3, 4, 5]
+
+
+def test_what_waits_for_a_reserve_is_bounded_and_what_goes_is_said(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    (reserves / "events").write_bytes(b"")  # no directory
+    raising.attach_reserves("dbmanager", reserves / "events", clock)
+    for number in range(raising.MOST_WAITING + 3):
+        raising.raise_event(row(number, subject=str(number)))
+    (reserves / "events").unlink()
+    clock.advance(raising.RETRY_NS / 1e9)
+    raising.initialized()
+    raising.detach_reserves()
+    assert numbers(ReserveReader(reserves / "events" / "dbmanager.normal.reserve").take(999)) == [
+        *range(3, raising.MOST_WAITING + 3)
+    ]
 
 
 def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
