@@ -9,14 +9,17 @@ delivered first (E6).
 more of it. Memory for one event is kept aside, and given back to the system for the moment when there is
 none.
 
-State: ``_raiser``, of the process; set once by its main thread, used by all.
+State: ``_raiser``, of the process; set once, by its main thread or, where the reserves come late, by whoever
+raises the event with which they do. ``_late``: what waits until then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import uuid
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,15 +29,26 @@ import structlog
 from pmdaemon.reserve.layout import MOST_PAYLOAD
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.excerpt import printable
 
 log = structlog.get_logger("events")
 EVENTS_DIR: Final = "SLA_EVENTS_DIR"
 """Environment variable: where the reserves are."""
-SLOTS: Final = 256  # 1 MiB: some seconds of a fleet whose gateways all go at once
+SLOTS: Final = 256
+SLOTS_OF: Final = {
+    "services": 2048,  # 8 MiB: 1,000 gateways that go at once, and what that breaks, before anybody reads
+    "pair": 1024,  # they come back
+}
 INITIAL_SLOTS: Final = 64
-FILLING_RATIO: Final = 0.8
+RETRY_NS: Final = 10_000_000_000  # on a full disk a try costs a few calls
+MOST_WAITING: Final = 64  # as many as the reserve of the initialization period has slots
+KEPT_SHARE: Final = 4  # the last quarter of the slots is for critical events
+FILLING_RATIO: Final = 0.7  # below where that quarter begins
 CALM_RATIO: Final = 0.5
+NAMING: Final = frozenset({"agreement", "sla", "gateway", "volume"})
+"""Details that routes look at; short texts come next: ``by`` of a kind in the catalogue is one."""
+NAME_CHARACTERS: Final = 256
 _SPARE_BYTES: Final = 256 << 10
 _CUT_CHARACTERS: Final = 400  # four bytes each at most, twice
 SUFFIX: Final = ".reserve"
@@ -52,9 +66,17 @@ class EventRaiser:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._name = name
-        self._initial = ReserveWriter(directory / f"{name}.initial{SUFFIX}", INITIAL_SLOTS, synced=True)
+        self._initial = ReserveWriter(
+            directory / f"{name}.initial{SUFFIX}",
+            INITIAL_SLOTS,
+            synced=True,
+            kept_slots=INITIAL_SLOTS // KEPT_SHARE,
+        )
+        slots = slots_of(name)
         try:
-            self._normal = ReserveWriter(directory / f"{name}.normal{SUFFIX}", SLOTS)
+            self._normal = ReserveWriter(
+                directory / f"{name}.normal{SUFFIX}", slots, kept_slots=slots // KEPT_SHARE
+            )
         except BaseException:
             self._initial.close()
             raise
@@ -91,12 +113,15 @@ class EventRaiser:
         reserve, event_id, at_us = self._current, str(row["event_id"]), int(row["at_us"])
         subject, kind = f"{row['element']}/{row['subject']}", str(row["kind"])
         payload = packed({**row, "source": self._name})
-        recorded = reserve.record(payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us)
+        is_critical = row.get("severity") == "critical"
+        recorded = reserve.record(
+            payload, event_id=event_id, subject=subject, kind=kind, at_us=at_us, is_critical=is_critical
+        )
         self._check_fill(reserve, at_us)
         return recorded
 
     def _check_fill(self, reserve: ReserveWriter, at_us: int) -> None:
-        """80 % is an event; the next one comes after it was half empty."""
+        """70 % is an event; the next one comes after it was half empty."""
         ratio = reserve.fill_ratio
         if self._is_filling:
             self._is_filling = ratio > CALM_RATIO
@@ -117,45 +142,141 @@ class EventRaiser:
             )  # fmt: skip
 
 
+def slots_of(name: str) -> int:
+    """Slots of a process; those of a pair ``pair-N`` are as many."""
+    return SLOTS_OF.get(name.partition("-")[0], SLOTS)
+
+
 def packed(row: Mapping[str, Any]) -> bytes:
-    """An event as JSON that fits a slot: details, then the text, are cut if it is too long."""
-    data = strict_json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    """An event as JSON that fits a slot; one that is too long is cut.
+
+    Of the details single values stay as far as there is room, the names that routes and conditions need
+    first; ``cut`` is the beginning of all of them.
+    """
+    data = _encoded(row)
     if len(data) <= MOST_PAYLOAD:
         return data
-    details = {"cut": printable(strict_json.dumps(row.get("details")), _CUT_CHARACTERS)}
     names = {name: printable(value, 200) for name, value in row.items() if isinstance(value, str)}
-    text = printable(row.get("text"), _CUT_CHARACTERS)
-    return strict_json.dumps({**row, **names, "text": text, "details": details}, ensure_ascii=False).encode(
-        "utf-8", "replace"
-    )
+    short = {**row, **names, "text": printable(row.get("text"), _CUT_CHARACTERS), "details": {}}
+    details = row.get("details")
+    excerpt = printable(strict_json.dumps(details), _CUT_CHARACTERS)
+    kept: dict[str, Any] = {}
+    room = MOST_PAYLOAD - len(_encoded({**short, "details": {"cut": excerpt}}))
+    for name, value in _singles(details if isinstance(details, Mapping) else {}):
+        needed = len(_encoded({name: value}))  # its braces make up for the comma
+        if needed <= room:
+            kept[name] = value
+            room -= needed
+    return _encoded({**short, "details": {**kept, "cut": excerpt}})
+
+
+def _singles(details: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Texts, figures and truth values among the details, in the order in which they are kept."""
+    singles = [
+        (name, value)
+        for name, value in details.items()
+        if name != "cut" and isinstance(name, str) and isinstance(value, str | int | float)
+    ]
+    return sorted(singles, key=lambda single: (single[0] not in NAMING, not _is_name(single[1])))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= NAME_CHARACTERS
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return strict_json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace")
+
+
+class LateReserves:
+    """Reserves that could not be made when the process started.
+
+    The disk was full, or the predecessor of the process had not ended. They are tried again when an event is
+    raised, at most each ``RETRY_NS``; until then the newest events wait in memory.
+
+    Thread: any; ``_lock`` guards all fields.
+    """
+
+    def __init__(self, name: str, directory: Path, clock: Clock) -> None:
+        self._lock = threading.Lock()
+        self._name = name
+        self._directory = directory
+        self._clock = clock
+        self._rows: deque[dict[str, Any]] = deque()
+        self._tried_ns = clock.monotonic_ns()
+        self._is_initialized = False
+        self._dropped = 0
+        self._raiser: EventRaiser | None = None
+
+    def initialized(self) -> EventRaiser | None:
+        """The initialization period has ended; the reserves, if there is room for them now."""
+        with self._lock:
+            self._is_initialized = True
+            if self._raiser is None:
+                return self._open()
+            self._raiser.initialized()
+            return self._raiser
+
+    def record(self, row: Mapping[str, Any]) -> tuple[EventRaiser | None, bool]:
+        """The reserves, if there are any now, and whether the event is in them."""
+        with self._lock:
+            raiser = self._raiser or self._open()
+            if raiser is not None:
+                return raiser, raiser.record(row) is not None
+            self._rows.append(dict(row))
+            if len(self._rows) > MOST_WAITING:
+                self._rows.popleft()
+                self._dropped += 1
+            return None, False
+
+    def _open(self) -> EventRaiser | None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._tried_ns < RETRY_NS:
+            return None
+        self._tried_ns = now_ns
+        try:
+            self._raiser = raiser = EventRaiser(self._directory, self._name)
+        except (OSError, ValueError, MemoryError) as exc:
+            log.error("no-event-reserve", process=self._name, problem=str(exc), waiting=len(self._rows))
+            return None
+        log.warning("event-reserve-late", process=self._name, kept=len(self._rows), dropped=self._dropped)
+        raiser.lost += self._dropped
+        if self._is_initialized:
+            raiser.initialized()
+        while self._rows:
+            raiser.record(self._rows.popleft())
+        return raiser
 
 
 _raiser: EventRaiser | None = None
+_late: LateReserves | None = None
 
 
-def attach_reserves(name: str, directory: Path | None = None) -> None:
+def attach_reserves(name: str, directory: Path | None = None, clock: Clock | None = None) -> None:
     """Open this process's reserves; without a directory, given or in the environment, there are none.
 
-    Where they cannot be made the log says so, and events go only the way of SQL.
+    Where they cannot be made the log says so, events go the way of SQL, and it is tried again later.
     """
-    global _raiser  # noqa: PLW0603 - one a process: events are raised from everywhere
+    global _raiser, _late  # noqa: PLW0603 - one a process: events are raised from everywhere
     given = os.environ.get(EVENTS_DIR)
     directory = directory or (Path(given) if given else None)
-    if _raiser is not None:
-        _raiser.close()
-        _raiser = None
+    detach_reserves()
     if directory is None:
         return
     try:
         _raiser = EventRaiser(directory, name)
     except OSError as exc:
         log.error("no-event-reserve", process=name, directory=str(directory), problem=str(exc))
+        _late = LateReserves(name, directory, clock or SystemClock())
 
 
 def initialized() -> None:
     """This process has ended its initialization."""
+    global _raiser  # noqa: PLW0603 - see ``attach_reserves``
     if _raiser is not None:
         _raiser.initialized()
+    elif _late is not None:
+        _raiser = _late.initialized()
 
 
 def raise_event(row: Mapping[str, Any]) -> bool:
@@ -164,12 +285,16 @@ def raise_event(row: Mapping[str, Any]) -> bool:
     Args:
         row: the columns of the table ``events``.
     """
+    global _raiser
+    if _raiser is None and _late is not None:
+        _raiser, is_recorded = _late.record(row)
+        return is_recorded
     return _raiser is not None and _raiser.record(row) is not None
 
 
 def detach_reserves() -> None:
     """Close them, at the end of a process or a test."""
-    global _raiser  # noqa: PLW0603 - see ``attach_reserves``
+    global _raiser, _late  # noqa: PLW0603 - see ``attach_reserves``
     if _raiser is not None:
         _raiser.close()
-        _raiser = None
+    _raiser = _late = None

@@ -2,7 +2,8 @@
 
 ``take`` returns what is new, ``release`` says that it is durable elsewhere; a death between the two repeats
 the records, with the same identities. ``take_more`` returns what was folded into records after they were
-taken, ``take_counts`` the events that found no slot.
+taken, ``take_counts`` the events that found no slot; each has its release. A death between ``take_more`` and
+its release repeats what was folded as a count.
 
 Thread: one.
 """
@@ -94,6 +95,14 @@ class ReserveReader:
         except OSError:
             return False
 
+    def tail(self) -> int:
+        """The number of the last record that ``take`` would return without a limit."""
+        words = self._file.words
+        number = words[TAKEN_WORD]
+        while words[self._file.slot(number + 1) + NUMBER] == number + 1:
+            number += 1
+        return number
+
     def take(self, limit: int) -> list[TakenRecord]:
         """Records that are published and not released, oldest first."""
         words, found = self._file.words, list[TakenRecord]()
@@ -122,7 +131,7 @@ class ReserveReader:
         del self._seen[: -self._file.slots]
 
     def take_more(self) -> list[TakenRecord]:
-        """What was folded into released records since; ``events`` is the difference."""
+        """What was folded into released records, until ``release_more``; ``events`` is the difference."""
         words, found, seen = self._file.words, list[TakenRecord](), self._seen
         self._seen = []
         for number, count in seen:
@@ -130,9 +139,21 @@ class ReserveReader:
             now = words[at + COUNT]
             payload = self._file.payload(number) if now > count else None
             if payload is not None and words[at + NUMBER] == number:
-                words[at + DELIVERED] = now
                 found.append(TakenRecord(number, now - count, words[at + LAST_US], payload))
+                self._seen.append((number, count))
         return found
+
+    def release_more(self, more: list[TakenRecord]) -> None:
+        """These are durable elsewhere."""
+        words, events = self._file.words, {record.number: record.events for record in more}
+        rest = list[tuple[int, int]]()
+        for number, count in self._seen:
+            at = self._file.slot(number)
+            if number not in events:
+                rest.append((number, count))
+            elif words[at + NUMBER] == number:  # its slot was not used again meanwhile
+                words[at + DELIVERED] = count + events[number]
+        self._seen = rest
 
     def take_counts(self) -> list[TakenCount]:
         """Events that found no slot and were not reported yet, until ``release_counts``."""

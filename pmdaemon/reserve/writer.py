@@ -6,6 +6,9 @@ kind. So a flood is bounded, no event is dropped silently, and the order within 
 closed, opened" is never folded. An event whose identity is in the reserve already is a repeat and changes
 nothing.
 
+The last slots can be kept for critical events, of kinds that have fewer than so many slots themselves:
+whatever floods the reserve, the first events of another kind that matters find room.
+
 A count that is raised at the moment at which the reader takes the record would be unseen. The reader looks
 again in its next pass; and before a slot is used again, what is unseen there is added to the counters.
 
@@ -20,7 +23,7 @@ import json
 import os
 import threading
 import zlib
-from collections import deque
+from collections import Counter, deque
 from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -71,12 +74,13 @@ class ReserveWriter:
         path: the file; made if it is missing.
         slots: how many records it holds.
         synced: each record is on disk when ``record`` returns.
+        kept_slots: the last of them, for critical events; see the module.
 
     Raises:
         OSError: no room for it, another process writes it (BlockingIOError), or the disk fails.
     """
 
-    def __init__(self, path: Path, slots: int, *, synced: bool = False) -> None:
+    def __init__(self, path: Path, slots: int, *, synced: bool = False, kept_slots: int = 0) -> None:
         self._lock = threading.Lock()
         make_reserve(path, slots)
         try:
@@ -86,10 +90,12 @@ class ReserveWriter:
             make_reserve(path, slots)
             self._fd, self._file = _opened(path)
         self._synced = synced
+        self._kept_slots = kept_slots
         self._next = self._file.newest() + 1
         self._pending: deque[_Pending] = deque()
         self._ids: set[str] = set()
         self._newest_of: dict[str, _Pending] = {}
+        self._of_kind: Counter[str] = Counter()
 
     @property
     def waiting(self) -> int:
@@ -101,7 +107,16 @@ class ReserveWriter:
         """Share of the slots in use."""
         return self.waiting / self._file.slots
 
-    def record(self, payload: bytes, *, event_id: str, subject: str, kind: str, at_us: int) -> RecordOutcome:
+    def record(
+        self,
+        payload: bytes,
+        *,
+        event_id: str,
+        subject: str,
+        kind: str,
+        at_us: int,
+        is_critical: bool = False,
+    ) -> RecordOutcome:
         """Keep an event; allocates nothing from the system and never waits for the reader.
 
         Durability: survives the death of this process; with ``synced`` also a power cut.
@@ -122,7 +137,9 @@ class ReserveWriter:
                 self._file.words[at + COUNT] += 1
                 self._file.words[at + LAST_US] = at_us
                 return RecordOutcome.FOLDED
-            if waiting >= self._file.slots:
+            free = self._file.slots - waiting
+            may_have_last = is_critical and self._of_kind[kind] < self._kept_slots
+            if free <= (0 if may_have_last else self._kept_slots):
                 self._count(kind, 1, at_us)
                 return RecordOutcome.COUNTED
             number = self._store(payload, at_us)
@@ -130,6 +147,7 @@ class ReserveWriter:
             self._pending.append(kept)
             self._ids.add(event_id)
             self._newest_of[subject] = kept
+            self._of_kind[kind] += 1
         if self._synced:
             self._file.sync(number)
         return RecordOutcome.KEPT
@@ -146,6 +164,9 @@ class ReserveWriter:
         while self._pending and self._pending[0].number <= taken:
             gone = self._pending.popleft()
             self._ids.discard(gone.event_id)
+            self._of_kind[gone.kind] -= 1
+            if not self._of_kind[gone.kind]:
+                del self._of_kind[gone.kind]
             if self._newest_of.get(gone.subject) is gone:
                 del self._newest_of[gone.subject]
         return self._next - 1 - taken

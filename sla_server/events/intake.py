@@ -1,8 +1,10 @@
 """Intake: from the reserves of all processes into the queues (E3, E6).
 
-A pass takes what is new in each reserve, adds it to the queue under one sync, and releases it. Reserves of
-the initialization period are taken first, into a queue of their own, which lanes read first. What was folded
-becomes an event with a count, what was only counted an event ``events-lost``.
+A pass takes what is new in the reserves, merges it by time, adds it to the queue (``BATCH`` events under one
+sync, fewer where they do not fit), and releases it. So the order between processes is kept: that services
+lost a gateway comes before what its pair says of its return. Reserves of the initialization period are taken
+first, into a queue of their own, which lanes read first. What was folded becomes an event with a count, what
+was only counted an event ``events-lost``.
 
 An event whose identity was seen recently is dropped: a process that was restarted may raise it again, and a
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
@@ -13,12 +15,14 @@ Thread: ``ev-intake``, or whoever calls ``step``.
 
 from __future__ import annotations
 
+import heapq
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -37,6 +41,21 @@ BATCH: Final = 512
 LISTING_NS: Final = 1_000_000_000
 INITIAL: Final = ".initial"
 NAMESPACE: Final = uuid.UUID("c2e5a3b7-59a8-4a3c-8f3e-1f1d8f7b9b40")
+
+
+class _Found(NamedTuple):
+    """What a pass found: a record, what was folded into one, or counts.
+
+    Attributes:
+        item: None for a record that is no event.
+        release: called when it is in the queue.
+        is_late: it came while the pass was reading.
+    """
+
+    item: QueuedEvent | None
+    release: Callable[[], None]
+    at_us: int
+    is_late: bool = False
 
 
 class EventIntake:
@@ -71,6 +90,7 @@ class EventIntake:
         self._readers: dict[Path, ReserveReader] = {}
         self._listed_ns = 0
         self._is_full = False
+        self._chunk = BATCH
         self._ids: OrderedDict[str, None] = OrderedDict()
         self.accepted = self.repeated = self.unreadable = 0
         self.passed_ns = clock.monotonic_ns()
@@ -94,10 +114,9 @@ class EventIntake:
         """
         self._list()
         self.passed_ns = self._clock.monotonic_ns()
-        added = 0
-        for path in sorted(self._readers, key=lambda path: (INITIAL not in path.name, path.name)):
-            added += self._take(self._readers[path], is_initial=INITIAL in path.name)
-        return added
+        initial = [reader for path, reader in self._readers.items() if INITIAL in path.name]
+        normal = [reader for path, reader in self._readers.items() if INITIAL not in path.name]
+        return self._take(initial, is_initial=True) + self._take(normal, is_initial=False)
 
     def accept(self, items: Iterable[QueuedEvent], *, is_initial: bool = False) -> int:
         """Add events that were not seen recently; returns how many were new.
@@ -130,39 +149,70 @@ class EventIntake:
             reader.close()
         self._readers.clear()
 
-    def _take(self, reader: ReserveReader, *, is_initial: bool) -> int:
-        more, counts, records = reader.take_more(), reader.take_counts(), reader.take(BATCH)
-        self.fills[reader.name] = reader.waiting / reader.slots
-        if not (more or counts or records):
-            return 0
-        items = [item for record in more for item in self._item(record, reader.name, is_more=True)]
-        items += [item for record in records for item in self._item(record, reader.name, is_more=False)]
-        if counts:
-            items.append(QueuedEvent(self._lost(reader.name, counts), repeats=1))
-        try:
-            added = self.accept(items, is_initial=is_initial)
-        except QueueFull as exc:
-            if not self._is_full:
-                log.error("queue-of-events-full", problem=str(exc))
-            self._is_full = True
-            return 0
-        self._is_full = False
-        self._probe("queued")
-        reader.release(records)
-        reader.release_counts(counts)
+    def _take(self, readers: list[ReserveReader], *, is_initial: bool) -> int:
+        """Add what is new in these reserves; as much of it as there is room for."""
+        found, added = self._found(readers), 0
+        while found:
+            now = found[: self._chunk]
+            try:
+                added += self.accept((each.item for each in now if each.item), is_initial=is_initial)
+            except QueueFull as exc:
+                if self._chunk > 1:
+                    self._chunk = min(self._chunk, len(now)) // 2 or 1
+                    continue
+                if not self._is_full:
+                    log.error("queue-of-events-full", problem=str(exc))
+                self._is_full = True
+                break
+            self._is_full = False
+            self._chunk = min(BATCH, 2 * self._chunk)
+            self._probe("queued")
+            for each in now:
+                each.release()
+            del found[: len(now)]
         return added
 
-    def _item(self, record: TakenRecord, name: str, *, is_more: bool) -> list[QueuedEvent]:
+    def _found(self, readers: list[ReserveReader]) -> list[_Found]:
+        """What is new, in the order of time.
+
+        What is raised while the reserves are read waits for the next pass: something that was raised before
+        it may lie in a reserve that was read already.
+        """
+        tails, streams = [reader.tail() for reader in readers], list[list[_Found]]()
+        for reader, tail in zip(readers, tails, strict=True):
+            name = reader.name
+            more, counts, records = reader.take_more(), reader.take_counts(), reader.take(reader.slots)
+            self.fills[name] = len(records) / reader.slots
+            if counts:
+                lost = QueuedEvent(self._lost(name, counts))
+                streams.append([_Found(lost, partial(reader.release_counts, counts), lost.event.at_us)])
+            streams.append([self._found_more(reader, each) for each in more])
+            streams.append([self._found_record(reader, each, is_late=each.number > tail) for each in records])
+        found = list(heapq.merge(*streams, key=lambda each: each.at_us))
+        while found and found[-1].is_late:
+            found.pop()
+        return found
+
+    def _found_more(self, reader: ReserveReader, record: TakenRecord) -> _Found:
+        item = self._item(record, reader.name, is_more=True)
+        return _Found(item, partial(reader.release_more, [record]), record.last_us)
+
+    def _found_record(self, reader: ReserveReader, record: TakenRecord, *, is_late: bool) -> _Found:
+        item = self._item(record, reader.name, is_more=False)
+        at_us = item.event.at_us if item is not None else record.last_us
+        return _Found(item, partial(reader.release, [record]), at_us, is_late)
+
+    def _item(self, record: TakenRecord, name: str, *, is_more: bool) -> QueuedEvent | None:
         try:
             event = parse(record.payload)
         except EventUnreadable as exc:
             self.unreadable += 1
             log.error("event-unreadable", reserve=name, problem=str(exc))
-            return []
+            return None
         if is_more:  # the event itself was delivered before: this is another delivery, of those folded since
             identity = uuid.uuid5(NAMESPACE, f"{event.event_id}/{record.last_us}/{record.events}")
             event = replace(event, event_id=str(identity), at_us=record.last_us)
-        return [QueuedEvent(event, repeats=record.events)]
+        return QueuedEvent(event, repeats=record.events)
 
     def _lost(self, name: str, counts: list[TakenCount]) -> Event:
         total = sum(count.events for count in counts)
@@ -176,7 +226,8 @@ class EventIntake:
             severity="critical",
             element="server",
             subject=process,
-            text=f"{total} events of {process} were counted, but not kept: its reserve was full",
+            text=f"{total} events of {process} were counted, but not kept: its reserve was full. "
+            "Those that reached SQL are in `sla get events`",
             details={"counts": by_kind, "first_us": first_us, "last_us": last_us},
             source="delivery",
         )
@@ -188,7 +239,7 @@ class EventIntake:
         self._listed_ns = now_ns
         for path, reader in list(self._readers.items()):
             if not reader.is_current():
-                self._take(reader, is_initial=INITIAL in path.name)
+                self._take([reader], is_initial=INITIAL in path.name)
                 reader.close()
                 del self._readers[path]
         for path in sorted(self._directory.glob(f"[!.]*{SUFFIX}")):

@@ -77,6 +77,7 @@ def take(reader: ReserveReader, taken: Callable[[int], None]) -> None:
     events = [record.events for record in (*more, *records)] + [count.events for count in counts]
     for each in events:
         taken(each)
+    reader.release_more(more)
     reader.release(records)
     reader.release_counts(counts)
 

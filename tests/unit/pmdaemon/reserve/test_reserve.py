@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from pathlib import Path
 
 import pytest
 
-from pmdaemon.reserve import raising
-from pmdaemon.reserve.layout import COUNT, MOST_PAYLOAD, NUMBER, PAGE_BYTES, PAYLOAD_AT, WORD
+from pmdaemon.reserve import raising, writer
+from pmdaemon.reserve.layout import (
+    COUNT,
+    DELIVERED,
+    MOST_PAYLOAD,
+    NUMBER,
+    PAGE_BYTES,
+    PAYLOAD_AT,
+    WORD,
+    make_reserve,
+)
 from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
+from pmdaemon.runtime.clock import FakeClock
 
 
 def row(number: int, kind: str = "gateway-lost", subject: str = "gw-1", **more: object) -> dict[str, object]:
@@ -21,9 +32,18 @@ def row(number: int, kind: str = "gateway-lost", subject: str = "gw-1", **more: 
     }  # fmt: skip
 
 
-def record(reserve: ReserveWriter, number: int, kind: str = "a-kind", subject: str = "x") -> RecordOutcome:
+def record(
+    reserve: ReserveWriter,
+    number: int,
+    kind: str = "a-kind",
+    subject: str = "x",
+    *,
+    is_critical: bool = False,
+) -> RecordOutcome:
     payload = json.dumps(row(number, kind, subject)).encode()
-    return reserve.record(payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number)
+    return reserve.record(
+        payload, event_id=f"id-{number}", subject=subject, kind=kind, at_us=number, is_critical=is_critical
+    )
 
 
 def numbers(taken: list[TakenRecord]) -> list[int]:
@@ -93,6 +113,18 @@ def test_what_finds_no_slot_is_counted_by_kind(path: Path) -> None:
     assert [(each.kind, each.events) for each in reader.take_counts()] == [("kind-1", 1)]
 
 
+def test_the_last_quarter_is_kept_for_critical_events_of_other_kinds(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 16, kept_slots=4), ReserveReader(path)
+    found = [record(writer, n, "gateway-lost", str(n), is_critical=True) for n in range(20)]
+    assert found == [RecordOutcome.KEPT] * 12 + [RecordOutcome.COUNTED] * 8
+    assert record(writer, 20, "gateway-up", "20") is RecordOutcome.COUNTED
+    kept = [record(writer, n, "violation-opened", str(n), is_critical=True) for n in range(21, 26)]
+    assert kept == [RecordOutcome.KEPT] * 4 + [RecordOutcome.COUNTED]
+    assert numbers(reader.take(99)) == [*range(12), *range(21, 25)]
+    reader.release(reader.take(99))
+    assert record(writer, 30, "gateway-up", "30") is RecordOutcome.KEPT
+
+
 def test_more_kinds_than_counters_are_counted_together(path: Path) -> None:
     writer, reader = ReserveWriter(path, 1), ReserveReader(path)
     for number in range(100):
@@ -111,7 +143,23 @@ def test_a_count_raised_while_its_record_is_taken_is_seen_by_the_next_pass(path:
     reader.release(taken)
     more = reader.take_more()
     assert [(each.number, each.events) for each in more] == [(taken[-1].number, 1)]
+    reader.release_more(more)
     assert reader.take_more() == []
+
+
+def test_what_was_folded_comes_again_until_it_is_released(path: Path) -> None:
+    writer, reader = ReserveWriter(path, 4), ReserveReader(path)
+    for number in range(3):
+        record(writer, number)
+    taken = reader.take(9)
+    record(writer, 7)
+    reader.release(taken)
+    assert [each.events for each in reader.take_more()] == [1]
+    more = reader.take_more()
+    assert [each.events for each in more] == [1]
+    reader.release_more(more)
+    words, at = reader._file.words, reader._file.slot(taken[-1].number)
+    assert words[at + COUNT] == words[at + DELIVERED]
 
 
 def test_a_count_that_no_pass_saw_is_counted_when_its_slot_is_used_again(path: Path) -> None:
@@ -183,7 +231,9 @@ def test_random_histories_lose_and_repeat_nothing(path: Path) -> None:
                 reader.release(some)
                 taken += sum(each.events for each in some)
             case 4:
-                taken += sum(each.events for each in reader.take_more())
+                more = reader.take_more()
+                taken += sum(each.events for each in more)
+                reader.release_more(more)
                 counts = reader.take_counts()
                 taken += sum(each.events for each in counts)
                 reader.release_counts(counts)
@@ -221,21 +271,92 @@ def test_without_a_directory_there_is_nothing_to_raise_events_in(monkeypatch: py
     assert not raising.raise_event(row(1))
 
 
+def test_reserves_that_had_no_room_are_made_later_and_get_what_waited(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+
+    def full(path: Path, slots: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(writer, "make_reserve", full)
+    raising.attach_reserves("dbmanager", reserves, clock)
+    raising.initialized()
+    clock.advance(raising.RETRY_NS / 1e9)
+    assert not any(raising.raise_event(row(number)) for number in (1, 2))
+    monkeypatch.setattr(writer, "make_reserve", make_reserve)
+    assert not raising.raise_event(row(3))  # not tried again yet
+    clock.advance(raising.RETRY_NS / 1e9)
+    assert raising.raise_event(row(4))
+    assert raising.raise_event(row(5))
+    raising.detach_reserves()
+    assert numbers(ReserveReader(reserves / "dbmanager.normal.reserve").take(9)) == [1, 2, 3, 4, 5]
+
+
+def test_what_waits_for_a_reserve_is_bounded_and_what_goes_is_said(
+    reserves: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    (reserves / "events").write_bytes(b"")  # no directory
+    raising.attach_reserves("dbmanager", reserves / "events", clock)
+    for number in range(raising.MOST_WAITING + 3):
+        raising.raise_event(row(number, subject=str(number)))
+    (reserves / "events").unlink()
+    clock.advance(raising.RETRY_NS / 1e9)
+    raising.initialized()
+    raising.detach_reserves()
+    assert numbers(ReserveReader(reserves / "events" / "dbmanager.normal.reserve").take(999)) == [
+        *range(3, raising.MOST_WAITING + 3)
+    ]
+
+
 def test_an_event_too_long_for_a_slot_is_cut_and_stays_json() -> None:
     found = raising.packed(row(1, text="\u20ac" * 3000, details={"all": ["\u20ac" * 100] * 100}))
     assert len(found) <= MOST_PAYLOAD
     assert json.loads(found)["event_id"] == "id-1"
 
 
-def test_eighty_percent_is_an_event_once(reserves: Path) -> None:
-    raiser = raising.EventRaiser(reserves, "pair-0")
+def test_an_event_that_is_cut_keeps_the_names_that_routes_and_conditions_need() -> None:
+    names = {"alert": "fast", "volume": "v" * 128, "gateway": "g" * 128, "agreement": "gold"}
+    found = raising.packed(row(1, details={"all": ["x"] * 3000, "figure": 1.5, **names}))
+    assert len(found) <= MOST_PAYLOAD
+    details = json.loads(found)["details"]
+    assert {name: details[name] for name in names} == names
+    assert (details["figure"], details["cut"][:5]) == (1.5, '{"all')
+
+
+@pytest.mark.parametrize("character", ["\U0001f525", "\\", '"', "\x01"])
+def test_whatever_its_characters_an_event_fits_a_slot(character: str) -> None:
+    many = character * 5000
+    details = {f"name-{number}": character * 100 for number in range(100)}
+    found = raising.packed(row(1, subject=many, text=many, source=many, details={"volume": many, **details}))
+    assert len(found) <= MOST_PAYLOAD
+    assert json.loads(found)["event_id"] == "id-1"
+
+
+def test_seventy_percent_is_an_event_once(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "dbmanager")
     raiser.initialized()
     for number in range(raising.SLOTS - 2):
         raiser.record(row(number, subject=str(number)))
-    reader = ReserveReader(reserves / "pair-0.normal.reserve")
+    reader = ReserveReader(reserves / "dbmanager.normal.reserve")
     kinds = [json.loads(each.payload)["kind"] for each in reader.take(999)]
     assert kinds.count("event-reserve-filling") == 1
-    assert kinds.index("event-reserve-filling") == 205  # 80 % of 256, rounded up
+    assert kinds.index("event-reserve-filling") == 180  # 70 % of 256, rounded up
+    raiser.close()
+
+
+def test_a_fleet_that_goes_in_one_tick_is_kept_and_what_is_critical_after_it_too(reserves: Path) -> None:
+    raiser = raising.EventRaiser(reserves, "services")
+    raiser.initialized()
+    found = [raiser.record(row(number, subject=f"gw-{number}")) for number in range(1000)]
+    found += [
+        raiser.record(row(number, "violation-opened", f"gold/{number}")) for number in range(1000, 1003)
+    ]
+    assert set(found) == {RecordOutcome.KEPT}
+    flood = [raiser.record(row(number, subject=f"gw-{number}")) for number in range(2000, 4000)]
+    assert RecordOutcome.COUNTED in flood
+    assert raiser.record(row(5000, "violation-opened", "silver/a")) is RecordOutcome.KEPT
     raiser.close()
 
 

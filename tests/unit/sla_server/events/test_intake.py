@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from pmdaemon.reserve.raising import INITIAL_SLOTS, SLOTS, EventRaiser
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.reserve.layout import COUNT, DELIVERED
+from pmdaemon.reserve.raising import INITIAL_SLOTS, KEPT_SHARE, SLOTS, EventRaiser
+from pmdaemon.reserve.reader import ReserveReader, TakenRecord
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.intake import LISTING_NS, EventIntake
 from sla_server.events.queue import EventQueue, QueuedEvent
@@ -84,6 +88,54 @@ def test_an_event_of_two_processes_with_one_identity_is_one(rig: Rigged) -> None
     assert (rig.ids(rig.normal), rig.intake.repeated) == (["e1"], 1)
 
 
+def test_a_pass_takes_the_reserves_of_all_processes_in_the_order_of_time(rig: Rigged) -> None:
+    services, pair = EventRaiser(rig.folder, "services"), EventRaiser(rig.folder, "pair-0")
+    for raiser in (services, pair):
+        raiser.initialized()
+    services.record(event(1, kind="gateway-lost").row())
+    pair.record(event(2, kind="gateway-up").row())
+    services.record(event(3, kind="gateway-lost").row())
+    assert rig.step() == 3
+    assert rig.ids(rig.normal) == ["e1", "e2", "e3"]
+
+
+def test_what_is_raised_during_a_pass_does_not_overtake_what_was_raised_before_it(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = EventRaiser(rig.folder, "a"), EventRaiser(rig.folder, "b")
+    for raiser in (first, second):
+        raiser.initialized()
+    take = ReserveReader.take
+
+    def taking(reader: ReserveReader, limit: int) -> list[TakenRecord]:
+        found = take(reader, limit)
+        if reader.name == "a.normal":  # its pass is over, that of b is not
+            monkeypatch.undo()
+            first.record(event(1, kind="gateway-lost").row())
+            second.record(event(2, kind="gateway-up").row())
+        return found
+
+    monkeypatch.setattr(ReserveReader, "take", taking)
+    rig.step()
+    rig.step()
+    assert rig.ids(rig.normal) == ["e1", "e2"]
+
+
+def test_a_queue_with_little_room_takes_what_fits_and_the_order_stays(tmp_path: Path) -> None:
+    rig = Rigged(tmp_path, 64 << 10)
+    raisers = [EventRaiser(rig.folder, name) for name in ("b", "a")]
+    for number in range(80):
+        raiser = raisers[number % 2]
+        raiser.initialized()
+        raiser.record(event(number, text="x" * 1500, subject=str(number)).row())
+    found = list[str]()
+    for _ in range(40):
+        rig.step()
+        found += rig.ids(rig.normal)
+        rig.normal.delete_through(rig.normal.newest_seq)
+    assert found == [f"e{number}" for number in range(80)]
+
+
 def test_a_death_between_sync_and_release_repeats_nothing(rig: Rigged) -> None:
     raiser = EventRaiser(rig.folder, "services")
     raiser.initialized()
@@ -110,7 +162,7 @@ def test_the_reserve_of_a_process_that_died_is_taken(rig: Rigged) -> None:
 
 
 def test_a_flood_is_folded_and_then_counted_and_every_event_is_in_the_sum(rig: Rigged) -> None:
-    raiser = EventRaiser(rig.folder, "services")
+    raiser = EventRaiser(rig.folder, "dbmanager")
     raiser.initialized()
     for number in range(1000):
         raiser.record(event(number, subject=f"gw-{number % 300}", kind="clock-skew").row())
@@ -119,10 +171,11 @@ def test_a_flood_is_folded_and_then_counted_and_every_event_is_in_the_sum(rig: R
     kinds = {item.event.kind for item in items}
     lost = [item.event for item in items if item.event.kind == "events-lost"]
     assert kinds == {"clock-skew", "event-reserve-filling", "events-lost"}
-    assert len(items) == SLOTS + 1
+    assert len(items) == SLOTS - SLOTS // KEPT_SHARE + 1
     skews = sum(item.repeats for item in items if item.event.kind == "clock-skew")
     assert skews + lost[0].details["counts"]["clock-skew"] == 1000
-    assert (lost[0].severity, lost[0].subject) == ("critical", "services")
+    assert "sla get events" in lost[0].text
+    assert (lost[0].severity, lost[0].subject) == ("critical", "dbmanager")
 
 
 def test_what_is_folded_after_it_was_taken_comes_as_an_event_of_its_own(rig: Rigged) -> None:
@@ -158,6 +211,41 @@ def test_with_the_queue_full_nothing_is_released(tmp_path: Path) -> None:
     assert rig.ids(rig.normal) == [f"e{fits}", "e200"]  # order kept, nothing lost
 
 
+def test_what_was_folded_waits_in_the_reserve_while_the_queue_is_full(tmp_path: Path) -> None:
+    rig = Rigged(tmp_path, 64 << 10)
+    raiser = EventRaiser(rig.folder, "services")
+    for number in range(INITIAL_SLOTS // 2 + 1):
+        raiser.record(event(number, kind="clock-skew").row())
+    slot = raiser._initial._file.slot(INITIAL_SLOTS // 2)
+    rig.step()
+    raiser._initial._file.words[slot + COUNT] += 4  # stored by the writer after the reader had looked
+    filled = 0
+    with contextlib.suppress(QueueFull):
+        while True:
+            rig.initial.append([QueuedEvent(event(1000 + filled, text="x" * 200))])
+            filled += 1
+    assert (filled > 0, rig.step()) == (True, 0)
+    rig.initial.delete_through(rig.initial.newest_seq)
+    assert (rig.step(), rig.step()) == (1, 0)
+    assert [item.repeats for item in rig.queued(rig.initial)] == [4]
+    assert raiser._initial._file.words[slot + DELIVERED] == 6
+
+
+def test_a_death_before_the_sync_does_not_lose_what_was_folded(rig: Rigged) -> None:
+    raiser = EventRaiser(rig.folder, "services")
+    for number in range(INITIAL_SLOTS // 2 + 1):
+        raiser.record(event(number, kind="clock-skew").row())
+    rig.step()
+    words, slot = raiser._initial._file.words, raiser._initial._file.slot(INITIAL_SLOTS // 2)
+    words[slot + COUNT] += 4
+    rig.point = "queued"
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    assert (
+        words[slot + COUNT] - words[slot + DELIVERED] == 4
+    )  # the writer counts these when it needs the slot
+
+
 def test_what_is_no_event_is_dropped_and_counted(rig: Rigged) -> None:
     raiser = EventRaiser(rig.folder, "services")
     raiser.record({**event(1).row(), "severity": "fatal"})
@@ -180,9 +268,9 @@ def test_a_reserve_that_was_made_again_is_read_from_its_beginning(rig: Rigged) -
 
 
 def test_the_fill_of_each_reserve_is_a_figure(rig: Rigged) -> None:
-    raiser = EventRaiser(rig.folder, "services")
+    raiser = EventRaiser(rig.folder, "dbmanager")
     raiser.initialized()
     for number in range(SLOTS // 2):
         raiser.record(event(number, subject=str(number)).row())
     rig.step()
-    assert rig.intake.fills == {"services.initial": 0.0, "services.normal": 0.5}
+    assert rig.intake.fills == {"dbmanager.initial": 0.0, "dbmanager.normal": 0.5}
