@@ -8,14 +8,19 @@ used, so a new one counts from the next delivery on. ``hidden`` takes secrets ou
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from pmdaemon.errors import SlaError
 
 MOST_BYTES: Final = 64 << 10
+LEAST_PART: Final = 8
+"""Shorter parts of an address are no secrets, and would be found in any text."""
+_SEPARATORS: Final = re.compile(r"[/?&=;:#,@]")
 _FORBIDDEN: Final = 0o027  # group may read (a service account's), others may nothing
 
 
@@ -68,3 +73,14 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
         if secret:
             text = text.replace(secret, "***")
     return text
+
+
+def secrets_of_address(address: str) -> list[str]:
+    """An address that is a secret, and what of it may be repeated alone: path, query, their parts."""
+    where = address.partition("://")[2]
+    authority, slash, path = where.partition("/")
+    rest = [slash + path, *path.split("?", 1), *_SEPARATORS.split(path)]
+    if "@" in authority:
+        rest += _SEPARATORS.split(authority.rpartition("@")[0])
+    found = {address} | {text for part in rest for text in (part, unquote(part)) if len(text) >= LEAST_PART}
+    return sorted(found, key=lambda text: (-len(text), text))  # the whole before its parts

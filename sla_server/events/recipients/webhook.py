@@ -22,7 +22,7 @@ from sla_server.events.documents import WebhookSpec
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
-from sla_server.events.recipients.secret_files import SecretUnusable, read_secret
+from sla_server.events.recipients.secret_files import SecretUnusable, read_secret, secrets_of_address
 from sla_server.events.recipients.wording import rfc3339
 
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
@@ -160,9 +160,12 @@ class HttpTarget:
             fields["Authorization"] = f"Bearer {bearer}"
         if secret:
             fields["Sla-Signature"] = signature(secret, int(time.time()), content)
-        hide = [secret, bearer, address if self._spec.url is None else ""]
+        is_secret = self._spec.url is None
+        hide = [secret, bearer, *(secrets_of_address(address) if is_secret else ())]
         url = address.rstrip("/") + path if path else address
-        return self._client.exchange(method, url, fields, content, deadline, hide, most_bytes)
+        return self._client.exchange(
+            method, url, fields, content, deadline, hide, most_bytes, quotes_body=not is_secret
+        )
 
     def close(self) -> None:
         """Close its connections."""

@@ -6,6 +6,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,20 @@ def test_a_new_secret_counts_from_the_next_delivery_on(tmp_path: Path, build: Bu
     ]
     assert (answer.outcome, answer.after_s) == (Outcome.RETRY, 60.0)
     assert "is open to others (mode 0644)" in answer.reason
+
+
+@pytest.mark.parametrize("code", [400, 404, 500])
+def test_a_server_that_repeats_a_secret_address_does_not_make_it_known(
+    tmp_path: Path, build: Build, code: int
+) -> None:
+    def echo(handler: BaseHTTPRequestHandler) -> None:
+        status(code, f"no such hook: {handler.path} {handler.path[::-1]}".encode())(handler)
+
+    with HttpReceiver(echo) as receiver:
+        address = _secret(tmp_path, "address", f"{receiver.url}/hooks/geheim-0001")
+        target = build({"webhook": {"url_file": address}})
+        assert _deliver(target).reason == f"HTTP {code}"
+    assert receiver.requests[0][1] == "/hooks/geheim-0001"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sla_server.events.recipients.secret_files import MOST_BYTES, SecretUnusable, hidden, read_secret
+from sla_server.events.recipients.secret_files import (
+    MOST_BYTES,
+    SecretUnusable,
+    hidden,
+    read_secret,
+    secrets_of_address,
+)
 
 
 def _file(path: Path, content: bytes = b" key-1 \n", mode: int = 0o600) -> Path:
@@ -49,3 +55,13 @@ def test_a_file_that_is_missing_or_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_secrets_are_hidden_in_texts() -> None:
     assert hidden("401: bad token key-1 of key-1", ["key-1", ""]) == "401: bad token *** of ***"
+
+
+def test_an_address_that_is_a_secret_is_hidden_in_parts() -> None:
+    address = "https://user:password-1@hooks.example/services/T01/tok%20en-1?key=secret-22"
+    secrets = secrets_of_address(address)
+    assert hidden(address, secrets) == "***"
+    assert hidden("no /services/T01/tok%20en-1?key=secret-22 here", secrets) == "no *** here"
+    for part in ("password-1", "tok%20en-1", "tok en-1", "secret-22"):
+        assert hidden(f"bad <{part}>", secrets) == "bad <***>"
+    assert secrets_of_address("https://a.example/x") == ["https://a.example/x"]
