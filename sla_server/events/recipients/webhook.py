@@ -22,7 +22,12 @@ from sla_server.events.documents import WebhookSpec
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
-from sla_server.events.recipients.secret_files import SecretUnusable, read_secret, secrets_of_address
+from sla_server.events.recipients.secret_files import (
+    SecretUnusable,
+    read_address,
+    read_secret,
+    secrets_of_address,
+)
 from sla_server.events.recipients.wording import rfc3339
 
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
@@ -150,7 +155,7 @@ class HttpTarget:
     ) -> tuple[Answer, bytes]:
         """The same with the content of its answer, ``most_bytes`` of it."""
         try:
-            address = self._spec.url or self._read(self._spec.url_file)
+            address = self._spec.url or read_address(self._secrets_dir / self._spec.url_file)
             bearer = self._read(self._spec.bearer_file)
             secret = self._read(secret_file)
         except SecretUnusable as exc:

@@ -114,6 +114,25 @@ def test_a_server_that_repeats_a_secret_address_does_not_make_it_known(
 
 
 @pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("bearer_file", "geheim-1\ngeheim-2\n"),
+        ("url_file", "http://127.0.0.1:geheim-1/x"),
+        ("url_file", "geheim-1"),
+    ],
+)
+def test_a_secret_file_with_a_mistake_is_not_repeated(
+    tmp_path: Path, build: Build, key: str, content: str
+) -> None:
+    with HttpReceiver() as receiver:
+        url = {"url": receiver.url} if key == "bearer_file" else {}
+        answer = _deliver(build({"webhook": {**url, key: _secret(tmp_path, "file", content)}}))
+    assert (answer.outcome, answer.after_s, receiver.requests) == (Outcome.RETRY, 60.0, [])
+    assert answer.reason.startswith("secret file ")
+    assert "geheim" not in answer.reason
+
+
+@pytest.mark.parametrize(
     ("responder", "outcome", "reason", "after_s"),
     [
         (status(500, b"boom\n"), Outcome.RETRY, "HTTP 500: boom", None),
