@@ -82,6 +82,17 @@ def _url(value: Any) -> str:
     return value
 
 
+def may_carry_bearer(address: str) -> bool:
+    """Whether a token stays unread by others on the way there: by https, or on this host."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    return parts.scheme == "https" or is_here
+
+
 def _host(value: Any) -> str:
     if isinstance(value, str):
         try:
@@ -139,7 +150,7 @@ class _HttpTarget(_WithoutSecrets):
     url_file: FileName | None = None
     """Instead of ``url``: a file that holds the address."""
     bearer_file: FileName | None = None
-    """Sent as ``Authorization: Bearer``."""
+    """Sent as ``Authorization: Bearer``, over https or to this host only."""
     ca_file: FileName | None = None
     """Certificates to trust in place of the system's; in ``notify.secrets_dir``, too."""
     headers: dict[str, str] = Field(default_factory=dict, max_length=MOST_HEADERS)
@@ -149,6 +160,12 @@ class _HttpTarget(_WithoutSecrets):
         if (self.url is None) == (self.url_file is None):
             raise refuse(
                 "needs exactly one of 'url' and 'url_file'", "Add for example url: https://host/path"
+            )
+        if self.bearer_file is not None and self.url is not None and not may_carry_bearer(self.url):
+            raise refuse(
+                "bearer_file: a token is not sent in clear over http",
+                "Use https:// in url (http:// only to this host: 127.0.0.1, ::1 or localhost)",
+                key="url",
             )
         for name, value in self.headers.items():
             if _HEADER.fullmatch(name) is None or not value.isprintable() or not value.isascii():

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
-from sla_server.events.documents import WebhookSpec
+from sla_server.events.documents import WebhookSpec, may_carry_bearer
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
@@ -161,6 +161,10 @@ class HttpTarget:
         except SecretUnusable as exc:
             return retry(str(exc), MENDED_AFTER_S), b""
         fields = {**self._spec.headers, **headers}
+        if bearer and not may_carry_bearer(address):  # of a url_file: a url is refused with its document
+            return retry(
+                f"bearer_file: not sent in clear; use https:// in {self._spec.url_file}", MENDED_AFTER_S
+            ), b""
         if bearer:
             fields["Authorization"] = f"Bearer {bearer}"
         if secret:
