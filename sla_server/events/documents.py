@@ -29,6 +29,7 @@ RECIPIENT_KINDS: Final = (
 MOST_HEADERS: Final = 20
 MOST_TIMEOUT_S: Final = 3600
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RENAMED: Final = re.compile(r".*\.[0-9]+")
 _SECRET_KEY: Final = re.compile(
     r"(?:.*[_-])?(?:password|passwd|pass|secret|token|apikey|api[_-]key|private[_-]key|credentials?|bearer|auth)",
     re.IGNORECASE,
@@ -259,6 +260,16 @@ class FileSpec(_WithoutSecrets):
     """10^6 bytes; a file that would grow beyond is renamed to NAME.1 first."""
     keep: int = Field(default=5, ge=1, le=1000)
     """So many renamed files are kept."""
+
+    @model_validator(mode="after")
+    def _is_no_renamed_file(self) -> FileSpec:
+        if _RENAMED.fullmatch(self.path):
+            raise refuse(
+                f"{shown(self.path)} is a name that renamed files get: it may be written over",
+                "Give a name that does not end in . and a number",
+                key="path",
+            )
+        return self
 
 
 class InboxSpec(_WithoutSecrets):

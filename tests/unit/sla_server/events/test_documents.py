@@ -64,6 +64,7 @@ def test_timeout_and_batch_are_the_documents(tmp_path: Any) -> None:
         ("batch: 5", "spec", "the kind of recipient is missing"),
         ("inbox: {}, file: {path: a}", "spec", "file and inbox are given"),
         ("file: {path: ../a}", "spec.file.path", "'../a' is not the name of a file"),
+        ("file: {path: x.jsonl.1}", "spec.file.path", "'x.jsonl.1' is a name that renamed files get"),
         ("command: {argv: [/bin/sh]}", "spec.command.argv[0]", "'/bin/sh' is not the name of a program"),
         ("inbox: {}, timeout: 2h", "spec.timeout", "is longer than 3600 s"),
         ("webhook: {url: 'ftp://a'}", "spec.webhook.url", "neither http:// nor https://"),
