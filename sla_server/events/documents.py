@@ -43,6 +43,11 @@ _SECRET_HOSTS: Final = (
 )  # fmt: skip
 """Services whose addresses are secrets themselves."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_OUR_HEADERS: Final = frozenset((
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
+    "trailer", "upgrade", "expect", "proxy-connection", "idempotency-key", "sla-signature",
+))  # fmt: skip
+"""Follow from the request; a second one would make it wrong."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 _MAIL: Final = re.compile(r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
@@ -171,6 +176,13 @@ class _HttpTarget(_WithoutSecrets):
         for name, value in self.headers.items():
             if _HEADER.fullmatch(name) is None or not value.isprintable() or not value.isascii():
                 raise refuse(f"{shown(name)} is not a header", "Use letters, digits and -", key="headers")
+            if value != value.strip():
+                problem = f"the value of {name} begins or ends with a blank"
+                raise refuse(problem, "Remove it", key="headers")
+            if name.lower() in _OUR_HEADERS:
+                raise refuse(
+                    f"the header {name} is set by the server for each request", "Remove it", key="headers"
+                )
             if _SECRET_HEADER.fullmatch(name):
                 raise refuse(
                     f"the header {name} carries a secret",

@@ -78,6 +78,16 @@ def test_timeout_and_batch_are_the_documents(tmp_path: Any) -> None:
             "spec.heartbeat.url",
             "bearer_file: a token is not sent in clear over http",
         ),
+        (
+            "webhook: {url: 'http://a.example', headers: {Content-Length: '3'}}",
+            "spec.webhook.headers",
+            "the header Content-Length is set by the server",
+        ),
+        (
+            "webhook: {url: 'http://a.example', headers: {X-Site: ' a'}}",
+            "spec.webhook.headers",
+            "the value of X-Site begins or ends with a blank",
+        ),
         ("webhook: {}", "spec.webhook", "exactly one of 'url' and 'url_file'"),
         ("syslog: {unix: log}", "spec.syslog.unix", "'log' is not the path of a socket"),
         ("smtp: {server: 'a b', sender: a@b, to: [c@d]}", "spec.smtp.server", "'a b' is not a host"),
