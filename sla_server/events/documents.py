@@ -44,7 +44,7 @@ _SECRET_HOSTS: Final = (
 """Services whose addresses are secrets themselves."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _OUR_HEADERS: Final = frozenset((
-    "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive", "te",
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive",
     "trailer", "upgrade", "expect", "proxy-connection", "idempotency-key", "sla-signature",
 ))  # fmt: skip
 """Follow from the request; a second one would make it wrong."""
