@@ -144,8 +144,10 @@ def show_undelivered(client: Client, kind: str, limit: int, output: str) -> None
         console().print(build(UNDELIVERED.columns, rows, time.time_ns() // 1000))
         if left_out := len(answer["items"]) - len(rows):
             click.echo(f"and {left_out:,} more: give a higher --limit")
-    elif answer["is_known"]:
+    elif answer["is_known"] and not answer["waiting"]:
         click.echo(UNDELIVERED.empty)
+    if output != "json" and (unread := answer["waiting"] - len(answer["items"])) > 0:
+        click.echo(f"{unread:,} more wait in queues to be looked at: sla get recipients")
     if not answer["is_known"]:
         raise LiveValuesMissing("The delivery process is silent; 'sla-server status' says more.")
 
@@ -169,8 +171,12 @@ def event_lines(row: Row) -> Iterator[str]:
     waiting = row.get("undelivered")
     if waiting is None:
         yield "delivery: not known, the delivery process is silent (sla-server status)"
-    elif not waiting:
+    elif not waiting and not row.get("unanswered"):
         yield "delivery: no recipient is behind with it"
+    for one in row.get("unanswered") or ():
+        count = one.get("waiting")
+        there = f"; {count:,} notices wait there" if count else ""
+        yield f"delivery: no answer of {one['recipient']} is recorded{there}"
     for one in waiting or ():
         tries = f", {one['attempt']} tries" if one.get("attempt") else ""
         why = why_undelivered(one)

@@ -29,6 +29,7 @@ RECIPIENT_KINDS: Final = (
 MOST_HEADERS: Final = 20
 MOST_TIMEOUT_S: Final = 3600
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RENAMED: Final = re.compile(r".*\.[0-9]+")
 _SECRET_KEY: Final = re.compile(
     r"(?:.*[_-])?(?:password|passwd|pass|secret|token|apikey|api[_-]key|private[_-]key|credentials?|bearer|auth)",
     re.IGNORECASE,
@@ -42,6 +43,11 @@ _SECRET_HOSTS: Final = (
 )  # fmt: skip
 """Services whose addresses are secrets themselves."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_OUR_HEADERS: Final = frozenset((
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive",
+    "trailer", "upgrade", "expect", "proxy-connection", "idempotency-key", "sla-signature",
+))  # fmt: skip
+"""Follow from the request; a second one would make it wrong."""
 _HOST: Final = re.compile(r"(?!-)[A-Za-z0-9._-]{1,253}")
 _MAIL: Final = re.compile(r"[^\s@<>,;:\"()\[\]\\]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
@@ -80,6 +86,17 @@ def _url(value: Any) -> str:
             "Write the address into a file in notify.secrets_dir and name it: url_file",
         )
     return value
+
+
+def may_carry_bearer(address: str) -> bool:
+    """Whether a token stays unread by others on the way there: by https, or on this host."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    return parts.scheme == "https" or is_here
 
 
 def _host(value: Any) -> str:
@@ -139,7 +156,7 @@ class _HttpTarget(_WithoutSecrets):
     url_file: FileName | None = None
     """Instead of ``url``: a file that holds the address."""
     bearer_file: FileName | None = None
-    """Sent as ``Authorization: Bearer``."""
+    """Sent as ``Authorization: Bearer``, over https or to this host only."""
     ca_file: FileName | None = None
     """Certificates to trust in place of the system's; in ``notify.secrets_dir``, too."""
     headers: dict[str, str] = Field(default_factory=dict, max_length=MOST_HEADERS)
@@ -150,9 +167,22 @@ class _HttpTarget(_WithoutSecrets):
             raise refuse(
                 "needs exactly one of 'url' and 'url_file'", "Add for example url: https://host/path"
             )
+        if self.bearer_file is not None and self.url is not None and not may_carry_bearer(self.url):
+            raise refuse(
+                "bearer_file: a token is not sent in clear over http",
+                "Use https:// in url (http:// only to this host: 127.0.0.1, ::1 or localhost)",
+                key="url",
+            )
         for name, value in self.headers.items():
             if _HEADER.fullmatch(name) is None or not value.isprintable() or not value.isascii():
                 raise refuse(f"{shown(name)} is not a header", "Use letters, digits and -", key="headers")
+            if value != value.strip():
+                problem = f"the value of {name} begins or ends with a blank"
+                raise refuse(problem, "Remove it", key="headers")
+            if name.lower() in _OUR_HEADERS:
+                raise refuse(
+                    f"the header {name} is set by the server for each request", "Remove it", key="headers"
+                )
             if _SECRET_HEADER.fullmatch(name):
                 raise refuse(
                     f"the header {name} carries a secret",
@@ -242,6 +272,16 @@ class FileSpec(_WithoutSecrets):
     """10^6 bytes; a file that would grow beyond is renamed to NAME.1 first."""
     keep: int = Field(default=5, ge=1, le=1000)
     """So many renamed files are kept."""
+
+    @model_validator(mode="after")
+    def _is_no_renamed_file(self) -> FileSpec:
+        if _RENAMED.fullmatch(self.path):
+            raise refuse(
+                f"{shown(self.path)} is a name that renamed files get: it may be written over",
+                "Give a name that does not end in . and a number",
+                key="path",
+            )
+        return self
 
 
 class InboxSpec(_WithoutSecrets):

@@ -46,7 +46,7 @@ def _named(document: object) -> Iterator[tuple[str, str]]:
 
 
 def check(given: Sequence[Loaded], plans: Plans) -> None:
-    """Refuse routes and silences that name recipients which are not there.
+    """Refuse routes and silences that name recipients which are not there, and two writers of one file.
 
     Args:
         given: documents to apply.
@@ -56,7 +56,7 @@ def check(given: Sequence[Loaded], plans: Plans) -> None:
         AgreementsRefused: names those.
     """
     known = plans.names("Recipient")
-    problems = []
+    problems = list(_shared_files(given, plans))
     for loaded in given:
         for field, name in _named(loaded.document):
             if name not in known:
@@ -73,6 +73,27 @@ def check(given: Sequence[Loaded], plans: Plans) -> None:
                 )
     if problems:
         raise AgreementsRefused(problems)
+
+
+def _shared_files(given: Sequence[Loaded], plans: Plans) -> Iterator[DocumentProblem]:
+    """Recipients to apply whose file another one writes and renames."""
+    paths = [
+        (item.name, item.document.spec.file.path)
+        for item in plans.notifications
+        if item.ended_us is None
+        and isinstance(item.document, RecipientDocument)
+        and item.document.spec.file is not None
+    ]
+    for loaded in given:
+        document = loaded.document
+        if not isinstance(document, RecipientDocument) or document.spec.file is None:
+            continue
+        path = document.spec.file.path
+        for name in [name for name, other in paths if other == path and name != document.name][:1]:
+            problem = f"the recipient {name!r} writes {path!r} already"
+            yield DocumentProblem(
+                loaded.line, "spec.file.path", problem, "Give another name of a file", document.name
+            )
 
 
 def check_unused(plans: Plans, name: str) -> None:

@@ -106,7 +106,8 @@ def undelivered(context: AppContext, _request: Request) -> Response:
     for row in found[1] if found is not None else ():
         event = context.source.event(str(row.get("event_id"))) or {}
         rows.append({**{key: event.get(key) for key in SHOWN}, **row})
-    return responses.as_list(rows, is_known=found is not None)
+    waiting = sum(row.get("waiting") or 0 for row in found[0]) if found is not None else 0
+    return responses.as_list(rows, is_known=found is not None, waiting=max(waiting, len(rows)))
 
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
@@ -118,7 +119,20 @@ def event(context: AppContext, _request: Request, event_id: str) -> Response:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:
         found["routing"] = {"problem": str(exc)}
+    found["unanswered"] = _unanswered(context, found)
     return responses.as_json(found)
+
+
+def _unanswered(context: AppContext, found: Row) -> list[Row]:
+    """Recipients that the event goes to and of which nothing is recorded: with what waits there."""
+    recorded = {one["recipient"] for one in (*found["deliveries"], *(found["undelivered"] or ()))}
+    state = read_delivery_state(context.metrics.folder)
+    waiting = {row.get("name"): row.get("waiting") for row in (state[0] if state is not None else ())}
+    return [
+        {"recipient": name, "waiting": waiting.get(name)}
+        for one in found["routing"].get("recipients") or ()
+        if (name := one["recipient"]) not in recorded
+    ]
 
 
 def _event(context: AppContext, event_id: str) -> Row:

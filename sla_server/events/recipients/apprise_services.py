@@ -58,7 +58,7 @@ class AppriseServices:
             if self._call.is_alive():
                 return retry("the service has not answered the notices before")
         try:
-            services = self._services(read_secret(self._path))
+            services = self._services(read_secret(self._path, may_have_lines=True))
         except ImportError:
             return retry("apprise is not installed: pip install storage-sla-server[notify]", MENDED_AFTER_S)
         except (SecretUnusable, ValueError) as exc:

@@ -78,6 +78,8 @@ class HttpClient:
         deadline: Deadline,
         secrets: Iterable[str] = (),
         most_bytes: int = 0,
+        *,
+        quotes_body: bool = True,
     ) -> tuple[Answer, bytes]:
         """Send a request; what its answer means, and of a success the content.
 
@@ -89,6 +91,8 @@ class HttpClient:
             deadline: of everything.
             secrets: kept out of the reason.
             most_bytes: of the content of a success; 0: it is not wanted.
+            quotes_body: the reason may repeat what the body of a failure says; not where the address is a
+                secret, since a server may repeat it in a form that is not found.
         """
         self._backend.deadline = deadline
         fields = {"Host": _host_of(url), "User-Agent": "storage-sla", "Accept": "*/*", **headers}
@@ -98,7 +102,9 @@ class HttpClient:
             with self._connections().stream(
                 method, url, headers=list(fields.items()), content=body
             ) as response:
-                return self._read(response, deadline, secrets, most_bytes)
+                if not 200 <= response.status < 300:
+                    return self._not_taken(response, secrets, quotes_body), b""
+                return CONFIRMED, self._content(response, deadline, most_bytes)
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError) as exc:
             self.close()
             return retry(_plain(str(exc) or type(exc).__name__, secrets)), b""
@@ -121,16 +127,12 @@ class HttpClient:
             )
         return self._pool
 
-    def _read(
-        self, response: httpcore.Response, deadline: Deadline, secrets: Iterable[str], most_bytes: int
-    ) -> tuple[Answer, bytes]:
-        if not 200 <= response.status < 300:
-            return self._not_taken(response, secrets), b""
+    def _content(self, response: httpcore.Response, deadline: Deadline, most_bytes: int) -> bytes:
         if not most_bytes:
             self._backend.deadline = Deadline(min(DRAIN_S, deadline.left_s()))
-        return CONFIRMED, self._excerpt(response, most_bytes or DRAINED_BYTES)
+        return self._excerpt(response, most_bytes or DRAINED_BYTES)
 
-    def _not_taken(self, response: httpcore.Response, secrets: Iterable[str]) -> Answer:
+    def _not_taken(self, response: httpcore.Response, secrets: Iterable[str], quotes_body: bool) -> Answer:
         status = response.status
         headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
         if 300 <= status < 400:
@@ -139,7 +141,7 @@ class HttpClient:
             text = f"HTTP {status}: redirected{target}; write the new address"
             return retry(_plain(text, secrets), MENDED_AFTER_S)
         excerpt = self._excerpt(response, READ_BYTES).decode("utf-8", "replace").strip()
-        said = f": {excerpt}" if excerpt else ""
+        said = f": {excerpt}" if excerpt and quotes_body else ""
         reason = _plain(f"HTTP {status}{said}", secrets)
         if status in NEVER:
             return refused(reason)

@@ -8,14 +8,19 @@ used, so a new one counts from the next delivery on. ``hidden`` takes secrets ou
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from pmdaemon.errors import SlaError
 
 MOST_BYTES: Final = 64 << 10
+LEAST_PART: Final = 8
+"""Shorter parts of an address are no secrets, and would be found in any text."""
+_SEPARATORS: Final = re.compile(r"[/?&=;:#,@]")
 _FORBIDDEN: Final = 0o027  # group may read (a service account's), others may nothing
 
 
@@ -29,11 +34,19 @@ class SecretUnusable(SlaError):
         super().__init__(f"secret file {path}: {problem}. {fix}")
 
 
-def read_secret(path: Path) -> str:
+def read_secret(path: Path, *, may_have_lines: bool = False) -> str:
     """The text of a secret file, without white space around it.
 
+    What goes into a header or a login is one line of ASCII: libraries would repeat anything else in the text
+    of their exceptions, written so that ``hidden`` does not find it.
+
+    Args:
+        path: of the file.
+        may_have_lines: any text is taken, such as a list of addresses.
+
     Raises:
-        SecretUnusable: it is not there, empty, too large, no file, or others than its owner may use it.
+        SecretUnusable: it is not there, empty, too large, no file, no line of ASCII, or others than its owner
+            may use it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hold us up
@@ -59,7 +72,27 @@ def read_secret(path: Path) -> str:
         raise SecretUnusable(path, "is not UTF-8 text", "Write the secret as text") from exc
     if not text:
         raise SecretUnusable(path, "is empty", "Write the secret into it")
+    if not may_have_lines and not (text.isascii() and text.isprintable()):
+        problem = "holds more than one line, control characters or characters that are not ASCII"
+        raise SecretUnusable(path, problem, "Write the secret as one line of ASCII text")
     return text
+
+
+def read_address(path: Path) -> str:
+    """The address in a secret file.
+
+    Raises:
+        SecretUnusable: see ``read_secret``; or it is no address of HTTP.
+    """
+    address = read_secret(path)
+    try:
+        parts = urlsplit(address)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its text repeats the port
+        is_usable = False
+    if not is_usable or " " in address:
+        raise SecretUnusable(path, "holds no address", "Write it as https://host.example/path")
+    return address
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
@@ -68,3 +101,14 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
         if secret:
             text = text.replace(secret, "***")
     return text
+
+
+def secrets_of_address(address: str) -> list[str]:
+    """An address that is a secret, and what of it may be repeated alone: path, query, their parts."""
+    where = address.partition("://")[2]
+    authority, slash, path = where.partition("/")
+    rest = [slash + path, *path.split("?", 1), *_SEPARATORS.split(path)]
+    if "@" in authority:
+        rest += _SEPARATORS.split(authority.rpartition("@")[0])
+    found = {address} | {text for part in rest for text in (part, unquote(part)) if len(text) >= LEAST_PART}
+    return sorted(found, key=lambda text: (-len(text), text))  # the whole before its parts

@@ -14,7 +14,6 @@ import smtplib
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from email.message import EmailMessage
 from itertools import groupby
 from pathlib import Path
@@ -46,7 +45,7 @@ def mail(spec: SmtpSpec, notices: Sequence[Notice]) -> EmailMessage:
     message["Subject"] = printable(title, SUBJECT_CHARACTERS)
     message["From"] = spec.sender
     message["To"] = ", ".join(spec.to)
-    message["Date"] = datetime.fromtimestamp(notices[-1].event.at_us / 1e6, UTC)
+    message["Date"] = wording.utc(notices[-1].event.at_us)
     message["Message-ID"] = f"<{_digest(*(notice.delivery_id for notice in notices))}@{domain}>"
     last = notices[-1]
     about = _digest(last.condition or last.event.kind, last.event.element, last.event.subject)

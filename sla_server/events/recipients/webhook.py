@@ -18,11 +18,16 @@ from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
-from sla_server.events.documents import WebhookSpec
+from sla_server.events.documents import WebhookSpec, may_carry_bearer
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
-from sla_server.events.recipients.secret_files import SecretUnusable, read_secret
+from sla_server.events.recipients.secret_files import (
+    SecretUnusable,
+    read_address,
+    read_secret,
+    secrets_of_address,
+)
 from sla_server.events.recipients.wording import rfc3339
 
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
@@ -150,19 +155,26 @@ class HttpTarget:
     ) -> tuple[Answer, bytes]:
         """The same with the content of its answer, ``most_bytes`` of it."""
         try:
-            address = self._spec.url or self._read(self._spec.url_file)
+            address = self._spec.url or read_address(self._secrets_dir / self._spec.url_file)
             bearer = self._read(self._spec.bearer_file)
             secret = self._read(secret_file)
         except SecretUnusable as exc:
             return retry(str(exc), MENDED_AFTER_S), b""
         fields = {**self._spec.headers, **headers}
+        if bearer and not may_carry_bearer(address):  # of a url_file: a url is refused with its document
+            return retry(
+                f"bearer_file: not sent in clear; use https:// in {self._spec.url_file}", MENDED_AFTER_S
+            ), b""
         if bearer:
             fields["Authorization"] = f"Bearer {bearer}"
         if secret:
             fields["Sla-Signature"] = signature(secret, int(time.time()), content)
-        hide = [secret, bearer, address if self._spec.url is None else ""]
+        is_secret = self._spec.url is None
+        hide = [secret, bearer, *(secrets_of_address(address) if is_secret else ())]
         url = address.rstrip("/") + path if path else address
-        return self._client.exchange(method, url, fields, content, deadline, hide, most_bytes)
+        return self._client.exchange(
+            method, url, fields, content, deadline, hide, most_bytes, quotes_body=not is_secret
+        )
 
     def close(self) -> None:
         """Close its connections."""

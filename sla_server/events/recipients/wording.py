@@ -12,11 +12,18 @@ from sla_server.events.recipients.base import Notice, Status
 LINE_CHARACTERS: Final = 160
 DETAIL_CHARACTERS: Final = 200
 MOST_DETAILS: Final = 20
+LATEST_US: Final = 253_402_300_799_000_000
+"""The last second of the year 9999."""
+
+
+def utc(at_us: int) -> datetime:
+    """A time; one before 1970 or after the year 9999 (a broken clock) is the nearest that is not."""
+    return datetime.fromtimestamp(min(max(at_us, 0), LATEST_US) / 1e6, UTC)
 
 
 def rfc3339(at_us: int) -> str:
-    """A time as ``2026-02-01T22:00:00.123456Z``."""
-    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """A time as ``2026-02-01T22:00:00.123456Z``; see ``utc``."""
+    return utc(at_us).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def line(notice: Notice) -> str:

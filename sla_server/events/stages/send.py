@@ -12,6 +12,7 @@ Thread: methods by the main loop; ``_run`` is the thread ``ev-NAME``.
 from __future__ import annotations
 
 import queue
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -129,6 +130,8 @@ class _Worker:
     def _deliver(self, notices: Sequence[Notice], timeout_s: float) -> Answer:
         try:
             return self._recipient.deliver(notices, Deadline(timeout_s))
-        except Exception as exc:
-            log.exception("recipient-failed", recipient=self._name)
-            return retry(f"{type(exc).__name__}: {exc}")
+        except Exception as exc:  # noqa: BLE001 - not logged whole: its text may repeat a secret
+            name = type(exc).__name__
+            where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(exc.__traceback__)]
+            log.error("recipient-failed", recipient=self._name, problem=name, where=where)
+            return retry(f"a fault of the server: {name}; its log says where (recipient-failed)")

@@ -6,6 +6,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,39 @@ def test_a_new_secret_counts_from_the_next_delivery_on(tmp_path: Path, build: Bu
     ]
     assert (answer.outcome, answer.after_s) == (Outcome.RETRY, 60.0)
     assert "is open to others (mode 0644)" in answer.reason
+
+
+@pytest.mark.parametrize("code", [400, 404, 500])
+def test_a_server_that_repeats_a_secret_address_does_not_make_it_known(
+    tmp_path: Path, build: Build, code: int
+) -> None:
+    def echo(handler: BaseHTTPRequestHandler) -> None:
+        status(code, f"no such hook: {handler.path} {handler.path[::-1]}".encode())(handler)
+
+    with HttpReceiver(echo) as receiver:
+        address = _secret(tmp_path, "address", f"{receiver.url}/hooks/geheim-0001")
+        target = build({"webhook": {"url_file": address}})
+        assert _deliver(target).reason == f"HTTP {code}"
+    assert receiver.requests[0][1] == "/hooks/geheim-0001"
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("bearer_file", "geheim-1\ngeheim-2\n"),
+        ("url_file", "http://127.0.0.1:geheim-1/x"),
+        ("url_file", "geheim-1"),
+    ],
+)
+def test_a_secret_file_with_a_mistake_is_not_repeated(
+    tmp_path: Path, build: Build, key: str, content: str
+) -> None:
+    with HttpReceiver() as receiver:
+        url = {"url": receiver.url} if key == "bearer_file" else {}
+        answer = _deliver(build({"webhook": {**url, key: _secret(tmp_path, "file", content)}}))
+    assert (answer.outcome, answer.after_s, receiver.requests) == (Outcome.RETRY, 60.0, [])
+    assert answer.reason.startswith("secret file ")
+    assert "geheim" not in answer.reason
 
 
 @pytest.mark.parametrize(

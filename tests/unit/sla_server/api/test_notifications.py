@@ -37,7 +37,7 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, t
     (mail,) = web.get("/api/v1/recipients").json["items"]
     assert mail["delivery"] == failing
     found = web.get("/api/v1/undelivered").json
-    assert found["is_known"]
+    assert (found["is_known"], found["waiting"]) == (True, 3)
     assert [(row["event_id"], row["recipient"], row["kind"]) for row in found["items"]] == [
         ("e0001", "mail", "throttle-set")
     ]
@@ -47,6 +47,10 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, t
         ("oncall", "confirmed", 3)
     ]
     assert web.get("/api/v1/events/e0002").json["undelivered"] == []
+    assert found["unanswered"] == []
+    write_delivery_state(folder, [failing], [])
+    assert web.get("/api/v1/events/e0001").json["unanswered"] == [{"recipient": "mail", "waiting": 3}]
+    assert web.get("/api/v1/events/e0002").json["unanswered"] == []
 
 
 def test_without_a_report_nothing_is_said_to_be_delivered(web: FlaskClient) -> None:

@@ -76,6 +76,19 @@ def test_an_event_is_described_with_what_became_of_it(sla: Terminal, delivery: A
     assert (gone.exit_code, "'sla get events' lists the newest" in gone.stderr) == (1, True)
 
 
+def test_what_waits_behind_a_failing_recipient_is_not_called_delivered(sla: Terminal, delivery: Any) -> None:
+    delivery([{"name": "mail", "state": "failing", "waiting": 300}], [{**WAITING, "event_id": "e0000"}])
+    lines = sla("describe", "event", "e0001").output.splitlines()
+    assert "delivery: no answer of mail is recorded; 300 notices wait there" in lines
+    assert "delivery: no recipient is behind with it" not in lines
+    listed = sla("get", "events", "--undelivered").output.splitlines()
+    assert listed[-1] == "299 more wait in queues to be looked at: sla get recipients"
+    delivery([{"name": "mail", "state": "ok", "waiting": 2}])
+    assert sla("get", "events", "--undelivered").output.splitlines() == [
+        "2 more wait in queues to be looked at: sla get recipients"
+    ]
+
+
 def test_route_says_who_would_get_an_event(sla: Terminal, tmp_path: Path) -> None:
     by_options = sla("notify", "route", "--kind", "violation-opened", "--subject", "erp-gold/latency")
     assert by_options.exit_code == 0

@@ -64,9 +64,30 @@ def test_timeout_and_batch_are_the_documents(tmp_path: Any) -> None:
         ("batch: 5", "spec", "the kind of recipient is missing"),
         ("inbox: {}, file: {path: a}", "spec", "file and inbox are given"),
         ("file: {path: ../a}", "spec.file.path", "'../a' is not the name of a file"),
+        ("file: {path: x.jsonl.1}", "spec.file.path", "'x.jsonl.1' is a name that renamed files get"),
         ("command: {argv: [/bin/sh]}", "spec.command.argv[0]", "'/bin/sh' is not the name of a program"),
         ("inbox: {}, timeout: 2h", "spec.timeout", "is longer than 3600 s"),
         ("webhook: {url: 'ftp://a'}", "spec.webhook.url", "neither http:// nor https://"),
+        (
+            "webhook: {url: 'http://a.example', bearer_file: token}",
+            "spec.webhook.url",
+            "bearer_file: a token is not sent in clear over http",
+        ),
+        (
+            "heartbeat: {url: 'http://127.0.0.1.a.example', bearer_file: token}",
+            "spec.heartbeat.url",
+            "bearer_file: a token is not sent in clear over http",
+        ),
+        (
+            "webhook: {url: 'http://a.example', headers: {Content-Length: '3'}}",
+            "spec.webhook.headers",
+            "the header Content-Length is set by the server",
+        ),
+        (
+            "webhook: {url: 'http://a.example', headers: {X-Site: ' a'}}",
+            "spec.webhook.headers",
+            "the value of X-Site begins or ends with a blank",
+        ),
         ("webhook: {}", "spec.webhook", "exactly one of 'url' and 'url_file'"),
         ("syslog: {unix: log}", "spec.syslog.unix", "'log' is not the path of a socket"),
         ("smtp: {server: 'a b', sender: a@b, to: [c@d]}", "spec.smtp.server", "'a b' is not a host"),
@@ -126,3 +147,10 @@ def test_a_password_is_not_sent_without_tls() -> None:
 )
 def test_routes_and_silences_are_checked(kind: str, spec: str, field: str) -> None:
     assert _problem(spec, kind).field == field
+
+
+@pytest.mark.parametrize(
+    "host", ["https://a.example", "http://127.0.0.9:1", "http://[::1]", "http://localhost"]
+)
+def test_a_token_goes_over_https_or_to_this_host(host: str) -> None:
+    assert load_documents(_text(f"webhook: {{url: '{host}/x', bearer_file: token}}"), 60)

@@ -84,6 +84,19 @@ def test_a_recipient_that_is_not_there_is_not_named() -> None:
     ]
 
 
+def test_one_file_has_one_writer() -> None:
+    first = _text("Recipient", "one", "file: {path: out.jsonl}")
+    second = _text("Recipient", "two", "file: {path: out.jsonl}")
+    expected = ["two spec.file.path: the recipient 'one' writes 'out.jsonl' already"]
+    change = apply(Catalog(), first)
+    assert _problems(change.catalog, second) == expected
+    assert len(_problems(Catalog(), first, second)) == 2
+    apply(change.catalog, first, now_us=NOW + 1)
+    ended = catalogs.end_document(change.catalog, "Recipient", "one", "ann", NOW + 1)
+    assert ended is not None
+    apply(ended.catalog, second, now_us=NOW + 2)
+
+
 def test_a_recipient_in_use_is_not_ended() -> None:
     change = apply(Catalog(), MAIL, ROUTE, SILENCE)
     with pytest.raises(AgreementsRefused, match="the recipient 'mail' is named by route all, silence night"):

@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pmdaemon.runtime.clock import Deadline
+from sla_server.events.documents import WebhookSpec
 from sla_server.events.recipients.alertmanager import begun, ended, question
-from sla_server.events.recipients.webhook import ZERO_TIME, body, idempotency_key, signature
+from sla_server.events.recipients.base import retry
+from sla_server.events.recipients.http_client import MENDED_AFTER_S
+from sla_server.events.recipients.network import Resolver
+from sla_server.events.recipients.webhook import ZERO_TIME, HttpTarget, body, idempotency_key, signature
 from tests.support.notices import AT_US, closed, notice
 
 
@@ -77,3 +83,16 @@ def test_alertmanager_is_asked_which_alerts_of_the_condition_are_active_and_ends
 def test_a_beginning_after_the_end_is_not_believed() -> None:
     late = notice(3, event_fields={"details": {"opened_us": AT_US + 3600_000_000}})
     assert body("oncall", [late])["alerts"][0]["startsAt"] == "2026-01-01T00:00:03.000000Z"
+
+
+def test_a_token_is_not_sent_in_clear_to_an_address_of_a_file(tmp_path: Path) -> None:
+    for name, text in (("token", "geheim-1"), ("address", "http://a.example/geheim-2")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
+    spec = WebhookSpec.model_validate({"url_file": "address", "bearer_file": "token"})
+
+    def lookup(*_args: object, **_more: object) -> list[object]:
+        raise AssertionError("it was on its way")
+
+    answer = HttpTarget(spec, tmp_path, Resolver(lookup)).send("POST", b"{}", Deadline(60), {})
+    assert answer == retry("bearer_file: not sent in clear; use https:// in address", MENDED_AFTER_S)

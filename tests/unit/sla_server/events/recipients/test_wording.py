@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from sla_server.events.documents import SmtpSpec
+from sla_server.events.recipients.alertmanager import begun
+from sla_server.events.recipients.smtp import mail
+from sla_server.events.recipients.webhook import body
 from sla_server.events.recipients.wording import line, text, title
 from tests.support.notices import closed, notice
 
@@ -26,3 +32,20 @@ def test_the_text_has_the_figures_and_the_identity() -> None:
     assert "  identity: event-1" in found
     many = notice(1, event_fields={"details": {f"key{number}": number for number in range(30)}})
     assert "and 10 more: sla describe event event-1" in text([many])
+
+
+@pytest.mark.parametrize(
+    ("at_us", "shown"),
+    [
+        (-(1 << 70), "1970-01-01T00:00:00.000000Z"),
+        (10**18, "9999-12-31T23:59:59.000000Z"),
+        (10**400, "9999-12-31T23:59:59.000000Z"),
+    ],
+)
+def test_a_time_of_a_broken_clock_stops_no_recipient(at_us: int, shown: str) -> None:
+    late = notice(1, event_fields={"at_us": at_us})
+    assert f"time:     {shown}" in text([late])
+    assert body("oncall", [late])["alerts"][0]["startsAt"] == shown
+    assert begun(late, holds_s=60)["startsAt"] == shown
+    spec = SmtpSpec.model_validate({"server": "mail.example", "sender": "a@b.example", "to": ["c@d.example"]})
+    assert shown[:4] in mail(spec, [late])["Date"]
