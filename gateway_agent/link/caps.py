@@ -184,7 +184,10 @@ class LeasedCaps:
         return True
 
     def renew(self, now_ns: int) -> None:
-        """The server renewed the lease of all caps."""
+        """The server renewed the lease of all caps; one that has ended is left for ``expire`` to end."""
+        end_ns = self.lease_end_ns
+        if end_ns is not None and now_ns >= end_ns:  # as in a link that was stopped
+            return
         if self._caps is not None:
             self._lease_end_ns = now_ns + self._caps.lease_us * 1000
             self._kept.renewed(self._caps, self._caps.lease_us * 1000)

@@ -115,6 +115,15 @@ def test_a_renewed_lease_is_what_counts(host):
     assert host.link()[1].leases_us == [10_000_000]
 
 
+def test_a_renewal_that_comes_behind_the_end_renews_nothing(host):
+    caps, enforcer = host.link()
+    caps.replace(SET, host.now_ns)
+    host.later(30)
+    caps.renew(host.now_ns)
+    assert caps.expire(host.now_ns) == SET
+    assert enforcer.lapses == 1
+
+
 def test_renewals_that_move_the_end_by_little_are_not_written(host, monkeypatch):
     written = []
     write = state_files.write_json
