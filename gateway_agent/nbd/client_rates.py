@@ -69,17 +69,17 @@ class ClientRates:
         """From this moment the client's next I/O may pass, as far as these rates go."""
         return max((rates.ready_ns() for rates in self._of(client)), default=0)
 
-    def charge(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
-        """Admit one I/O of the client now."""
-        for rates in self._of(client):
-            rates.charge(now_ns, transfer_bytes, cost)
-
-    def shared_ns(self, client: str, transfer_bytes: int, cost: float) -> float:
-        """How long an I/O of the client uses the rates that it shares with other clients; 0 without any."""
+    def charge_own(self, client: str, now_ns: int, transfer_bytes: int, cost: float) -> None:
+        """Admit one I/O of the client now, as far as the rates go that are its own alone."""
         shared = self._by_client.get(OTHER_CLIENTS)
-        if shared is None or shared not in self._of(client):
-            return 0.0
-        return shared.duration_ns(transfer_bytes, cost)
+        for rates in self._of(client):
+            if rates is not shared:
+                rates.charge(now_ns, transfer_bytes, cost)
+
+    def shared_of(self, client: str) -> RateSet | None:
+        """The rates that the client shares with others; None where it shares none."""
+        shared = self._by_client.get(OTHER_CLIENTS)
+        return shared if shared is not None and shared in self._of(client) else None
 
     def _of(self, client: str) -> tuple[RateSet, ...]:
         """The rates that hold for a client."""

@@ -216,9 +216,9 @@ class ExportTable:
         found = self._fitted.get(export.backend) if export.cost == "fitted" else None
         if found is None:
             return export
-        costs = {"cost_read": 1.0, "cost_bytes": found.cost_bytes}
-        if found.cost_write is not None:
-            costs["cost_write"] = found.cost_write
+        # Where no write was seen, a write costs so many reads as the file says.
+        write = found.cost_write if found.cost_write is not None else export.cost_write / export.cost_read
+        costs = {"cost_read": 1.0, "cost_write": write, "cost_bytes": found.cost_bytes}
         return export.model_copy(update=costs)
 
     def _remove(self, name: str) -> None:

@@ -5,7 +5,8 @@ Held requests stay in their connection's buffer. A ``Volume`` has an order of th
 however large their requests. A client that has rates of its own waits for both; while its own hold it, the
 others go on. A volume of a group waits for the group's rates, too (``groups``), which has a timer of its own.
 
-A request that is large against the rate is paid for in parts while others use the volume, or its group:
+A request that is large against the rate of the volume, of its group, or the one that its client shares with
+others (``client_rates``) is paid for in parts while others use the volume, or its group:
 parts of 20 ms of the rate, in turn with the requests of the others, and it passes with the last part. Paid
 for behind its passing it would hold all others for as long as its size takes. While no other uses the volume
 it passes at once with its first part, and the others are its connection's *debt*, however large: what this
@@ -76,6 +77,7 @@ class Debt:
     transfer_bytes: int
     cost: float
     left_ratio: float
+    client: str
     session: ThrottledSession | None  # which waits for it; None when it is closed
 
 
@@ -204,7 +206,8 @@ class Volume:
     def pump(self, now_ns: int) -> None:
         """Admit what the rates allow by now."""
         if self._is_open:
-            self._end_debt()
+            if self._debt is not None and self._shared(self._debt.client) is None:
+                self._end_debt()
             waiting = tuple(self._sessions())
             for session in waiting:
                 if not self._is_capped(session):
@@ -264,6 +267,9 @@ class Volume:
         self._group_holds = False
         while (flow := self._waiting.first()) is not None:
             if isinstance(flow, Debt):
+                if self._debt_ready_ns(flow) > now_ns:  # which those wait for that share these rates
+                    self._waiting.set_aside(flow)
+                    continue
                 if self._may_pass(now_ns):
                     self._pay_debt(flow, now_ns)
                     continue
@@ -314,49 +320,62 @@ class Volume:
     ) -> tuple[float, bool]:
         """Charge the head of a session, or its next part; (ns of the rate, whether it may pass)."""
         parts = self._parts.get(session)
-        done, of = parts or (0, self._parts_of(transfer_bytes, cost))
+        shared = self._shared(session.client)
+        done, of = parts or (0, self._parts_of(shared, transfer_bytes, cost))
         self._used_ns[session] = now_ns
-        used_ns = self._charge(transfer_bytes, cost, 1 / of, now_ns)
-        if self.clients:
-            used_ns = max(used_ns, self.clients.shared_ns(session.client, transfer_bytes, cost) / of)
+        used_ns = self._charge(shared, transfer_bytes, cost, 1 / of, now_ns)
         if parts is not None or (of > 1 and self._is_contended(session, now_ns)):
             if done + 1 < of:
                 self._parts[session] = done + 1, of
                 return used_ns, False
         elif of > 1:
-            self._debt = Debt(transfer_bytes, cost, 1 - 1 / of, session)
+            self._debt = Debt(transfer_bytes, cost, 1 - 1 / of, session.client, session)
             self._waiting.add(self._debt)
         self._parts.pop(session, None)
         if self.clients:
-            self.clients.charge(session.client, now_ns, transfer_bytes, cost)
+            self.clients.charge_own(session.client, now_ns, transfer_bytes, cost)
         return used_ns, True
 
-    def _charge(self, transfer_bytes: int, cost: float, part: float, now_ns: int) -> float:
+    def _shared(self, client: str) -> RateSet | None:
+        """The rates that a client shares with others, if there are any."""
+        return self.clients.shared_of(client) if self.clients else None
+
+    def _charge(
+        self, shared: RateSet | None, transfer_bytes: int, cost: float, part: float, now_ns: int
+    ) -> float:
         """Charge a part of a request; returns what it takes of the rate, in ns."""
         self.rates.charge(now_ns, transfer_bytes, cost, part)
         used_ns = self.rates.duration_ns(transfer_bytes, cost) * part
         if self.group is not None:
             self.group.charge(self, now_ns, transfer_bytes, cost, part)
             used_ns = max(used_ns, self.group.rates.duration_ns(transfer_bytes, cost) * part)
+        if shared is not None:
+            shared.charge(now_ns, transfer_bytes, cost, part)
+            used_ns = max(used_ns, shared.duration_ns(transfer_bytes, cost) * part)
         return used_ns
 
     def _pay_debt(self, debt: Debt, now_ns: int) -> None:
         """Charge the next part, by the rates of now: of a burst that is not used half at once."""
-        part = 1 / self._parts_of(debt.transfer_bytes, debt.cost)
-        if (whole_ns := self.rates.duration_ns(debt.transfer_bytes, debt.cost)) > 0:
-            burst_ns = (self.rates.caps.burst_s or DEFAULT_BURST_S) * 1e9
-            part = max(part, min(now_ns - self.rates.ready_ns(), burst_ns) / 2 / whole_ns)
+        shared = self._shared(debt.client)
+        unused = list[float]()
+        for rates in (self.rates, shared):
+            if rates is not None and (whole_ns := rates.duration_ns(debt.transfer_bytes, debt.cost)) > 0:
+                burst_ns = (rates.caps.burst_s or DEFAULT_BURST_S) * 1e9
+                unused.append(min(now_ns - rates.ready_ns(), burst_ns) / 2 / whole_ns)
+        part = max(1 / self._parts_of(shared, debt.transfer_bytes, debt.cost), min(unused, default=0.0))
         part = min(debt.left_ratio, part)
-        self._waiting.served(debt, self._charge(debt.transfer_bytes, debt.cost, part, now_ns))
+        self._waiting.served(debt, self._charge(shared, debt.transfer_bytes, debt.cost, part, now_ns))
         debt.left_ratio -= part
         if debt.left_ratio <= PAID_RATIO:
             self._end_debt()
 
-    def _parts_of(self, transfer_bytes: int, cost: float) -> int:
+    def _parts_of(self, shared: RateSet | None, transfer_bytes: int, cost: float) -> int:
         """Of how many parts a request is: 1 unless it is large."""
         own_ns = self.rates.size_ns(transfer_bytes, cost)
         group_ns = self.group.rates.size_ns(transfer_bytes, cost) if self.group is not None else 0.0
-        parts = min(math.ceil(max(own_ns, group_ns) / PART_NS), math.ceil(transfer_bytes / PART_BYTES))
+        shared_ns = shared.size_ns(transfer_bytes, cost) if shared is not None else 0.0
+        longest_ns = max(own_ns, group_ns, shared_ns)
+        parts = min(math.ceil(longest_ns / PART_NS), math.ceil(transfer_bytes / PART_BYTES))
         return max(parts, 1)
 
     def _is_contended(self, session: ThrottledSession, now_ns: int) -> bool:
@@ -374,6 +393,11 @@ class Volume:
     def _client_ready_ns(self, session: ThrottledSession) -> int:
         """From this moment its next I/O may pass, as far as its client's own rates go."""
         return self.clients.ready_ns(session.client) if self.clients else 0
+
+    def _debt_ready_ns(self, debt: Debt) -> int:
+        """From this moment its next part may be paid, as far as the rates go that its client shares."""
+        shared = self._shared(debt.client)
+        return shared.ready_ns() if shared is not None else 0
 
     def _free_of_charge(self) -> ThrottledSession | None:
         """A session whose head need not wait for the rates."""
@@ -393,9 +417,14 @@ class Volume:
         if group is not None and not self._group_holds:
             group.withdraw(self)
         waiting = [session for session in self._sessions() if session.head_arrived_ns() is not None]
-        owes = self._debt is not None
-        if not (waiting or owes) or self._group_holds:  # the group has a timer for all of its volumes
+        debt = self._debt
+        if not (waiting or debt) or self._group_holds:  # the group has a timer for all of its volumes
             self._context.loop.cancel(self)
             return
-        client_ns = min(map(self._client_ready_ns, waiting)) if self.clients and not owes else 0
+        client_ns = 0
+        if self.clients:
+            ready = [
+                self._client_ready_ns(each) for each in waiting if debt is None or each is not debt.session
+            ]
+            client_ns = min(ready if debt is None else [*ready, self._debt_ready_ns(debt)])
         self._context.loop.at(self, max(self.rates.ready_ns(), client_ns), self.pump)

@@ -9,8 +9,8 @@ import pytest
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.client_rates import MOST_KNOWN, ClientRates
-from pmdaemon.wire.rates import NO_CAPS, Rates
-from tests.support.nbd import Rig
+from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
+from tests.support.nbd import MIB, Rig
 
 SECOND = 10**9
 BURST = 3  # I/Os of the burst depth, and one that is admitted at the last moment
@@ -19,15 +19,15 @@ BURST = 3  # I/Os of the burst depth, and one that is admitted at the last momen
 class Connection:
     """``depth`` requests outstanding of a client."""
 
-    def __init__(self, rig, client, depth=64):
-        self.rig, self.client, self.admitted = rig, client, 0
+    def __init__(self, rig, client, depth=64, size_bytes=4096):
+        self.rig, self.client, self.admitted, self.size_bytes = rig, client, 0, size_bytes
         self.queue = deque([rig.clock.monotonic_ns()] * depth)
 
     def head_arrived_ns(self):
         return self.queue[0] if self.queue else None
 
     def head_charge(self):
-        return 4096, 1.0625
+        return self.size_bytes, io_cost(1.0, self.size_bytes)
 
     def admit_head(self, now_ns):
         self.queue.popleft()
@@ -117,6 +117,43 @@ def test_clients_that_are_not_named_share_one_rate_also_under_names_never_seen()
     assert abs(later[0].admitted - later[1].admitted) <= 1
 
 
+SHARED = Rates(bytes_per_s=10e6)
+
+
+@pytest.mark.parametrize("volume_caps", [NO_CAPS, Rates(bytes_per_s=20e6)], ids=["open", "capped"])
+@pytest.mark.parametrize("is_small_first", [True, False])
+def test_a_large_request_leaves_those_their_share_that_share_a_rate_with_its_client(
+    volume_caps, is_small_first
+):
+    rig, () = serve(volume_caps, {"*": SHARED}, 0, named=("db-*",))
+    small, large = Connection(rig, "job-1", 4, 65_536), Connection(rig, "job-2", 2, 4096 * MIB)
+    for each in (small, large) if is_small_first else (large, small):
+        rig.volume.serve(each, rig.clock.monotonic_ns())
+    rig.loop.fire(60)
+    assert small.admitted * 65_536 == pytest.approx(60 * 10e6 / 2, rel=0.05)
+    assert large.admitted == (0 if is_small_first else 1)
+    assert (rig.volume._debt is None) == is_small_first
+
+
+def test_what_is_owed_to_a_shared_rate_is_paid_in_full_and_holds_up_no_named_client():
+    rig, () = serve(NO_CAPS, {"*": SHARED, "db-1": Rates(ops_per_s=100)}, 0, named=("db-*",))
+    large = Connection(rig, "job-1", 2, 64 * MIB)
+    rig.volume.serve(large, rig.clock.monotonic_ns())
+    assert large.admitted == 1, "alone it passes at once, and the next one waits until it is paid"
+    rig.loop.fire(6.5)
+    assert large.admitted == 1
+    rig.loop.fire(0.5)
+    assert large.admitted == 2
+    named = Connection(rig, "db-1")
+    rig.volume.serve(named, rig.clock.monotonic_ns())
+    rig.loop.fire(60)
+    assert 5995 <= named.admitted <= 6000 + BURST
+    assert 9 <= large.admitted <= 2 + 9
+    rig.volume.forget(large)
+    rig.volume.set_caps(NO_CAPS, rig.clock.monotonic_ns())
+    assert rig.volume._debt is None, "no rate is left that it could be owed to"
+
+
 def test_a_client_with_a_rate_of_its_own_has_both():
     caps = {"*": Rates(ops_per_s=10), "job-1": Rates(ops_per_s=2)}
     _, (one, two) = serve(NO_CAPS, caps, 60, "job-1", "job-2")
@@ -148,8 +185,8 @@ def test_rates_keep_their_debt_and_go_with_the_set():
     assert not rates.set_caps({"c": NO_CAPS}, 0), "no limit is no cap"
     assert rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
     assert not rates.set_caps({"c": Rates(ops_per_s=1)}, 0)
-    rates.charge("c", 0, 4096, 1.0)
-    rates.charge("other", 0, 4096, 1.0)
+    rates.charge_own("c", 0, 4096, 1.0)
+    rates.charge_own("other", 0, 4096, 1.0)
     assert rates.ready_ns("c") == SECOND - 20_000_000
     assert rates.ready_ns("other") == 0
     assert rates.set_caps({"c": Rates(ops_per_s=2)}, 0)

@@ -90,6 +90,18 @@ def test_fitted_costs_hold_at_once_for_exports_that_want_them_and_over_a_reload(
     table.close()
 
 
+def test_a_fit_that_saw_no_writes_keeps_what_the_file_says_of_them_against_reads():
+    table = ExportTable(
+        plane_config(fitted("a", cost_read=4.0, cost_write=12.0)), Rig().context, lambda: None
+    )
+    for _ in range(2):
+        table.set_costs({"b": FittedCost(None, 8192.0)})
+        assert costs_of(table) == {"a": (1.0, 3.0, 8192.0)}
+    table.set_costs({})
+    assert costs_of(table) == {"a": (4.0, 12.0, 65_536.0)}
+    table.close()
+
+
 def test_what_was_charged_stays_charged_when_costs_change():
     rig = Rig()
     table = ExportTable(plane_config(fitted("vol-1", "disk")), rig.context, lambda: None)

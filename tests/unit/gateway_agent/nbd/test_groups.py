@@ -22,6 +22,8 @@ BURST = 3  # I/Os of the burst depth, and one that is admitted at the last momen
 class Connection:
     """``depth`` requests outstanding; one that is let through is followed by another after ``pause_s``."""
 
+    client = "host-a"
+
     def __init__(self, stage, depth=64, size_bytes=4096, pause_s=0.0):
         self.stage, self.size_bytes, self.pause_ns = stage, size_bytes, round(pause_s * SECOND)
         self.admitted, self.waits, self.volume = 0, [], None

@@ -17,6 +17,8 @@ SECOND = 10**9
 class Busy:
     """A connection with ``depth`` requests outstanding: one that is let through is followed by another."""
 
+    client = "host-a"
+
     def __init__(self, rig, depth, size_bytes=4096):
         self.rig, self.size_bytes, self.admitted = rig, size_bytes, 0
         self.queue = deque([rig.clock.monotonic_ns()] * depth)
