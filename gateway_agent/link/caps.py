@@ -1,7 +1,8 @@
 """What the server has put in force here: caps with their lease, the threshold set, and what I/Os cost.
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
-comes back gets it at once, *if its lease still runs* and only for what is left of it. Control groups and QEMU
+comes back gets it at once, *if its lease still runs* and only for what is left of it; with the next renewal
+it gets the set for the whole lease, as it renews for as long as it was told last. Control groups and QEMU
 know no lease: their limits are what the link says. So the set outlives the link (``KeptCaps``): the next one
 puts it in force again for what is left of the lease, also while the server is away. CAPS_ACK is due when
 every reachable enforcer has proved that it took the set (see ``enforcers.base``). Caps of volumes that no
@@ -125,7 +126,10 @@ class KeptCaps:
 
 
 class LeasedCaps:
-    """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is due."""
+    """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is due.
+
+    ``_is_cut_short``: whether an enforcer was given less than the whole lease.
+    """
 
     def __init__(self, enforcers: Sequence[Enforcer], kept: KeptCaps | None = None) -> None:
         self._enforcers = enforcers
@@ -133,6 +137,7 @@ class LeasedCaps:
         self._caps: CapSet | None = None
         self._lease_end_ns = 0
         self._ack_due = False
+        self._is_cut_short = False
         self._shares = GroupShares()
 
     def resume(self, now_ns: int) -> None:
@@ -154,6 +159,7 @@ class LeasedCaps:
         self._hand_over(caps, caps.lease_us)
 
     def _hand_over(self, caps: CapSet, lease_us: int) -> None:
+        self._is_cut_short = lease_us < caps.lease_us
         parts = self._shares.parts(caps, self._planes())
         self._shares.sent(parts)
         for enforcer in self._enforcers:
@@ -180,6 +186,7 @@ class LeasedCaps:
         if self._caps.groups:  # whose parts at the other planes are smaller now
             self._hand_over(self._caps, left_us)
         else:
+            self._is_cut_short |= left_us < self._caps.lease_us
             enforcer.apply(self._caps, left_us)
         return True
 
@@ -191,6 +198,8 @@ class LeasedCaps:
         if self._caps is not None:
             self._lease_end_ns = now_ns + self._caps.lease_us * 1000
             self._kept.renewed(self._caps, self._caps.lease_us * 1000)
+            if self._is_cut_short:
+                self._hand_over(self._caps, self._caps.lease_us)
         for enforcer in self._enforcers:
             enforcer.renew_lease()
 

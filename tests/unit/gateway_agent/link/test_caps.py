@@ -115,6 +115,22 @@ def test_a_renewed_lease_is_what_counts(host):
     assert host.link()[1].leases_us == [10_000_000]
 
 
+def test_one_that_was_given_what_is_left_is_given_the_whole_lease_with_the_next_renewal(host):
+    caps, enforcer = host.link()
+    caps.replace(SET, host.now_ns)
+    host.later(29.5)
+    caps.enforcer_connected(enforcer, host.now_ns)
+    for _ in range(3):
+        host.later(0.4)
+        caps.renew(host.now_ns)
+    assert enforcer.leases_us == [30_000_000, 500_000, 30_000_000]
+    host.later(20)
+    caps, enforcer = host.link()
+    for _ in range(3):
+        caps.renew(host.now_ns)
+    assert enforcer.leases_us == [10_000_000, 30_000_000]
+
+
 def test_a_renewal_that_comes_behind_the_end_renews_nothing(host):
     caps, enforcer = host.link()
     caps.replace(SET, host.now_ns)
