@@ -2,8 +2,8 @@
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
 comes back gets it at once, *if its lease still runs* and only for what is left of it; with the next renewal
-it gets the set again, for the whole lease, as it renews for as long as it was told last. Control groups and
-QEMU know no lease: their limits are what the link says. So the set outlives the link (``KeptCaps``): the next one
+it gets the set for the whole lease, as it renews for as long as it was told last. Control groups and QEMU
+know no lease: their limits are what the link says. So the set outlives the link (``KeptCaps``): the next one
 puts it in force again for what is left of the lease, also while the server is away. CAPS_ACK is due when
 every reachable enforcer has proved that it took the set (see ``enforcers.base``). Caps of volumes that no
 enforcer has, or of their clients, are refused by the volume's name: nothing here can slow them.
@@ -126,10 +126,9 @@ class KeptCaps:
 
 
 class LeasedCaps:
-    """The set in force and the end of its lease.
+    """State: the set in force, the end of its lease (monotonic ns), whether its acknowledgement is due.
 
-    State: both (monotonic ns), whether an acknowledgement is due, and whether an enforcer was given less than
-    the whole lease.
+    ``_is_cut_short``: whether an enforcer was given less than the whole lease.
     """
 
     def __init__(self, enforcers: Sequence[Enforcer], kept: KeptCaps | None = None) -> None:
