@@ -27,6 +27,7 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
+from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
@@ -41,8 +42,6 @@ log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
 FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
-ACKNOWLEDGED: Final = "event-acknowledged"
-"""Kind of the event that a person's acknowledgement is; ``details`` name the event that is acknowledged."""
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
@@ -128,6 +127,7 @@ class DeliveryEngine:
         self._is_dirty = True
         self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
+        self._ended = EndedConditions(self._lanes[OBSERVER].firing)
 
     @property
     def lanes(self) -> Mapping[str, Lane]:
@@ -172,6 +172,7 @@ class DeliveryEngine:
 
     def acknowledge(self, event_id: str) -> int:
         """A person knows: no reminder or escalation of this event any more; returns how many there were."""
+        self._ended.acknowledged(event_id, self._clock.unix_us())
         return self._later.cancel(
             lambda item: item.event.event_id == event_id and item.purpose in ("remind", "escalate")
         )
@@ -279,6 +280,8 @@ class DeliveryEngine:
             if held and catalogue.status_of(item.event) is not Status.INFO and not self._keep(held):
                 return None, start  # what ends a condition must find its beginning among what is held
             routed = self._routed(queue.name, item, lane.name)
+            if routed is None and not item.recipient and ends_one_of(item.event, firing):
+                routed = Routed(lane.name, "it was told of the beginning")
             decision = self._decide(item, routed, lane.name, firing, now_us)
             if decision is None:
                 assert routed is not None  # else it is skipped
@@ -342,6 +345,9 @@ class DeliveryEngine:
             return decision
         if not (item.reminder or item.escalated):
             return deduplicate(item.event, recipient, firing)
+        if self._ended.has(item.event):
+            text = "it has ended or was acknowledged meanwhile"
+            return StageDecision(StageVerdict.SKIP, StageReason.OVER, text)
         return None
 
     def _silence(self, item: QueuedEvent, recipient: str, now_us: int) -> StageDecision | None:
@@ -401,7 +407,9 @@ class DeliveryEngine:
                 self._give_up(lane, batch, answer.reason, now_us)
 
     def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
-        later = [each for _, item, routed in batch.entries for each in follow_ups(item, routed, now_us)]
+        self._observe()  # the end of what is confirmed may be in the queue already
+        open_ones = [(item, routed) for _, item, routed in batch.entries if not self._ended.has(item.event)]
+        later = [each for item, routed in open_ones for each in follow_ups(item, routed, now_us)]
         try:
             self._later.add(later)
         except QueueFull:
@@ -480,6 +488,7 @@ class DeliveryEngine:
                 for item in items:
                     if item.recipient:
                         continue
+                    self._ended.saw(item.event)
                     if catalogue.status_of(item.event) is Status.RESOLVED:
                         self._end_reminders(catalogue.condition_key(item.event))
                     elif item.event.kind == ACKNOWLEDGED:
@@ -523,9 +532,13 @@ class DeliveryEngine:
         ) as exc:  # a full disk: nothing is deleted, so nothing is lost; again with the next step
             log.error("state-not-written", problem=str(exc))
             return
-        self._is_dirty = False
+        self._is_dirty, is_idle = False, not self._later.holds_events
         for name, queue in self._queues.items():
-            queue.delete_through(min(lane.cursors[name] for lane in self._lanes.values()))
+            through = min(lane.cursors[name] for lane in self._lanes.values())
+            queue.delete_through(through)
+            is_idle = is_idle and through >= queue.newest_seq
+        if is_idle:
+            self._ended.forget()
 
 
 def _pace_s(lane: Lane, now_ns: int) -> float:

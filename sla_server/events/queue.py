@@ -268,6 +268,11 @@ class LaterQueue:
             heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
         return len(found)
 
+    @property
+    def holds_events(self) -> bool:
+        """Whether anything is held back."""
+        return bool(self._held)
+
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""
         found = [item for item in self._items.values() if item.purpose == "held"]
