@@ -29,6 +29,7 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
+from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
@@ -114,6 +115,7 @@ class DeliveryEngine:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
         self._later = parts.later
+        self._order = ReadOrder(self._main)
         self._state = DeliveryState(parts.state_path, parts.queue_ids)
         self._router = router
         self._rules = rules
@@ -253,19 +255,22 @@ class DeliveryEngine:
         return lane.settings.timeout_s + GRACE_S
 
     def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
-        for queue in self._queues.values():
-            while True:
-                items, through = queue.read(lane.cursors[queue.name])
-                if through == lane.cursors[queue.name]:
-                    break
-                batch, passed = self._compose_from(lane, queue, items, through, now_us)
-                if passed != lane.cursors[queue.name]:
-                    lane.cursors[queue.name] = passed
-                    self._is_dirty = True
-                if batch is not None:
-                    return batch
-                if passed < through:  # no room for what is held back: later
-                    return None
+        before = -1
+        while before:  # what had to go first is passed: from the beginning
+            before = 0
+            for queue in self._queues.values():
+                while True:
+                    items, through, before = self._order.chunk(queue, lane.cursors, before)
+                    if through == lane.cursors[queue.name]:
+                        break
+                    batch, passed = self._compose_from(lane, queue, items, through, now_us)
+                    if passed != lane.cursors[queue.name]:
+                        lane.cursors[queue.name] = passed
+                        self._is_dirty = True
+                    if batch is not None:
+                        return batch
+                    if passed < through:  # no room for what is held back: later
+                        return None
         return None
 
     def _compose_from(
@@ -283,6 +288,9 @@ class DeliveryEngine:
             if routed is None and not item.recipient and ends_one_of(item.event, firing):
                 routed = Routed(lane.name, "it was told of the beginning")
             decision = self._decide(item, routed, lane.name, firing, now_us)
+            if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
+                text = "an earlier event of the same condition was held back and comes now"
+                decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
             if decision is None:
                 assert routed is not None  # else it is skipped
                 if len(entries) >= limit:
@@ -479,6 +487,7 @@ class DeliveryEngine:
 
     def _observe(self) -> None:
         """See each routed event once: what is resolved or acknowledged is reminded of no more."""
+        self._order.read_on()
         lane = self._lanes[OBSERVER]
         for queue in self._queues.values():
             while True:
@@ -536,6 +545,8 @@ class DeliveryEngine:
         for name, queue in self._queues.items():
             through = min(lane.cursors[name] for lane in self._lanes.values())
             queue.delete_through(through)
+            if queue is self._main:
+                self._order.forget_through(through)
             is_idle = is_idle and through >= queue.newest_seq
         if is_idle:
             self._ended.forget()

@@ -185,6 +185,8 @@ class EventQueue:
 
     def delete_through(self, seq: int) -> None:
         """No reader needs these any more."""
+        for after_seq in [after_seq for after_seq in self._chunks if after_seq < seq]:
+            del self._chunks[after_seq]
         self._queue.delete_through(seq)
 
     def discard(self, seqs: Iterable[int]) -> None:
