@@ -349,7 +349,7 @@ class DeliveryEngine:
             return StageDecision(StageVerdict.SKIP, reason, "")
         if decision := self._silence(item, recipient, now_us):
             return decision
-        if decision := inhibit(item.event, recipient, firing):
+        if decision := inhibit(item.event, routed, firing):
             return decision
         if not (item.reminder or item.escalated):
             return deduplicate(item.event, recipient, firing)

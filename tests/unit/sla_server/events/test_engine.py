@@ -260,9 +260,9 @@ def test_a_more_severe_beginning_of_a_condition_passes(tmp_path: Path) -> None:
     assert sender.got() == ["e1", "e2"]
 
 
-def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited(tmp_path: Path) -> None:
-    sender = InlineSender("r")
-    rig = Rig(tmp_path, ToAll("r"), [sender])
+def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited_where_a_route_says_so(tmp_path: Path) -> None:
+    sender, log = InlineSender("r"), InlineSender("log")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", inhibit=True), "log"), [sender, log])
     rig.add(
         event(1, "gateway-lost", severity="critical"),
         event(2, "clock-skew", severity="warning"),
@@ -272,6 +272,22 @@ def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited(tmp_path: Path) -
     )
     rig.run()
     assert sender.got() == ["e1", "e3", "e4", "e5"]
+    assert log.got() == ["e1", "e2", "e3", "e4", "e5"]
+
+
+def test_what_begins_or_ends_a_condition_is_never_inhibited(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", inhibit=True)), [sender])
+    of_gateway = {"element": "sla", "subject": "erp/latency", "details": {"gateway": "gw"}}
+    rig.add(
+        event(1, "gateway-lost", severity="critical"),
+        event(2, "violation-opened", severity="warning", **of_gateway),
+        event(3, "volume-revoked"),
+        event(4, "violation-closed", **of_gateway),
+        event(5, "gateway-up"),
+    )
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e4", "e5"]
 
 
 def test_a_recipient_is_not_told_of_its_own_trouble(tmp_path: Path) -> None:
