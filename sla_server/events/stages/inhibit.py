@@ -2,7 +2,8 @@
 
 A recipient's own trouble is not sent to itself: it would wait behind what fails, and, refused, would make the
 next event of its kind. While a gateway is gone, lesser events about it are its consequences: a route may
-leave them out (``inhibit: true``). Never left out is what begins or ends a condition, so that no end comes alone.
+leave them out (``inhibit: true``). What begins or ends a condition is never left out, so that no end comes
+alone.
 """
 
 from __future__ import annotations

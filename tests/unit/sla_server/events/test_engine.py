@@ -252,6 +252,29 @@ def test_a_condition_that_two_processes_noticed_is_sent_once(tmp_path: Path) -> 
     assert sender.got() == ["e1", "e3", "e4", "e6"]
 
 
+def test_two_planes_of_a_gateway_are_two_conditions(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    one, two = ({"details": {"subject": name, "gateway_id": "g"}} for name in ("nbd-0", "nbd-1"))
+    rig.add(event(1, "plane-died", severity="critical", **one))
+    rig.add(event(2, "plane-died", severity="critical", **two))
+    rig.add(event(3, "plane-back", **two), event(4, "plane-died", severity="critical", **one))
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]  # the first is still known to be gone
+
+
+def test_throttles_of_two_clients_of_a_volume_are_two_conditions(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    one, two = ({"element": "volume", "details": {"throttle_id": name}} for name in ("t1", "t2"))
+    rig.add(event(1, "throttle-set", "vm", severity="warning", **one))
+    rig.add(event(2, "throttle-set", "vm", severity="warning", **two))
+    rig.add(event(3, "throttle-released", "vm", **one))
+    rig.add(event(4, "throttle-set", "vm", severity="warning", **two))
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]
+
+
 def test_a_more_severe_beginning_of_a_condition_passes(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender])
