@@ -35,7 +35,7 @@ from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Rout
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.deduplicate import deduplicate, known_after
-from sla_server.events.stages.group import due_us
+from sla_server.events.stages.group import wait_us
 from sla_server.events.stages.inhibit import inhibit
 from sla_server.events.stages.send import GRACE_S, SentBatch
 
@@ -226,13 +226,13 @@ class DeliveryEngine:
                 said = f"no answer within {lane.settings.timeout_s:g} s"
                 self._confirm(lane, lane.batch, retry(said))
             return 0.0
-        if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_us > now_us):
+        if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_ns > now_ns):
             lane.batch = self._compose(lane, now_us)
         batch = lane.batch
         if batch is None:
             return 60.0
         wait_s = max(
-            (batch.due_us - now_us) / 1e6,
+            (batch.due_ns - now_ns) / 1e9,
             (batch.not_before_ns - now_ns) / 1e9,
             _pace_s(lane, now_ns),
         )
@@ -311,9 +311,13 @@ class DeliveryEngine:
             return None, start
         if not entries:
             return None, reached
-        due = due_us((item.event, routed) for _, item, routed in entries)
-        due = 0 if len(entries) >= limit else due
-        return DeliveryBatch(queue.name, reached, entries, due, firing), passed
+        wait = wait_us(((item.event, routed) for _, item, routed in entries), now_us)
+        due_ns = 0 if len(entries) >= limit else self._clock.monotonic_ns() + wait * 1000
+        if lane.batch is not None and lane.batch.entries[0][1] == entries[0][1]:
+            due_ns = min(
+                due_ns, lane.batch.due_ns
+            )  # it waits already; the wall clock may have been set since
+        return DeliveryBatch(queue.name, reached, entries, due_ns, firing), passed
 
     def _keep(self, held: list[QueuedEvent]) -> bool:
         """Make durable what is held back; False if there is no room for it now."""
@@ -398,16 +402,16 @@ class DeliveryEngine:
         lane.last_answer = (
             f"{answer.outcome.value}: {answer.reason}" if answer.reason else answer.outcome.value
         )
-        now_us = self._clock.unix_us()
-        if batch.failing_us == 0:
-            batch.failing_us = now_us
-        failing_s = (now_us - batch.failing_us) / 1e6
+        now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
+        if batch.failing_ns == 0:
+            batch.failing_ns = now_ns
+        failing_s = (now_ns - batch.failing_ns) / 1e9
         found = confirm(answer, batch.attempt, failing_s, len(batch.entries), self._rules, self._chance)
         match found.step:
             case Step.NEXT:
                 self._has_confirmed(lane, batch, now_us)
             case Step.AGAIN:
-                batch.not_before_ns = self._clock.monotonic_ns() + round(found.wait_s * 1e9)
+                batch.not_before_ns = now_ns + round(found.wait_s * 1e9)
                 self._say_failing(lane, batch, answer)
             case Step.SINGLY:
                 lane.singly, lane.batch = (batch.queue, batch.through), None

@@ -47,19 +47,19 @@ class DeliveryBatch:
     Attributes:
         queue: name of the queue it is from. through: the cursor behind it.
         entries: the notices with what they were made of.
-        due_us: when it may go.
+        due_ns: when it may go, by the clock that is never set.
         firing: what the recipient knows once it has them.
-        attempt: tries so far. failing_us: when the first one failed; 0 before.
+        attempt: tries so far. failing_ns: when the first one failed; 0 before.
         not_before_ns: of the next try.
     """
 
     queue: str
     through: int
     entries: list[tuple[Notice, QueuedEvent, Routed]]
-    due_us: int
+    due_ns: int
     firing: Firing
     attempt: int = 0
-    failing_us: int = 0
+    failing_ns: int = 0
     not_before_ns: int = 0
 
     def notices(self) -> Sequence[Notice]:

@@ -127,6 +127,32 @@ def test_what_is_tried_for_too_long_is_a_dead_letter(tmp_path: Path) -> None:
     assert rig.engine.lanes["r"].dead_letters == 1
 
 
+def test_a_clock_that_steps_forward_makes_no_dead_letter(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(2)
+    rig.clock.step_wall(25 * 3600.0)
+    rig.run(10)
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert (rig.engine.lanes["r"].dead_letters, rig.engine.lanes["r"].confirmed) == (0, 1)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_clock_that_steps_back_makes_no_group_wait_longer(tmp_path: Path, is_waiting: bool) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", group_key="g", group_wait_s=10.0)), [sender])
+    rig.add(event(1))
+    if is_waiting:
+        rig.run(5)
+    rig.clock.step_wall(-3600.0)
+    rig.run(2)
+    assert sender.got() == []
+    rig.run(8)
+    assert sender.got() == ["e1"]
+
+
 def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Path) -> None:
     hung, other = InlineSender("hung", None), InlineSender("other")
     rig = Rig(tmp_path, ToAll("hung", "other"), [hung, other], timeout_s=10.0)
