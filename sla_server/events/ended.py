@@ -1,4 +1,4 @@
-"""What is over: conditions that have ended and events that a person has acknowledged.
+"""What has ended: conditions that ended and events that a person has acknowledged.
 
 An end is often seen before a recipient has confirmed the beginning: both are in one batch, or the recipient
 was away, or the beginning was held back. Whatever is confirmed after its end is not reminded of. Order is
