@@ -72,8 +72,10 @@ PROMISES: Final = {
     ),
 }
 CONTROL: Final = {
-    "throttle-set": EventKind("warning", "A volume is slowed down.", "`sla why VOLUME`.", begins="throttle"),
-    "throttle-released": EventKind("info", "It is slowed down no more.", ends="throttle"),
+    "throttle-set": EventKind(
+        "warning", "A volume is slowed down.", "`sla why VOLUME`.", begins="throttle", by="throttle_id"
+    ),
+    "throttle-released": EventKind("info", "It is slowed down no more.", ends="throttle", by="throttle_id"),
     "throttle-not-effective": EventKind("critical", "A cap has no effect.", "Find the I/O that bypasses it."),
     "unattributed": EventKind("warning", "A promise is at risk and no neighbour explains it.", _WATCH),
     "infeasible": EventKind(
@@ -127,9 +129,13 @@ AGENTS: Final = {
     "certificate-expires": EventKind("warning", "A certificate of an agent ends soon.", "Enrol it again."),
     "certificate-not-renewed": EventKind("warning", "An agent's certificate was not renewed.", _WATCH),
     "lease-expired": EventKind("warning", "An agent went back to its own caps.", "Why is it cut off?"),
-    "plane-died": EventKind("critical", "A data plane has died.", "The agent's log.", begins="plane"),
-    "plane-stalled": EventKind("critical", "A data plane does not answer.", "Its host.", begins="plane"),
-    "plane-back": EventKind("info", "A data plane is back.", ends="plane"),
+    "plane-died": EventKind(
+        "critical", "A data plane has died.", "The agent's log.", begins="plane", by="subject"
+    ),
+    "plane-stalled": EventKind(
+        "critical", "A data plane does not answer.", "Its host.", begins="plane", by="subject"
+    ),
+    "plane-back": EventKind("info", "A data plane is back.", ends="plane", by="subject"),
     "qemu-lost": EventKind("warning", "A QEMU process is not reached.", "Its QMP socket."),
     "reload-incomplete": EventKind("warning", "Part of a reload waits.", "The text says for what."),
     "reload-refused": EventKind("warning", "A reload was refused.", "Correct the agent's file."),

@@ -419,6 +419,8 @@ class RouteSpec(Strict):
     remind: Duration | None = None
     """Send again at this interval until a person acknowledges it, or it has ended."""
     escalate: Escalation | None = None
+    inhibit: bool = False
+    """While a gateway is lost, leave out lesser events about it that neither begin nor end a condition."""
 
     @model_validator(mode="after")
     def _consistent(self) -> RouteSpec:

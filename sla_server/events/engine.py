@@ -29,13 +29,15 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
+from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
+from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.deduplicate import deduplicate, known_after
-from sla_server.events.stages.group import due_us
+from sla_server.events.stages.group import wait_us
 from sla_server.events.stages.inhibit import inhibit
 from sla_server.events.stages.send import GRACE_S, SentBatch
 
@@ -43,8 +45,6 @@ log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
 FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
-ACKNOWLEDGED: Final = "event-acknowledged"
-"""Kind of the event that a person's acknowledgement is; ``details`` name the event that is acknowledged."""
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
@@ -115,6 +115,7 @@ class DeliveryEngine:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
         self._later = parts.later
+        self._order = ReadOrder(self._main)
         self._state = DeliveryState(parts.state_path, parts.queue_ids)
         self._router = router
         self._rules = rules
@@ -129,6 +130,7 @@ class DeliveryEngine:
         self._is_routed = False
         self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
+        self._ended = EndedConditions(self._lanes[OBSERVER].firing)
 
     @property
     def lanes(self) -> Mapping[str, Lane]:
@@ -189,6 +191,7 @@ class DeliveryEngine:
 
     def acknowledge(self, event_id: str) -> int:
         """A person knows: no reminder or escalation of this event any more; returns how many there were."""
+        self._ended.acknowledged(event_id, self._clock.unix_us())
         return self._later.cancel(
             lambda item: item.event.event_id == event_id and item.purpose in ("remind", "escalate")
         )
@@ -242,13 +245,13 @@ class DeliveryEngine:
                 said = f"no answer within {lane.settings.timeout_s:g} s"
                 self._confirm(lane, lane.batch, retry(said))
             return 0.0
-        if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_us > now_us):
+        if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_ns > now_ns):
             lane.take(self._compose(lane, now_us))
         batch = lane.batch
         if batch is None:
             return 60.0
         wait_s = max(
-            (batch.due_us - now_us) / 1e6,
+            (batch.due_ns - now_ns) / 1e9,
             (batch.not_before_ns - now_ns) / 1e9,
             _pace_s(lane, now_ns),
         )
@@ -274,19 +277,22 @@ class DeliveryEngine:
         return lane.settings.timeout_s + GRACE_S
 
     def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
-        for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
-            while True:
-                items, through = queue.read(lane.cursors[queue.name])
-                if through == lane.cursors[queue.name]:
-                    break
-                batch, passed = self._compose_from(lane, queue, items, through, now_us)
-                if passed != lane.cursors[queue.name]:
-                    lane.cursors[queue.name] = passed
-                    self._is_dirty = True
-                if batch is not None:
-                    return batch
-                if passed < through:  # no room for what is held back: later
-                    return None
+        before = -1
+        while before:  # what had to go first is passed: from the beginning
+            before = 0
+            for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
+                while True:
+                    items, through, before = self._order.chunk(queue, lane.cursors, before)
+                    if through == lane.cursors[queue.name]:
+                        break
+                    batch, passed = self._compose_from(lane, queue, items, through, now_us)
+                    if passed != lane.cursors[queue.name]:
+                        lane.cursors[queue.name] = passed
+                        self._is_dirty = True
+                    if batch is not None:
+                        return batch
+                    if passed < through:  # no room for what is held back: later
+                        return None
         return None
 
     def _compose_from(
@@ -301,7 +307,12 @@ class DeliveryEngine:
             if held and catalogue.status_of(item.event) is not Status.INFO and not self._keep(held):
                 return None, start  # what ends a condition must find its beginning among what is held
             routed = self._routed(queue.name, item, lane.name)
+            if routed is None and not item.recipient and ends_one_of(item.event, firing):
+                routed = Routed(lane.name, "it was told of the beginning")
             decision = self._decide(item, routed, lane.name, firing, now_us)
+            if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
+                text = "an earlier event of the same condition was held back and comes now"
+                decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
             if decision is None:
                 assert routed is not None  # else it is skipped
                 if len(entries) >= limit:
@@ -322,9 +333,13 @@ class DeliveryEngine:
             return None, start
         if not entries:
             return None, reached
-        due = due_us((item.event, routed) for _, item, routed in entries)
-        due = 0 if len(entries) >= limit else due
-        return DeliveryBatch(queue.name, reached, entries, due, firing), passed
+        wait = wait_us(((item.event, routed) for _, item, routed in entries), now_us)
+        due_ns = 0 if len(entries) >= limit else self._clock.monotonic_ns() + wait * 1000
+        if lane.batch is not None and lane.batch.entries[0][1] == entries[0][1]:
+            due_ns = min(
+                due_ns, lane.batch.due_ns
+            )  # it waits already; the wall clock may have been set since
+        return DeliveryBatch(queue.name, reached, entries, due_ns, firing), passed
 
     def _keep(self, held: list[QueuedEvent]) -> bool:
         """Make durable what is held back; False if there is no room for it now."""
@@ -360,10 +375,13 @@ class DeliveryEngine:
             return StageDecision(StageVerdict.SKIP, reason, "")
         if decision := self._silence(item, recipient, now_us):
             return decision
-        if decision := inhibit(item.event, recipient, firing):
+        if decision := inhibit(item.event, routed, firing):
             return decision
         if not (item.reminder or item.escalated):
             return deduplicate(item.event, recipient, firing)
+        if self._ended.has(item.event):
+            text = "it has ended or was acknowledged meanwhile"
+            return StageDecision(StageVerdict.SKIP, StageReason.OVER, text)
         return None
 
     def _silence(self, item: QueuedEvent, recipient: str, now_us: int) -> StageDecision | None:
@@ -406,16 +424,17 @@ class DeliveryEngine:
         lane.last_answer = (
             f"{answer.outcome.value}: {answer.reason}" if answer.reason else answer.outcome.value
         )
-        now_us = self._clock.unix_us()
-        if batch.failing_us == 0:
-            batch.failing_us = now_us
-        failing_s = (now_us - batch.failing_us) / 1e6
+        now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
+        if batch.failing_ns == 0:
+            batch.failing_ns = now_ns - batch.failed_ns
+        batch.failed_ns = now_ns - batch.failing_ns
+        failing_s = batch.failed_ns / 1e9
         found = confirm(answer, batch.attempt, failing_s, len(batch.entries), self._rules, self._chance)
         match found.step:
             case Step.NEXT:
                 self._has_confirmed(lane, batch, now_us)
             case Step.AGAIN:
-                batch.not_before_ns = self._clock.monotonic_ns() + round(found.wait_s * 1e9)
+                batch.not_before_ns = now_ns + round(found.wait_s * 1e9)
                 self._say_failing(lane, batch, answer)
                 self._is_dirty = True
             case Step.SINGLY:
@@ -424,7 +443,9 @@ class DeliveryEngine:
                 self._give_up(lane, batch, answer.reason, now_us)
 
     def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
-        later = [each for _, item, routed in batch.entries for each in follow_ups(item, routed, now_us)]
+        self._observe()  # the end of what is confirmed may be in the queue already
+        open_ones = [(item, routed) for _, item, routed in batch.entries if not self._ended.has(item.event)]
+        later = [each for item, routed in open_ones for each in follow_ups(item, routed, now_us)]
         try:
             self._later.add(later)
         except QueueFull:
@@ -494,6 +515,7 @@ class DeliveryEngine:
 
     def _observe(self) -> None:
         """See each routed event once: what is resolved or acknowledged is reminded of no more."""
+        self._order.read_on()
         lane = self._lanes[OBSERVER]
         for queue in self._queues.values():
             while True:
@@ -503,6 +525,7 @@ class DeliveryEngine:
                 for item in items:
                     if item.recipient:
                         continue
+                    self._ended.saw(item.event)
                     if catalogue.status_of(item.event) is Status.RESOLVED:
                         self._end_reminders(catalogue.condition_key(item.event))
                     elif item.event.kind == ACKNOWLEDGED:
@@ -553,10 +576,16 @@ class DeliveryEngine:
             return
         if not self._state.is_written(self._lanes, self._clock, self._raise):
             return
-        self._is_dirty = False
+        self._is_dirty, is_idle = False, not self._later.holds_events
         for name, queue in self._queues.items():
             cursors = [lane.cursors[name] for lane in self._lanes.values()]
-            queue.delete_through(min(cursors + self._state.needed(name)))
+            through = min(cursors + self._state.needed(name))
+            queue.delete_through(through)
+            if queue is self._main:
+                self._order.forget_through(through)
+            is_idle = is_idle and through >= queue.newest_seq
+        if is_idle:
+            self._ended.forget()
 
 
 def _pace_s(lane: Lane, now_ns: int) -> float:

@@ -58,19 +58,21 @@ class DeliveryBatch:
     Attributes:
         queue: name of the queue it is from. through: the cursor behind it.
         entries: the notices with what they were made of.
-        due_us: when it may go.
+        due_ns: when it may go, by the clock that is never set.
         firing: what the recipient knows once it has them.
-        attempt: tries so far. failing_us: when the first one failed; 0 before.
+        attempt: tries so far. failing_ns: when the first one failed in this process; 0 before.
+        failed_ns: for how long it has failed, at the newest answer; kept over restarts.
         not_before_ns: of the next try.
     """
 
     queue: str
     through: int
     entries: list[tuple[Notice, QueuedEvent, Routed]]
-    due_us: int
+    due_ns: int
     firing: Firing
     attempt: int = 0
-    failing_us: int = 0
+    failing_ns: int = 0
+    failed_ns: int = 0
     not_before_ns: int = 0
 
     def notices(self) -> Sequence[Notice]:
@@ -88,7 +90,8 @@ class Tries:
     queue: str
     through: int
     attempt: int
-    failing_us: int
+    failed_ns: int
+    failing_ns: int = 0
     not_before_ns: int = 0
 
 
@@ -138,7 +141,11 @@ class Lane:
             return
         tries, self.tries = self.tries, None
         if batch.queue == tries.queue and batch.entries[0][1].seq <= tries.through:
-            batch.attempt, batch.failing_us = tries.attempt, tries.failing_us
+            batch.attempt, batch.failed_ns, batch.failing_ns = (
+                tries.attempt,
+                tries.failed_ns,
+                tries.failing_ns,
+            )
             batch.not_before_ns = tries.not_before_ns
 
     def drop(self) -> None:
@@ -150,7 +157,9 @@ class Lane:
         batch = self.batch
         if batch is None or not batch.attempt:
             return self.tries
-        return Tries(batch.queue, batch.through, batch.attempt, batch.failing_us, batch.not_before_ns)
+        return Tries(
+            batch.queue, batch.through, batch.attempt, batch.failed_ns, batch.failing_ns, batch.not_before_ns
+        )
 
     def limit(self, queue: str) -> int:
         """Most notices of the next batch of a queue."""
@@ -354,6 +363,6 @@ def _stored(lane: Lane) -> _StoredLane:
         number=lane.number,
         firing=[(key, rank, at_us) for key, (rank, at_us) in lane.firing.items()],
         sent=lane.sent,
-        tries=(tries.queue, tries.through, tries.attempt, tries.failing_us) if tries is not None else None,
+        tries=(tries.queue, tries.through, tries.attempt, tries.failed_ns) if tries is not None else None,
         is_failing=lane.is_failing,
     )

@@ -185,6 +185,8 @@ class EventQueue:
 
     def delete_through(self, seq: int) -> None:
         """No reader needs these any more."""
+        for after_seq in [after_seq for after_seq in self._chunks if after_seq < seq]:
+            del self._chunks[after_seq]
         self._queue.delete_through(seq)
 
     def discard(self, seqs: Iterable[int]) -> None:
@@ -267,6 +269,11 @@ class LaterQueue:
         for seq in found:
             heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
         return len(found)
+
+    @property
+    def holds_events(self) -> bool:
+        """Whether anything is held back."""
+        return bool(self._held)
 
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""

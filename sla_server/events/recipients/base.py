@@ -168,6 +168,7 @@ class Routed:
         remind_s: send again at this interval until a person acknowledges or it is resolved; 0 never.
         escalate_s: with no acknowledgement for so long, ``escalate_to`` get it too; 0 never.
         escalate_to: names of recipients.
+        inhibit: leave out lesser events about a gateway that is gone.
     """
 
     recipient: str
@@ -177,6 +178,7 @@ class Routed:
     remind_s: float = 0.0
     escalate_s: float = 0.0
     escalate_to: tuple[str, ...] = ()
+    inhibit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class StageReason(Enum):
     OWN_TROUBLE = "own-trouble"
     GATEWAY_GONE = "gateway-gone"
     ALREADY_FIRING = "already-firing"
+    OVER = "over"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ from sla_server.events.event import Event
 from sla_server.events.recipients.base import Routed
 
 
-def due_us(events: Iterable[tuple[Event, Routed]]) -> int:
-    """When a batch of these goes."""
-    return min(event.recorded_us + round(routed.group_wait_s * 1e6) for event, routed in events)
+def wait_us(events: Iterable[tuple[Event, Routed]], now_us: int) -> int:
+    """How long a batch of these still waits: at most as its groups do, however the clock was set."""
+    return max(0, min(_left_us(event, round(routed.group_wait_s * 1e6), now_us) for event, routed in events))
+
+
+def _left_us(event: Event, whole_us: int, now_us: int) -> int:
+    return min(whole_us, event.recorded_us + whole_us - now_us)

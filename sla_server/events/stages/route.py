@@ -105,6 +105,7 @@ def _each(
                 float(spec.remind or 0),
                 float(escalate.after) if escalate is not None else 0.0,
                 tuple(escalate.recipients) if escalate is not None else (),
+                spec.inhibit,
             )
     if event.element == "sla" and matches(event.kind, AGREEMENT_KINDS):
         for name in dict.fromkeys(of_agreements.get(event.agreement, ())):
@@ -112,13 +113,14 @@ def _each(
 
 
 def _together(one: Routed, other: Routed) -> Routed:
-    """Two decisions for one recipient: grouped as the first, the more urgent of both otherwise."""
+    """Two decisions for one recipient: grouped as the first, the more urgent and more complete otherwise."""
     return replace(
         one,
         reason=f"{one.reason}; {other.reason}",
         remind_s=_least(one.remind_s, other.remind_s),
         escalate_s=_least(one.escalate_s, other.escalate_s),
         escalate_to=tuple(dict.fromkeys((*one.escalate_to, *other.escalate_to))),
+        inhibit=one.inhibit and other.inhibit,
     )
 
 

@@ -127,6 +127,32 @@ def test_what_is_tried_for_too_long_is_a_dead_letter(tmp_path: Path) -> None:
     assert rig.engine.lanes["r"].dead_letters == 1
 
 
+def test_a_clock_that_steps_forward_makes_no_dead_letter(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(2)
+    rig.clock.step_wall(25 * 3600.0)
+    rig.run(10)
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert (rig.engine.lanes["r"].dead_letters, rig.engine.lanes["r"].confirmed) == (0, 1)
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_clock_that_steps_back_makes_no_group_wait_longer(tmp_path: Path, is_waiting: bool) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", group_key="g", group_wait_s=10.0)), [sender])
+    rig.add(event(1))
+    if is_waiting:
+        rig.run(5)
+    rig.clock.step_wall(-3600.0)
+    rig.run(2)
+    assert sender.got() == []
+    rig.run(8)
+    assert sender.got() == ["e1"]
+
+
 def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Path) -> None:
     hung, other = InlineSender("hung", None), InlineSender("other")
     rig = Rig(tmp_path, ToAll("hung", "other"), [hung, other], timeout_s=10.0)
@@ -252,6 +278,29 @@ def test_a_condition_that_two_processes_noticed_is_sent_once(tmp_path: Path) -> 
     assert sender.got() == ["e1", "e3", "e4", "e6"]
 
 
+def test_two_planes_of_a_gateway_are_two_conditions(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    one, two = ({"details": {"subject": name, "gateway_id": "g"}} for name in ("nbd-0", "nbd-1"))
+    rig.add(event(1, "plane-died", severity="critical", **one))
+    rig.add(event(2, "plane-died", severity="critical", **two))
+    rig.add(event(3, "plane-back", **two), event(4, "plane-died", severity="critical", **one))
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]  # the first is still known to be gone
+
+
+def test_throttles_of_two_clients_of_a_volume_are_two_conditions(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    one, two = ({"element": "volume", "details": {"throttle_id": name}} for name in ("t1", "t2"))
+    rig.add(event(1, "throttle-set", "vm", severity="warning", **one))
+    rig.add(event(2, "throttle-set", "vm", severity="warning", **two))
+    rig.add(event(3, "throttle-released", "vm", **one))
+    rig.add(event(4, "throttle-set", "vm", severity="warning", **two))
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e3"]
+
+
 def test_a_more_severe_beginning_of_a_condition_passes(tmp_path: Path) -> None:
     sender = InlineSender("r")
     rig = Rig(tmp_path, ToAll("r"), [sender])
@@ -260,9 +309,9 @@ def test_a_more_severe_beginning_of_a_condition_passes(tmp_path: Path) -> None:
     assert sender.got() == ["e1", "e2"]
 
 
-def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited(tmp_path: Path) -> None:
-    sender = InlineSender("r")
-    rig = Rig(tmp_path, ToAll("r"), [sender])
+def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited_where_a_route_says_so(tmp_path: Path) -> None:
+    sender, log = InlineSender("r"), InlineSender("log")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", inhibit=True), "log"), [sender, log])
     rig.add(
         event(1, "gateway-lost", severity="critical"),
         event(2, "clock-skew", severity="warning"),
@@ -272,6 +321,22 @@ def test_lesser_events_of_a_gateway_that_is_gone_are_inhibited(tmp_path: Path) -
     )
     rig.run()
     assert sender.got() == ["e1", "e3", "e4", "e5"]
+    assert log.got() == ["e1", "e2", "e3", "e4", "e5"]
+
+
+def test_what_begins_or_ends_a_condition_is_never_inhibited(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", inhibit=True)), [sender])
+    of_gateway = {"element": "sla", "subject": "erp/latency", "details": {"gateway": "gw"}}
+    rig.add(
+        event(1, "gateway-lost", severity="critical"),
+        event(2, "violation-opened", severity="warning", **of_gateway),
+        event(3, "volume-revoked"),
+        event(4, "violation-closed", **of_gateway),
+        event(5, "gateway-up"),
+    )
+    rig.run()
+    assert sender.got() == ["e1", "e2", "e4", "e5"]
 
 
 def test_a_recipient_is_not_told_of_its_own_trouble(tmp_path: Path) -> None:

@@ -68,6 +68,13 @@ def test_every_route_that_matches_counts_and_each_recipient_is_named_once() -> N
     assert (grouped.group_key, grouped.group_wait_s) == ("b:agreement=erp-gold,severity=critical", 10.0)
 
 
+def test_of_several_routes_all_have_to_inhibit() -> None:
+    routes = [_route(name, "{recipients: [mail], inhibit: true}") for name in "ab"]
+    assert [found.inhibit for found in route(event(), routes, KNOWN, {})] == [True]
+    routes.append(_route("c", "{recipients: [mail]}"))
+    assert [found.inhibit for found in route(event(), routes, KNOWN, {})] == [False]
+
+
 def test_recipients_that_are_not_in_force_are_left_out() -> None:
     routes = [_route("a", "{recipients: [gone, mail], escalate: {after: 15m, recipients: [gone]}}")]
     (found,) = route(event(), routes, ("mail",), {})

@@ -1,0 +1,77 @@
+"""The end of a condition never comes before its beginning, whatever way each of them took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sla_server.events.event import Event
+from sla_server.events.recipients.base import CONFIRMED, Held, retry
+from tests.support.deliveries import InlineSender, Rig, ToAll, event
+
+
+def opened(number: int) -> Event:
+    return event(number, "storage-fault", severity="critical")
+
+
+def ended(number: int) -> Event:
+    return event(number, "storage-recovered")
+
+
+def in_order(sender: InlineSender) -> list[str]:
+    return list(dict.fromkeys(sender.got()))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_held_back_is_not_overtaken_by_its_end_in_the_queue(tmp_path: Path, restarts: bool) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender], most_notices=1)
+    until_us = rig.clock.unix_us() + 30_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e1" and now_us < until_us else None
+    )
+    rig.add(opened(1))
+    rig.run(5)
+    sender.answer = retry("away")
+    rig.add(event(2))
+    rig.run(5)
+    rig.add(ended(3), opened(4))
+    rig.run(40)  # the silence ends while the recipient is away
+    sender.answer = CONFIRMED
+    if restarts:
+        rig.restart()
+    rig.run(60)
+    assert in_order(sender) == ["e2", "e1", "e3", "e4"]
+    assert (len(rig.later), rig.main.read(0)[0]) == (0, [])
+
+
+def test_the_initialization_period_does_not_overtake_what_began_before(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender], most_notices=1)
+    rig.add(event(1))
+    rig.run(1)
+    rig.add(opened(2), event(3))
+    rig.run(1)
+    rig.restart()
+    sender.batches.clear()
+    rig.add(event(4), ended(5), event(6), queue="initial")
+    rig.run(1)
+    rig.add(opened(7))  # new, and after it
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert in_order(sender) == ["e4", "e1", "e2", "e5", "e6", "e3", "e7"]
+
+
+def test_a_recipient_that_has_what_began_before_gets_the_initialization_period_first(tmp_path: Path) -> None:
+    near, far = InlineSender("near"), InlineSender("far", retry("away"))
+    rig = Rig(tmp_path, ToAll("near", "far"), [near, far])
+    rig.add(opened(1))
+    rig.run(1)
+    rig.add(event(2))
+    rig.add(ended(3), queue="initial")
+    rig.run(1)
+    assert near.got() == ["e1", "e3", "e2"]
+    far.answer = CONFIRMED
+    rig.run(10)
+    assert in_order(far) == ["e1", "e3", "e2"]
