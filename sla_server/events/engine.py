@@ -30,6 +30,7 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
+from sla_server.events.follow_ups import follow_ups
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
@@ -334,7 +335,7 @@ class DeliveryEngine:
         if not entries:
             return None, reached
         wait = wait_us(((item.event, routed) for _, item, routed in entries), now_us)
-        due_ns = 0 if len(entries) >= limit else self._clock.monotonic_ns() + wait * 1000
+        due_ns = 0 if len(entries) >= limit or not wait else self._clock.monotonic_ns() + wait * 1000
         if lane.batch is not None and lane.batch.entries[0][1] == entries[0][1]:
             due_ns = min(
                 due_ns, lane.batch.due_ns
@@ -594,35 +595,3 @@ def _pace_s(lane: Lane, now_ns: int) -> float:
         return 0.0
     cost_s = min(60.0, 60.0 / lane.settings.per_minute)
     return (lane.paced_ns - now_ns) / 1e9 + cost_s - 60.0
-
-
-def follow_ups(item: QueuedEvent, routed: Routed, now_us: int) -> list[QueuedEvent]:
-    """What comes after a confirmed notice: its next reminder, and its escalation.
-
-    None for what is only information or an end: no person has to do anything about it.
-    """
-    status = catalogue.status_of(item.event)
-    if (
-        status is Status.RESOLVED
-        or item.escalated
-        or (status is Status.INFO and item.event.severity == "info")
-    ):
-        return []
-    found = []
-    remind_s = item.remind_s or routed.remind_s
-    plain = replace(item, seq=0, is_caught_up=False)
-    if remind_s > 0:
-        due = now_us + round(remind_s * 1e6)
-        found.append(
-            replace(
-                plain, recipient=routed.recipient, reminder=item.reminder + 1, remind_s=remind_s, due_us=due,
-                purpose="remind",
-            )
-        )  # fmt: skip
-    if routed.escalate_s > 0 and not item.reminder:
-        due = now_us + round(routed.escalate_s * 1e6)
-        found += [
-            replace(plain, recipient=name, escalated=True, due_us=due, purpose="escalate")
-            for name in routed.escalate_to
-        ]
-    return found

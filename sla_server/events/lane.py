@@ -325,7 +325,7 @@ class DeliveryState:
         known, firing = self._firing.get(lane.name, ({}, "[]"))
         if known != lane.firing:
             firing = strict_json.dumps([[key, rank, at_us] for key, (rank, at_us) in lane.firing.items()])
-        self._firing[lane.name] = lane.firing, firing
+        self._firing[lane.name] = dict(lane.firing), firing
         rest = strict_json.dumps(_stored(replace(lane, firing={})).model_dump(exclude={"firing"}))
         return f'{rest[:-1]},"firing":{firing}}}'
 
