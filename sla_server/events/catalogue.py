@@ -171,6 +171,12 @@ DELIVERY: Final = {
         "warning", "A recipient does not confirm.", "Mend the recipient.", begins="recipient-failing"
     ),
     "recipient-recovered": EventKind("info", "A recipient confirms again.", ends="recipient-failing"),
+    "held-back-full": EventKind(
+        "warning", "There is no room to hold more events back from a recipient.", "End a silence."
+    ),
+    "reminders-dropped": EventKind(
+        "warning", "There was no room for reminders and escalations.", "End silences; acknowledge events."
+    ),
     "notify-test": EventKind("info", "A person tries a recipient."),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
     "recipient-applied": EventKind("info", "A recipient is in force."),

@@ -247,12 +247,12 @@ class Delivery:
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
-        """Whether events come out: reserves are read, and not every recipient with events to take fails."""
+        """Whether events come out: reserves are read, and not every recipient with events fails or stays."""
         if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
             return False
         waiting = self.waiting()
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
-        return not busy or not all(lane.is_failing for lane in busy)
+        return not busy or not all(lane.is_failing or lane.has_no_room for lane in busy)
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""

@@ -36,6 +36,7 @@ from sla_server.events.stages.deduplicate import deduplicate, known_after
 from sla_server.events.stages.group import due_us
 from sla_server.events.stages.inhibit import inhibit
 from sla_server.events.stages.send import GRACE_S, SentBatch
+from sla_server.events.trouble import DELIVERY_FAILED, HELD_BACK_FULL, REMINDERS_DROPPED, RecipientTrouble
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
@@ -120,6 +121,7 @@ class DeliveryEngine:
         self._rules = rules
         self._clock = clock
         self._raise = raise_event
+        self._trouble = RecipientTrouble(raise_event)
         self._report = report
         self._chance = chance or random.Random()  # noqa: S311 - spreads retries, keeps no secret
         self._lanes: dict[str, Lane] = {}
@@ -190,6 +192,7 @@ class DeliveryEngine:
         wait_s = min((self._advance(lane, now_us, now_ns) for lane in self.lanes.values()), default=60.0)
         if self._relieve():
             wait_s = 0.0
+        wait_s = min(wait_s, self._trouble.raise_due(now_ns))
         self._keep_state()
         if (due := self._later.next_due_us()) is not None:
             wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
@@ -198,6 +201,7 @@ class DeliveryEngine:
     def close(self) -> None:
         """Keep the state and close the recipients; what is under way comes again after the next start."""
         self._is_dirty = True
+        self._trouble.raise_all()
         self._keep_state()
         for lane in self._lanes.values():
             lane.settings.sender.close()
@@ -252,6 +256,7 @@ class DeliveryEngine:
         return lane.settings.timeout_s + GRACE_S
 
     def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
+        had_no_room, lane.has_no_room = lane.has_no_room, False
         for queue in self._queues.values():
             while True:
                 items, through = queue.read(lane.cursors[queue.name])
@@ -263,7 +268,11 @@ class DeliveryEngine:
                     self._is_dirty = True
                 if batch is not None:
                     return batch
-                if passed < through:  # no room for what is held back: later
+                if passed < through:  # no room for what is held back: later, or _relieve
+                    lane.has_no_room = True
+                    if not had_no_room:
+                        ids = [item.event.event_id for item in items if item.seq > passed]
+                        self._trouble.add(HELD_BACK_FULL, lane.name, ids, "end a silence")
                     return None
         return None
 
@@ -406,6 +415,8 @@ class DeliveryEngine:
             self._later.add(later)
         except QueueFull:
             log.error("no-room-for-reminders", recipient=lane.name, reminders=len(later))
+            ids = list(dict.fromkeys(item.event.event_id for item in later))
+            self._trouble.add(REMINDERS_DROPPED, lane.name, ids, "the queue of later events is full")
         lane.firing = batch.firing
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)
@@ -437,9 +448,7 @@ class DeliveryEngine:
         lane.dead_letters += len(ids)
         self._pass(lane, batch)
         self._tell(lane, batch, "dead-letter", now_us)
-        text = f"recipient {lane.name} did not take {len(ids)} event{'s' * (len(ids) > 1)}: {reason}"
-        details = {"events": ids[:20], "count": len(ids), "answer": reason}
-        self._raise("delivery-failed", "critical", lane.name, text, details)
+        self._trouble.add(DELIVERY_FAILED, lane.name, ids, reason)
 
     def _tell(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
         self._report(
@@ -502,6 +511,8 @@ class DeliveryEngine:
             if not behind:
                 continue
             lane = min(behind, key=lambda each: each.cursors[queue.name])
+            if lane.batch is None and lane.has_no_room:
+                lane.batch = self._unheld(lane, queue, self._clock.unix_us())
             if lane.batch is None or lane.batch.queue != queue.name:
                 continue
             if lane.token:
@@ -513,14 +524,33 @@ class DeliveryEngine:
             relieved = True
         return relieved
 
+    def _unheld(self, lane: Lane, queue: EventQueue, now_us: int) -> DeliveryBatch:
+        """What a lane gives up that has no room to hold more back: up to the first that it can be sent.
+
+        An end takes the beginning that is held back with it: told alone, the beginning would never end.
+        """
+        entries: list[tuple[Notice, QueuedEvent, Routed]] = []
+        through = lane.cursors[queue.name]
+        for item in queue.read(through)[0]:
+            routed = self._routed(queue.name, item, lane.name)
+            decision = self._decide(item, routed, lane.name, lane.firing, now_us)
+            if decision is None or len(entries) >= lane.settings.most_notices:
+                break
+            if routed is not None and decision.verdict is StageVerdict.HOLD:
+                is_end = catalogue.status_of(item.event) is Status.RESOLVED
+                first = self._later.take_held(lane.name, item.event) if is_end else []
+                for each in (*first, item):
+                    number = lane.number + len(entries) + 1
+                    entries.append((self._notice(each, routed, number), each, routed))
+            through = item.seq
+        return DeliveryBatch(queue.name, through, entries, 0, lane.firing)
+
     def _keep_state(self) -> None:
         if not self._is_dirty:
             return
         try:
             self._state.write(self._lanes)
-        except (
-            OSError
-        ) as exc:  # a full disk: nothing is deleted, so nothing is lost; again with the next step
+        except OSError as exc:  # a full disk: nothing is deleted, nothing is lost; again with the next step
             log.error("state-not-written", problem=str(exc))
             return
         self._is_dirty = False

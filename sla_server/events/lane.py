@@ -79,6 +79,7 @@ class Lane:
         limit: most notices of the next batch: 1 while a refused one is tried singly.
         singly_through: until this cursor of ``batch``'s queue.
         is_failing: an event has said so.
+        has_no_room: what is held back from it finds no room, so it stays where it is.
         paced_ns: when the notices sent so far are paid for.
     """
 
@@ -91,6 +92,7 @@ class Lane:
     deadline_ns: int = 0
     singly: tuple[str, int] = ("", 0)
     is_failing: bool = False
+    has_no_room: bool = False
     paced_ns: int = 0
     last_answer: str = ""
     confirmed: int = 0

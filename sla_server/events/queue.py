@@ -273,6 +273,13 @@ class LaterQueue:
         found = [item for item in self._items.values() if item.purpose == "held"]
         return [item for item in found if item.recipient == recipient]
 
+    def take_held(self, recipient: str, event: Event) -> list[QueuedEvent]:
+        """Forget and return what is held back for a recipient of the event's condition, oldest first."""
+        key = (recipient, *catalogue.condition_key(event))
+        found = [self._items[seq] for seq in sorted(self._held.get(key, ()))]
+        self.remove(found)
+        return found
+
     def next_due_us(self) -> int | None:
         """When the next one is due."""
         return self._due[0][0] if self._due else None

@@ -372,6 +372,96 @@ def test_with_the_queue_nearly_full_who_is_furthest_behind_gives_up_its_oldest(t
     assert ("delivery-failed", "dead") in rig.raised
 
 
+def test_two_dead_recipients_that_give_up_singly_do_not_fill_the_queue_with_news_of_it(
+    tmp_path: Path,
+) -> None:
+    dead = [InlineSender("a", retry("away")), InlineSender("b", retry("away"))]
+    rig = Rig(tmp_path, ToAll("a", "b"), dead, most_notices=1)
+    added = 0
+    while sum(lane.dead_letters for lane in rig.engine.lanes.values()) < 100 and added < 3000:
+        rig.add(*numbered(100, added + 1))
+        added += 100
+        rig.run()
+    assert [kind for kind, _ in rig.raised].count("delivery-failed") <= 2
+    assert rig.main.fullness_ratio < 0.8
+    rig.raised.clear()
+    rig.clock.advance(61.0)
+    rig.run()
+    assert set(rig.raised) <= {("delivery-failed", "a"), ("delivery-failed", "b")}
+    assert 1 <= len(rig.raised) <= 2
+
+
+def large(count: int, first: int) -> list[Event]:
+    """Events that fill a queue soon."""
+    return [event(number, text="x" * 2000) for number in range(first, first + count)]
+
+
+def test_a_silence_without_room_delays_nobody_and_is_said(tmp_path: Path) -> None:
+    quiet, good = InlineSender("quiet"), InlineSender("good")
+    router = ToAll("quiet", "good")
+    rig = Rig(tmp_path, router, [quiet, good], most_notices=10)
+    until_us = rig.clock.unix_us() + 8 * 3600_000_000
+    router.holds = lambda _found, name, now_us: (
+        Held("night", until_us) if name == "quiet" and now_us < until_us else None
+    )
+    added = 0
+    while rig.engine.lanes["quiet"].dead_letters < 100 and added < 2_000:
+        rig.add(*large(20, added + 1))
+        added += 20
+        rig.run()
+    assert rig.main.fullness_ratio < 0.9
+    assert good.got() == ids(added)
+    assert rig.raised[:2] == [("held-back-full", "quiet"), ("delivery-failed", "quiet")]
+    assert rig.engine.lanes["quiet"].has_no_room
+    assert quiet.got() == []
+    rig.run(100)
+    rig.clock.advance(8 * 3600.0)
+    rig.run(100)
+    given_up = {row["event_id"] for row in rig.rows if row["state"] == "dead-letter"}
+    assert {*quiet.got(), *given_up} == set(ids(added))  # sent, or said to be given up
+    assert not rig.engine.lanes["quiet"].has_no_room
+
+
+def test_an_end_that_is_given_up_takes_its_beginning_that_is_held_with_it(tmp_path: Path) -> None:
+    quiet, router = InlineSender("quiet"), ToAll("quiet")
+    rig = Rig(tmp_path, router, [quiet], most_notices=10)
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda _found, _r, now_us: Held("night", until_us) if now_us < until_us else None
+    rig.add(event(1, "storage-fault", severity="critical"))
+    rig.run()
+    number = 2
+    while not rig.engine.lanes["quiet"].has_no_room and number < 2_000:
+        rig.add(*large(20, number))
+        number += 20
+        rig.run()
+    rig.add(event(number, "storage-recovered"))
+    after = number + 1
+    while not any(row["event_id"] == f"e{number}" for row in rig.rows) and after < 4_000:
+        rig.add(*large(20, after))
+        after += 20
+        rig.run()
+    assert [row["event_id"] for row in rig.rows if row["event_id"] in ("e1", f"e{number}")] == [
+        "e1",
+        f"e{number}",
+    ]
+    rig.clock.advance(3601.0)
+    rig.run(5)
+    assert not {"e1", f"e{number}"} & set(quiet.got())
+
+
+def test_reminders_without_room_are_dropped_with_an_event(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll(Routed("r", "all", remind_s=60.0)), [sender], most_notices=100)
+    added = 0
+    while not rig.raised and added < 20_000:
+        more = range(added, added + 100)
+        rig.add(*(event(n, "storage-fault", str(n), severity="critical") for n in more))
+        added += 100
+        rig.run()
+    assert rig.raised == [("reminders-dropped", "r")]
+    assert len(sender.got()) == added
+
+
 # Deaths.
 
 
