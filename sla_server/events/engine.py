@@ -28,7 +28,7 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
+from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
@@ -47,6 +47,7 @@ ACKNOWLEDGED: Final = "event-acknowledged"
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
 RAISE_SKIP_LIMIT: Final = 10_000
+MOVE_PAUSE_NS: Final = 100_000_000  # the lanes need time to make room
 Raise = Callable[[str, str, str, str, dict[str, Any]], None]
 """Raises an event about a recipient: kind, severity, name, text, details."""
 Report = Callable[[Iterable[dict[str, Any]]], None]
@@ -127,6 +128,7 @@ class DeliveryEngine:
         self._lanes: dict[str, Lane] = {}
         self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
         self._token = 0
+        self._move_ns = 0
         self._is_dirty = True
         self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
@@ -187,7 +189,7 @@ class DeliveryEngine:
     def step(self) -> float:
         """One look at everything; returns the seconds after which there may be more to do."""
         now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
-        self._move_due(now_us)
+        self._move_due(now_us, now_ns)
         self._observe()
         wait_s = min((self._advance(lane, now_us, now_ns) for lane in self.lanes.values()), default=60.0)
         if self._relieve():
@@ -195,7 +197,7 @@ class DeliveryEngine:
         wait_s = min(wait_s, self._trouble.raise_due(now_ns))
         self._keep_state()
         if (due := self._later.next_due_us()) is not None:
-            wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
+            wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6, (self._move_ns - now_ns) / 1e9))
         return wait_s
 
     def close(self) -> None:
@@ -467,16 +469,9 @@ class DeliveryEngine:
 
     # All lanes together.
 
-    def _move_due(self, now_us: int) -> None:
-        due = self._later.due(now_us)
-        if not due:
-            return
-        try:
-            self._main.append([moved(item) for item in due])
-        except QueueFull:
-            self._later.put_back(due)
-            return
-        self._later.remove(due)
+    def _move_due(self, now_us: int, now_ns: int) -> None:
+        if now_ns >= self._move_ns and not self._later.move_due(now_us, self._main):
+            self._move_ns = now_ns + MOVE_PAUSE_NS
 
     def _observe(self) -> None:
         """See each routed event once: what is resolved or acknowledged is reminded of no more."""

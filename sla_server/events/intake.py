@@ -71,6 +71,7 @@ class EventIntake:
         self._readers: dict[Path, ReserveReader] = {}
         self._listed_ns = 0
         self._is_full = False
+        self._most = {True: BATCH, False: BATCH}  # records of a pass: fewer while so many find no room
         self._ids: OrderedDict[str, None] = OrderedDict()
         self.accepted = self.repeated = self.unreadable = 0
         self.passed_ns = clock.monotonic_ns()
@@ -131,7 +132,7 @@ class EventIntake:
         self._readers.clear()
 
     def _take(self, reader: ReserveReader, *, is_initial: bool) -> int:
-        more, counts, records = reader.take_more(), reader.take_counts(), reader.take(BATCH)
+        more, counts, records = reader.take_more(), reader.take_counts(), reader.take(self._most[is_initial])
         self.fills[reader.name] = reader.waiting / reader.slots
         if not (more or counts or records):
             return 0
@@ -145,8 +146,10 @@ class EventIntake:
             if not self._is_full:
                 log.error("queue-of-events-full", problem=str(exc))
             self._is_full = True
+            self._most[is_initial] = max(1, min(self._most[is_initial], len(records)) // 2)
             return 0
         self._is_full = False
+        self._most[is_initial] = min(BATCH, 2 * self._most[is_initial])
         self._probe("queued")
         reader.release(records)
         reader.release_counts(counts)

@@ -462,6 +462,29 @@ def test_reminders_without_room_are_dropped_with_an_event(tmp_path: Path) -> Non
     assert len(sender.got()) == added
 
 
+def test_what_is_due_and_finds_no_room_waits_without_a_busy_loop_and_nothing_is_lost(tmp_path: Path) -> None:
+    quiet, other, router = InlineSender("quiet"), InlineSender("other", None), ToAll("quiet", "other")
+    rig = Rig(tmp_path, router, [quiet, other], most_notices=10)
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda _f, name, now_us: (
+        Held("night", until_us) if name == "quiet" and now_us < until_us else None
+    )
+    rig.add(*large(300, 1))
+    rig.run()
+    other.answer = CONFIRMED
+    rig.engine.answered(other.reply(CONFIRMED))
+    rig.run()
+    assert (len(rig.later), quiet.got()) == (300, [])
+    rig.clock.advance(3601.0)
+    router.routed = []
+    while rig.main.fullness_ratio < 0.78:  # nobody has read these yet
+        rig.add(*large(10, 1000))
+    assert rig.engine.step() > 0.0
+    rig.run(60)
+    assert quiet.got() == ids(300)
+    assert rig.raised == []
+
+
 # Deaths.
 
 

@@ -154,7 +154,7 @@ def test_with_the_queue_full_nothing_is_released(tmp_path: Path) -> None:
     raiser.record(event(200).row())
     assert rig.step() == 0
     rig.normal.delete_through(rig.normal.newest_seq)
-    rig.step()
+    assert (rig.step(), rig.step()) == (1, 1)  # in parts, after what found no room
     assert rig.ids(rig.normal) == [f"e{fits}", "e200"]  # order kept, nothing lost
 
 
@@ -186,3 +186,19 @@ def test_the_fill_of_each_reserve_is_a_figure(rig: Rigged) -> None:
         raiser.record(event(number, subject=str(number)).row())
     rig.step()
     assert rig.intake.fills == {"services.initial": 0.0, "services.normal": 0.5}
+
+
+def test_more_than_fits_the_queue_at_once_is_taken_in_parts(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    rigged = Rigged(tmp_path, 256 << 10)
+    raiser = EventRaiser(tmp_path, "agent")
+    raiser.initialized()
+    for number in range(SLOTS // 2):
+        assert raiser.record(event(number, subject=str(number), text="x" * 2500).row()) is not None
+    got: list[str] = []
+    for _ in range(200):
+        rigged.step()
+        got += [found for found in rigged.ids(rigged.normal) if found not in got]
+        rigged.normal.delete_through(rigged.normal.newest_seq)
+    assert got == [f"e{number}" for number in range(SLOTS // 2)]
+    raiser.close()
