@@ -287,8 +287,19 @@ class LaterQueue:
         return found
 
     def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
-        """What is held back and need not be any more is due at once; returns how many."""
-        found = [seq for seq, item in self._items.items() if item.purpose == "held" and is_free(item)]
+        """What is held back and need not be any more is due at once; returns how many.
+
+        The end of a condition stays as long as its beginning does.
+        """
+        found, stuck = list[int](), set[tuple[str, ...]]()
+        for seq, item in self._items.items():
+            if item.purpose != "held":
+                continue
+            key = (item.recipient, *catalogue.condition_key(item.event))
+            if key not in stuck and is_free(item):
+                found.append(seq)
+            elif catalogue.status_of(item.event) is not Status.INFO:
+                stuck.add(key)
         for seq in found:
             heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
         return len(found)

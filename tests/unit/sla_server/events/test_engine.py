@@ -234,6 +234,23 @@ def test_a_silence_that_ends_early_holds_nothing_back_any_more_and_the_order_sta
     assert len(rig.later) == 0
 
 
+def test_other_documents_release_no_end_whose_beginning_is_still_held(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e1" and now_us < until_us else None
+    )
+    rig.add(event(1, "storage-fault", severity="critical"), event(2, "storage-recovered"))
+    rig.run(5)
+    rig.engine.set_router(router)
+    rig.run(5)
+    assert (sender.got(), len(rig.later)) == ([], 2)
+    rig.engine.set_router(ToAll("r"))  # the silence has ended
+    rig.run(5)
+    assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)
+
+
 # Stages of the engine's own.
 
 
