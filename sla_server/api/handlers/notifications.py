@@ -1,4 +1,4 @@
-"""Handlers about who is told of events: recipients, routes, silences, the inbox, a preview of routing.
+"""Handlers about who is notified of events: recipients, routes, silences, the inbox, a preview of routing.
 
 Documents are applied as all others (POST /slas). The preview uses ``DocumentRouter``, which delivery uses,
 too: what it says is what delivery would do now.
