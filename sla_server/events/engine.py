@@ -31,13 +31,14 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
 from sla_server.events.follow_ups import follow_ups
-from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
+from sla_server.events.lane import DeliveryBatch, DeliveryState, Firing, Lane, LaneSettings, Raise
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
 from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
 from sla_server.events.stages.deduplicate import deduplicate, known_after
+from sla_server.events.stages.elsewhere import Elsewhere, nowhere
 from sla_server.events.stages.group import wait_us
 from sla_server.events.stages.inhibit import inhibit
 from sla_server.events.stages.send import GRACE_S, SentBatch
@@ -101,6 +102,7 @@ class DeliveryEngine:
 
     Attributes:
         skipped: reasons for which events did not go to a recipient, counted.
+        elsewhere: whether the partner of a cooperating pair has to do with it; the first stage.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class DeliveryEngine:
         self._is_dirty = True
         self._is_routed = False
         self.skipped: Counter[StageReason] = Counter()
+        self.elsewhere: Elsewhere = nowhere
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
         self._ended = EndedConditions(self._lanes[OBSERVER].firing)
 
@@ -311,6 +314,8 @@ class DeliveryEngine:
             if routed is None and not item.recipient and ends_one_of(item.event, firing):
                 routed = Routed(lane.name, "it was told of the beginning")
             decision = self._decide(item, routed, lane.name, firing, now_us)
+            if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
+                self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
             if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
                 text = "an earlier event of the same condition was held back and comes now"
                 decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
@@ -374,12 +379,15 @@ class DeliveryEngine:
         if routed is None:
             reason = StageReason.NOT_ADDRESSED if item.recipient else StageReason.NOT_ROUTED
             return StageDecision(StageVerdict.SKIP, reason, "")
+        if decision := self.elsewhere(item, recipient):
+            return decision
         if decision := self._silence(item, recipient, now_us):
             return decision
         if decision := inhibit(item.event, routed, firing):
             return decision
         if not (item.reminder or item.escalated):
-            return deduplicate(item.event, recipient, firing)
+            # Its server has seen to repeats; what is known here of its conditions may be old.
+            return None if item.origin else deduplicate(item.event, recipient, firing)
         if self._ended.has(item.event):
             text = "it has ended or was acknowledged meanwhile"
             return StageDecision(StageVerdict.SKIP, StageReason.OVER, text)
@@ -396,6 +404,16 @@ class DeliveryEngine:
             text = "an earlier event of the same condition is held back"
             return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
         return None
+
+    def _sent_by_partner(
+        self, lane: Lane, item: QueuedEvent, routed: Routed | None, firing: Firing, *, is_first: bool
+    ) -> None:
+        """The recipient has it: what it knows, and what follows, is as if we had sent it."""
+        known_after(item.event, firing)
+        if is_first:
+            lane.firing = dict(firing)
+        if routed is not None and not self._ended.has(item.event):
+            self._keep(follow_ups(item, routed, self._clock.unix_us()))
 
     def _count(self, decision: StageDecision | None) -> None:
         if decision is not None:

@@ -9,7 +9,7 @@ read whole at the start and in memory from then on; a record is deleted once it 
 Durability: ``append`` and ``add`` return when the records are on disk. A deletion that a crash undoes is
 repeated by whoever made it.
 
-Thread: ``EventQueue.append`` by one (intake) or any, reading by one (main); ``LaterQueue`` by one.
+Thread: ``EventQueue.append`` and ``records`` by any, reading by one (main); ``LaterQueue`` by one.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class QueuedEvent:
         escalated: it comes because nobody acknowledged it.
         is_caught_up: it was held back.
         due_us: in the queue of later events: when it is due. purpose: held, remind or escalate.
+        origin: id of the partner's queue that it was taken over from, "" for an event of this server.
+        origin_seq: its number there.
     """
 
     event: Event
@@ -66,6 +68,8 @@ class QueuedEvent:
     is_caught_up: bool = False
     due_us: int = 0
     purpose: str = ""
+    origin: str = ""
+    origin_seq: int = 0
 
     def encode(self) -> bytes:
         """The record."""
@@ -90,6 +94,8 @@ _KEYS: Final = (
     ("caught_up", "is_caught_up", False),
     ("due_us", "due_us", 0),
     ("purpose", "purpose", ""),
+    ("origin", "origin", ""),
+    ("origin_seq", "origin_seq", 0),
 )
 
 
@@ -154,6 +160,11 @@ class EventQueue:
         return self._queue.durable_seq
 
     @property
+    def done_seq(self) -> int:
+        """No recipient needs an event up to this number."""
+        return self._queue.oldest_seq - 1
+
+    @property
     def fullness_ratio(self) -> float:
         """Share of the room in use."""
         return self._queue.fullness_ratio
@@ -182,6 +193,16 @@ class EventQueue:
             if len(self._chunks) > CHUNKS:
                 self._chunks.popitem(last=False)
         return items, through
+
+    def records(self, after_seq: int, most_bytes: int) -> tuple[list[tuple[int, bytes]], int]:
+        """Number and bytes of records behind ``after_seq``, and how far they reach. Any thread."""
+        durable = self._queue.durable_seq
+        try:
+            messages = self._queue.peek(after_seq, most_bytes)
+        except RecordDamaged as exc:  # the main loop meets it, too, and reports it
+            return self.records(after_seq, 1) if most_bytes > 1 else ([], exc.seq)
+        found = [(message.seq, message.data) for message in messages]
+        return found, found[-1][0] if found else max(after_seq, durable)
 
     def delete_through(self, seq: int) -> None:
         """No reader needs these any more."""
