@@ -33,12 +33,11 @@ from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
 from sla_server.events.lane import Lane
-from sla_server.events.pair_core import PairCore
+from sla_server.events.pair_core import PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
 from sla_server.events.queue import EventQueue, QueuedEvent
-from sla_server.events.sql_link import NAME
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
@@ -118,14 +117,7 @@ class CooperatingPair:
 
     def publish(self, lanes: Mapping[str, Lane]) -> None:
         """How far recipients have come, and that there may be new events."""
-        names = [queue.name for queue in self._queues]
-        cursors = {
-            name: tuple(lane.cursors[queue] for queue in names)
-            for name, lane in lanes.items()
-            if name != NAME
-        }
-        done = {queue.queue_id: queue.done_seq for queue in self._queues}
-        confirmed = MirrorConfirmed(tuple(done), cursors, done)
+        confirmed = how_far(self._queues, lanes)
         published = confirmed, tuple(queue.newest_seq for queue in self._queues)
         if published != self._published:
             self._published = published

@@ -21,7 +21,7 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +31,12 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from sla_server.events.lane import Lane
 from sla_server.events.pair_ledger import PartnerLedger, Position
 from sla_server.events.pair_session import KeeperSession, MirrorSession, MirrorState, Names, OriginSession
 from sla_server.events.pair_store import MirrorStore
 from sla_server.events.queue import EventQueue, QueuedEvent, decode
+from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
 TAKE: Final = 256
@@ -322,3 +324,14 @@ class PairCore:
         took_ns = self._clock.monotonic_ns() - begun_ns
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 
+
+
+def how_far(queues: Sequence[EventQueue], lanes: Mapping[str, Lane]) -> MirrorConfirmed:
+    """How far our recipients have come; each server has rows of its own, so those of SQL do not count."""
+    cursors = {
+        name: tuple(lane.cursors[queue.name] for queue in queues)
+        for name, lane in lanes.items()
+        if name != NAME
+    }
+    done = {queue.queue_id: queue.done_seq for queue in queues}
+    return MirrorConfirmed(tuple(done), cursors, done)
