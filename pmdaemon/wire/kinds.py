@@ -1,5 +1,7 @@
-"""Kinds of frame. Wire kinds (below 64) travel between agent and PMDaemon, the rest between our processes; those
-from 128 on between two servers.
+"""Kinds of frame.
+
+Wire kinds (below 64) travel between agent and PMDaemon, the rest between our processes, those from 128 on
+between two servers.
 
 The header of each kind is described in docs/formats/messages.md; unknown header keys are ignored.
 """

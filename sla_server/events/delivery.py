@@ -2,8 +2,9 @@
 
 Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
 ``ev-NAME`` for each recipient (sends); with a partner, ``ev-pair`` (``pair``). The supervisor starts this
-process first and stops it last: what the others raise in their last moments is delivered, or kept for the next
-start. A disk that fails ends the process; the supervisor starts it again, and it goes on behind what was synced.
+process first and stops it last: what the others raise in their last moments is delivered, or kept for the
+next start. A disk that fails ends the process; the supervisor starts it again, and it goes on behind what was
+synced.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
 ``state.json``, ``routing-read.json`` (the last documents that could be read), those of a partner (``pair``);
@@ -207,7 +208,7 @@ class Delivery:
         self._engine.close()
         self._outlets.close()
         if self._pair is not None:
-            self._pair.publish(self._engine.lanes)
+            self._pair.publish(self._engine)
             self._pair.close()
         try:
             self._threads.join(JOIN_S)
@@ -223,12 +224,12 @@ class Delivery:
         for sent in self._inbox.drain():
             if sent is not None and not self._outlets.answered(sent):
                 self._engine.answered(sent)
-        if self._pair is not None and self._pair.take_change():
+        if self._pair is not None and self._pair.has_changed(self._engine.lanes):
             self._engine.set_router(RecordingRouter(self._routing.router))
         wait_s = self._engine.step()
         self._sql.step()
         if self._pair is not None:
-            self._pair.publish(self._engine.lanes)
+            self._pair.publish(self._engine)
         lane = self._engine.lanes[NAME]
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
 

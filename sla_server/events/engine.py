@@ -141,6 +141,16 @@ class DeliveryEngine:
         """By recipient, without the observer."""
         return {name: lane for name, lane in self._lanes.items() if name != OBSERVER}
 
+    def done_through(self, without: str) -> dict[str, int]:
+        """Up to where no recipient but ``without`` needs a queue; 0 before any document was read."""
+        if not self._is_routed:
+            return dict.fromkeys(self._queues, 0)
+        lanes = [lane for lane in self._lanes.values() if lane.name != without]
+        return {
+            name: min([lane.cursors[name] for lane in lanes] + self._state.needed(name))
+            for name in self._queues
+        }
+
     def set_recipients(
         self,
         settings: Iterable[LaneSettings],

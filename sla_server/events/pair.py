@@ -32,8 +32,9 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
+from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_core import PairCore, how_far
+from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
@@ -75,6 +76,7 @@ class CooperatingPair:
         self._queues = list(queues)
         self._store = MirrorStore(directory, config.mirror_bytes)
         self._ledger = PartnerLedger(PartnerNotes.read(directory))
+        self._under_way = BatchesUnderWay()
         self._settled = threading.Event()
         self._core = PairCore(
             config,
@@ -97,7 +99,9 @@ class CooperatingPair:
     def start(self) -> None:
         """Begin, and wait for what the partner has delivered for us, if it can be reached at once."""
         if self._store.damaged:
-            text = f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
+            text = (
+                f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
+            )
             self._raise("event-queue-damage", "critical", text, {"events": self._store.damaged})
         self._threads.start("ev-pair", self._run)
         self._settled.wait(SETTLE_S)
@@ -111,13 +115,13 @@ class CooperatingPair:
         self._ledger.report(rows)
         self._inbox.put(None)
 
-    def take_change(self) -> bool:
-        """See ``PartnerLedger.take_change``."""
-        return self._ledger.take_change()
+    def has_changed(self, lanes: Mapping[str, Lane]) -> bool:
+        """Whether lanes have to look again at what they are about to send."""
+        return self._under_way.look_again(lanes, has_changed=self._ledger.take_change())
 
-    def publish(self, lanes: Mapping[str, Lane]) -> None:
+    def publish(self, engine: DeliveryEngine) -> None:
         """How far recipients have come, and that there may be new events."""
-        confirmed = how_far(self._queues, lanes)
+        confirmed = how_far(self._queues, engine)
         published = confirmed, tuple(queue.newest_seq for queue in self._queues)
         if published != self._published:
             self._published = published

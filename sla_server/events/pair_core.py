@@ -31,6 +31,7 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
 from sla_server.events.pair_ledger import PartnerLedger, Position
 from sla_server.events.pair_session import KeeperSession, MirrorSession, MirrorState, Names, OriginSession
@@ -187,8 +188,8 @@ class PairCore:
     def behind(self) -> int:
         """How many of our events, at most, the partner does not have that a recipient may still need."""
         return sum(
-            max(0, queue.newest_seq - max(queue.done_seq, self._kept_seq(queue.queue_id)))
-            for queue in self._queues
+            max(0, queue.newest_seq - max(done, self._kept_seq(queue.queue_id)))
+            for queue, done in zip(self._queues, self._done(), strict=True)
         )
 
     def status(self) -> dict[str, Any]:
@@ -197,7 +198,8 @@ class PairCore:
         is_mirroring = origin is not None and origin.state is MirrorState.MIRRORING
         is_keeping = keeper is not None and keeper.state is MirrorState.MIRRORING
         lost, behind = self._ledger.is_lost, self.behind()
-        unconfirmed = sum(max(0, queue.newest_seq - queue.done_seq) for queue in self._queues)
+        newest = sum(queue.newest_seq for queue in self._queues)
+        unconfirmed = max(0, newest - sum(self._done()))
         return {
             "name": self._names.name,
             "partner": self._names.partner,
@@ -214,6 +216,11 @@ class PairCore:
             "replaying": lost and len(self._store) > 0,
             "taken_over": self._taken,
         }
+
+    def _done(self) -> list[int]:
+        """Up to where no recipient needs our queues."""
+        done = self.confirmed.done if self.confirmed is not None else {}
+        return [max(queue.done_seq, done.get(queue.queue_id, 0)) for queue in self._queues]
 
     def _kept_seq(self, queue_id: str) -> int:
         kept = self._origin.kept if self._origin is not None and self._origin.kept else self._kept
@@ -238,8 +245,8 @@ class PairCore:
         self._take_ns, self._taken, self._since_us = 0, 0, self._clock.unix_us()
         held = len(self._store)
         text = (
-            f"partner {self._names.partner} was not heard for {self._names.silence_s:g} s; {held} events of it "
-            "that were not confirmed are delivered here"
+            f"partner {self._names.partner} was not heard for {self._names.silence_s:g} s; {held} events "
+            "of it that were not confirmed are delivered here"
         )
         log.error("partner-lost", partner=self._names.partner, events=held)
         self._raise("pair-lost", "critical", text, {"events": held, "silence_s": self._names.silence_s})
@@ -306,7 +313,7 @@ class PairCore:
         if not self._is_behind and (is_full or behind > self._most_events):
             self._is_behind = True
             text = (
-                f"partner {self._names.partner} does not have {behind} events that recipients may still need: "
+                f"partner {self._names.partner} does not have {behind} events that recipients may need: "
                 + ("its room for them is full" if is_full else "it was away for longer than it has room for")
             )
             self._raise("pair-mirror-behind", "warning", text, {"events": behind, "room": self._most_events})
@@ -325,13 +332,38 @@ class PairCore:
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 
 
-
-def how_far(queues: Sequence[EventQueue], lanes: Mapping[str, Lane]) -> MirrorConfirmed:
-    """How far our recipients have come; each server has rows of its own, so those of SQL do not count."""
+def how_far(queues: Sequence[EventQueue], engine: DeliveryEngine) -> MirrorConfirmed:
+    """How far our recipients have come. Each server has rows of its own, so those of SQL do not count."""
     cursors = {
         name: tuple(lane.cursors[queue.name] for queue in queues)
-        for name, lane in lanes.items()
+        for name, lane in engine.lanes.items()
         if name != NAME
     }
-    done = {queue.queue_id: queue.done_seq for queue in queues}
+    through = engine.done_through(NAME)
+    done = {queue.queue_id: through[queue.name] for queue in queues}
     return MirrorConfirmed(tuple(done), cursors, done)
+
+
+class BatchesUnderWay:
+    """Which lanes had handed over a batch when the partner came or went: they look again once it is answered.
+
+    Thread: the main loop.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+
+    def look_again(self, lanes: Mapping[str, Lane], *, has_changed: bool) -> bool:
+        """Whether batches have to be made again: at a change, and when one of those was answered."""
+        if has_changed:
+            self._tokens = {name: lane.token for name, lane in lanes.items() if lane.token}
+            return True
+        if not self._tokens:
+            return False
+        left = {
+            name: token
+            for name, token in self._tokens.items()
+            if name in lanes and lanes[name].token == token
+        }
+        answered, self._tokens = len(left) < len(self._tokens), left
+        return answered

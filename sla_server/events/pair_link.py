@@ -59,9 +59,11 @@ Context = Callable[[bool], ssl.SSLContext]
 
 
 class MirrorConnection:
-    """One connection; see the module. ``session`` is None until the other side has proved to be the partner."""
+    """One connection. ``session`` is None until the other side has proved to be the partner."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_dialled: bool, until_ns: int) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, is_dialled: bool, until_ns: int
+    ) -> None:
         self.is_dialled = is_dialled
         self.until_ns = until_ns
         self.session: MirrorSession | None = None

@@ -225,7 +225,8 @@ class OriginSession(MirrorSession):
             return
         now_ns = self.clock.monotonic_ns()
         if now_ns >= self._not_before_ns:
-            self._send_events()
+            self._send_events(confirmed.done if confirmed is not None else {})
+            self.is_full = self.is_full and bool(self._unkept)  # nothing is left for which it had no room
         is_new = confirmed is not None and confirmed != self._confirmed
         if confirmed is not None and is_new and now_ns >= self._confirmed_ns:
             self._confirmed, self._confirmed_ns = confirmed, now_ns + CONFIRMED_NS
@@ -242,13 +243,6 @@ class OriginSession(MirrorSession):
         if confirmed != self._confirmed:
             due = min(due, self._confirmed_ns)
         return due
-
-    def behind(self) -> int:
-        """How many events, at most, the partner does not have that a recipient may still need."""
-        return sum(
-            max(0, queue.newest_seq - max(queue.done_seq, self.kept.get(queue_id, 0)))
-            for queue_id, queue in self._queues.items()
-        )
 
     def _welcomed(self, welcome: MirrorWelcome) -> None:
         self._check_partner(welcome.proto, welcome.name)
@@ -271,10 +265,10 @@ class OriginSession(MirrorSession):
             self._sent[kept.queue_id] = self.kept[kept.queue_id]
             self._unkept = [each for each in self._unkept if each[0] != kept.queue_id]
 
-    def _send_events(self) -> None:
+    def _send_events(self, done: Mapping[str, int]) -> None:
         for queue_id, queue in self._queues.items():
             while sum(size for _, _, size in self._unkept) < MOST_UNKEPT_BYTES:
-                after = max(self._sent[queue_id], queue.done_seq)
+                after = max(self._sent[queue_id], queue.done_seq, done.get(queue_id, 0))
                 records, through = queue.records(after, CHUNK_BYTES)
                 if len(records) > MOST_EVENTS:
                     records, through = records[:MOST_EVENTS], records[MOST_EVENTS - 1][0]

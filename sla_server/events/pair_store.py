@@ -69,9 +69,7 @@ class MirrorStore:
         make_directory(directory, 0o700)
         data, index = storage or (None, None)
         self.most_events = max(1024, data_bytes // ENTRY_BYTES)
-        settings = QueueSettings(
-            data_path=directory / FILE, data_bytes=data_bytes, entries=self.most_events
-        )
+        settings = QueueSettings(data_path=directory / FILE, data_bytes=data_bytes, entries=self.most_events)
         self._queue = DiskQueue(settings, data=data, index=index, clock=clock, helper=storage is None)
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._places: dict[str, dict[int, int]] = {}  # queue id: number there to number here, ascending
@@ -164,7 +162,7 @@ class MirrorStore:
         return self._forget(queue_id, found)
 
     def keep_only(self, queue_id: str, seqs: Sequence[int], through: int) -> int:
-        """The partner needs these alone of what it had up to ``through``; returns how many others there were."""
+        """The partner needs these alone of what it had up to ``through``; returns how many are gone."""
         wanted = set(seqs)
         others = [seq for seq in self._places.get(queue_id, ()) if seq <= through and seq not in wanted]
         return self._forget(queue_id, others)

@@ -1,4 +1,4 @@
-"""Two cooperating servers without sockets, threads and time: engines, cores, and a link of bytes between them."""
+"""Two cooperating servers without sockets, threads and time: engines, cores, and bytes between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.events.event import Event
-from sla_server.events.pair_core import PairCore, how_far
+from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_session import MirrorSession
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
@@ -61,6 +61,7 @@ class PartnerServer:
         self.store = MirrorStore(rig.folder, self.store_bytes, storage, self.clock)
         self.ledger = PartnerLedger(PartnerNotes.read(rig.folder))
         self.is_settled = False
+        self.under_way = BatchesUnderWay()
         queues = rig.initial, rig.main
         self.core = PairCore(
             self.names,
@@ -95,16 +96,22 @@ class PartnerServer:
         self.core.step()
         if not self.is_settled:  # the process waits for it before its first delivery
             return
-        if self.ledger.take_change():
-            self.rig.engine.set_router(self.rig.router)
+        self.look()
+        self.rig.run()
+        self.look()
         self.rig.run()
         self.ledger.report(self.rig.rows[self._reported :])
         self._reported = len(self.rig.rows)
-        self.core.confirmed = how_far((self.rig.initial, self.rig.main), self.rig.engine.lanes)
+        self.core.confirmed = how_far((self.rig.initial, self.rig.main), self.rig.engine)
         self.core.step()
         for name, sender in self.rig.senders.items():
             self.got[name] += sender.got()
             sender.batches.clear()
+
+    def look(self) -> None:
+        lanes, changed = self.rig.engine.lanes, self.ledger.take_change()
+        if self.under_way.look_again(lanes, has_changed=changed):
+            self.rig.engine.set_router(self.rig.router)
 
     def kill(self) -> None:
         self.is_up = False

@@ -1,4 +1,4 @@
-"""Messages between the event deliveries of two cooperating servers, over TLS with a certificate on both sides.
+"""Messages between the event deliveries of two cooperating servers, over TLS with certificates on both sides.
 
 Each server dials the other one, so there are two connections. On each of them the side that dialled is the
 *origin*, whose events they are, and the other one the *keeper*, which stores them. The origin begins with
@@ -247,7 +247,7 @@ class MirrorConfirmed(WireMessage):
 
 @dataclass(frozen=True, slots=True)
 class MirrorDelivered(WireMessage):
-    """While the origin was away, the keeper delivered these events of it to a recipient, which has confirmed."""
+    """A recipient has confirmed these events of the origin to the keeper, which delivered them meanwhile."""
 
     KIND: ClassVar = Kind.MIRROR_DELIVERED
     recipient: str

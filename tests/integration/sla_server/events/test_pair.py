@@ -35,18 +35,18 @@ DOCUMENTS = """
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: hook}}
-spec: {{webhook: {{url: "{url}"}}, batch: %d, timeout: 5s}}
+spec: {{webhook: {{url: "{url}"}}, batch: {batch}, timeout: 5s}}
 ---
 apiVersion: storage-sla/v1
 kind: Recipient
 metadata: {{name: log}}
-spec: {{file: {{path: log.jsonl}}, batch: %d}}
+spec: {{file: {{path: log.jsonl}}, batch: {batch}}}
 ---
 apiVersion: storage-sla/v1
 kind: Route
 metadata: {{name: all}}
 spec: {{recipients: [hook, log]}}
-""" % (BATCH, BATCH)
+"""
 CONFIG = """
 data_dir = "{data}"
 runtime_dir = "{run}"
@@ -120,7 +120,7 @@ class Server:
         values = {"data": self.data, "run": self.run, "name": self.name, "partner": partner}
         text = CONFIG.format(**values, port=self.port, partner_port=partner_port, silence=SILENCE_S)
         (self.folder / "server.toml").write_text(text)
-        documents = load_documents(DOCUMENTS.format(url=url), 60)
+        documents = load_documents(DOCUMENTS.format(url=url, batch=BATCH), 60)
         held = [NotificationInForce(each.document, 1, 0) for each in documents]
         assert RoutingFile(self.data).publish(RoutingTable.of(held, {}))
 

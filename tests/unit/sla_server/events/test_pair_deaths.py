@@ -1,4 +1,4 @@
-"""A cooperating server that dies at each operation of its disk: no event is lost, order is kept, repeats are few."""
+"""A cooperating server that dies at each operation of its disk: nothing is lost, and repeats are few."""
 
 from __future__ import annotations
 
