@@ -34,7 +34,13 @@ from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
 from sla_server.events.pair_ledger import PartnerLedger, Position
-from sla_server.events.pair_session import KeeperSession, MirrorSession, MirrorState, Names, OriginSession
+from sla_server.events.pair_session import (
+    KeeperSession,
+    MirrorSession,
+    MirrorState,
+    OriginSession,
+    PartnerNames,
+)
 from sla_server.events.pair_store import MirrorStore
 from sla_server.events.queue import EventQueue, QueuedEvent, decode
 from sla_server.events.sql_link import NAME
@@ -73,7 +79,7 @@ class PairCore:
 
     def __init__(
         self,
-        names: Names,
+        names: PartnerNames,
         directory: Path,
         queues: Sequence[EventQueue],
         store: MirrorStore,

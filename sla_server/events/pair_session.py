@@ -86,7 +86,7 @@ class MirrorEnded(SlaError):
     retryable = True
 
 
-class Names(Protocol):
+class PartnerNames(Protocol):
     """What both sessions need of the configuration."""
 
     @property
@@ -112,7 +112,7 @@ class MirrorSession:
 
     role = ""
 
-    def __init__(self, names: Names, clock: Clock) -> None:
+    def __init__(self, names: PartnerNames, clock: Clock) -> None:
         self.names = names
         self.clock = clock
         self.state = MirrorState.GREETING
@@ -178,7 +178,7 @@ class OriginSession(MirrorSession):
     role = "origin"
 
     def __init__(
-        self, names: Names, clock: Clock, queues: Sequence[EventQueue], ledger: PartnerLedger
+        self, names: PartnerNames, clock: Clock, queues: Sequence[EventQueue], ledger: PartnerLedger
     ) -> None:
         super().__init__(names, clock)
         self.reader_limit(MAX_FRAME_BYTES)  # we have dialled it, and seen its certificate
@@ -296,7 +296,7 @@ class KeeperSession(MirrorSession):
 
     def __init__(
         self,
-        names: Names,
+        names: PartnerNames,
         clock: Clock,
         store: MirrorStore,
         ledger: PartnerLedger,

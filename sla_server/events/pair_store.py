@@ -134,7 +134,7 @@ class MirrorStore:
 
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
         """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
-        found = []
+        found: list[tuple[int, bytes]] = []
         for seq, place in list(self._places.get(queue_id, {}).items()):
             if seq <= after_seq:
                 continue

@@ -150,7 +150,7 @@ class Server:
         return read_pair_state(self.run / "metrics") or {"state": "unknown"}
 
     def is_connected(self) -> bool:
-        return self.pair()["state"] == "connected"
+        return bool(self.pair()["state"] == "connected")
 
     def logged(self, kind: str = "") -> list[dict[str, Any]]:
         """Events that its own file recipient got."""
@@ -198,7 +198,8 @@ class Rigged:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rigged]:
-    with Hook() as hook:
+    hook = Hook()
+    with hook:
         made = Rigged(tmp_path, hook)
         try:
             yield made

@@ -174,7 +174,7 @@ def test_before_its_hello_a_partner_cannot_make_us_buffer(server: PartnerServer)
 
 
 def test_confirmations_of_thousands_of_recipients_are_folded_and_read(server: PartnerServer) -> None:
-    cursors = {f"recipient-number-{number}": (number,) for number in range(4000)}
+    cursors: dict[str, tuple[int, ...]] = {f"recipient-number-{number}": (number,) for number in range(4000)}
     made = session(server, "keeper", MirrorState.MIRRORING)
     made.received(MirrorConfirmed((QUEUE,), cursors, {QUEUE: 0}).encode())
     assert server.ledger.is_done("recipient-number-7", (QUEUE, 7))
