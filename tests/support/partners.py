@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.wire import frame
+from pmdaemon.wire.kinds import Kind
 from sla_server.events.event import Event
 from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
@@ -197,8 +199,12 @@ class Partners:
             for sender, target, owner in ((origin, keeper, other), (keeper, origin, one)):
                 data = bytes(sender.outgoing)
                 sender.outgoing.clear()
-                if data and not self.is_cut:
-                    moved = True
-                    target.received(data)
+                if not data or self.is_cut:
+                    continue
+                moved = True
+                for raw in frame.split(data):
+                    if frame.decode(raw).kind != Kind.MIRROR_BEAT:
+                        owner.rig.disk.count()  # a server may die before each message that it receives
+                    target.received(bytes(raw))
                     owner.core.heard()
         return moved
