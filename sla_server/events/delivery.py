@@ -143,7 +143,7 @@ class Delivery:
         self._sql = SqlLink(config.runtime_dir / "main.mbx", clock)
         queues = (self._initial, self._main)
         wake = functools.partial(self._inbox.put, None)
-        self._pair = open_pair(settings.pair, config.data_dir, directory, queues, clock, wake)
+        self._pair = open_pair(settings.pair, config.data_dir, directory, queues, self._later, clock, wake)
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )

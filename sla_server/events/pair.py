@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import structlog
 
+from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.errors import SlaError
 from pmdaemon.pki import contexts
 from pmdaemon.reserve import raise_event
@@ -38,7 +39,7 @@ from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
-from sla_server.events.queue import EventQueue, QueuedEvent
+from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
@@ -53,7 +54,7 @@ class CooperatingPair:
         config: table ``[events.pair]``.
         data_dir: of the server, in which relative paths are.
         directory: of the queues.
-        queues: ours, in the order of a replay.
+        queues: ours, in the order of a replay. later: what is due later.
         clock: both time bases.
         arrived: called by ev-pair when something was added to the last queue.
 
@@ -67,6 +68,7 @@ class CooperatingPair:
         data_dir: Path,
         directory: Path,
         queues: Sequence[EventQueue],
+        later: LaterQueue,
         clock: Clock,
         arrived: Callable[[], None],
     ) -> None:
@@ -74,6 +76,7 @@ class CooperatingPair:
         self._data_dir = data_dir
         self._clock = clock
         self._queues = list(queues)
+        self._later = later
         self._store = MirrorStore(directory, config.mirror_bytes)
         self._ledger = PartnerLedger(PartnerNotes.read(directory))
         self._under_way = BatchesUnderWay()
@@ -82,6 +85,7 @@ class CooperatingPair:
             config,
             directory,
             queues,
+            later.queue,
             self._store,
             self._ledger,
             self._raise,
@@ -94,6 +98,8 @@ class CooperatingPair:
         self._stop = Stop()
         self._threads = ThreadGroup(self._has_died)
         self._published: tuple[MirrorConfirmed, tuple[int, ...]] | None = None
+        self._later_mark = -1, -1
+        self._later_seqs: tuple[int, ...] = ()
         self.problem = ""
 
     def start(self) -> None:
@@ -117,16 +123,33 @@ class CooperatingPair:
 
     def has_changed(self, lanes: Mapping[str, Lane]) -> bool:
         """Whether lanes have to look again at what they are about to send."""
+        self._take_later()
         return self._under_way.look_again(lanes, has_changed=self._ledger.take_change())
 
     def publish(self, engine: DeliveryEngine) -> None:
         """How far recipients have come, and that there may be new events."""
-        confirmed = how_far(self._queues, engine)
-        published = confirmed, tuple(queue.newest_seq for queue in self._queues)
+        later = self._later.queue
+        if (
+            mark := (later.newest_seq, len(self._later))
+        ) != self._later_mark:  # each change changes one of both
+            self._later_mark, self._later_seqs = mark, self._later.seqs()
+        confirmed = how_far(self._queues, later, self._later_seqs, engine)
+        newest = tuple(queue.newest_seq for queue in (*self._queues, later))
+        published = confirmed, newest
         if published != self._published:
             self._published = published
             self._core.confirmed = confirmed
             self._inbox.put(None)
+
+    def _take_later(self) -> None:
+        """What the partner has held back, or has to remind of, waits here as ours does."""
+        items = self._core.later_items
+        while items:
+            try:
+                self._later.add([items[0]])
+            except QueueFull:  # the next turn tries again
+                return
+            items.popleft()
 
     def status(self) -> dict[str, Any]:
         """For people and figures."""
@@ -193,6 +216,7 @@ def open_pair(
     data_dir: Path,
     directory: Path,
     queues: Sequence[EventQueue],
+    later: LaterQueue,
     clock: Clock,
     arrived: Callable[[], None],
 ) -> CooperatingPair | None:
@@ -200,7 +224,7 @@ def open_pair(
     if not config.enabled:
         return None
     try:
-        return CooperatingPair(config, data_dir, directory, queues, clock, arrived)
+        return CooperatingPair(config, data_dir, directory, queues, later, clock, arrived)
     except (SlaError, OSError) as exc:
         log.error("pair-failed", problem=str(exc))
         raise_event(

@@ -21,6 +21,7 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_ledger import PartnerLedger, Position
+from sla_server.events.pair_ledger import Addressed, PartnerLedger, Position
 from sla_server.events.pair_session import (
     KeeperSession,
     MirrorSession,
@@ -69,6 +70,7 @@ class PairCore:
         names: ours, the partner's, and after which silence it is lost.
         directory: of the notes.
         queues: ours, in the order of a replay; the last one takes what is taken over.
+        later: ours of what is due later; the partner's is handed to the main loop (``later_items``).
         store: the partner's events.
         ledger: shared with the main loop.
         raise_event: for trouble with the partner.
@@ -82,6 +84,7 @@ class PairCore:
         names: PartnerNames,
         directory: Path,
         queues: Sequence[EventQueue],
+        later: EventQueue,
         store: MirrorStore,
         ledger: PartnerLedger,
         raise_event: Raise,
@@ -93,6 +96,7 @@ class PairCore:
         self._directory = directory
         self._queues = list(queues)
         self._main = queues[-1]
+        self._mirrored = [*queues, later]
         self._store = store
         self._ledger = ledger
         self._raise = raise_event
@@ -110,6 +114,8 @@ class PairCore:
         self._most_events = store.most_events
         self._is_behind = False
         self._taken = 0
+        self.later_items: deque[QueuedEvent] = deque()
+        """What the partner has held back, or has to remind of; the main loop takes it over."""
         self.confirmed: MirrorConfirmed | None = None
         """How far our recipients have come; the main loop sets it."""
         for queue_id in store.queue_ids:
@@ -119,7 +125,7 @@ class PairCore:
 
     def dialled(self) -> OriginSession:
         """We have reached the partner."""
-        self._origin = OriginSession(self._names, self._clock, self._queues, self._ledger)
+        self._origin = OriginSession(self._names, self._clock, self._mirrored, self._ledger)
         return self._origin
 
     def accepted(self) -> KeeperSession:
@@ -195,7 +201,7 @@ class PairCore:
         """How many of our events, at most, the partner does not have that a recipient may still need."""
         return sum(
             max(0, queue.newest_seq - max(done, self._kept_seq(queue.queue_id)))
-            for queue, done in zip(self._queues, self._done(), strict=True)
+            for queue, done in zip(self._mirrored, self._done(self._mirrored), strict=True)
         )
 
     def status(self) -> dict[str, Any]:
@@ -205,7 +211,7 @@ class PairCore:
         is_keeping = keeper is not None and keeper.state is MirrorState.MIRRORING
         lost, behind = self._ledger.is_lost, self.behind()
         newest = sum(queue.newest_seq for queue in self._queues)
-        unconfirmed = max(0, newest - sum(self._done()))
+        unconfirmed = max(0, newest - sum(self._done(self._queues)))
         return {
             "name": self._names.name,
             "partner": self._names.partner,
@@ -223,10 +229,10 @@ class PairCore:
             "taken_over": self._taken,
         }
 
-    def _done(self) -> list[int]:
+    def _done(self, queues: Sequence[EventQueue]) -> list[int]:
         """Up to where no recipient needs our queues."""
         done = self.confirmed.done if self.confirmed is not None else {}
-        return [max(queue.done_seq, done.get(queue.queue_id, 0)) for queue in self._queues]
+        return [max(queue.done_seq, done.get(queue.queue_id, 0)) for queue in queues]
 
     def _kept_seq(self, queue_id: str) -> int:
         kept = self._origin.kept if self._origin is not None and self._origin.kept else self._kept
@@ -286,10 +292,11 @@ class PairCore:
         return False
 
     def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
-        own = {queue.queue_id for queue in self._queues}
+        own = {queue.queue_id for queue in self._mirrored}
         now_us = self._clock.unix_us()
         items: list[QueuedEvent] = []
-        positions: dict[str, Position] = {}
+        later: list[QueuedEvent] = []
+        positions: dict[Addressed, Position] = {}
         for seq, data in records:
             try:
                 item = decode(seq, data)
@@ -300,15 +307,17 @@ class PairCore:
             if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
                 continue
             event = item.event.recorded(now_us)
-            items.append(replace(item, event=event, seq=0, origin=queue_id, origin_seq=seq))
-            positions[event.event_id] = position
+            taken = replace(item, event=event, seq=0, origin=queue_id, origin_seq=seq)
+            (later if item.purpose else items).append(taken)
+            positions[event.event_id, item.recipient] = position
         self._ledger.take(positions)
         try:
             self._main.append(items)
         except QueueFull:
             return False
-        self._taken += len(items)
-        if items:
+        self.later_items.extend(later)
+        self._taken += len(items) + len(later)
+        if items or later:
             self._arrived()
         return True
 
@@ -338,16 +347,19 @@ class PairCore:
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 
 
-def how_far(queues: Sequence[EventQueue], engine: DeliveryEngine) -> MirrorConfirmed:
+def how_far(
+    queues: Sequence[EventQueue], later: EventQueue, open_seqs: tuple[int, ...], engine: DeliveryEngine
+) -> MirrorConfirmed:
     """How far our recipients have come. Each server has rows of its own, so those of SQL do not count."""
     cursors = {
-        name: tuple(lane.cursors[queue.name] for queue in queues)
+        name: (*(lane.cursors[queue.name] for queue in queues), 0)
         for name, lane in engine.lanes.items()
         if name != NAME
     }
     through = engine.done_through(NAME)
     done = {queue.queue_id: through[queue.name] for queue in queues}
-    return MirrorConfirmed(tuple(done), cursors, done)
+    done[later.queue_id] = later.done_seq
+    return MirrorConfirmed(tuple(done), cursors, done, open_seqs, later.newest_seq)
 
 
 class BatchesUnderWay:

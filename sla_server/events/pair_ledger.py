@@ -24,6 +24,7 @@ from typing import Any, Final
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
+from sla_server.events.recipients.base import Notice
 from sla_server.events.sql_link import NAME
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 
@@ -31,6 +32,8 @@ MOST_DELIVERED: Final = 20_000
 """Identities kept of what the partner has delivered for us; the oldest go first and may come twice."""
 MOST_GONE: Final = 8
 """Queues that the partner has lost with its disk, of which cursors are kept."""
+Addressed = tuple[str, str]
+"""Identity of an event, and the recipient to whom alone it goes, or ""."""
 Position = tuple[str, int]
 """Queue id and number of an event at the partner."""
 
@@ -45,7 +48,8 @@ class PartnerLedger:
     def __init__(self, notes: PartnerNotes) -> None:
         self._lock = threading.Lock()
         self._notes = notes
-        self._taken: dict[str, Position] = {}
+        self._taken: dict[Addressed, Position] = {}
+        self._open = frozenset(notes.open_seqs)
         self._unsent: list[tuple[str, str]] = []
         self._delivered_there: dict[str, OrderedDict[str, None]] = {}
         self._is_changed = False
@@ -61,7 +65,7 @@ class PartnerLedger:
             if item.origin:
                 return self._of_partner(item, recipient)
             known = self._delivered_there.get(recipient)
-            if known is None or item.reminder or item.escalated or item.event.event_id not in known:
+            if known is None or _delivery_id(item) not in known:
                 return None
             text = "the partner has delivered it while this server was away"
             return StageDecision(StageVerdict.SKIP, StageReason.SENT_BY_PARTNER, text)
@@ -72,13 +76,12 @@ class PartnerLedger:
             if not self._taken:
                 return
             for row in rows:
-                event_id, recipient = row["event_id"], row["recipient"]
-                position = self._taken.get(event_id)
-                is_delivery = row["state"] == "confirmed" and row["delivery_id"] == event_id
-                if position is None or not is_delivery or recipient == NAME:
+                event_id, recipient, identity = row["event_id"], row["recipient"], row["delivery_id"]
+                position = self._taken.get((event_id, recipient)) or self._taken.get((event_id, ""))
+                if position is None or row["state"] != "confirmed" or recipient == NAME:
                     continue
-                self._notes.delivered.setdefault(recipient, {})[event_id] = position
-                self._unsent.append((recipient, event_id))
+                self._notes.delivered.setdefault(recipient, {})[identity] = position
+                self._unsent.append((recipient, identity))
                 self.is_dirty = True
 
     def take_change(self) -> bool:
@@ -129,6 +132,9 @@ class PartnerLedger:
             notes = self._notes
             ids = {queue_id for _, queue_id in notes.queues}
             notes.done |= {key: seq for key, seq in said.done.items() if key in ids}
+            if said.open_seqs is not None and said.queues[-1] in ids:
+                notes.open_queue, notes.open_through = said.queues[-1], said.open_through
+                notes.open_seqs, self._open = list(said.open_seqs), frozenset(said.open_seqs)
             for recipient in [name for name in notes.cursors if name not in said.cursors]:
                 for queue_id in ids:
                     notes.cursors[recipient].pop(queue_id, None)
@@ -155,7 +161,7 @@ class PartnerLedger:
         """No recipient of the partner needs an event of this queue up to here."""
         return self._notes.done.get(queue_id, 0)
 
-    def take(self, events: Mapping[str, Position]) -> None:
+    def take(self, events: Mapping[Addressed, Position]) -> None:
         """These are about to enter the queue of events here."""
         with self._lock:
             self._taken.update(events)
@@ -202,19 +208,25 @@ class PartnerLedger:
         queue_id, seq = position
         if seq <= self._notes.done.get(queue_id, 0):
             return True
+        if queue_id == self._notes.open_queue:
+            return seq <= self._notes.open_through and seq not in self._open
         return seq <= self._notes.cursors.get(recipient, {}).get(queue_id, 0)
 
     def _of_partner(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
         is_there = any(queue_id == item.origin for _, queue_id in self._notes.queues)
         if is_there and not self._notes.is_lost:  # else the partner is away, or has lost it with its disk
             return _skip("the partner is back, and has it")
-        if item.reminder or item.escalated:
-            return None
-        if self._has_passed(recipient, (item.origin, item.origin_seq)):
+        # What follows a delivery here has the number of the event, which its recipient may have passed.
+        is_follow_up = (item.reminder or item.escalated) and item.origin != self._notes.open_queue
+        if not is_follow_up and self._has_passed(recipient, (item.origin, item.origin_seq)):
             return _skip("it was confirmed at the partner")
-        if item.event.event_id in self._notes.delivered.get(recipient, {}):
+        if _delivery_id(item) in self._notes.delivered.get(recipient, {}):
             return _skip("it was confirmed here")
         return None
+
+
+def _delivery_id(item: QueuedEvent) -> str:
+    return Notice(item.event, item.recipient, 0, reminder=item.reminder).delivery_id
 
 
 def _skip(text: str) -> StageDecision:

@@ -50,7 +50,7 @@ from sla_server.events.pair_store import MirrorStore
 from sla_server.events.queue import EventQueue, decode
 
 CHUNK_BYTES: Final = 128 << 10
-MOST_UNKEPT_BYTES: Final = 1 << 20
+MOST_UNKEPT_BYTES: Final = 512 << 10
 CONFIRMED_NS: Final = 50_000_000
 """Confirmations of this time go in one message: it is part of the bound on what may be delivered twice."""
 FULL_NS: Final = 1_000_000_000
@@ -361,3 +361,5 @@ class KeeperSession(MirrorSession):
         self._ledger.confirmed(said)
         for queue in self._ledger.queues:
             self._store.discard_through(queue.queue_id, self._ledger.done_seq(queue.queue_id))
+        if said.open_seqs is not None:
+            self._store.keep_only(said.queues[-1], said.open_seqs, said.open_through)

@@ -204,6 +204,8 @@ class PartnerNotes(BaseModel):
         gone: ids of queues that it had before, and has lost with its disk.
         cursors: of its recipients, by queue id.
         done: newest number of each queue that none of them needs.
+        open_queue: id of the queue of what is due later; of its numbers up to ``open_through`` those in
+            ``open_seqs`` alone are still needed.
         delivered: recipient to the events of the partner that it has confirmed here: identity to queue id and
             number there.
         is_lost: it was not heard for too long.
@@ -214,6 +216,9 @@ class PartnerNotes(BaseModel):
     gone: list[str] = Field(default_factory=list)
     cursors: dict[str, dict[str, Cursor]] = Field(default_factory=dict)
     done: dict[str, Cursor] = Field(default_factory=dict)
+    open_queue: str = ""
+    open_through: Cursor = 0
+    open_seqs: list[Cursor] = Field(default_factory=list)
     delivered: dict[str, dict[str, tuple[str, Cursor]]] = Field(default_factory=dict)
     is_lost: bool = False
 

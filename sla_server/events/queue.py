@@ -258,6 +258,15 @@ class LaterQueue:
         """How many wait."""
         return len(self._items)
 
+    @property
+    def queue(self) -> EventQueue:
+        """Where they are on disk."""
+        return self._queue
+
+    def seqs(self) -> tuple[int, ...]:
+        """Their numbers in the queue."""
+        return tuple(sorted(self._items))
+
     def add(self, items: Iterable[QueuedEvent]) -> None:
         """Keep them; what is there already (it was added before a crash) is not added twice.
 

@@ -69,6 +69,7 @@ class PartnerServer:
             self.names,
             rig.folder,
             queues,
+            rig.later.queue,
             self.store,
             self.ledger,
             self._raise,
@@ -104,13 +105,17 @@ class PartnerServer:
         self.rig.run()
         self.ledger.report(self.rig.rows[self._reported :])
         self._reported = len(self.rig.rows)
-        self.core.confirmed = how_far((self.rig.initial, self.rig.main), self.rig.engine)
+        self.core.confirmed = how_far(
+            (self.rig.initial, self.rig.main), self.rig.later.queue, self.rig.later.seqs(), self.rig.engine
+        )
         self.core.step()
         for name, sender in self.rig.senders.items():
             self.got[name] += sender.got()
             sender.batches.clear()
 
     def look(self) -> None:
+        while self.core.later_items:
+            self.rig.later.add([self.core.later_items.popleft()])
         lanes, changed = self.rig.engine.lanes, self.ledger.take_change()
         if self.under_way.look_again(lanes, has_changed=changed):
             self.rig.engine.set_router(self.rig.router)

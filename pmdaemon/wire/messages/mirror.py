@@ -13,6 +13,7 @@ has other queues. The keeper's limits are those of ``MOST_*`` below. Pure.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
@@ -34,7 +35,7 @@ MOST_RECIPIENTS: Final = 4096
 MOST_IDENTITIES: Final = 500
 """Of one MIRROR_DELIVERED."""
 MOST_SEQ: Final = (1 << 63) - 1
-MOST_OPEN: Final = 65_536
+MOST_OPEN: Final = 32_768
 _QUEUE_ID: Final = re.compile(r"[0-9a-f]{16}")
 _MOST_NAME: Final = 256
 
@@ -190,15 +191,24 @@ class MirrorConfirmed(WireMessage):
     """How far the origin's recipients have come. Folded above 64 KiB.
 
     ``queues`` gives the order of the numbers in ``cursors``: a recipient needs no event of a queue up to its
-    number there. ``done``: no recipient needs an event up to there, so the keeper forgets them. ``open``: of
-    the last queue these alone are left; absent where the order of the numbers is that of their end.
+    number there. ``done``: no recipient needs an event up to there, so the keeper forgets them. The last
+    queue holds what is due later, and is not emptied in order: of its events up to ``open_through`` those
+    in ``open`` alone (numbers of 8 bytes, little-endian) are left.
     """
 
     KIND: ClassVar = Kind.MIRROR_CONFIRMED
     queues: Annotated[tuple[str, ...], Key(form="[queue_id]")]
     cursors: Annotated[dict[str, tuple[int, ...]], Key(form="{recipient: [seq]}")]
     done: Annotated[dict[str, int], Key(form="{queue_id: seq}")]
-    open_seqs: Annotated[tuple[int, ...] | None, Key("open", "[int]", is_optional=True)] = None
+    open_seqs: Annotated[tuple[int, ...] | None, Key("open", "bytes", is_optional=True)] = None
+    open_through: int = 0
+
+    def header(self) -> Header:
+        """The header as it goes on the wire."""
+        found = WireMessage.header(self)
+        if self.open_seqs is not None:
+            found["open"] = struct.pack(f"<{len(self.open_seqs)}Q", *self.open_seqs)
+        return found
 
     def encode(self) -> bytes:
         """The frame.
@@ -207,13 +217,6 @@ class MirrorConfirmed(WireMessage):
             FrameTooLarge: there are too many recipients.
         """
         return frame.encode_folding(self.KIND, self.header())
-
-    def cursor(self, recipient: str, queue_id: str) -> int:
-        """What a recipient needs no more; 0 for one that is not known."""
-        cursors = self.cursors.get(recipient)
-        if cursors is None or queue_id not in self.queues:
-            return 0
-        return cursors[self.queues.index(queue_id)]
 
     @classmethod
     def parse(cls, header: Header) -> MirrorConfirmed:
@@ -236,12 +239,17 @@ class MirrorConfirmed(WireMessage):
                     f"{what}: cursors of {excerpt(recipient)} are {excerpt(seqs)}, "
                     f"expected {len(queues)} numbers"
                 )
-        seqs = _ascending(header, what, "open", MOST_OPEN) if "open" in header else None
+        packed = header.get("open")
+        if packed is not None and not (
+            queues and isinstance(packed, bytes) and len(packed) <= 8 * MOST_OPEN and not len(packed) % 8
+        ):
+            raise MalformedFrame(f"{what}: key 'open' is {excerpt(packed)}, expected numbers of 8 bytes")
         return cls(
             tuple(queues),
             {recipient: tuple(seqs) for recipient, seqs in cursors.items()},
             _seqs(header, what, "done"),
-            tuple(seqs) if seqs is not None else None,
+            struct.unpack(f"<{len(packed) // 8}Q", packed) if packed is not None else None,
+            whole(header, what, "open_through", 0, MOST_SEQ),
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sla_server.events.event import Event
 from sla_server.events.pair_core import ROOM_RATIO
-from sla_server.events.recipients.base import Routed, retry
+from sla_server.events.recipients.base import Held, Routed, retry
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners
 
@@ -235,3 +235,73 @@ def test_an_end_after_the_return_finds_its_beginning_known(tmp_path: Path) -> No
     pair.a.restart()
     pair.run(2)
     assert pair.a.rig.engine.lanes["r"].firing == {}
+
+
+def test_a_partner_that_is_back_and_slow_has_its_events_left_to_it(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, most_notices=2)
+    for server in (pair.a, pair.b):
+        server.answers("r", None)
+    pair.a.add(*numbered("a", 6))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    pair.a.restart()
+    pair.run()
+    before = len(pair.b.got["r"])
+    pair.b.answers("r")
+    pair.b.rig.senders["r"].back.append(pair.b.rig.senders["r"].reply(retry("no")))
+    pair.run(5)
+    assert len(pair.b.got["r"]) == before  # no recipient of a has confirmed anything yet
+    assert len(pair.b.store) == 6
+
+
+def test_what_was_held_back_at_a_lost_server_comes_from_the_other_when_it_is_due(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + 60_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda _event, _recipient, now_us: (
+            Held("quiet hours", until_us) if now_us < until_us else None
+        )
+    pair.a.add(*numbered("a", 2))
+    pair.run()
+    assert len(pair.b.store) == 2  # they have left the queue of events, and wait in the one of later ones
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.of_recipient("r") == []
+    pair.run(60)
+    assert pair.b.got["r"] == ids("a", 2)
+    pair.a.restart()
+    pair.run(3)
+    assert pair.a.got["r"] == []
+    assert len(pair.b.store) == 0
+
+
+def test_a_reminder_of_a_lost_server_comes_once(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    for server in (pair.a, pair.b):
+        server.rig.router.routed = [Routed("r", "all", remind_s=60.0)]
+    pair.a.add(event(1, "violation-opened", event_id="a1"))
+    pair.run()
+    assert pair.a.got["r"] == ["a1"]
+    assert len(pair.b.store) == 1
+    pair.kill(pair.a)
+    pair.run(65)
+    assert pair.b.got["r"] == ["a1/1"]
+    pair.a.restart()
+    pair.run(5)
+    assert pair.a.got["r"] == ["a1"]
+    pair.run(60)
+    assert pair.a.got["r"] == ["a1", "a1/2"]
+    assert pair.b.got["r"] == ["a1/1"]
+
+
+def test_later_events_that_the_partner_has_sent_leave_the_store(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.rig.router.routed = [Routed("r", "all", remind_s=30.0)]
+    for number in range(1, 4):
+        pair.a.add(event(number, "violation-opened", subject=f"s{number}", event_id=f"a{number}"))
+    pair.run()
+    assert len(pair.b.store) == 3
+    pair.a.add(event(9, "violation-closed", subject="s2", event_id="a9"))
+    pair.run()
+    assert len(pair.b.store) == 2
