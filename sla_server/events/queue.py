@@ -25,7 +25,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
-from pmdaemon.diskqueue.errors import RecordDamaged
+from pmdaemon.diskqueue.errors import QueueFull, RecordDamaged
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock
@@ -39,6 +39,9 @@ ENTRY_BYTES: Final = 512  # an event is rarely smaller
 CHUNK_BYTES: Final = 128 << 10
 CHUNKS: Final = 16
 LATER_BYTES: Final = 4 << 20
+MOVE_ITEMS: Final = 64
+MOVE_FEW: Final = 8
+MOVE_RATIO: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,7 @@ class LaterQueue:
 
     def __init__(self, queue: EventQueue) -> None:
         self._queue = queue
+        self._most = MOVE_ITEMS
         self._items: dict[int, QueuedEvent] = {}
         self._due: list[tuple[int, int]] = []
         self._identities: set[tuple[str, str, str, int]] = set()
@@ -254,18 +258,50 @@ class LaterQueue:
             for item in found:
                 self._keep(item)
 
-    def due(self, now_us: int) -> list[QueuedEvent]:
-        """Those whose time has come, oldest first; they stay until ``remove``."""
-        found = []
-        while self._due and self._due[0][0] <= now_us:
+    def move_due(self, now_us: int, target: EventQueue) -> bool:
+        """Move what is due to the queue of events; False if the rest has to wait for room there.
+
+        From ``MOVE_RATIO`` on ``MOVE_FEW`` move at a time: else lanes that are well would be made to give up.
+        """
+        while True:
+            is_filling = target.fullness_ratio >= MOVE_RATIO
+            due = self.due(now_us, min(self._most, MOVE_FEW) if is_filling else self._most)
+            if not due:
+                return True
+            try:
+                target.append([moved(item) for item in due])
+            except QueueFull:
+                self.put_back(due)
+                self._most = max(1, len(due) // 2)
+                return False
+            self.remove(due)
+            self._most = MOVE_ITEMS
+            if is_filling:
+                return False
+
+    def due(self, now_us: int, most: int) -> list[QueuedEvent]:
+        """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
+        found = dict[int, QueuedEvent]()  # what was released twice is listed twice
+        while self._due and self._due[0][0] <= now_us and len(found) < most:
             _, seq = heapq.heappop(self._due)
             if seq in self._items:
-                found.append(self._items[seq])
-        return found
+                found[seq] = self._items[seq]
+        return list(found.values())
 
     def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
-        """What is held back and need not be any more is due at once; returns how many."""
-        found = [seq for seq, item in self._items.items() if item.purpose == "held" and is_free(item)]
+        """What is held back and need not be any more is due at once; returns how many.
+
+        The end of a condition stays as long as its beginning does.
+        """
+        found, stuck = list[int](), set[tuple[str, ...]]()
+        for seq, item in self._items.items():
+            if item.purpose != "held":
+                continue
+            key = (item.recipient, *catalogue.condition_key(item.event))
+            if key not in stuck and is_free(item):
+                found.append(seq)
+            elif catalogue.status_of(item.event) is not Status.INFO:
+                stuck.add(key)
         for seq in found:
             heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
         return len(found)
@@ -279,6 +315,22 @@ class LaterQueue:
         """What is held back for a recipient."""
         found = [item for item in self._items.values() if item.purpose == "held"]
         return [item for item in found if item.recipient == recipient]
+
+    def take_held(self, recipient: str, event: Event) -> list[QueuedEvent]:
+        """Forget and return what is held back for a recipient of the event's condition, oldest first."""
+        key = (recipient, *catalogue.condition_key(event))
+        found = [self._items[seq] for seq in sorted(self._held.get(key, ()))]
+        self.remove(found)
+        return found
+
+    def __contains__(self, item: QueuedEvent) -> bool:
+        """Whether it was added before and waits."""
+        return _identity(item) in self._identities
+
+    @property
+    def damaged(self) -> int:
+        """Records that could not be read back."""
+        return self._queue.damaged
 
     def next_due_us(self) -> int | None:
         """When the next one is due."""
@@ -298,9 +350,10 @@ class LaterQueue:
 
     def put_back(self, items: Iterable[QueuedEvent]) -> None:
         """There was no room for them in the queue of events: due again."""
-        for item in items:
-            if item.seq in self._items:
-                heapq.heappush(self._due, (item.due_us, item.seq))
+        listed = list(items)
+        for place, item in enumerate(listed):
+            if item.seq in self._items:  # before all others: some were released before their own time
+                heapq.heappush(self._due, (place - len(listed), item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""
