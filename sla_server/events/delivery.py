@@ -298,4 +298,3 @@ def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
         config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
     )
     return RecipientBuilder(secrets, commands, files, store, notify.external_url)
-

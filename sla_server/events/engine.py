@@ -39,6 +39,8 @@ from sla_server.events.trouble import DELIVERY_FAILED, REMINDERS_DROPPED, Recipi
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
+VERY_FULL_RATIO: Final = 0.9
+"""Below it a first try under way is waited for before its batch is given up."""
 FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
 OBSERVER: Final = ""
@@ -431,7 +433,9 @@ class DeliveryEngine:
                 relieved = self._is_dirty = True
             elif behind:
                 lane = min(behind, key=lambda each: each.cursors[queue.name])
-                relieved = self._give_up_oldest(lane, now_us) or relieved
+                is_under_way = lane.batch is not None and lane.batch.attempt == 1 and lane.token
+                if not is_under_way or queue.fullness_ratio >= VERY_FULL_RATIO:
+                    relieved = self._give_up_oldest(lane, now_us) or relieved
         return relieved
 
     def _give_up_oldest(self, lane: Lane, now_us: int) -> bool:

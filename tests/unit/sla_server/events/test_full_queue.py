@@ -201,3 +201,19 @@ def test_a_queue_that_a_pass_of_the_reserves_fills_is_refused() -> None:
     with pytest.raises(ValidationError, match="16777216"):
         EventsConfig(queue_bytes=1 << 20)
     assert EventsConfig(queue_bytes=16 << 20).queue_bytes == 16 << 20
+
+
+def test_a_first_try_under_way_is_waited_for_until_the_queue_is_fuller_still(tmp_path: Path) -> None:
+    slow = InlineSender("slow", None)
+    rig = Rig(tmp_path, ToAll("slow"), [slow])
+    added = 0
+    while rig.main.fullness_ratio < 0.85:
+        rig.add(*large(10, added + 1))
+        added += 10
+        rig.run()
+    assert (rig.engine.lanes["slow"].dead_letters, slow.abandoned) == (0, 0)
+    while rig.main.fullness_ratio < 0.9:
+        rig.add(*large(10, added + 1))
+        added += 10
+    rig.run()
+    assert (rig.engine.lanes["slow"].dead_letters > 0, slow.abandoned) == (True, 1)

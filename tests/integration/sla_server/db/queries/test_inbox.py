@@ -65,7 +65,10 @@ def reader(rig: Any) -> Any:
         ({"subject": "100%% of"}, []),
         ({"only_open": True}, ["e4", "e3", "e2"]),
         ({"event_ids": ["e3", "e1", "gone"]}, ["e3", "e1"]),
-        ({"kinds": ["gateway-lost", "gateway-back"], "subjects": ["gw-a"], "since_us": T0 + 3_000_000}, ["e3"]),
+        (
+            {"kinds": ["gateway-lost", "gateway-back"], "subjects": ["gw-a"], "since_us": T0 + 3_000_000},
+            ["e3"],
+        ),
         ({"kinds": [], "subjects": []}, []),
     ],
 )
