@@ -243,8 +243,8 @@ def slice_sum(
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
-    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one. ``ended``: events that end
-    conditions, newest first.
+    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one. ``ended``: events
+    that end conditions, newest first.
     """
 
     def __init__(self) -> None:

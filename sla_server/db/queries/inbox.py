@@ -39,7 +39,9 @@ def filtered(
         element: name.
         subject: the subject or the text contains it.
         only_open: those that no person has acknowledged.
-        event_ids: of these. kinds: of these. subjects: about these. None: all.
+        event_ids: these. None: all.
+        kinds: any of them. None: all.
+        subjects: about any of them. None: all.
         since_us: not before.
     """
     table = schema.events

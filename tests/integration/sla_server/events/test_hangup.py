@@ -1,4 +1,4 @@
-"""SIGHUP to the process delivery: the file of a recipient, renamed by another program, is let go of at once."""
+"""SIGHUP to the process delivery: a file that another program has renamed is let go of at once."""
 
 from __future__ import annotations
 
