@@ -408,7 +408,7 @@ class DeliveryEngine:
                     elif item.event.kind == ACKNOWLEDGED:
                         self.acknowledge(str(item.event.details.get("event_id", "")))
                 lane.cursors[queue.name] = through
-                self._is_dirty = True
+                self._is_dirty = self._is_dirty or not self.lanes  # else it is written with what they pass
 
     def _end_reminders(self, key: tuple[str, ...]) -> None:
         self._later.cancel(
