@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -70,12 +71,16 @@ class QueuedEvent:
     due_us: int = 0
     purpose: str = ""
 
-    def encode(self) -> bytes:
-        """The record."""
-        found: dict[str, Any] = {"event": self.event.as_json()}
-        for key, name, default in _KEYS:
-            if (value := getattr(self, name)) != default:
-                found[key] = value
+    def encode(self, recorded_us: int | None = None) -> bytes:
+        """The record; with ``recorded_us`` in place of the event's own."""
+        event = self.event.as_json()
+        if recorded_us is not None:
+            event["recorded_us"] = recorded_us
+        found: dict[str, Any] = {"event": event}
+        if (values := _OPTIONAL(self)) != _DEFAULTS:
+            for (key, _name, default), value in zip(_KEYS, values, strict=True):
+                if value != default:
+                    found[key] = value
         try:
             text = _ENCODER.encode(found)  # json.dumps would make an encoder for each of thousands of events
         except (TypeError, ValueError, RecursionError):
@@ -94,6 +99,8 @@ _KEYS: Final = (
     ("due_us", "due_us", 0),
     ("purpose", "purpose", ""),
 )
+_OPTIONAL: Final = operator.attrgetter(*(name for _, name, _ in _KEYS))
+_DEFAULTS: Final = tuple(default for _, _, default in _KEYS)
 
 
 def decode(seq: int, data: bytes) -> QueuedEvent:
@@ -161,14 +168,14 @@ class EventQueue:
         """Share of the room in use."""
         return self._queue.fullness_ratio
 
-    def append(self, items: Sequence[QueuedEvent]) -> None:
-        """Add records under one sync.
+    def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> None:
+        """Add records under one sync, with ``recorded_us`` in place of the events' own.
 
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
         if items:
-            self._queue.put_many([item.encode() for item in items])
+            self._queue.put_many([item.encode(recorded_us) for item in items])
 
     def read(self, after_seq: int) -> tuple[list[QueuedEvent], int]:
         """A chunk of the records behind ``after_seq``, and the number that it reaches up to."""
