@@ -144,12 +144,12 @@ class PairCore:
     def heard(self) -> None:
         """The partner, which has said who it is, has sent something."""
         self._heard_ns = self._clock.monotonic_ns()
-        if self._origin is not None and self._origin.state is MirrorState.MIRRORING:
-            self._most_events = self._origin.most_events
-            self._settled()
         if self._ledger.is_lost:
             self._ledger.back()
             self._is_back()
+        if self._origin is not None and self._origin.state is MirrorState.MIRRORING:
+            self._most_events = self._origin.most_events
+            self._settled()
 
     def dial_failed(self) -> None:
         """We cannot reach the partner for now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -299,3 +300,21 @@ def test_a_certificate_of_another_name_is_let_in_by_neither_side(rig: Rigged) ->
     rig.wait(lambda: len(rig.taken()) == 3)  # local delivery goes on
     assert rig.b.pair()["kept"] == 0
     assert "for urn:storage-sla:partner:c" in rig.b.logged("pair-refused")[0]["text"]
+
+
+def test_strangers_at_the_port_keep_neither_the_partner_out_nor_delivery_up(rig: Rigged) -> None:
+    rig.b.start()
+    rig.wait(lambda: rig.b.pair()["state"] == "silent")
+    strangers = [socket.create_connection(("127.0.0.1", rig.b.port)) for _ in range(20)]
+    try:
+        for number, stranger in enumerate(strangers):
+            if number % 2:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        rig.a.start()
+        rig.wait(lambda: rig.a.is_connected() and rig.b.is_connected())
+        rig.b.some(3)
+        rig.wait(lambda: len(rig.taken()) == 3)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    assert rig.b.logged("pair-refused") == []  # a port scan is no event
