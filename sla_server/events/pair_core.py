@@ -49,7 +49,7 @@ from sla_server.events.sql_link import NAME
 log = structlog.get_logger("pair")
 TAKE: Final = 256
 ROOM_RATIO: Final = 0.4
-"""The partner's events fill our queue so far; from 0.8 on recipients give up events, and half of that is ours."""
+"""The partner's events fill our queue so far: half of what it holds before recipients give up events."""
 AGAIN_NS: Final = 1_000_000_000
 REFUSED_NS: Final = 600_000_000_000
 """An event of the same reason is raised once in so long."""
