@@ -227,6 +227,18 @@ class CapsInForce:
         """What holds for one volume."""
         return self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
+    @property
+    def cost_capped(self) -> frozenset[str]:
+        """Volumes whose cost the server limits: their own, that of a client, or that of their group."""
+        own = (volume for volume, rates in self._server.items() if rates.cost_per_s is not None)
+        of_clients = (
+            volume
+            for volume, clients in self._clients.items()
+            if any(rates.cost_per_s is not None for rates in clients.values())
+        )
+        groups = [group.weights for group in self.groups.values() if group.rates.cost_per_s is not None]
+        return frozenset(own).union(of_clients, *groups)
+
     def of_clients(self, volume: str) -> Mapping[str, Rates]:
         """What holds for single clients of a volume, beside that; ``*`` for all that are not named."""
         return self._clients.get(volume, NO_CLIENTS)

@@ -514,6 +514,7 @@ class Plane:
             clients, named = self._caps.of_clients(name), self._caps.named_clients(name)
             volume.set_caps(self._caps.of(name), now_ns, clients, named)
         self._groups.apply(self._caps.groups, self._exports.volumes, now_ns)
+        self._exports.set_cost_capped(self._caps.cost_capped)
         self._plan_expiry()
 
     def _plan_expiry(self) -> None:

@@ -217,6 +217,20 @@ def test_a_set_says_who_the_others_are():
         caps.apply(header(entry(client="c", ops_per_s=7, **{"except": ["db"]})), 0)
 
 
+def test_a_set_says_whose_cost_it_limits():
+    caps = CapsInForce({"static": Rates(cost_per_s=1)})
+    said = header(entry(cost_per_s=5), entry("w", ops_per_s=7))
+    said["caps"] = [{"volume": "own", "cost_per_s": 1}, {"volume": "x", "ops_per_s": 1}]
+    said["groups"] = [
+        {"group": "g", "volumes": {"in-g": 1}, "cost_per_s": 1},
+        {"group": "h", "volumes": {"in-h": 1}, "ops_per_s": 1},
+    ]
+    caps.apply(said, 0)
+    assert caps.cost_capped == {"v", "own", "in-g"}
+    assert caps.expire(30 * SECOND)
+    assert caps.cost_capped == frozenset()
+
+
 def test_a_set_names_clients_and_its_lease_ends_them():
     caps = CapsInForce({"v": Rates(ops_per_s=100)})
     assert caps.apply(header(entry(cost_per_s=5), entry(client="d", ops_per_s=7)), 0) == 2
