@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
-from sla_server.agreements.selectors import is_pattern
+from pmdaemon.wire.messages.client_caps import is_glob
 
 Row = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ OTHERS: Final = "*"
 
 def together(client: str) -> str:
     """Whom a throttle is for that has a glob as its client; "" for one client, or a whole volume."""
-    if not is_pattern(client):
+    if not is_glob(client):
         return ""
     return "that no agreement names" if client == OTHERS else f"whose names match {client}"
 
