@@ -345,8 +345,8 @@ class BackendInventory:
         if not globs:
             del self._together[volume]
         self._floors_at.pop(volume, None)
-        for target in self._client_terms.pop(volume, ()):
-            del self._terms[target]
+        for each in self._client_terms.pop(volume, ()):
+            del self._terms[each]
         for backend in self._places.get(volume, ()):
             self._changes[backend] = self._changes.get(backend, 0) + 1
 
