@@ -91,9 +91,7 @@ def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
     return found
 
 
-def _named_clients(
-    generation: int, entries: Iterable[dict[str, Any]]
-) -> dict[str, dict[str, Sequence[str]]]:
+def _named_clients(generation: int, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, Sequence[str]]]:
     """Globs of the clients that a cap of a glob is not for, by volume and glob."""
     found: dict[str, dict[str, Sequence[str]]] = {}
     for entry in entries:

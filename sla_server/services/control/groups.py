@@ -15,7 +15,7 @@ from typing import Final
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.sharing import NeighbourTerms
-from sla_server.services.control.targets import group_of, is_others, volume_of
+from sla_server.services.control.targets import group_of, is_glob, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 
 MOST_VOLUMES: Final = 64

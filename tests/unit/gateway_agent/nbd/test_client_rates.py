@@ -105,7 +105,7 @@ def test_a_cap_of_a_client_that_is_not_there_holds_from_its_first_request():
 
 def test_clients_that_are_not_named_share_one_rate_also_under_names_never_seen():
     caps = {"*": Rates(ops_per_s=10)}
-    rig, (first, promised) = serve(NO_CAPS, caps, 20, "job-1", "db-1", named=("db-*",))
+    rig, (first, promised) = serve(NO_CAPS, caps, 20, "job-1", "db-1", others={"*": ["db-*"]})
     assert 200 <= first.admitted <= 200 + BURST
     assert promised.admitted == 64
     rig.volume.forget(first)

@@ -73,7 +73,7 @@ def test_a_gateway_is_sent_the_costs_of_its_backends_when_it_comes_and_when_they
     costs.announced("old", (), exports("disk"))
     assert list(costs.take()) == []
     costs.learned(4, {"disk": (2.0, 4000.0)})
-    assert list(costs.take()) == [("a", Costs(4, (entry("disk", 2.0, 4000.0),)))]
+    assert list(costs.take()) == [("a", Costs(4, (entry("disk", 2.0, 4000.0),))), ("b", Costs(4, ()))]
     costs.learned(5, {"disk": (2.0, 4000.0)})
     assert list(costs.take()) == [], "nothing has changed"
     costs.learned(6, {"disk": (2.0, 4000.0), "tape": (None, 5000.0)})

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, OTHER_CLIENT_CAPS
+from pmdaemon.wire.messages.client_caps import caps_client
 from sla_server.agreements.promise import CurveStep, Priority, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RecordDecision, SetCaps
@@ -200,18 +201,19 @@ def test_what_may_not_be_slowed_in_the_other_form_is_let_go():
 
 def renamed(fed: Feeder, every: int, seconds: int = 120) -> tuple[int, list[SetCaps]]:
     """Bad seconds beside a client that has another name each so many seconds; and the caps sent."""
-    caps, bad, gen, sent, number = dict[str, float](), 0, 0, list[SetCaps](), 0
+    entries, bad, gen, sent, number = list[dict](), 0, 0, list[SetCaps](), 0
     for second in range(seconds):
         number += second % every == 0
         fed.controller.add_streams(A, streams(A, f"erp/job-{number}"))
-        use = int(min(400, caps.get(f"job-{number}", caps.get("*", 1e9)) / 1.0625))
+        held = [each["cost_per_s"] for each in entries if caps_client(each, f"job-{number}")]
+        use = int(min(400, min(held, default=1e9) / 1.0625))
         slow = use + 80 > 250
         bad += slow
         ios = {"erp/host-a": (80, 30 if slow else 3), f"erp/job-{number}": (use, 30)}
         for decision in fed.step((A, ios, gen), held=5 if use < 400 else 0):
             if isinstance(decision, SetCaps):
                 sent.append(decision)
-                gen, caps = decision.gen, {cap["client"]: cap["cost_per_s"] for cap in decision.clients}
+                gen, entries = decision.gen, decision.clients
     return bad, sent
 
 
