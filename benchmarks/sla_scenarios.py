@@ -1,9 +1,9 @@
 """What ``make bench-sla`` puts on one backend: who has a promise, who is greedy, what happens to the storage.
 
 The modelled disk does 400 I/Os of 4 KiB a second (eight at once, 20 ms each); nbdkit does one at a time, 3 ms
-each (filters ``noparallel`` and ``delay``). ``direct`` is the storage of this machine: each I/O moves a block of
-a file with O_DIRECT, one at a time, large enough to take 2.5 ms; others may use it, too, so no goal rests on
-it, and where a file system takes no O_DIRECT it is left out. Traces are replayed by their arrival times,
+each (filters ``noparallel`` and ``delay``). ``direct`` is the storage of this machine: each I/O moves a block
+of a file with O_DIRECT, one at a time, large enough to take 2.5 ms; others may use it, too, so no goal rests
+on it, and where a file system takes no O_DIRECT it is left out. Traces are replayed by their arrival times,
 stretched, 4 KiB an I/O.
 """
 

@@ -391,7 +391,7 @@ class SqlReader:
         return rows
 
     def policies(self, limit: int = 20, before: int | None = None) -> list[Row]:
-        """Policy versions, newest first, ``job`` and ``report`` decoded; only those before a version, if given."""
+        """Policy versions, newest first, ``job`` and ``report`` decoded; ``before``: older than that one."""
         table = schema.policies
         statement = select(table).order_by(table.c.version.desc()).limit(limit)
         if before is not None:
