@@ -193,6 +193,23 @@ DELIVERY: Final = {
     "silence-applied": EventKind("info", "Events are held back for a time."),
     "silence-ended": EventKind("info", "A silence was ended."),
 }
+RELAY: Final = {
+    "relay-started": EventKind("info", "A relay was started; `details` say what it had in its queue."),
+    "relay-documents-refused": EventKind(
+        "critical",
+        "Documents of a relay are wrong; those of before stay in force.",
+        "Correct the file that the text names.",
+        begins="relay-documents",
+    ),
+    "relay-documents-taken": EventKind("info", "They are right again, and in force.", ends="relay-documents"),
+    "event-queue-filling": EventKind(
+        "warning",
+        "The queue of events of a relay is nearly full; from 80 % on the recipient furthest behind loses events.",
+        "Mend the recipient that is behind: `sla-server relay status`.",
+        begins="event-queue",
+    ),
+    "event-queue-drained": EventKind("info", "It has room again.", ends="event-queue"),
+}
 GROUPS: Final = {
     "Promises": PROMISES,
     "Control": CONTROL,
@@ -200,6 +217,7 @@ GROUPS: Final = {
     "Agents": AGENTS,
     "The server": SERVER,
     "Delivery itself": DELIVERY,
+    "A relay": RELAY,
 }
 KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 

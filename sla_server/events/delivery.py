@@ -39,8 +39,9 @@ from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.inbox import InboxStore
 from sla_server.events.routing import RoutingReader
-from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
+from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, EventRecords, SqlLink
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender
 
@@ -124,6 +125,7 @@ class Delivery:
         threads: ThreadGroup,
         takers: ThreadGroup,
         clock: Clock,
+        records: EventRecords | None = None,
     ) -> None:
         settings = config.events
         self._interval_s = settings.poll_interval_s
@@ -135,10 +137,16 @@ class Delivery:
         self._main = EventQueue(directory, "main", settings.queue_bytes)
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
         self._report_damage()
+        self._sql: EventRecords = records or SqlLink(config.runtime_dir / "main.mbx", clock)
         self._intake = EventIntake(
-            directory / RESERVES, self._initial, self._main, clock, functools.partial(self._inbox.put, None)
+            directory / RESERVES,
+            self._initial,
+            self._main,
+            clock,
+            functools.partial(self._inbox.put, None),
+            known=self._sql.known,
+            most_ids=self._sql.most_ids,
         )
-        self._sql = SqlLink(config.runtime_dir / "main.mbx", clock)
         queues = (self._initial, self._main)
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
@@ -148,10 +156,20 @@ class Delivery:
         router = RecordingRouter(self._routing.router)
         self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
-        sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
+        sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
         self._status_dir = config.runtime_dir / "metrics"
+
+    @property
+    def intake(self) -> EventIntake:
+        """What listeners hand events to."""
+        return self._intake
+
+    @property
+    def queues(self) -> tuple[EventQueue, LaterQueue]:
+        """The queue of events, and that of what comes later."""
+        return self._main, self._later
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
@@ -284,7 +302,7 @@ class Delivery:
             write_whole(self._status_dir / metrics.FILE, content)
 
 
-def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
+def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilder:
     """Makes recipients of documents; relative directories are within the data directory."""
     notify = config.notify
     secrets, commands, files = (

@@ -67,6 +67,11 @@ class QueuedEvent:
     due_us: int = 0
     purpose: str = ""
 
+    @property
+    def identity(self) -> str:
+        """Identity of the event, or of a reminder of it; see ``Notice.delivery_id``."""
+        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
+
     def encode(self) -> bytes:
         """The record."""
         found: dict[str, Any] = {"event": self.event.as_json()}
@@ -152,6 +157,11 @@ class EventQueue:
     def newest_seq(self) -> int:
         """The newest durable record's number."""
         return self._queue.durable_seq
+
+    @property
+    def passed_seq(self) -> int:
+        """Up to here all was deleted: every lane has passed it, and the state file says so. Any thread."""
+        return self._queue.oldest_seq - 1
 
     @property
     def fullness_ratio(self) -> float:
@@ -274,6 +284,10 @@ class LaterQueue:
     def holds_events(self) -> bool:
         """Whether anything is held back."""
         return bool(self._held)
+
+    def held_identities(self) -> set[str]:
+        """Identities of all that is held back, for whichever recipient."""
+        return {item.identity for item in self._items.values() if item.purpose == "held"}
 
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""

@@ -1,0 +1,229 @@
+"""The process of a relay: the delivery of a server, with servers that post in the place of its processes.
+
+Threads: those of ``events.delivery`` (the main loop, ``ev-intake`` for the relay's own events, ``ev-NAME``
+for each recipient) and ``ev-post-N``, which take posts (``events.receiver``). The order of a start: documents,
+queues and memory, then what is in them goes out, then the first post is taken. At the stop posts end first.
+
+Files in DATA_DIR: as in a server, ``events/`` and ``routing.json``; beside the queues ``events/identities``
+(``records``). In the runtime directory ``relay.port``, and in ``metrics/`` beside ``delivery.json`` the file
+``relay.json``: figures for people, written each second.
+
+The relay's own events (a recipient that fails, wrong documents, a queue that fills, damage) are raised as in
+any process, and go to its recipients by its routes; a route to a webhook recipient brings them to another relay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.clock import Clock, Deadline, server_clock
+from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup
+from sla_server.directories import lock_data_dir, prepare_runtime_dir, remove_runtime_dir
+from sla_server.errors import RelayRunning, ServerRunning
+from sla_server.events import routing
+from sla_server.events.delivery import DIRECTORY, RESERVES, Delivery
+from sla_server.events.receiver.handler import PostHandler, PostLimits
+from sla_server.events.receiver.listener import EventListener, ListenerFiles, server_context
+from sla_server.events.recipients.secret_files import read_secret
+from sla_server.relay.config import ResolvedRelayConfig
+from sla_server.relay.documents import DocumentFolder, read_documents
+from sla_server.relay.final import FinalConfirmation
+from sla_server.relay.records import IdentityMemory, RelayRecords
+
+log = structlog.get_logger("relay")
+PORT: Final = "relay.port"
+STATE: Final = "relay.json"
+FILLING_RATIO: Final = 0.7
+DRAINED_RATIO: Final = 0.5
+POSTS_END_S: Final = 5.0
+SECOND_S: Final = 1.0
+
+
+def run(config: ResolvedRelayConfig, stop: Stop) -> int:
+    """Run until ``stop``; returns 0, or 1 if a thread died.
+
+    Raises:
+        RelayRunning: another process has the data directory.
+        ConfigError: documents, address or certificate cannot be used.
+        DiskQueueError, OSError: a queue cannot be opened, or its disk fails.
+    """
+    try:
+        lock = lock_data_dir(config.data_dir)
+    except ServerRunning as exc:
+        raise RelayRunning(exc.data_dir, exc.pid) from exc
+    try:
+        prepare_runtime_dir(config.runtime_dir)
+        return Relay(config, stop).run()
+    finally:
+        for name in (PORT, f"metrics/{STATE}"):
+            (config.runtime_dir / name).unlink(missing_ok=True)
+        remove_runtime_dir(config.runtime_dir)
+        os.close(lock)
+
+
+def check(config: ResolvedRelayConfig) -> None:
+    """Check what a start needs beside the file.
+
+    Raises:
+        ConfigError, SecretUnusable: documents, certificate or a secret cannot be used.
+    """
+    read_documents(config.documents)
+    if (files := files_of(config)) is not None:
+        server_context(files)
+    for path in secrets_of(config).values():
+        read_secret(path)
+
+
+def files_of(config: ResolvedRelayConfig) -> ListenerFiles | None:
+    """The certificate, if there is one."""
+    tls = config.tls
+    return None if tls.cert_file is None or tls.key_file is None else ListenerFiles(tls.cert_file, tls.key_file)
+
+
+def secrets_of(config: ResolvedRelayConfig) -> dict[str, Path]:
+    """Name of each sender to the file of its secret."""
+    folder = config.data_dir / config.notify.secrets_dir
+    return {each.name: folder / each.secret_file for each in config.sender}
+
+
+class Relay:
+    """The parts of the process; see the module. Thread: the main one."""
+
+    def __init__(self, config: ResolvedRelayConfig, stop: Stop) -> None:
+        self._config = config
+        self._stop = stop
+        self._clock: Clock = server_clock()
+        self._threads, self._takers, self._posts = (
+            ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}")) for _ in range(3)
+        )
+        self._second = Deadline(0)
+        self._is_filling = False
+        self._has_wrong_documents = False
+
+    def run(self) -> int:
+        """See ``run``."""
+        config, directory = self._config, self._config.data_dir / DIRECTORY
+        if not (config.data_dir / routing.FILE).exists():
+            read_documents(config.documents)  # or say what is wrong: there are none of before
+        make_directory(directory / RESERVES, 0o700)
+        attach_reserves(config.name, directory / RESERVES)
+        self._documents = DocumentFolder(config.documents, config.data_dir, self._report_documents)
+        self._documents.poll()
+        memory = IdentityMemory(directory, config.identities)
+        if memory.damaged:
+            text = f"{memory.damaged} records of identities are gone: repeats of those events are not dropped"
+            self._raise("event-queue-damage", "critical", text, {"records": memory.damaged})
+        records = RelayRecords(
+            memory, config.events.queue_bytes, config.identities, self._stop.set, self._each_step
+        )
+        try:
+            delivery = Delivery(
+                config, directory, self._threads, self._takers, self._clock, records
+            )
+        except BaseException:
+            memory.close()
+            raise
+        try:
+            return self._run(delivery)
+        finally:
+            self._stop.set("the main loop ended")
+            delivery.close()
+
+    def _run(self, delivery: Delivery) -> int:
+        self._queue, self._later = delivery.queues
+        self._final = FinalConfirmation(self._queue, self._later, self._config.final_wait_s)
+        self._handler = self._make_handler(delivery)
+        listener = self._listen(self._handler)
+        try:
+            delivery.start(self._stop)
+            waiting = self._queue.newest_seq - self._queue.passed_seq
+            self._raise("relay-started", "info", f"relay {self._config.name} was started", {"waiting": waiting})
+            initialized()
+            listener.start(self._posts, self._stop)
+            write_whole(self._config.runtime_dir / PORT, f"{listener.port}\n")
+            log.info("ready", port=listener.port, waiting=waiting, confirm=self._config.confirm)
+            delivery.loop(self._stop)
+            self._final.close()
+            with contextlib.suppress(ThreadDidNotStop):  # a post without its end; it gets no answer
+                self._posts.join(POSTS_END_S)
+            delivery.finish()
+            log.info("stopped", reason=self._stop.reason)
+        finally:
+            self._stop.set("the main loop ended")
+            listener.close()
+        return 1 if any(each.failed for each in (self._threads, self._takers, self._posts)) else 0
+
+    def _make_handler(self, delivery: Delivery) -> PostHandler:
+        config = self._config
+        waits_for = self._final.waits_for if config.confirm == "final" else lambda _items: True
+        return PostHandler(
+            secrets_of(config),
+            PostLimits(config.max_body_bytes, config.requests_per_s),
+            delivery.intake.accept,
+            waits_for,
+            self._clock,
+        )
+
+    def _listen(self, handler: PostHandler) -> EventListener:
+        address = parse_address(self._config.listen)
+        return EventListener("listen", address, handler, files_of(self._config))
+
+    def _each_step(self) -> None:
+        if self._config.confirm == "final":
+            self._final.step()
+        if self._second.passed:
+            self._second = Deadline(SECOND_S)
+            if self._documents.poll() and self._has_wrong_documents:
+                self._has_wrong_documents = False
+                self._raise("relay-documents-taken", "info", "the documents are right again", {})
+            self._check_fullness()
+            self._write_state()
+
+    def _check_fullness(self) -> None:
+        ratio = self._queue.fullness_ratio
+        if not self._is_filling and ratio >= FILLING_RATIO:
+            self._is_filling = True
+            text = f"the queue of events of relay {self._config.name} is {ratio:.0%} full"
+            self._raise("event-queue-filling", "warning", text, {"fullness_ratio": ratio})
+        elif self._is_filling and ratio <= DRAINED_RATIO:
+            self._is_filling = False
+            text = f"the queue of events of relay {self._config.name} has room again"
+            self._raise("event-queue-drained", "info", text, {"fullness_ratio": ratio})
+
+    def _report_documents(self, problem: str) -> None:
+        self._has_wrong_documents = True
+        text = f"documents of relay {self._config.name} are not taken: {problem}"
+        self._raise("relay-documents-refused", "critical", text, {"problem": problem[:2000]})
+
+    def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
+        row = {
+            "event_id": str(uuid.uuid4()), "at_us": self._clock.unix_us(), "kind": kind, "severity": severity,
+            "element": "relay", "subject": self._config.name, "text": text, "details": details,
+        }  # fmt: skip
+        raise_event(row)
+
+    def _write_state(self) -> None:
+        state = {
+            "name": self._config.name,
+            "confirm": self._config.confirm,
+            "listen": self._config.listen,
+            "is_tls": self._config.tls.cert_file is not None,
+            "is_filling": self._is_filling,
+            "has_wrong_documents": self._has_wrong_documents,
+            **self._handler.figures(),
+        }
+        folder = self._config.runtime_dir / "metrics"
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            write_whole(folder / STATE, strict_json.dumps(state))
