@@ -171,6 +171,9 @@ SERVER: Final = {
 DELIVERY: Final = {
     "event-reserve-filling": EventKind("warning", "A process raises more events than are taken.", _WATCH),
     "events-lost": EventKind("critical", "Events were counted, but not kept.", "`details` has the counts."),
+    "event-receiver-failed": EventKind(
+        "critical", "The server cannot take events of others.", "Mend `[events.receive]`, and restart."
+    ),
     "event-queue-damage": EventKind("critical", "Events on disk are gone.", "Check the disk."),
     "event-state-not-written": EventKind(
         "critical",

@@ -17,12 +17,13 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
+from pmdaemon.errors import SlaError
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
@@ -37,6 +38,7 @@ from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
+from sla_server.events.receiver.service import EventReceiver
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.events.recipients.inbox import InboxStore
@@ -96,13 +98,36 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
         delivery.start(stop)
         initialized()
         log.info("ready", waiting=delivery.waiting())
-        delivery.loop(stop)
+        with receiving(config, delivery, stop):
+            delivery.loop(stop)
         delivery.finish()
         log.info("stopped", reason=stop.reason, waiting=delivery.waiting())
     finally:
         stop.set("the main loop ended")
         delivery.close()
     return 1 if threads.failed or takers.failed else 0
+
+
+@contextlib.contextmanager
+def receiving(config: DeliveryProcessConfig, delivery: Delivery, stop: Stop) -> Iterator[None]:
+    """Take posts of other servers meanwhile, if so configured; without them the rest goes on."""
+    receive, receiver = config.events.receive, None
+    if receive is not None:
+        secrets_dir = config.data_dir / config.notify.secrets_dir
+        try:
+            receiver = EventReceiver(
+                "events.receive.listen", receive, secrets_dir, config.data_dir, delivery.intake.accept, server_clock()
+            )
+            receiver.start(stop)
+        except (SlaError, OSError) as exc:
+            delivery.report_trouble("event-receiver-failed", f"events of others are not taken: {exc}")
+    try:
+        yield
+    finally:
+        if receiver is not None:
+            stop.set("the main loop ended")
+            receiver.join()
+            receiver.close()
 
 
 class Delivery:
@@ -251,6 +276,10 @@ class Delivery:
                 "details": details,
             }
         )
+
+    def report_trouble(self, kind: str, text: str) -> None:
+        """An event about the process itself."""
+        self._raise(kind, "critical", "delivery", text, {})
 
     def _report_damage(self) -> None:
         damaged = self._initial.damaged + self._main.damaged

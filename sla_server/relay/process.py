@@ -9,7 +9,8 @@ Files in DATA_DIR: as in a server, ``events/`` and ``routing.json``; beside the 
 ``relay.json``: figures for people, written each second.
 
 The relay's own events (a recipient that fails, wrong documents, a queue that fills, damage) are raised as in
-any process, and go to its recipients by its routes; a route to a webhook recipient brings them to another relay.
+any process, and go to its recipients by its routes; a webhook recipient brings them to a server that receives
+(``[events.receive]``), or to another relay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -25,17 +25,14 @@ import structlog
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
-from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup
+from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.directories import lock_data_dir, prepare_runtime_dir, remove_runtime_dir
 from sla_server.errors import RelayRunning, ServerRunning
 from sla_server.events import routing
 from sla_server.events.delivery import DIRECTORY, RESERVES, Delivery
-from sla_server.events.receiver.handler import PostHandler, PostLimits
-from sla_server.events.receiver.listener import EventListener, ListenerFiles, server_context
-from sla_server.events.recipients.secret_files import read_secret
+from sla_server.events.receiver.service import EventReceiver, at_once, check_files
 from sla_server.relay.config import ResolvedRelayConfig
 from sla_server.relay.documents import DocumentFolder, read_documents
 from sla_server.relay.final import FinalConfirmation
@@ -46,7 +43,6 @@ PORT: Final = "relay.port"
 STATE: Final = "relay.json"
 FILLING_RATIO: Final = 0.7
 DRAINED_RATIO: Final = 0.5
-POSTS_END_S: Final = 5.0
 SECOND_S: Final = 1.0
 
 
@@ -79,22 +75,7 @@ def check(config: ResolvedRelayConfig) -> None:
         ConfigError, SecretUnusable: documents, certificate or a secret cannot be used.
     """
     read_documents(config.documents)
-    if (files := files_of(config)) is not None:
-        server_context(files)
-    for path in secrets_of(config).values():
-        read_secret(path)
-
-
-def files_of(config: ResolvedRelayConfig) -> ListenerFiles | None:
-    """The certificate, if there is one."""
-    tls = config.tls
-    return None if tls.cert_file is None or tls.key_file is None else ListenerFiles(tls.cert_file, tls.key_file)
-
-
-def secrets_of(config: ResolvedRelayConfig) -> dict[str, Path]:
-    """Name of each sender to the file of its secret."""
-    folder = config.data_dir / config.notify.secrets_dir
-    return {each.name: folder / each.secret_file for each in config.sender}
+    check_files(config, config.secrets_dir, config.data_dir)
 
 
 class Relay:
@@ -104,8 +85,8 @@ class Relay:
         self._config = config
         self._stop = stop
         self._clock: Clock = server_clock()
-        self._threads, self._takers, self._posts = (
-            ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}")) for _ in range(3)
+        self._threads, self._takers = (
+            ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}")) for _ in range(2)
         )
         self._second = Deadline(0)
         self._is_filling = False
@@ -143,41 +124,28 @@ class Relay:
     def _run(self, delivery: Delivery) -> int:
         self._queue, self._later = delivery.queues
         self._final = FinalConfirmation(self._queue, self._later, self._config.final_wait_s)
-        self._handler = self._make_handler(delivery)
-        listener = self._listen(self._handler)
+        config = self._config
+        self._receiver = receiver = EventReceiver(
+            "listen", config, config.secrets_dir, config.data_dir, delivery.intake.accept, self._clock,
+            self._final.waits_for if config.confirm == "final" else at_once,
+        )  # fmt: skip
         try:
             delivery.start(self._stop)
             waiting = self._queue.newest_seq - self._queue.passed_seq
             self._raise("relay-started", "info", f"relay {self._config.name} was started", {"waiting": waiting})
             initialized()
-            listener.start(self._posts, self._stop)
-            write_whole(self._config.runtime_dir / PORT, f"{listener.port}\n")
-            log.info("ready", port=listener.port, waiting=waiting, confirm=self._config.confirm)
+            receiver.start(self._stop)
+            write_whole(self._config.runtime_dir / PORT, f"{receiver.port}\n")
+            log.info("ready", port=receiver.port, waiting=waiting, confirm=self._config.confirm)
             delivery.loop(self._stop)
             self._final.close()
-            with contextlib.suppress(ThreadDidNotStop):  # a post without its end; it gets no answer
-                self._posts.join(POSTS_END_S)
+            receiver.join()
             delivery.finish()
             log.info("stopped", reason=self._stop.reason)
         finally:
             self._stop.set("the main loop ended")
-            listener.close()
-        return 1 if any(each.failed for each in (self._threads, self._takers, self._posts)) else 0
-
-    def _make_handler(self, delivery: Delivery) -> PostHandler:
-        config = self._config
-        waits_for = self._final.waits_for if config.confirm == "final" else lambda _items: True
-        return PostHandler(
-            secrets_of(config),
-            PostLimits(config.max_body_bytes, config.requests_per_s),
-            delivery.intake.accept,
-            waits_for,
-            self._clock,
-        )
-
-    def _listen(self, handler: PostHandler) -> EventListener:
-        address = parse_address(self._config.listen)
-        return EventListener("listen", address, handler, files_of(self._config))
+            receiver.close()
+        return 1 if self._threads.failed or self._takers.failed or receiver.has_failed else 0
 
     def _each_step(self) -> None:
         if self._config.confirm == "final":
@@ -221,7 +189,7 @@ class Relay:
             "is_tls": self._config.tls.cert_file is not None,
             "is_filling": self._is_filling,
             "has_wrong_documents": self._has_wrong_documents,
-            **self._handler.figures(),
+            **self._receiver.figures(),
         }
         folder = self._config.runtime_dir / "metrics"
         with contextlib.suppress(OSError):

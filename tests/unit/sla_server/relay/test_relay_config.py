@@ -34,15 +34,16 @@ def test_paths_begin_at_the_file_which_may_be_given_by_its_folder(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "sender: nothing may send events. Add [[sender]] with name and secret_file"),
+        ("", "sender: nothing may send events; add name and secret_file of each that may"),
         (f"{SENDER}{SENDER}", "a name is there twice"),
         (f'listen = "0.0.0.0:7430"\n{SENDER}', "give tls.cert_file and tls.key_file, listen on 127.0.0.1"),
         (f'listen = "here"\n{SENDER}', "listen: expected \"address:port\""),
         (f'confirm = "soon"\n{SENDER}', "confirm: "),
         (f"max_body_bytes = 5\n{SENDER}", "max_body_bytes: should be at least 65,536 (value: 5)"),
         (f'{SENDER}[tls]\ncert_file = "a"\n', "cert_file and key_file go together"),
-        ('[[sender]]\nname = "../x"\nsecret_file = "a"\n', "sender.0.name: '../x' is not the name of a file"),
+        ('[[sender]]\nname = "../x"\nsecret_file = "a"\n', "sender.0.name: does not have the form"),
         (f"{SENDER}[[upstream]]\n", "upstream: no such key"),
+        (f"{SENDER}[events.receive]\n{SENDER.replace('[[', '[[events.receive.')}", "move them there"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
