@@ -96,15 +96,15 @@ class Chain:
         self.start("relay", "sla_server", "relay", "--config", str(self.site))
         self.wait(lambda: (self.run / "relay.port").exists(), "the relay's port")
 
-    def start_server(self, batch: int = 3) -> None:
-        """Start the server's delivery, with the relay as its recipient."""
+    def start_server(self, batch: int = 3, text: str = "", tables: str = "") -> None:
+        """Start the server's delivery, with the relay as its recipient; ``text``: documents instead of it."""
         data = self.server / "data"
         config = self.server / "server.toml"
         config.write_text(
             f'data_dir = "{data}"\nruntime_dir = "{self.server / "run"}"\n'
-            "[events]\nretry_first_s = 0.05\nretry_max_s = 0.2\npoll_interval_s = 0.02\n"
+            "[events]\nretry_first_s = 0.05\nretry_max_s = 0.2\npoll_interval_s = 0.02\n" + tables
         )
-        text = UPSTREAM.format(url=self.url, batch=batch)
+        text = text or UPSTREAM.format(url=self.url, batch=batch)
         held = [NotificationInForce(each.document, 1, 0) for each in load_documents(text, 60)]
         assert RoutingFile(data).publish(RoutingTable.of(held, {}))
         (self.server / "run").mkdir(mode=0o700, exist_ok=True)

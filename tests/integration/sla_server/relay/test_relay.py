@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +20,7 @@ from sla_server.events.recipients.webhook import body, signature
 from tests.support.notices import notice
 from tests.support.receivers import HttpReceiver, status
 from tests.support.relays import SECRET, Chain, documents, without_repeats
+from tests.support.stage import free_port
 
 BATCH = 3
 
@@ -205,9 +208,6 @@ def test_documents_that_change_count_and_wrong_ones_leave_those_of_before(sites:
 
 
 def test_two_relays_of_one_directory_and_a_first_start_without_documents_are_refused(sites: Chain) -> None:
-    import subprocess
-    import sys
-
     def started() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "sla_server", "relay", "--config", str(sites.site)],
@@ -221,3 +221,39 @@ def test_two_relays_of_one_directory_and_a_first_start_without_documents_are_ref
     sites.start_relay()
     found = started()
     assert (found.returncode, "is in use by process" in found.stderr) == (75, True)
+
+
+def test_events_of_the_relay_itself_come_to_a_server_that_receives_and_not_round_in_a_circle(
+    sites: Chain, moody: Moody
+) -> None:
+    port = free_port()
+    for folder in (sites.data, sites.server / "data"):
+        (folder / "secrets" / "back.key").write_text("other")
+        (folder / "secrets" / "back.key").chmod(0o600)
+    back = f'{{webhook: {{url: "http://127.0.0.1:{port}/events/site-b", secret_file: back.key}}}}'
+    sites.configure(
+        documents(
+            moody=(f'{{webhook: {{url: "{moody.receiver.url}"}}}}', "{elements: [gateway]}"),
+            back=(back, "{elements: [relay, recipient]}"),
+        )
+    )
+    hook = f'{{webhook: {{url: "{sites.url}", secret_file: relay.key}}}}'
+    sites.start_server(
+        text=documents(relay=(hook, "{}"), ops=("{file: {path: ops.jsonl}}", "{elements: [relay, recipient]}")),
+        tables=f'[events.receive]\nlisten = "127.0.0.1:{port}"\n'
+        '[[events.receive.sender]]\nname = "site-b"\nsecret_file = "back.key"\n',
+    )
+    sites.start_relay()
+    sites.raise_some(1)
+    there = sites.server / "data" / "notices" / "ops.jsonl"
+
+    def told() -> list[tuple[str, str, str]]:
+        found = [json.loads(line)["event"] for line in there.read_text().splitlines()] if there.exists() else []
+        return [(each["kind"], each["subject"], each["source"]) for each in found]
+
+    sites.wait(lambda: ("recipient-failing", "moody", "relay") in told(), "the relay's trouble at the server")
+    assert ("relay-started", "relay", "relay") in told()
+    sites.wait(lambda: recorded(sites)[1] >= 2, "both sent back, and dropped")
+    moody.code = 200
+    sites.wait(lambda: ("recipient-recovered", "moody", "relay") in told(), "its end")
+    assert len(told()) == len(set(told()))
