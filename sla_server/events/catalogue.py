@@ -207,7 +207,7 @@ RELAY: Final = {
     "relay-documents-taken": EventKind("info", "They are right again, and in force.", ends="relay-documents"),
     "event-queue-filling": EventKind(
         "warning",
-        "The queue of events of a relay is nearly full; from 80 % on the recipient furthest behind loses events.",
+        "A relay's queue of events is nearly full; from 80 % on the recipient furthest behind loses events.",
         "Mend the recipient that is behind: `sla-server relay status`.",
         begins="event-queue",
     ),

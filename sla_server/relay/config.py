@@ -30,11 +30,11 @@ class RelayConfig(ReceiverConfig):
     data_dir: Path = Path("relay-data")
     """Everything durable: queues, memory of identities, secrets. A relative path begins at the file."""
     runtime_dir: Path | None = None
-    """State and figures for `sla-server relay status`, on tmpfs; default: a private directory (systemd's or in
-    /dev/shm)."""
+    """State and figures for `sla-server relay status`, on tmpfs; default: a private directory (systemd's or
+    in /dev/shm)."""
     documents: Path = Path()
-    """Folder of the documents of recipients, routes and silences (*.yaml), or one file; a relative path begins
-    at the configuration file. Changes are taken up within a second."""
+    """Folder of the documents of recipients, routes and silences (*.yaml), or one file; a relative path
+    begins at the configuration file. Changes are taken up within a second."""
     confirm: Literal["record", "final"] = "record"
     """When a server's post is confirmed: once its events are on disk here, or once all recipients here have
     confirmed them."""
@@ -49,7 +49,7 @@ class RelayConfig(ReceiverConfig):
     @model_validator(mode="after")
     def _receives_once(self) -> Self:
         if self.events.receive is not None:
-            raise ValueError("events.receive: in a relay its keys are at the top of the file; move them there")
+            raise ValueError("events.receive: the top of a relay's file has these keys; move them there")
         return self
 
 

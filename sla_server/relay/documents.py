@@ -1,8 +1,9 @@
 """Documents of a relay: files in a folder, in the place of ``sla apply``.
 
-The folder is looked at each second. When a file has changed, all of them are read and checked as ``sla apply``
-checks them, and what is right is published for delivery in ``routing.json`` (``events.routing``). While one of
-them is wrong, those of before stay in force, also over a restart: the log and an event say what is wrong.
+The folder is looked at each second. When a file has changed, all of them are read and checked as ``sla
+apply`` checks them, and what is right is published for delivery in ``routing.json`` (``events.routing``).
+While one of them is wrong, those of before stay in force, also over a restart: the log and an event say what
+is wrong.
 
 Thread: one.
 """

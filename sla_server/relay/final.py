@@ -2,8 +2,8 @@
 
 An event is final when it is deleted from the queue, which is after the state file with all cursors behind it
 was written, and nothing of it is held back for a recipient. So what was answered as final stays final after a
-crash. What a recipient was given up for (a dead letter) is final, too: nothing more becomes of it, and an event
-says so. Reminders and escalations of our own routes do not count.
+crash. What a recipient was given up for (a dead letter) is final, too: nothing more becomes of it, and an
+event says so. Reminders and escalations of our own routes do not count.
 
 Thread: ``step`` by the main loop; ``waits_for`` by any. ``_changed`` guards all fields.
 """

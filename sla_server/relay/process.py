@@ -1,8 +1,9 @@
 """The process of a relay: the delivery of a server, with servers that post in the place of its processes.
 
 Threads: those of ``events.delivery`` (the main loop, ``ev-intake`` for the relay's own events, ``ev-NAME``
-for each recipient) and ``ev-post-N``, which take posts (``events.receiver``). The order of a start: documents,
-queues and memory, then what is in them goes out, then the first post is taken. At the stop posts end first.
+for each recipient) and ``ev-post-N``, which take posts (``events.receiver``). The order of a start:
+documents, queues and memory, then what is in them goes out, then the first post is taken. At the stop posts
+end first.
 
 Files in DATA_DIR: as in a server, ``events/`` and ``routing.json``; beside the queues ``events/identities``
 (``records``). In the runtime directory ``relay.port``, and in ``metrics/`` beside ``delivery.json`` the file
@@ -25,6 +26,7 @@ import structlog
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
+from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
@@ -132,7 +134,8 @@ class Relay:
         try:
             delivery.start(self._stop)
             waiting = self._queue.newest_seq - self._queue.passed_seq
-            self._raise("relay-started", "info", f"relay {self._config.name} was started", {"waiting": waiting})
+            text = f"relay {config.name} was started"
+            self._raise("relay-started", "info", text, {"waiting": waiting})
             initialized()
             receiver.start(self._stop)
             write_whole(self._config.runtime_dir / PORT, f"{receiver.port}\n")
@@ -185,7 +188,7 @@ class Relay:
         state = {
             "name": self._config.name,
             "confirm": self._config.confirm,
-            "listen": self._config.listen,
+            "listen": f"{parse_address(self._config.listen)[0]}:{self._receiver.port}",
             "is_tls": self._config.tls.cert_file is not None,
             "is_filling": self._is_filling,
             "has_wrong_documents": self._has_wrong_documents,

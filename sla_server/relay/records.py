@@ -1,12 +1,12 @@
 """The memory of identities: what another server has sent, and every recipient has confirmed here.
 
 A server posts again what it does not know to be confirmed: a kill there between our answer and its record of
-it is enough. What is in our queue is known from there; what has left it, from here. The memory is a lane of the
-engine like any recipient's, the one that is always there: an event leaves the queue only after its identity was
-recorded, so there is no moment at which neither has it.
+it is enough. What is in our queue is known from there; what has left it, from here. The memory is a lane of
+the engine like any recipient's, the one that is always there: an event leaves the queue only after its
+identity was recorded, so there is no moment at which neither has it.
 
-On disk it is a disk queue of its own whose oldest records go when there are more than ``identities``. A record
-is the identities of a batch, a line each. In memory they are in the intake alone.
+On disk it is a disk queue of its own whose oldest records go when there are more than ``identities``. A
+record is the identities of a batch, a line each. In memory they are in the intake alone.
 
 Durability: identities are on disk before their batch is confirmed.
 

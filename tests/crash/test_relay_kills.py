@@ -1,4 +1,4 @@
-"""A relay that is killed at each of its points: between record and confirm, between two confirmations, anywhere.
+"""A relay that is killed at each of its points: between record and confirm, between two confirmations ...
 
 RELAY_KILL_EVERY: of how many points one is tried; 1 tries all and takes some minutes.
 """

@@ -1,8 +1,8 @@
 """What tests/crash/test_relay_kills runs in children: a relay that kills itself at its k-th point.
 
-A point is before and after each step that makes something durable or that another side sees: a post is answered,
-events are appended, identities are recorded, a recipient has its lines, the state is written, records are deleted.
-``tests.support.forks`` calls ``main``; nothing is started at import.
+A point is before and after each step that makes something durable or that another side sees: a post is
+answered, events are appended, identities are recorded, a recipient has its lines, the state is written,
+records are deleted. ``tests.support.forks`` calls ``main``; nothing is started at import.
 """
 
 from __future__ import annotations

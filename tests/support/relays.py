@@ -34,7 +34,8 @@ spec: {{recipients: [relay], match: {{elements: [gateway]}}}}
 """
 RECIPIENT = "apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {{name: {}}}\nspec: {}\n"
 ROUTE = (
-    "apiVersion: storage-sla/v1\nkind: Route\nmetadata: {{name: to-{0}}}\nspec: {{recipients: [{0}], match: {1}}}\n"
+    "apiVersion: storage-sla/v1\nkind: Route\nmetadata: {{name: to-{0}}}\n"
+    "spec: {{recipients: [{0}], match: {1}}}\n"
 )
 
 

@@ -1,4 +1,4 @@
-"""Configuration of what takes events of other servers: in a server ``[events.receive]``, of a relay the top."""
+"""Configuration of what takes others' events: in a server ``[events.receive]``, in a relay's file the top."""
 
 from __future__ import annotations
 

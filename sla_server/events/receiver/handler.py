@@ -176,7 +176,9 @@ class PostHandler:
 
     def _check_sender(self, name: str, signature: str, content: bytes) -> PostAnswer | None:
         """One text for all that is wrong: it must not help to guess names."""
-        refusal = PostAnswer(401, "this sender is not known here, or its secret, body or time is not the signed one")
+        refusal = PostAnswer(
+            401, "this sender is not known here, or its secret, body or time is not the signed one"
+        )
         if name not in self._secrets:
             return refusal
         try:

@@ -237,7 +237,7 @@ class _Connection:
             event = self._event(deadline)
         except h11.RemoteProtocolError as exc:
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._send(PostAnswer(exc.error_status_hint, "this is no request"), is_last=True)
+                self.refuse(PostAnswer(exc.error_status_hint, "this is no request of HTTP"))
             raise
         self.is_new = False
         return event if isinstance(event, h11.Request) else None

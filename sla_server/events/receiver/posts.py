@@ -1,9 +1,9 @@
 """What a webhook recipient of another server posts, as records of our queue.
 
-The body is that of ``recipients.webhook``: each of its alerts carries a whole notice under ``delivery``. It comes
-from outside, so its size, signature and depth are known to be right before it is parsed, and each field is
-checked. Nothing of a body is taken unless all of it is right: the other server then sends its notices singly,
-and only the wrong one becomes a dead letter there.
+The body is that of ``recipients.webhook``: each of its alerts carries a whole notice under ``delivery``. It
+comes from outside, so its size, signature and depth are known to be right before it is parsed, and each
+field is checked. Nothing of a body is taken unless all of it is right: the other server then sends its
+notices singly, and only the wrong one becomes a dead letter there.
 
 The identity of a notice goes on: a reminder stays the reminder that it was. That it was held back there is of
 no use here and is left out.
@@ -74,7 +74,8 @@ def _item(where: str, alert: Any) -> QueuedEvent:
     except EventUnreadable as exc:
         raise PostRefused(f"{where}.{exc}") from exc
     if not 0 <= event.at_us < MOST_US:
-        raise PostRefused(f"{where}.event: 'at_us' is {excerpt(event.at_us)}, expected microseconds since 1970")
+        said = excerpt(event.at_us)
+        raise PostRefused(f"{where}.event: 'at_us' is {said}, expected microseconds since 1970")
     return QueuedEvent(
         event,
         repeats=_count(where, delivery, "repeats", 1),

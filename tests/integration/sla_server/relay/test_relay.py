@@ -1,4 +1,4 @@
-"""A server's webhook, a relay, and the recipients of its site, as processes; one of which fails or is killed."""
+"""A server's webhook, a relay, and recipients of its site, as processes; one fails, or is killed."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -29,13 +30,14 @@ from tests.support.notices import notice
 
 LIMIT_S = 60.0
 PLACES = 4
+MANY = 16
 MOST_BYTES = 100_000
 
 
 class Listening:
     """A listener whose events end in ``taken``."""
 
-    def __init__(self, folder: Path, files: ListenerFiles | None = None, rate: float = 1000.0) -> None:
+    def __init__(self, folder: Path, files: ListenerFiles | None = None, rate: float = 1000.0, places: int = MANY) -> None:
         folder.chmod(0o700)
         (folder / "key").write_text("shared")
         (folder / "key").chmod(0o600)
@@ -48,7 +50,7 @@ class Listening:
             {"site-a": folder / "key"}, limits, self.accept, lambda _items: True, SystemClock()
         )
         self.handler = handler
-        self.listener = EventListener("listen", ("127.0.0.1", 0), handler, files, places=PLACES)
+        self.listener = EventListener("listen", ("127.0.0.1", 0), handler, files, places)
         self.port = self.listener.port
         self.listener.start(self.threads, self.stop)
 
@@ -179,7 +181,8 @@ def test_a_peer_that_is_late_is_closed(rig: Listening, monkeypatch: pytest.Monke
     assert rig.taken == []
 
 
-def test_one_host_has_half_of_the_places_and_idle_connections_give_way(rig: Listening) -> None:
+def test_one_host_has_half_of_the_places(tmp_path: Path) -> None:
+    rig = Listening(tmp_path, places=PLACES)
     silent = [rig.connect() for _ in range(PLACES)]
     closed = 0
     deadline = Deadline(LIMIT_S)
@@ -197,6 +200,7 @@ def test_one_host_has_half_of_the_places_and_idle_connections_give_way(rig: List
     recipient = rig.recipient()
     assert retried(recipient)
     recipient.close()
+    rig.close()
 
 
 def retried(recipient: Any) -> bool:
@@ -240,7 +244,8 @@ def test_tls_by_certificate_files(tmp_path: Path, authority: NbdAuthority) -> No
     assert recipient.deliver([notice(2)], Deadline(LIMIT_S)) == CONFIRMED
     with rig.connect() as sock:  # plain HTTP there: closed, and nothing else happens
         sock.sendall(request(content_of(3)) + content_of(3))
-        assert not sock.recv(3).startswith(b"HTT")
+        with contextlib.suppress(ConnectionResetError):
+            assert not sock.recv(3).startswith(b"HTT")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
