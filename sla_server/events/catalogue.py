@@ -197,7 +197,7 @@ DELIVERY: Final = {
     "silence-ended": EventKind("info", "A silence was ended."),
 }
 RELAY: Final = {
-    "relay-started": EventKind("info", "A relay was started; `details` say what it had in its queue."),
+    "relay-started": EventKind("info", "A relay was started.", ends="relay-documents"),
     "relay-documents-refused": EventKind(
         "critical",
         "Documents of a relay are wrong; those of before stay in force.",

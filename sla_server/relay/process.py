@@ -101,6 +101,7 @@ class Relay:
             read_documents(config.documents)  # or say what is wrong: there are none of before
         make_directory(directory / RESERVES, 0o700)
         attach_reserves(config.name, directory / RESERVES)
+        self._raise("relay-started", "info", f"relay {config.name} was started", {})
         self._documents = DocumentFolder(config.documents, config.data_dir, self._report_documents)
         self._documents.poll()
         memory = IdentityMemory(directory, config.identities)
@@ -111,12 +112,11 @@ class Relay:
             memory, config.events.queue_bytes, config.identities, self._stop.set, self._each_step
         )
         try:
-            delivery = Delivery(
-                config, directory, self._threads, self._takers, self._clock, records
-            )
+            delivery = Delivery(config, directory, self._threads, self._takers, self._clock, records)
         except BaseException:
             memory.close()
             raise
+        memory.known.clear()  # the intake has them
         try:
             return self._run(delivery)
         finally:
@@ -125,6 +125,7 @@ class Relay:
 
     def _run(self, delivery: Delivery) -> int:
         self._queue, self._later = delivery.queues
+        self._is_filling = self._queue.fullness_ratio > DRAINED_RATIO  # a relay of before may have said so
         self._final = FinalConfirmation(self._queue, self._later, self._config.final_wait_s)
         config = self._config
         self._receiver = receiver = EventReceiver(
@@ -133,13 +134,10 @@ class Relay:
         )  # fmt: skip
         try:
             delivery.start(self._stop)
-            waiting = self._queue.newest_seq - self._queue.passed_seq
-            text = f"relay {config.name} was started"
-            self._raise("relay-started", "info", text, {"waiting": waiting})
             initialized()
             receiver.start(self._stop)
             write_whole(self._config.runtime_dir / PORT, f"{receiver.port}\n")
-            log.info("ready", port=receiver.port, waiting=waiting, confirm=self._config.confirm)
+            log.info("ready", port=receiver.port, confirm=config.confirm)
             delivery.loop(self._stop)
             self._final.close()
             receiver.join()

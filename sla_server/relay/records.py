@@ -48,7 +48,8 @@ class IdentityMemory:
         storage: the two files, for tests.
 
     Attributes:
-        known: what was recorded before this start, the oldest first. damaged: records that cannot be read.
+        known: what was recorded before this start, the oldest first; the owner clears it when it was read.
+        damaged: records that cannot be read.
 
     Raises:
         DiskQueueError, OSError: it cannot be opened.
@@ -177,9 +178,8 @@ class RelayRecords:
 
     @property
     def known(self) -> Iterable[str]:
-        """See ``EventRecords``; read once, and let go of then."""
-        known, self._memory.known = self._memory.known, []
-        return known
+        """See ``EventRecords``."""
+        return self._memory.known
 
     def recipient(self) -> Recipient:
         """See ``EventRecords``."""

@@ -66,7 +66,7 @@ def test_what_waits_in_the_queue_is_known_from_there(tmp_path: Path) -> None:
     rig = Remembering(tmp_path)
     rig.post(1)
     rig.restart()
-    assert (rig.post(1), rig.memory.known) == (0, [])
+    assert (rig.memory.known, rig.post(1)) == ([], 0)
 
 
 def test_a_reminder_is_another_identity_and_known_too(tmp_path: Path) -> None:
