@@ -67,7 +67,9 @@ def relay(context: click.Context, path: Path | None, show_config: bool, check_co
 
 @relay.command()
 @CONFIG
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer.")
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
+)
 @click.pass_context
 def status(context: click.Context, path: Path | None, output: str) -> None:
     """Say whether the relay runs, what it was sent, and how its recipients are.
@@ -88,7 +90,9 @@ def status(context: click.Context, path: Path | None, output: str) -> None:
         raise RelayNotRunning(config.data_dir, f"process {pid} has not said for {FRESH_S:g} s how it is")
     troubles = _troubles(found, delivery)
     if output == "json":
-        click.echo(json.dumps({"pid": pid, "is_well": not troubles, "troubles": troubles, **found, **delivery}))
+        click.echo(
+            json.dumps({"pid": pid, "is_well": not troubles, "troubles": troubles, **found, **delivery})
+        )
     else:
         _print(pid, found, delivery, troubles)
     if troubles:
@@ -133,16 +137,23 @@ def _print(pid: int, found: dict[str, Any], delivery: dict[str, Any], troubles: 
     lines = [f"running, pid {pid}, listening on {found['listen']} ({way}), confirms on {found['confirm']}"]
     for row in found["senders"]:
         newest = formatting.when(row["last_us"]) if row["last_us"] else "nothing since the start"
-        counts = f"{row['taken']:,} events, {row['repeated']:,} repeated, {row['confirmed']:,} posts confirmed"
+        counts = (
+            f"{row['taken']:,} events, {row['repeated']:,} repeated, {row['confirmed']:,} posts confirmed"
+        )
         lines.append(f"  from {row['name']}: {counts}; newest: {newest}")
     refused = {key: count for key, count in found["answers"].items() if key != "200"}
     if refused:
-        lines.append("  answers other than 200: " + ", ".join(f"{k}: {n:,}" for k, n in sorted(refused.items())))
-    lines.append(f"  queue {delivery['queue_fullness'].get('main', 0):.0%} full, {delivery['later']:,} for later")
+        lines.append(
+            "  answers other than 200: " + ", ".join(f"{k}: {n:,}" for k, n in sorted(refused.items()))
+        )
+    lines.append(
+        f"  queue {delivery['queue_fullness'].get('main', 0):.0%} full, {delivery['later']:,} for later"
+    )
     lines += [f"  in trouble: {text}" for text in troubles]
     click.echo(printable_lines("\n".join(lines)))
     rows = [
-        {"name": row["name"], "recipient_kind": row["kind"], "delivery": row} for row in delivery["recipients"]
+        {"name": row["name"], "recipient_kind": row["kind"], "delivery": row}
+        for row in delivery["recipients"]
     ]
     kind, now_us = KINDS["recipients"], round(time.time() * 1e6)
     if rows:

@@ -116,7 +116,12 @@ def receiving(config: DeliveryProcessConfig, delivery: Delivery, stop: Stop) -> 
         secrets_dir = config.data_dir / config.notify.secrets_dir
         try:
             receiver = EventReceiver(
-                "events.receive.listen", receive, secrets_dir, config.data_dir, delivery.intake.accept, server_clock()
+                "events.receive.listen",
+                receive,
+                secrets_dir,
+                config.data_dir,
+                delivery.intake.accept,
+                server_clock(),
             )
             receiver.start(stop)
         except (SlaError, OSError) as exc:

@@ -89,7 +89,8 @@ def load(path: Path) -> ResolvedRelayConfig:
         runtime_dir=at_base(runtime_dir),
         documents=at_base(config.documents),
         tls=ReceiverTlsConfig(
-            cert_file=tls.cert_file and at_base(tls.cert_file), key_file=tls.key_file and at_base(tls.key_file)
+            cert_file=tls.cert_file and at_base(tls.cert_file),
+            key_file=tls.key_file and at_base(tls.key_file),
         ),
     )
     return ResolvedRelayConfig.model_construct(**values)

@@ -44,7 +44,9 @@ def document_files(place: Path) -> list[Path]:
     Raises:
         ConfigError: there is nothing, or too much.
     """
-    found = [place] if place.is_file() else sorted(each for each in _entries(place) if each.suffix in SUFFIXES)
+    found = (
+        [place] if place.is_file() else sorted(each for each in _entries(place) if each.suffix in SUFFIXES)
+    )
     if not found:
         fix = "Put documents of recipients and routes there, see docs/operations/recipients.md"
         raise ConfigError("documents", f"there is no *.yaml in {place}", fix)

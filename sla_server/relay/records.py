@@ -55,9 +55,7 @@ class IdentityMemory:
         DiskQueueError, OSError: it cannot be opened.
     """
 
-    def __init__(
-        self, directory: Path, most: int, storage: tuple[Storage, Storage] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, most: int, storage: tuple[Storage, Storage] | None = None) -> None:
         make_directory(directory, 0o700)
         self._most = most
         self._count = 0
@@ -102,10 +100,12 @@ class IdentityMemory:
         """Let go of the files."""
         self._queue.close()
 
-    def _forget(self) -> None:
+    def _forget(self) -> int:
+        """Delete the oldest record; how many identities it had."""
         seq, count = self._records.popleft()
         self._count -= count
         self._queue.delete_through(seq)
+        return count
 
     def _read(self) -> list[str]:
         found, after = list[str](), 0
@@ -118,13 +118,16 @@ class IdentityMemory:
                 self._queue.discard([exc.seq])
                 continue
             if not messages:
-                return found
+                break
             for message in messages:
                 identities = message.data.decode("utf-8", "replace").split("\n")
                 self._records.append((message.seq, len(identities)))
                 self._count += len(identities)
                 found += identities
             after = messages[-1].seq
+        while self._count > self._most and len(self._records) > 1:  # a kill has undone their deletion
+            del found[: self._forget()]
+        return found
 
 
 class IdentityRecipient:

@@ -66,7 +66,9 @@ def sends(folder: Path, url: str, posts: Sequence[Sequence[int]], life: Life) ->
     left = list(posts)
     (folder / "key").write_text(SECRET)
     (folder / "key").chmod(0o600)
-    recipient = RecipientBuilder(folder, folder, folder)("relay", {"webhook": {"url": url, "secret_file": "key"}})
+    recipient = RecipientBuilder(folder, folder, folder)(
+        "relay", {"webhook": {"url": url, "secret_file": "key"}}
+    )
     deadline = Deadline(LIMIT_S)
     while left and not life.is_dead:
         notices = [Notice(event(number), "relay", number) for number in left[0]]

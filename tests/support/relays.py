@@ -63,7 +63,11 @@ class Chain:
         self.raised: list[str] = []
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._raiser: EventRaiser | None = None
-        for each in (self.data / "secrets", self.server / "data" / "secrets", self.server / "data" / "events" / "reserve"):
+        for each in (
+            self.data / "secrets",
+            self.server / "data" / "secrets",
+            self.server / "data" / "events" / "reserve",
+        ):
             each.mkdir(parents=True)
             for path in (each, *each.parents):
                 if folder in path.parents:
@@ -83,7 +87,12 @@ class Chain:
 
     def configure(self, text: str, **keys: Any) -> None:
         """Write the relay's file and its documents; ``keys`` go to the top of the file."""
-        values = {"data_dir": str(self.data), "runtime_dir": str(self.run), "listen": f"127.0.0.1:{self.port}", **keys}
+        values = {
+            "data_dir": str(self.data),
+            "runtime_dir": str(self.run),
+            "listen": f"127.0.0.1:{self.port}",
+            **keys,
+        }
         top = "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
         (self.site / "relay.toml").write_text(
             f'{top}[[sender]]\nname = "site-a"\nsecret_file = "site-a.key"\n'
@@ -95,7 +104,7 @@ class Chain:
         """Start it and wait until it listens."""
         (self.run / "relay.port").unlink(missing_ok=True)
         self.start("relay", "sla_server", "relay", "--config", str(self.site))
-        self.wait(lambda: (self.run / "relay.port").exists(), "the relay's port")
+        self.wait((self.run / "relay.port").exists, "the relay's port")
 
     def start_server(self, batch: int = 3, text: str = "", tables: str = "") -> None:
         """Start the server's delivery, with the relay as its recipient; ``text``: documents instead of it."""
@@ -196,4 +205,3 @@ def read(path: Path) -> dict[str, Any]:
 def without_repeats(identities: Sequence[str]) -> list[str]:
     """The first of each, in order."""
     return list(dict.fromkeys(identities))
-

@@ -144,7 +144,9 @@ class EventListener:
             watchdog.beat()
             with self._secured(sock) as secured:
                 connection = _Connection(secured)
-                while not stop.is_set() and self._waits(connection, stop) and self._exchange(connection, host):
+                while (
+                    not stop.is_set() and self._waits(connection, stop) and self._exchange(connection, host)
+                ):
                     watchdog.beat()
         except (OSError, h11.ProtocolError) as exc:
             log.info("connection-ended", host=host, reason=reason_of(exc))

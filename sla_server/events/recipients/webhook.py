@@ -36,6 +36,7 @@ ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 MOST_AGE_S: Final = 300
 """A request that was written down cannot be sent again later."""
 
+
 def signature(secret: str, at_s: int, content: bytes) -> str:
     """The header ``Sla-Signature`` of a body sent at a time."""
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + content, hashlib.sha256).hexdigest()

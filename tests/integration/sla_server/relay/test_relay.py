@@ -48,10 +48,13 @@ def moody() -> Iterator[Moody]:
 
 
 def three(moody: Moody) -> str:
-    """Two files, one of which gets critical events alone, a webhook that fails, and the relay's own events."""
+    """Two files, one of them for critical events, a webhook that fails, and the relay's own events."""
     return documents(
         all=("{file: {path: all.jsonl}, batch: 3}", "{elements: [gateway]}"),
-        critical=("{file: {path: critical.jsonl}, batch: 3}", "{elements: [gateway], severities: [critical]}"),
+        critical=(
+            "{file: {path: critical.jsonl}, batch: 3}",
+            "{elements: [gateway], severities: [critical]}",
+        ),
         moody=(f'{{webhook: {{url: "{moody.receiver.url}"}}, batch: 3}}', "{elements: [gateway]}"),
         ops=("{file: {path: ops.jsonl}}", "{elements: [relay, recipient]}"),
     )
@@ -84,7 +87,10 @@ def test_each_recipient_gets_its_subclass_in_order_and_none_waits_for_another(
     sites.wait(lambda: "recipient-failing" in kinds(sites), "the relay's own event")
     assert kinds(sites)[0] == "relay-started"
     told = sites.status()
-    assert (told.returncode, "in trouble: recipient moody does not confirm: retry: HTTP 500" in told.stdout) == (1, True)
+    assert (
+        told.returncode,
+        "in trouble: recipient moody does not confirm: retry: HTTP 500" in told.stdout,
+    ) == (1, True)
     moody.code = 200
     sites.wait(lambda: len(moody.good) == 10, "the webhook's events")
     assert moody.good == sites.raised
@@ -93,7 +99,9 @@ def test_each_recipient_gets_its_subclass_in_order_and_none_waits_for_another(
     told = sites.status("-o", "json")
     found = json.loads(told.stdout)
     assert (told.returncode, found["is_well"], found["confirm"]) == (0, True, "record")
-    assert [(each["name"], each["taken"], each["repeated"]) for each in found["senders"]] == [("site-a", 10, 0)]
+    assert [(each["name"], each["taken"], each["repeated"]) for each in found["senders"]] == [
+        ("site-a", 10, 0)
+    ]
     assert sites.kill("relay", 15) == 0
     assert sites.status().returncode == 69
 
@@ -128,7 +136,9 @@ def test_final_confirmation_waits_for_the_last_recipient_also_over_a_kill(sites:
     sites.start_server(BATCH)
     sites.raise_some(3)
     sites.wait(lambda: sites.lines("all") == sites.raised, "the events here")
-    sites.wait(lambda: sites.state("relay").get("answers", {}).get("503", 0) >= 2, "answers that ask to come again")
+    sites.wait(
+        lambda: sites.state("relay").get("answers", {}).get("503", 0) >= 2, "answers that ask to come again"
+    )
     assert sites.confirmed_there() == 0
     sites.kill("relay")
     sites.start_relay()
@@ -165,7 +175,10 @@ def test_a_post_that_comes_again_is_delivered_once_also_after_a_restart(sites: C
     assert post(sites, content)[0] == 200
     assert post(sites, content)[0] == 200
     sites.wait(lambda: len(sites.notices("all")) >= 2 and recorded(sites) == (2, 2), "both, once")
-    sites.wait(lambda: not sites.state()["undelivered"] and sites.state()["queue_fullness"]["main"] == 0.0, "no event left")
+    sites.wait(
+        lambda: not sites.state()["undelivered"] and sites.state()["queue_fullness"]["main"] == 0.0,
+        "no event left",
+    )
     assert sites.kill("relay", 15) == 0
     sites.start_relay()
     assert post(sites, content)[0] == 200
@@ -182,7 +195,9 @@ def test_what_is_not_let_in_is_not_recorded(sites: Chain) -> None:
     content = json.dumps(body("relay", [notice(1)])).encode()
     assert post(sites, content, signature("wrong", int(time.time()), content))[0] == 401
     assert post(sites, content, signature(SECRET, int(time.time()) - 3600, content))[0] == 401
-    large = json.dumps(body("relay", [notice(n, event_fields={"text": "x" * 1900}) for n in range(40)])).encode()
+    large = json.dumps(
+        body("relay", [notice(n, event_fields={"text": "x" * 1900}) for n in range(40)])
+    ).encode()
     code, text = post(sites, large)
     assert (code, "max_body_bytes here is 65536" in text) == (413, True)
     assert post(sites, b'{"alerts":[{"labels":{}}]}')[0] == 400
@@ -192,7 +207,10 @@ def test_what_is_not_let_in_is_not_recorded(sites: Chain) -> None:
 
 
 def test_documents_that_change_count_and_wrong_ones_leave_those_of_before(sites: Chain) -> None:
-    first = documents(all=("{file: {path: all.jsonl}}", "{elements: [sla]}"), ops=("{file: {path: ops.jsonl}}", "{elements: [relay]}"))
+    first = documents(
+        all=("{file: {path: all.jsonl}}", "{elements: [sla]}"),
+        ops=("{file: {path: ops.jsonl}}", "{elements: [relay]}"),
+    )
     sites.configure(first)
     sites.start_relay()
     sites.configure(first.replace("all.jsonl", "../all.jsonl"))
@@ -203,7 +221,9 @@ def test_documents_that_change_count_and_wrong_ones_leave_those_of_before(sites:
     sites.start_relay()  # with wrong documents, and those of before
     sites.configure(first.replace("all.jsonl", "other.jsonl"))
     sites.wait(lambda: "relay-documents-taken" in kinds(sites), "the end of that event")
-    assert post(sites, json.dumps(body("relay", [notice(2, event_fields={"subject": "x"})])).encode())[0] == 200
+    assert (
+        post(sites, json.dumps(body("relay", [notice(2, event_fields={"subject": "x"})])).encode())[0] == 200
+    )
     sites.wait(lambda: len(sites.notices("other")) == 1, "delivery by the new documents")
 
 
@@ -239,7 +259,9 @@ def test_events_of_the_relay_itself_come_to_a_server_that_receives_and_not_round
     )
     hook = f'{{webhook: {{url: "{sites.url}", secret_file: relay.key}}}}'
     sites.start_server(
-        text=documents(relay=(hook, "{}"), ops=("{file: {path: ops.jsonl}}", "{elements: [relay, recipient]}")),
+        text=documents(
+            relay=(hook, "{}"), ops=("{file: {path: ops.jsonl}}", "{elements: [relay, recipient]}")
+        ),
         tables=f'[events.receive]\nlisten = "127.0.0.1:{port}"\n'
         '[[events.receive.sender]]\nname = "site-b"\nsecret_file = "back.key"\n',
     )
@@ -248,7 +270,9 @@ def test_events_of_the_relay_itself_come_to_a_server_that_receives_and_not_round
     there = sites.server / "data" / "notices" / "ops.jsonl"
 
     def told() -> list[tuple[str, str, str]]:
-        found = [json.loads(line)["event"] for line in there.read_text().splitlines()] if there.exists() else []
+        found = (
+            [json.loads(line)["event"] for line in there.read_text().splitlines()] if there.exists() else []
+        )
         return [(each["kind"], each["subject"], each["source"]) for each in found]
 
     sites.wait(lambda: ("recipient-failing", "moody", "relay") in told(), "the relay's trouble at the server")

@@ -89,7 +89,7 @@ def test_wrong_documents_leave_those_of_before_in_force_and_are_reported_once(fo
         (
             {
                 "a.yaml": HEAD + "kind: Maintenance\nmetadata: {name: disks}\n"
-                "spec: {start: 2026-01-01T00:00, duration: 1h, tz: UTC, reason: new disks}\n"
+                "spec: {start: 2026-01-01T00:00, duration: 1h, tz: UTC, reason: new disks, scope: {volumes: [a]}}\n"
             },
             "disks: kind Maintenance is for a server. A relay takes Recipient, Route, Silence",
         ),
@@ -110,5 +110,5 @@ def test_one_file_will_do(folder: Folder) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="documents: .*gone cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"documents: .*gone cannot be read: No such file"):
         read_documents(folder.place / "gone")

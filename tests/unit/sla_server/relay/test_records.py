@@ -33,9 +33,7 @@ class Remembering:
         self.memory = IdentityMemory(self.folder, self.most, storage("identities"))  # type: ignore[arg-type]
         self.queue = EventQueue(self.folder, "main", QUEUE_BYTES, storage("main"), clock)  # type: ignore[arg-type]
         initial = EventQueue(self.folder, "initial", QUEUE_BYTES, storage("initial"), clock)  # type: ignore[arg-type]
-        self.records = RelayRecords(
-            self.memory, QUEUE_BYTES, self.most, self.failed.append, lambda: None
-        )
+        self.records = RelayRecords(self.memory, QUEUE_BYTES, self.most, self.failed.append, lambda: None)
         known, most_ids = self.records.known, self.records.most_ids
         self.intake = EventIntake(self.folder, initial, self.queue, clock, known=known, most_ids=most_ids)
 
@@ -57,6 +55,7 @@ def test_what_was_delivered_is_dropped_after_a_restart(tmp_path: Path) -> None:
     rig = Remembering(tmp_path)
     assert rig.post(1, 2) == 2
     rig.confirm(1, 2)
+    rig.queue.close()  # else the deletion is not on disk
     rig.restart()
     assert rig.queue.read(0)[0] == []
     assert (rig.post(1, 2, 3), rig.intake.repeated) == (1, 2)

@@ -37,7 +37,7 @@ def test_paths_begin_at_the_file_which_may_be_given_by_its_folder(tmp_path: Path
         ("", "sender: nothing may send events; add name and secret_file of each that may"),
         (f"{SENDER}{SENDER}", "a name is there twice"),
         (f'listen = "0.0.0.0:7430"\n{SENDER}', "give tls.cert_file and tls.key_file, listen on 127.0.0.1"),
-        (f'listen = "here"\n{SENDER}', "listen: expected \"address:port\""),
+        (f'listen = "here"\n{SENDER}', 'listen: expected "address:port"'),
         (f'confirm = "soon"\n{SENDER}', "confirm: "),
         (f"max_body_bytes = 5\n{SENDER}", "max_body_bytes: should be at least 65,536 (value: 5)"),
         (f'{SENDER}[tls]\ncert_file = "a"\n', "cert_file and key_file go together"),

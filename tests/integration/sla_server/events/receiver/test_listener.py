@@ -37,7 +37,9 @@ MOST_BYTES = 100_000
 class Listening:
     """A listener whose events end in ``taken``."""
 
-    def __init__(self, folder: Path, files: ListenerFiles | None = None, rate: float = 1000.0, places: int = MANY) -> None:
+    def __init__(
+        self, folder: Path, files: ListenerFiles | None = None, rate: float = 1000.0, places: int = MANY
+    ) -> None:
         folder.chmod(0o700)
         (folder / "key").write_text("shared")
         (folder / "key").chmod(0o600)
@@ -232,7 +234,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> NbdAuthority:
 def put(authority: NbdAuthority, name: str, here: Path) -> ListenerFiles:
     """A new certificate at this place, and its authority beside it."""
     made = authority.issue("server", name, "localhost")
-    for source, target in (("server-cert.pem", "relay.pem"), ("server-key.pem", "relay.key"), ("ca-cert.pem", "ca.pem")):
+    for source, target in (
+        ("server-cert.pem", "relay.pem"),
+        ("server-key.pem", "relay.key"),
+        ("ca-cert.pem", "ca.pem"),
+    ):
         (here / target).write_bytes((made / source).read_bytes())
     return ListenerFiles(here / "relay.pem", here / "relay.key")
 

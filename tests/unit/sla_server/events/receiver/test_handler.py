@@ -66,7 +66,9 @@ def test_a_signed_body_is_taken_once(rig: Handled) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("at", ["", "t=,v1=", "t=x,v1=y", "v1=00", "t=1", "nonsense", "t=1e9,v1=0", "t=٣,v1=é"])
+@pytest.mark.parametrize(
+    "at", ["", "t=,v1=", "t=x,v1=y", "v1=00", "t=1", "nonsense", "t=1e9,v1=0", "t=٣,v1=é"]
+)
 def test_what_is_not_signed_is_not_taken(rig: Handled, at: str) -> None:
     assert (rig.post(signed=at), rig.taken) == (401, [])
 
