@@ -113,7 +113,8 @@ class PostHandler:
         """Look at a request before its body is read; None: read it.
 
         Args:
-            method, target: of its first line.
+            method: of its first line.
+            target: likewise.
             host: address that it comes from.
             length: announced size of the body; None: there is none.
         """

@@ -89,7 +89,7 @@ def test_wrong_documents_leave_those_of_before_in_force_and_are_reported_once(fo
         (
             {
                 "a.yaml": HEAD + "kind: Maintenance\nmetadata: {name: disks}\n"
-                "spec: {start: 2026-01-01T00:00, duration: 1h, tz: UTC, reason: new disks, scope: {volumes: [a]}}\n"
+                "spec: {start: 2026-01-01T00:00, duration: 1h, tz: UTC, reason: new, scope: {volumes: [a]}}\n"
             },
             "disks: kind Maintenance is for a server. A relay takes Recipient, Route, Silence",
         ),
