@@ -38,7 +38,7 @@ class RelayCommands(CommandGroup):
 @click.option("--check-config", is_flag=True, help="Check file, documents and certificate, and exit.")
 @click.pass_context
 def relay(context: click.Context, path: Path | None, show_config: bool, check_config: bool) -> None:
-    """Stand for many recipients at another site: take a server's events, keep them, hand them on.
+    """Take a server's events at another site, keep them, and hand them on to many recipients.
 
     A webhook recipient of the server posts to it; docs/operations/relay.md.
     """

@@ -1,4 +1,4 @@
-"""The process ``sla-server relay``: a recipient that stands for many others at another site (E8).
+"""The process ``sla-server relay``: one recipient for a server, many at another site (E8).
 
 A server's webhook recipient posts to it (``events.receiver``); from there on it is the engine of event
 delivery with its queues, lanes, routes and recipients (``events.delivery``). Only what a relay has instead

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import h11
 import structlog
@@ -113,7 +113,8 @@ class EventListener:
     def _run(self, stop: Stop) -> None:
         while not stop.is_set():
             watchdog.rest()
-            select.select([self._listener, stop], [], [])
+            readers: list[Any] = [self._listener, stop]
+            select.select(readers, [], [])
             try:
                 sock, peer = self._listener.accept()
             except OSError:  # another thread was faster, the peer has gone, or no descriptor is free
