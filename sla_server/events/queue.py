@@ -67,11 +67,6 @@ class QueuedEvent:
     due_us: int = 0
     purpose: str = ""
 
-    @property
-    def identity(self) -> str:
-        """Identity of the event, or of a reminder of it; see ``Notice.delivery_id``."""
-        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
-
     def encode(self) -> bytes:
         """The record."""
         found: dict[str, Any] = {"event": self.event.as_json()}
@@ -83,6 +78,11 @@ class QueuedEvent:
         except (TypeError, ValueError, RecursionError):
             text = strict_json.dumps(found, ensure_ascii=False)
         return text.encode("utf-8", "replace")
+
+    @property
+    def identity(self) -> str:
+        """Identity of the event, or of a reminder of it; see ``Notice.delivery_id``."""
+        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -159,8 +159,8 @@ class EventQueue:
         return self._queue.durable_seq
 
     @property
-    def passed_seq(self) -> int:
-        """Up to here all was deleted: every lane has passed it, and the state file says so. Any thread."""
+    def done_seq(self) -> int:
+        """No recipient needs an event up to this number."""
         return self._queue.oldest_seq - 1
 
     @property

@@ -50,7 +50,7 @@ class FinalConfirmation:
         while (found := self._queue.read(through))[1] != through:
             items, through = found
             new += [item for item in items if not item.recipient or item.is_caught_up]
-        passed = self._queue.passed_seq
+        passed = self._queue.done_seq
         with self._changed:
             is_less = bool(self._held - held)
             self._held = held
