@@ -38,13 +38,12 @@ from sla_server.events.receiver.service import EventReceiver, at_once, check_fil
 from sla_server.relay.config import ResolvedRelayConfig
 from sla_server.relay.documents import DocumentFolder, read_documents
 from sla_server.relay.final import FinalConfirmation
+from sla_server.relay.fullness import FullnessWatch
 from sla_server.relay.records import IdentityMemory, RelayRecords
 
 log = structlog.get_logger("relay")
 PORT: Final = "relay.port"
 STATE: Final = "relay.json"
-FILLING_RATIO: Final = 0.7
-DRAINED_RATIO: Final = 0.5
 SECOND_S: Final = 1.0
 
 
@@ -91,7 +90,6 @@ class Relay:
             ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}")) for _ in range(2)
         )
         self._second = Deadline(0)
-        self._is_filling = False
         self._has_wrong_documents = False
 
     def run(self) -> int:
@@ -125,7 +123,7 @@ class Relay:
 
     def _run(self, delivery: Delivery) -> int:
         self._queue, self._later = delivery.queues
-        self._is_filling = self._queue.fullness_ratio > DRAINED_RATIO  # a relay of before may have said so
+        self._fullness = FullnessWatch(self._queue.fullness_ratio)
         self._final = FinalConfirmation(self._queue, self._later, self._config.final_wait_s)
         config = self._config
         self._receiver = receiver = EventReceiver(
@@ -161,14 +159,9 @@ class Relay:
 
     def _check_fullness(self) -> None:
         ratio = self._queue.fullness_ratio
-        if not self._is_filling and ratio >= FILLING_RATIO:
-            self._is_filling = True
-            text = f"the queue of events of relay {self._config.name} is {ratio:.0%} full"
-            self._raise("event-queue-filling", "warning", text, {"fullness_ratio": ratio})
-        elif self._is_filling and ratio <= DRAINED_RATIO:
-            self._is_filling = False
-            text = f"the queue of events of relay {self._config.name} has room again"
-            self._raise("event-queue-drained", "info", text, {"fullness_ratio": ratio})
+        if (due := self._fullness.check(ratio)) is not None:
+            kind, severity, text = due
+            self._raise(kind, severity, f"relay {self._config.name}: {text}", {"fullness_ratio": ratio})
 
     def _report_documents(self, problem: str) -> None:
         self._has_wrong_documents = True
@@ -188,7 +181,7 @@ class Relay:
             "confirm": self._config.confirm,
             "listen": f"{parse_address(self._config.listen)[0]}:{self._receiver.port}",
             "is_tls": self._config.tls.cert_file is not None,
-            "is_filling": self._is_filling,
+            "is_filling": self._fullness.is_filling,
             "has_wrong_documents": self._has_wrong_documents,
             **self._receiver.figures(),
         }
