@@ -171,6 +171,9 @@ SERVER: Final = {
 DELIVERY: Final = {
     "event-reserve-filling": EventKind("warning", "A process raises more events than are taken.", _WATCH),
     "events-lost": EventKind("critical", "Events were counted, but not kept.", "`details` has the counts."),
+    "event-receiver-failed": EventKind(
+        "critical", "The server cannot take events of others.", "Mend `[events.receive]`, and restart."
+    ),
     "event-queue-damage": EventKind("critical", "Events on disk are gone.", "Check the disk."),
     "event-state-not-written": EventKind(
         "critical",
@@ -199,6 +202,23 @@ DELIVERY: Final = {
     "silence-applied": EventKind("info", "Events are held back for a time."),
     "silence-ended": EventKind("info", "A silence was ended."),
 }
+RELAY: Final = {
+    "relay-started": EventKind("info", "A relay was started.", ends="relay-documents"),
+    "relay-documents-refused": EventKind(
+        "critical",
+        "Documents of a relay are wrong; those of before stay in force.",
+        "Correct the file that the text names.",
+        begins="relay-documents",
+    ),
+    "relay-documents-taken": EventKind("info", "They are right again, and in force.", ends="relay-documents"),
+    "event-queue-filling": EventKind(
+        "warning",
+        "A relay's queue of events is nearly full; from 80 % on the recipient furthest behind loses events.",
+        "Mend the recipient that is behind: `sla-server relay status`.",
+        begins="event-queue",
+    ),
+    "event-queue-drained": EventKind("info", "It has room again.", ends="event-queue"),
+}
 GROUPS: Final = {
     "Promises": PROMISES,
     "Control": CONTROL,
@@ -206,6 +226,7 @@ GROUPS: Final = {
     "Agents": AGENTS,
     "The server": SERVER,
     "Delivery itself": DELIVERY,
+    "A relay": RELAY,
 }
 KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pmdaemon.runtime.config import StrictModel
+from sla_server.events.receiver.config import ReceiverConfig
 
 
 class EventsConfig(StrictModel):
@@ -21,3 +22,5 @@ class EventsConfig(StrictModel):
     """Pause after the first failure; it doubles with each further one."""
     retry_max_s: float = Field(default=900.0, gt=0)
     """The longest pause; also the longest that a recipient's own wish (Retry-After) is followed."""
+    receive: ReceiverConfig | None = None
+    """Take events of relays and other servers, by their webhook recipients; without the table none."""

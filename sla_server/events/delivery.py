@@ -18,11 +18,13 @@ import contextlib
 import functools
 import select
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
+from pmdaemon.errors import SlaError
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
@@ -38,10 +40,12 @@ from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
+from sla_server.events.receiver.service import EventReceiver
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.inbox import InboxStore
 from sla_server.events.routing import RoutingReader
-from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
+from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, EventRecords, SqlLink
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender
 from sla_server.events.undelivered import rows_of
@@ -99,13 +103,41 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
         hangup.install()
         initialized()
         log.info("ready", waiting=delivery.waiting())
-        delivery.loop(stop, hangup)
+        with receiving(config, delivery, stop):
+            delivery.loop(stop, hangup)
         delivery.finish()
         log.info("stopped", reason=stop.reason, waiting=delivery.waiting())
     finally:
         stop.set("the main loop ended")
         delivery.close()
     return 1 if threads.failed or takers.failed else 0
+
+
+@contextlib.contextmanager
+def receiving(config: DeliveryProcessConfig, delivery: Delivery, stop: Stop) -> Iterator[None]:
+    """Take posts of other servers meanwhile, if so configured; without them the rest goes on."""
+    receive, receiver = config.events.receive, None
+    if receive is not None:
+        secrets_dir = config.data_dir / config.notify.secrets_dir
+        try:
+            receiver = EventReceiver(
+                "events.receive.listen",
+                receive,
+                secrets_dir,
+                config.data_dir,
+                delivery.intake.accept,
+                server_clock(),
+            )
+            receiver.start(stop)
+        except (SlaError, OSError) as exc:
+            delivery.report_trouble("event-receiver-failed", f"events of others are not taken: {exc}")
+    try:
+        yield
+    finally:
+        if receiver is not None:
+            stop.set("the main loop ended")
+            receiver.join()
+            receiver.close()
 
 
 class Delivery:
@@ -128,6 +160,7 @@ class Delivery:
         threads: ThreadGroup,
         takers: ThreadGroup,
         clock: Clock,
+        records: EventRecords | None = None,
     ) -> None:
         settings = config.events
         self._interval_s = settings.poll_interval_s
@@ -139,10 +172,16 @@ class Delivery:
         self._main = EventQueue(directory, "main", settings.queue_bytes)
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
         self._report_damage()
+        self._sql: EventRecords = records or SqlLink(config.runtime_dir / "main.mbx", clock)
         self._intake = EventIntake(
-            directory / RESERVES, self._initial, self._main, clock, functools.partial(self._inbox.put, None)
+            directory / RESERVES,
+            self._initial,
+            self._main,
+            clock,
+            functools.partial(self._inbox.put, None),
+            known=self._sql.known,
+            most_ids=self._sql.most_ids,
         )
-        self._sql = SqlLink(config.runtime_dir / "main.mbx", clock)
         queues = (self._initial, self._main)
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
@@ -152,10 +191,20 @@ class Delivery:
         router = RecordingRouter(self._routing.router)
         self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
-        sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
+        sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
         self._status_dir = config.runtime_dir / "metrics"
+
+    @property
+    def intake(self) -> EventIntake:
+        """What listeners hand events to."""
+        return self._intake
+
+    @property
+    def queues(self) -> tuple[EventQueue, LaterQueue]:
+        """The queue of events, and that of what comes later."""
+        return self._main, self._later
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
@@ -241,6 +290,10 @@ class Delivery:
             }
         )
 
+    def report_trouble(self, kind: str, text: str) -> None:
+        """An event about the process itself."""
+        self._raise(kind, "critical", "delivery", text, {})
+
     def _report_damage(self) -> None:
         damaged = self._initial.damaged + self._main.damaged + self._later.damaged
         if damaged:
@@ -291,7 +344,7 @@ class Delivery:
             write_whole(self._status_dir / metrics.FILE, content)
 
 
-def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
+def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilder:
     """Makes recipients of documents; relative directories are within the data directory."""
     notify = config.notify
     secrets, commands, files = (

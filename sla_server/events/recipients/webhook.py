@@ -33,11 +33,25 @@ from sla_server.events.recipients.wording import rfc3339
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 """What Alertmanager writes where an alert has no end yet."""
 
+MOST_AGE_S: Final = 300
+"""A request that was written down cannot be sent again later."""
+
 
 def signature(secret: str, at_s: int, content: bytes) -> str:
     """The header ``Sla-Signature`` of a body sent at a time."""
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + content, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
+
+
+def is_signed(secret: str, header: str, content: bytes, now_s: float) -> bool:
+    """Whether a header ``Sla-Signature`` is of this body, and was made within ``MOST_AGE_S``."""
+    parts = dict(part.strip().partition("=")[::2] for part in header.split(","))
+    at = parts.get("t", "")
+    if not (at.isascii() and at.isdecimal() and len(at) <= 12):
+        return False
+    wanted = signature(secret, int(at), content).rpartition("=")[2]
+    is_same = hmac.compare_digest(wanted.encode(), parts.get("v1", "").encode("utf-8", "replace"))
+    return is_same and abs(now_s - int(at)) <= MOST_AGE_S
 
 
 def idempotency_key(notices: Sequence[Notice]) -> str:
