@@ -37,8 +37,9 @@ from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
+from sla_server.events.recipient_state import Waiting, WaitingEvents, is_failing, recipient_row
 from sla_server.events.recipients.build import RecipientBuilder
-from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
 from sla_server.events.stages.confirm import RetryRules
@@ -151,6 +152,7 @@ class Delivery:
         sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
+        self._waiting = WaitingEvents(queues)
         self._status_dir = config.runtime_dir / "metrics"
 
     def start(self, stop: Stop) -> None:
@@ -247,6 +249,7 @@ class Delivery:
             self._engine.set_router(RecordingRouter(router))
             lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
             self._engine.set_recipients(lanes, unknown=router.table.unreadable)
+            self._waiting.forget()
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
@@ -257,9 +260,19 @@ class Delivery:
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
         return not busy or not all(lane.is_failing for lane in busy)
 
+    def _for_recipients(self) -> dict[str, Waiting]:
+        """How many events wait for each recipient; rows for SQL are none of theirs."""
+        router = self._routing.router
+        cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
+        return self._waiting.look(
+            cursors, lambda event: (routed.recipient for routed in router.route(event))
+        )
+
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
+        recipients, undelivered = rows_of(
+            self._engine, self._later, self._for_recipients(), self._outlets.kind_of, self._clock
+        )
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
@@ -286,15 +299,17 @@ class Delivery:
 
 def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
     """Makes recipients of documents; relative directories are within the data directory."""
-    notify = config.notify
-    secrets, commands, files = (
-        config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
-    )
-    return RecipientBuilder(secrets, commands, files, store, notify.external_url)
+    found = NotifyDirectories.of(config.notify, config.data_dir)
+    url = config.notify.external_url
+    return RecipientBuilder(found.secrets, found.commands, found.files, store, url)
 
 
 def rows_of(
-    engine: DeliveryEngine, later: LaterQueue, waiting: Mapping[str, int], kind_of: Callable[[str], str]
+    engine: DeliveryEngine,
+    later: LaterQueue,
+    waiting: Mapping[str, Waiting],
+    kind_of: Callable[[str], str],
+    clock: Clock,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What ``delivery_state`` says of recipients and of what they did not confirm yet."""
     recipients, undelivered = [], []
@@ -302,30 +317,18 @@ def rows_of(
         if name == NAME:
             continue
         held, batch = later.held_for(name), lane.batch
+        recipients.append(recipient_row(lane, kind_of(name), waiting[name], len(held), clock))
         attempt = batch.attempt if batch is not None else 0
-        state = "failing" if attempt > 1 else "held" if held and not waiting[name] else "ok"
-        recipients.append(
-            {
-                "name": name,
-                "kind": kind_of(name),
-                "state": state,
-                "waiting": waiting[name] + len(held),
-                "attempt": attempt,
-                "last_answer": lane.last_answer,
-                "last_confirmed_us": lane.confirmed_us,
-                "confirmed": lane.confirmed,
-                "dead_letters": lane.dead_letters,
-            }
-        )
+        has_failed = attempt > 1 or (attempt == 1 and not lane.token and is_failing(lane))
         entries = [item for _, item, _ in batch.entries] if batch is not None else []
         undelivered += [
             {
                 "event_id": item.event.event_id,
                 "recipient": name,
-                "state": "held" if item.purpose else "failing" if attempt > 1 else "waiting",
+                "state": "held" if item.purpose else "failing" if has_failed else "waiting",
                 "attempt": 0 if item.purpose else attempt,
                 "since_us": item.event.recorded_us,
-                "reason": "" if item.purpose else lane.last_answer,
+                "reason": lane.last_answer if has_failed and not item.purpose else "",
             }
             for item in (*entries, *held)
         ]
