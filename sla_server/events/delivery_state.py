@@ -10,11 +10,11 @@ reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason).
 
 ``state`` of a recipient: ``ok``, ``failing`` (its newest answer was no confirmation), ``held`` (silences).
 ``waiting`` counts the events for it that it has not confirmed; there may be more where ``is_least`` is true:
-they are counted later. ``attempt``: tries of what it has not confirmed, with the one under way (``is_trying``).
-``failing_since_us`` and ``next_try_us`` are null where there is no such time.
+they are counted later. ``attempt``: tries of what it has not confirmed, with the one under way
+(``is_trying``). ``failing_since_us`` and ``next_try_us`` are null where there is no such time.
 
-Of what is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file that
-is old or missing means that it is not known.
+Of what is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file
+that is old or missing means that it is not known.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _SECRET_PARAMETER: Final = re.compile(
 """Names of parameters in the query of an address; ``key`` and ``code`` are what some services call theirs."""
 _PARAMETER: Final = re.compile(r"[?&;#]([^=&;#?\s\"'<>]+)=([^&;#\s\"'<>]+)")
 HIDDEN: Final = "***"
-"""Stands where a secret was."""
+"""In place of a secret."""
 _SECRET_HEADER: Final = re.compile(
     r"authorization|proxy-authorization|cookie|.*(?:token|secret|api-?key|password).*", re.I
 )
@@ -112,7 +112,7 @@ def _secret_parameters(text: str) -> Iterator[tuple[str, str]]:
 
 
 def secrets_of_query(address: str) -> list[str]:
-    """What in the query of an address may be shown to nobody, as it is written and as it is meant."""
+    """What must not be shown of the query of an address, as it is written and as it is meant."""
     return [text for _, value in _secret_parameters(address) for text in (value, unquote_plus(value))]
 
 

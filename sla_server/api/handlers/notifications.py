@@ -193,7 +193,7 @@ def _known_kind(kind: str) -> str:
 
 
 def _notes(context: AppContext, wanted: Event) -> list[str]:
-    """What may be a mistake in an event that somebody made up: names that nothing in force has."""
+    """What may be a mistake in an event that a person made up: names that nothing in force has."""
     agreement, objective = wanted.agreement, ""
     if wanted.element == "sla":
         objective = wanted.subject.partition("/")[2]

@@ -30,7 +30,7 @@ def missing(spec: RecipientSpec, directories: NotifyDirectories) -> Iterator[str
     if spec.syslog is not None and spec.syslog.unix is not None and not Path(spec.syslog.unix).is_socket():
         yield f"syslog.unix: {spec.syslog.unix} is no socket yet; what is for it waits until then"
     if spec.apprise is not None and find_spec("apprise") is None:
-        yield "apprise is not installed: pip install storage-sla-server[notify]; what is for it waits until then"
+        yield "apprise is not installed: pip install storage-sla-server[notify]; what is for it waits till then"
 
 
 def _unusable(kind: str, field: str, path: Path) -> str:
