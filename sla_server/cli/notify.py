@@ -72,7 +72,7 @@ class TrialResult:
 def _wait(client: Client, event_id: str, recipient: str) -> TrialResult:
     """When the test was confirmed, a try has failed, none will be made in time, or a minute has passed.
 
-    A recipient that fails already has other events to be sent first: its next answer counts for the test, too.
+    A recipient that fails already is sent other events first: its next answer counts for the test, too.
     """
     end_s, end_us = time.monotonic() + WAIT_S, time.time() * 1e6 + WAIT_S * 1e6
     path = f"/events/{quote(event_id, safe='')}"

@@ -1,4 +1,4 @@
-"""What delivery knows of a recipient, as a row for people (``delivery_state``), and how many events wait for it.
+"""How a recipient is, as a row for people (``delivery_state``), and how many events wait for it.
 
 A cursor alone does not say how many events wait: behind it are also those for other recipients. So the queues
 are read once more, each event once for all recipients, a bounded part of them in one look. What has not been
