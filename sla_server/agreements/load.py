@@ -470,16 +470,16 @@ _MOST: Final = 1e300
 def _other_key(path: Sequence[int | str], model: type[Document]) -> str:
     """What to write instead of a key that is not possible where it is."""
     key, known = str(path[-1]), _known_keys(model)
-    here = _keys_at(model, path[:-1])
+    here = [
+        each for each in _keys_at(model, path[:-1]) if each != key
+    ]  # of a union it may be another member's
     see = (_SEE_DELIVERY if model in _DELIVERY else _SEE).lower()
     listed = f"Possible here: {', '.join(sorted(here))}" if 0 < len(here) <= MOST_LISTED else ""
-    close = difflib.get_close_matches(key, here, n=1)
-    if not close and key in known:
+    if key in known:
         fix = f"{key} belongs elsewhere in the document: {see}"
-    elif close := close or difflib.get_close_matches(key, known, n=1):
-        fix = f"Did you mean {close[0]}?"
     else:
-        fix = f"Remove it, or {see}"
+        close = difflib.get_close_matches(key, here, n=1) or difflib.get_close_matches(key, known, n=1)
+        fix = f"Did you mean {close[0]}?" if close else f"Remove it, or {see}"
     between = " " if fix.endswith("?") else ". "
     return f"{fix}{between}{listed}" if listed else fix
 

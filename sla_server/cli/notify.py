@@ -118,7 +118,9 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
         since = f" since {formatting.when(row['failing_since_us'])}" if row.get("failing_since_us") else ""
         tries = int(row.get("attempt") or 0)
         counted = f" ({tries:,} {'try' if tries == 1 else 'tries'})" if tries else ""
-        again = f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
+        again = (
+            f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
+        )
         yield f"It fails{since}{counted}{again}."
     if waiting := int(row.get("waiting") or 0):
         least = "At least " if row.get("is_least") else ""
@@ -134,9 +136,7 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
 @notify.command("route")
 @click.option("--event", "path", help="File with an event as JSON; - reads stdin.")
 @click.option("--kind", help="Instead of a file: kind of the event.")
-@click.option(
-    "--severity", type=click.Choice(["info", "warning", "critical"]), help="[that of the kind]"
-)
+@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="[that of the kind]")
 @click.option("--element", default="sla", show_default=True, help="Kind of thing it is about.")
 @click.option("--subject", default="", help="Name of that thing; of a violation AGREEMENT/OBJECTIVE.")
 @OUTPUT

@@ -264,9 +264,7 @@ class Delivery:
         """How many events wait for each recipient; rows for SQL are none of theirs."""
         router = self._routing.router
         cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
-        return self._waiting.look(
-            cursors, lambda event: (routed.recipient for routed in router.route(event))
-        )
+        return self._waiting.look(cursors, lambda event: (routed.recipient for routed in router.route(event)))
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""

@@ -415,7 +415,6 @@ class RecipientDocument(Document):
 Severity = Literal["info", "warning", "critical"]
 
 
-
 def _subject(value: str) -> str:
     if not value.isprintable() or value != value.strip():
         raise refuse(

@@ -80,9 +80,7 @@ class DocumentReader:
             self.step(WAKE_S)
 
 
-def _read(
-    text: str, rollup_s: int, then: Then, directories: NotifyDirectories | None
-) -> Callable[[], None]:
+def _read(text: str, rollup_s: int, then: Then, directories: NotifyDirectories | None) -> Callable[[], None]:
     try:
         documents = [_noted(each, directories) for each in load_documents(text, rollup_s)]
     except AgreementsRefused as exc:

@@ -11,10 +11,10 @@ from typing import Any, Final
 from flask import Request, Response
 from pydantic import ValidationError
 
+from sla_server.agreements.selectors import nearest
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
-from sla_server.agreements.selectors import nearest
 from sla_server.events import catalogue
 from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.documents import RecipientDocument, SilenceDocument, without_secrets
@@ -199,7 +199,9 @@ def _notes(context: AppContext, wanted: Event) -> list[str]:
         objective = wanted.subject.partition("/")[2]
     if not agreement:
         return []
-    specs = {row["name"]: (row.get("spec") or {}).get("spec") or {} for row in context.source.agreements(True)}
+    specs = {
+        row["name"]: (row.get("spec") or {}).get("spec") or {} for row in context.source.agreements(True)
+    }
     if agreement not in specs:
         near = nearest(agreement, specs)
         return [f"no agreement {agreement!r} is in force" + (f"; did you mean {near}?" if near else "")]

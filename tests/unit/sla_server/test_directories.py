@@ -56,7 +56,9 @@ def test_directories_for_secrets_and_programs_are_made_closed_to_others(tmp_path
     assert (data_dir / "secrets").stat().st_mode & 0o777 == 0o700
     assert not (tmp_path / "elsewhere").exists(), "its operator makes it"
     (data_dir / "commands").write_text("in the way")
-    prepare_notify_dirs(NotifyDirectories.of(NotifyConfig(), data_dir), data_dir)  # the server starts all the same
+    prepare_notify_dirs(
+        NotifyDirectories.of(NotifyConfig(), data_dir), data_dir
+    )  # the server starts all the same
     assert (data_dir / "commands").is_file()
 
 

@@ -366,7 +366,11 @@ def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) 
             "spec.inbox.server",
             "server belongs elsewhere in the document: see docs/operations/recipients.md",
         ),
-        ("smtp: {colour: red}", "spec.smtp.colour", "Remove it, or see docs/operations/recipients.md. Possible"),
+        (
+            "smtp: {colour: red}",
+            "spec.smtp.colour",
+            "Remove it, or see docs/operations/recipients.md. Possible",
+        ),
     ],
 )
 def test_a_key_that_a_recipient_does_not_have_is_met_by_those_it_has(spec: str, field: str, fix: str) -> None:

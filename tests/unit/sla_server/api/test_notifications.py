@@ -122,7 +122,10 @@ def test_a_severity_that_is_left_out_is_the_usual_one_of_the_kind(
 
 
 def test_an_event_of_a_kind_that_is_none_is_refused(web: FlaskClient, bearer: dict[str, str]) -> None:
-    for kind, fix in (("violation-open", "Did you mean violation-opened"), ("xyzzy", "docs/formats/events.md")):
+    for kind, fix in (
+        ("violation-open", "Did you mean violation-opened"),
+        ("xyzzy", "docs/formats/events.md"),
+    ):
         refused = web.post("/api/v1/preview", json={**EVENT, "kind": kind}, headers=bearer)
         assert refused.status_code == 400
         assert f"no event is of kind '{kind}'" in refused.json["detail"]
@@ -157,7 +160,9 @@ def test_a_secret_that_an_earlier_release_took_is_not_shown(
     row = {"kind": "Recipient", "name": "old", "version": 1, "ended_us": None, "document": f"url: '{url}'\n"}
     newer = {**row, "version": 2, "spec": {"spec": {"webhook": {"url": f"{url}2"}}}}
     monkeypatch.setattr(source, "documents", lambda *_: [{**row, "spec": spec}, newer])
-    monkeypatch.setattr(source, "audit", lambda *_: [{"cursor": "1", "after": {"changes": [{"before": url}]}}])
+    monkeypatch.setattr(
+        source, "audit", lambda *_: [{"cursor": "1", "after": {"changes": [{"before": url}]}}]
+    )
     for path in ("recipients", "documents/Recipient/old/versions", "audit"):
         answer = web.get(f"/api/v1/{path}")
         assert answer.status_code == 200

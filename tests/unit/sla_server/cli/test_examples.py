@@ -72,12 +72,12 @@ def test_the_patterns_of_a_match() -> None:
     assert list(rows) == ["kinds", "elements", "subjects", "agreements", "gateways", "volumes"]
     match = ", ".join(f"{key}: {patterns}" for key, patterns in rows.items())
     spec = f"{{recipients: [mail], match: {{{match}}}}}"
-    assert load_documents(f"apiVersion: storage-sla/v1\nkind: Route\nmetadata: {{name: a}}\nspec: {spec}\n", 60)
+    assert load_documents(
+        f"apiVersion: storage-sla/v1\nkind: Route\nmetadata: {{name: a}}\nspec: {spec}\n", 60
+    )
 
 
-def test_the_commands_about_delivery(
-    sla: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_about_delivery(sla: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sla.mailbox.answer = lambda _header: (True, 200, {"event_id": "e0001"})
     commands, event, *_ = indented("docs/operations/notify.md")

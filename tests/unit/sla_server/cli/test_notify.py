@@ -40,7 +40,12 @@ def test_a_recipients_state_is_that_which_delivery_reports(sla: Terminal, delive
     assert row.split() == ["mail", "inbox", "failing", "3", "1", "HTTP", "503"]
     more = {"name": "mail", "state": "failing", "waiting": 1500, "is_least": True}
     delivery([more])
-    assert sla("get", "recipients").output.splitlines()[2].split()[:4] == ["mail", "inbox", "failing", "1,500+"]
+    assert sla("get", "recipients").output.splitlines()[2].split()[:4] == [
+        "mail",
+        "inbox",
+        "failing",
+        "1,500+",
+    ]
 
 
 def test_recipients_can_be_applied_again(sla: Terminal) -> None:
@@ -92,7 +97,13 @@ def test_what_a_silence_holds_back_is_said_with_the_silence(sla: Terminal, deliv
 
 
 def test_what_is_acknowledged_or_confirmed_waits_for_nothing() -> None:
-    to = {"recipient": "mail", "reason": "route all", "held": "silence now", "held_until_us": 5, "remind_s": 60}
+    to = {
+        "recipient": "mail",
+        "reason": "route all",
+        "held": "silence now",
+        "held_until_us": 5,
+        "remind_s": 60,
+    }
     routing = {"recipients": [{**to, "escalate_s": 900, "escalate_to": ["boss"]}]}
     open_lines = list(routing_lines(routing))
     assert open_lines[1:] == [
@@ -137,7 +148,9 @@ def test_route_says_who_would_get_an_event(sla: Terminal, tmp_path: Path) -> Non
     assert sla.asked == [], "nothing is raised"
 
 
-def test_the_severity_of_an_event_is_that_of_its_kind_unless_it_is_given(sla: Terminal, tmp_path: Path) -> None:
+def test_the_severity_of_an_event_is_that_of_its_kind_unless_it_is_given(
+    sla: Terminal, tmp_path: Path
+) -> None:
     """mail's route wants warning or critical."""
     words = ("notify", "route", "--element", "gateway", "--subject", "gateway-a", "--kind")
     assert "severity is info" in sla(*words, "gateway-enrolled").output
@@ -188,11 +201,14 @@ def test_a_test_waits_until_it_is_confirmed_or_has_failed(sla: Terminal, deliver
     assert (silent.exit_code, "the delivery process is silent" in silent.output) == (1, True)
     delivery([], [{**WAITING, "event_id": "e0003"}])
     failed = sla("notify", "test", "mail")
-    assert (failed.exit_code, failed.output.splitlines()) == (1, [
-        "mail: not confirmed: HTTP 503",
-        "  Mend what receives it, or its document and files: what waits is sent then by itself.",
-        "  How the test went: sla describe event e0003",
-    ])
+    assert (failed.exit_code, failed.output.splitlines()) == (
+        1,
+        [
+            "mail: not confirmed: HTTP 503",
+            "  Mend what receives it, or its document and files: what waits is sent then by itself.",
+            "  How the test went: sla describe event e0003",
+        ],
+    )
     assert "sla describe event e0003" in sla("notify", "test", "mail", "--no-wait").output
     _raised(sla, "e0001")
     confirmed = sla("notify", "test", "oncall")
@@ -237,7 +253,10 @@ def test_nothing_undelivered_is_no_confirmation(
     for event_id in ("e0002", "not-in-sql-yet"):
         _raised(sla, event_id)
         done = sla("notify", "test", "mail")
-        assert (done.exit_code, done.output.splitlines()[0]) == (1, "mail: not confirmed: it has not answered yet")
+        assert (done.exit_code, done.output.splitlines()[0]) == (
+            1,
+            "mail: not confirmed: it has not answered yet",
+        )
         assert done.output.endswith(f"  How the test went: sla describe event {event_id}\n")
 
 

@@ -200,7 +200,9 @@ def test_an_address_that_an_earlier_release_took_works_on_and_is_shown_without_i
 
 
 def test_a_subject_is_matched_as_events_show_it() -> None:
-    (loaded,) = load_documents(_text("recipients: [a], match: {subjects: ['erp-gold/*', 'node 1:7']}", "Route"), 60)
+    (loaded,) = load_documents(
+        _text("recipients: [a], match: {subjects: ['erp-gold/*', 'node 1:7']}", "Route"), 60
+    )
     assert isinstance(loaded.document, RouteDocument)
     assert loaded.document.spec.match.subjects == ["erp-gold/*", "node 1:7"]
     assert _problem("recipients: [a], match: {subjects: [' a']}", "Route").field == "spec.match.subjects[0]"

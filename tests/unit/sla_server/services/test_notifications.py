@@ -139,8 +139,9 @@ SILENCED = "start: 2027-01-01T00:00, duration: 1h, reason: test"
 def test_agreements_that_are_not_in_force_are_noted() -> None:
     gold = simple("erp-gold")
     match = "match: {agreements: [erp-gold, erp-gld, 'erp-*', 'crm-*']}"
-    route, silence = _text("Route", "r", f"recipients: [mail], {match}"), _text(
-        "Silence", "s", f"{SILENCED}, {match}"
+    route, silence = (
+        _text("Route", "r", f"recipients: [mail], {match}"),
+        _text("Silence", "s", f"{SILENCED}, {match}"),
     )
     expected = [
         f"{name}: match.agreements: no agreement {said}"
@@ -167,4 +168,6 @@ def test_volumes_that_no_gateway_has_shown_are_noted_where_any_is_known() -> Non
 def test_what_the_reader_of_documents_missed_is_in_the_answer() -> None:
     (loaded,) = load_documents(MAIL, 60)
     noted = replace(loaded, notes=("smtp.password_file: is not there",))
-    assert catalogs.apply(Catalog(), [noted], "ann", NOW).warnings == ["mail: smtp.password_file: is not there"]
+    assert catalogs.apply(Catalog(), [noted], "ann", NOW).warnings == [
+        "mail: smtp.password_file: is not there"
+    ]

@@ -24,10 +24,10 @@ def test_a_secret_file_is_missed_until_it_can_be_used(tmp_path: Path) -> None:
     spec = "webhook: {url: 'https://a.example/x', secret_file: key, ca_file: ca.pem}"
     key, ca = tmp_path / "secrets" / "key", tmp_path / "secrets" / "ca.pem"
     said = notes(tmp_path, spec)
-    assert [each.partition(": ")[0] for each in said] == ["webhook.secret_file", "webhook.ca_file"]
-    assert str(key) in said[0]
-    assert "chmod 600" in said[0]
-    assert str(ca) in said[1]
+    assert [each.partition(": ")[0] for each in said] == ["webhook.ca_file", "webhook.secret_file"]
+    assert str(ca) in said[0]
+    assert str(key) in said[1]
+    assert "chmod 600" in said[1]
     key.parent.mkdir()
     key.write_text("geheim")
     key.chmod(0o644)
