@@ -18,19 +18,23 @@ from sla_server.events.recipients.secret_files import SecretUnusable, read_addre
 
 def missing(spec: RecipientSpec, directories: NotifyDirectories) -> Iterator[str]:
     """A text for each thing without which nothing is delivered: its field, where it should be, what to do."""
+    yield from (f"{problem}; what is for it waits until then" for problem in _problems(spec, directories))
+
+
+def _problems(spec: RecipientSpec, directories: NotifyDirectories) -> Iterator[str]:
     target = getattr(spec, spec.kind)
     for name in type(target).model_fields:
-        if name.endswith("_file") and (value := getattr(target, name)) is not None:
-            if problem := _unusable(spec.kind, name, directories.secrets / value):
-                yield f"{spec.kind}.{name}: {problem}; what is for it waits until then"
+        value = getattr(target, name) if name.endswith("_file") else None
+        if value is not None and (problem := _unusable(spec.kind, name, directories.secrets / value)):
+            yield f"{spec.kind}.{name}: {problem}"
     if spec.command is not None:
         path = directories.commands / spec.command.argv[0]
         if problem := _not_runnable(path):
-            yield f"command.argv: {path} {problem}; what is for it waits until then"
+            yield f"command.argv: {path} {problem}"
     if spec.syslog is not None and spec.syslog.unix is not None and not Path(spec.syslog.unix).is_socket():
-        yield f"syslog.unix: {spec.syslog.unix} is no socket yet; what is for it waits until then"
+        yield f"syslog.unix: {spec.syslog.unix} is no socket yet"
     if spec.apprise is not None and find_spec("apprise") is None:
-        yield "apprise is not installed: pip install storage-sla-server[notify]; what is for it waits till then"
+        yield "apprise is not installed: pip install storage-sla-server[notify]"
 
 
 def _unusable(kind: str, field: str, path: Path) -> str:
