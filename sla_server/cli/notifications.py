@@ -187,12 +187,15 @@ def event_lines(row: Row) -> Iterator[str]:
         yield f"delivery: no answer of {one['recipient']} is recorded{there}"
     routing = row.get("routing") or {}
     silenced = {one["recipient"]: one.get("held") for one in routing.get("recipients") or ()}
+    done = {one["recipient"] for one in row.get("deliveries") or () if one["state"] == "confirmed"}
     for one in waiting or ():
         tries = f", {one['attempt']} tries" if one.get("attempt") else ""
         by = silenced.get(one.get("recipient")) if one.get("state") == "held" else None
-        why = f"held back by {by}" if by else why_undelivered(one)
+        why = why_undelivered(one)
+        if by:
+            why = f"held back by {by}"
+            done.add(one["recipient"])  # it is said here
         yield f"delivery: {one.get('recipient')} has not confirmed it{tries}: {why}"
-    done = {one["recipient"] for one in row.get("deliveries") or () if one["state"] == "confirmed"}
     yield from routing_lines(routing, done, is_acknowledged=bool(said))
 
 

@@ -95,8 +95,11 @@ def _wait(client: Client, event_id: str, recipient: str) -> TrialResult:
                 return TrialResult("failing", str(one.get("reason") or ""), delivery)
         if delivery is not None and delivery.get("state") == "failing" and not delivery.get("is_trying"):
             attempt = int(delivery.get("attempt") or 0)
+            next_us = delivery.get("next_try_us") or 0
+            if first_attempt is None and 0 < next_us <= end_us:
+                click.echo(f"{recipient} fails; its next try is at {formatting.when(next_us)}", err=True)
             first_attempt = attempt if first_attempt is None else first_attempt
-            if attempt > first_attempt or (delivery.get("next_try_us") or 0) > end_us:
+            if attempt > first_attempt or next_us > end_us:
                 return TrialResult("failing", str(delivery.get("last_answer") or ""), delivery)
         if time.monotonic() > end_s:
             said = delivery.get("last_answer") if delivery and delivery.get("state") == "failing" else ""
@@ -122,10 +125,10 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
             f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
         )
         yield f"It fails{since}{counted}{again}."
-    if waiting := int(row.get("waiting") or 0):
+    waiting = int(row.get("waiting") or 0)
+    if waiting > 1:
         least = "At least " if row.get("is_least") else ""
-        wait = "event waits" if waiting == 1 else "events wait"
-        yield f"{least}{waiting:,} {wait} for it, the test among them; they are sent in their order."
+        yield f"{least}{waiting:,} events wait for it, the test among them; they are sent in their order."
     if found.state == "dead-letter":
         yield "It refused the test for good: it is not sent again. Mend what receives it, and test again."
     elif found.state == "failing":

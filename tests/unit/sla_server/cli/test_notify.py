@@ -94,6 +94,7 @@ def test_what_a_silence_holds_back_is_said_with_the_silence(sla: Terminal, deliv
     lines = sla("describe", "event", "e0001").output.splitlines()
     silence = "silence now until 2027-01-15 08:30:00Z: night (by ann)"
     assert f"delivery: mail has not confirmed it: held back by {silence}" in lines
+    assert sum(silence in line for line in lines) == 1, "once is enough"
 
 
 def test_what_is_acknowledged_or_confirmed_waits_for_nothing() -> None:
@@ -243,6 +244,31 @@ def test_a_test_behind_a_recipient_that_fails_says_why_and_until_when(sla: Termi
     ]
     found = json.loads(sla("notify", "test", "mail", "-o", "json").output)
     assert (found["state"], found["delivery"]["attempt"]) == ("failing", 7)
+
+
+def test_a_next_try_that_comes_in_time_is_waited_for(
+    sla: Terminal, delivery: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _raised(sla, "e0002")
+    next_us = time.time_ns() // 1000 + 20_000_000
+    failing = {
+        "name": "mail",
+        "state": "failing",
+        "attempt": 2,
+        "waiting": 2,
+        "last_answer": "retry: HTTP 503",
+    }
+    steps = [{"is_trying": True, "attempt": 3}, {"attempt": 3, "last_answer": "retry: HTTP 500"}]
+    delivery([{**failing, "next_try_us": next_us}])
+    monkeypatch.setattr(notify.time, "sleep", lambda _s: delivery([{**failing, **steps.pop(0)}]))
+    done = sla("notify", "test", "mail")
+    assert (done.exit_code, steps) == (1, [])
+    assert done.stderr == f"mail fails; its next try is at {formatting.when(next_us)}\n"
+    assert done.stdout.splitlines()[:3] == [
+        "mail: not confirmed: retry: HTTP 500",
+        "  It fails (3 tries).",
+        "  2 events wait for it, the test among them; they are sent in their order.",
+    ]
 
 
 def test_nothing_undelivered_is_no_confirmation(
