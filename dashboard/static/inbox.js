@@ -53,7 +53,8 @@ function showRecipients(rows) {
       setBadge(td.firstChild, ...(STATES[row.delivery?.state] || ["", "unknown"]));
     }},
     {label: "Recipient", cls: "wrap head", text: (row) => [row.name, row.recipient_kind]},
-    {label: "Waiting", cls: "num", text: (row) => f.count(row.delivery?.waiting)},
+    {label: "Waiting", cls: "num",
+      text: (row) => f.count(row.delivery?.waiting) + (row.delivery?.is_least ? "+" : "")},
     {label: "Given up", cls: "num", text: (row) => f.count(row.delivery?.dead_letters)},
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {

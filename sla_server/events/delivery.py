@@ -41,8 +41,9 @@ from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.receiver.service import EventReceiver
+from sla_server.events.recipient_state import Waiting, WaitingEvents
 from sla_server.events.recipients.build import RecipientBuilder
-from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.recipients.inbox import InboxStore
 from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, EventRecords, SqlLink
@@ -194,6 +195,7 @@ class Delivery:
         sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
+        self._waiting = WaitingEvents(queues)
         self._status_dir = config.runtime_dir / "metrics"
 
     @property
@@ -307,6 +309,7 @@ class Delivery:
             self._engine.set_router(RecordingRouter(router))
             lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
             self._engine.set_recipients(lanes, unknown=router.table.unreadable)
+            self._waiting.forget()
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
@@ -317,9 +320,17 @@ class Delivery:
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
         return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
+    def _for_recipients(self) -> dict[str, Waiting]:
+        """How many events wait for each recipient; rows for SQL are none of theirs."""
+        router = self._routing.router
+        cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
+        return self._waiting.look(cursors, lambda event: (routed.recipient for routed in router.route(event)))
+
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(self._engine, self._later, self._outlets.kind_of)
+        recipients, undelivered = rows_of(
+            self._engine, self._later, self._for_recipients(), self._outlets.kind_of, self._clock
+        )
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
@@ -346,8 +357,6 @@ class Delivery:
 
 def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilder:
     """Makes recipients of documents; relative directories are within the data directory."""
-    notify = config.notify
-    secrets, commands, files = (
-        config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
-    )
-    return RecipientBuilder(secrets, commands, files, store, notify.external_url)
+    found = NotifyDirectories.of(config.notify, config.data_dir)
+    url = config.notify.external_url
+    return RecipientBuilder(found.secrets, found.commands, found.files, store, url)
