@@ -11,7 +11,7 @@ from types import ModuleType
 
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
@@ -196,6 +196,13 @@ ROUTES = {
     Kind.DP_TAKE_OVER: "the plane's next process",
     Kind.DP_HAND_OVER: "plane",
     Kind.DP_TAKEN: "the plane's next process",
+    Kind.MIRROR_HELLO: "origin",
+    Kind.MIRROR_WELCOME: "keeper",
+    Kind.MIRROR_EVENTS: "origin",
+    Kind.MIRROR_KEPT: "keeper",
+    Kind.MIRROR_CONFIRMED: "origin",
+    Kind.MIRROR_DELIVERED: "keeper",
+    Kind.MIRROR_BEAT: "origin, keeper",
 }
 
 
@@ -284,6 +291,7 @@ def render() -> str:
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]
     parts += map(entry, messages_of(planes))
+    parts += [intro("Between two cooperating servers", mirror), *map(entry, messages_of(mirror))]
     return "\n".join(parts)
 
 

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "notify": ("notify", "Try recipients and routes: who is told of an event, and does it arrive."),
     "silence": ("notify", "Hold events back for a time; list silences with sla get silences."),
     "ack": ("notify", "Acknowledge an event: you take care of it, and reminders end."),
+    "events": ("events", "The partner server of event delivery."),
     "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),
     "delete": ("change", "End something."),
     "throttle": ("change", "Set and release throttles by hand."),

@@ -232,6 +232,26 @@ DELIVERY: Final = {
     "reminders-dropped": EventKind(
         "warning", "There was no room for reminders and escalations.", "End silences; acknowledge events."
     ),
+    "pair-lost": EventKind(
+        "critical",
+        "The partner server was not heard; its events are delivered here.",
+        "Is it down, or the network between the two? `sla events pair status` on both.",
+        begins="pair",
+    ),
+    "pair-back": EventKind("info", "The partner server is back.", ends="pair"),
+    "pair-mirror-behind": EventKind(
+        "warning",
+        "The partner does not have all events that recipients may still need.",
+        "Mend the recipients that do not confirm, or give it more room (`events.pair.mirror_bytes`).",
+        begins="pair-mirror",
+    ),
+    "pair-mirror-caught-up": EventKind("info", "The partner has them.", ends="pair-mirror"),
+    "pair-refused": EventKind(
+        "warning", "A connection between the partners was refused.", "The text says why; see its certificate."
+    ),
+    "pair-failed": EventKind(
+        "critical", "Events are mirrored no more.", "The text says why; then restart the server."
+    ),
     "notify-test": EventKind("info", "A person tries a recipient."),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
     "recipient-applied": EventKind("info", "A recipient is in force."),

@@ -1,14 +1,14 @@
 """The process ``delivery``: brings events from the reserves of all processes to the recipients.
 
 Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
-``ev-NAME`` for each recipient (sends). The supervisor starts this process first and stops it last: what the
-others raise in their last moments is delivered, or kept for the next start. A disk that fails ends the
-process; the supervisor starts it again, and it goes on behind what was synced. At SIGHUP recipients that
-write files let go of them: another program has renamed them.
+``ev-NAME`` for each recipient (sends); with a partner, ``ev-pair`` (``pair``). The supervisor starts this
+process first and stops it last: what the others raise in their last moments is delivered, or kept for the
+next start. A disk that fails ends the process; the supervisor starts it again, and it goes on behind what was
+synced. At SIGHUP recipients that write files let go of them: another program has renamed them.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
-``state.json``, ``routing-read.json`` (the last documents that could be read); beside them ``routing.json``,
-which services write (``routing``). In the runtime directory
+``state.json``, ``routing-read.json`` (the last documents that could be read), those of a partner (``pair``);
+beside them ``routing.json``, which services write (``routing``). In the runtime directory
 ``metrics/delivery.json``: state and figures (``delivery_state``).
 """
 
@@ -18,7 +18,7 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,6 +39,7 @@ from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
+from sla_server.events.pair import open_pair
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.receiver.service import EventReceiver
 from sla_server.events.recipient_state import Waiting, WaitingEvents
@@ -184,13 +185,17 @@ class Delivery:
             most_ids=self._sql.most_ids,
         )
         queues = (self._initial, self._main)
+        wake = functools.partial(self._inbox.put, None)
+        self._pair = open_pair(settings.pair, config.data_dir, directory, queues, self._later, clock, wake)
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
         self._routing = RoutingReader(config.data_dir, directory / ROUTING_READ)
         router = RecordingRouter(self._routing.router)
-        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
+        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._report)
+        if self._pair is not None:
+            self._engine.set_partner(self._pair.decide)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
         sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
@@ -210,6 +215,8 @@ class Delivery:
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        if self._pair is not None:
+            self._pair.start()
         self._poll_routing()
         self._intake.step()
         self._takers.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
@@ -257,6 +264,9 @@ class Delivery:
         """Keep the state, end the threads, let go of the files."""
         self._engine.close()
         self._outlets.close()
+        if self._pair is not None:
+            self._pair.publish(self._engine)
+            self._pair.close()
         try:
             self._threads.join(JOIN_S)
         except ThreadDidNotStop as exc:
@@ -271,10 +281,21 @@ class Delivery:
         for sent in self._inbox.drain():
             if sent is not None and not self._outlets.answered(sent):
                 self._engine.answered(sent)
+        if self._pair is not None and self._pair.has_changed(self._engine.lanes):
+            self._engine.set_router(RecordingRouter(self._routing.router))
         wait_s = self._engine.step()
         self._sql.step()
+        if self._pair is not None:
+            self._pair.publish(self._engine)
         lane = self._engine.lanes[NAME]
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
+
+    def _report(self, rows: Iterable[dict[str, Any]]) -> None:
+        """What became of notices: for people, and for the partner."""
+        found = list(rows)
+        self._sql.report(found)
+        if self._pair is not None:
+            self._pair.report(found)
 
     def _raise(self, kind: str, severity: str, name: str, text: str, details: dict[str, Any]) -> None:
         """An event about a recipient: into our own reserve, as of any process."""
@@ -333,6 +354,7 @@ class Delivery:
         )
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
+        pair = self._pair.status() if self._pair is not None else None
         with contextlib.suppress(OSError):
             self._status_dir.mkdir(mode=0o700, exist_ok=True)
             write_delivery_state(
@@ -345,13 +367,14 @@ class Delivery:
                 accepted=self._intake.accepted,
                 repeated=self._intake.repeated,
                 skipped={reason.value: count for reason, count in self._engine.skipped.items()},
+                pair=pair,
             )
             taken = {
                 "accepted": self._intake.accepted,
                 "repeated": self._intake.repeated,
                 "unreadable": self._intake.unreadable,
             }
-            content = metrics.render(recipients, self._intake.fills, fullness, taken)
+            content = metrics.render(recipients, self._intake.fills, fullness, taken, pair)
             write_whole(self._status_dir / metrics.FILE, content)
 
 

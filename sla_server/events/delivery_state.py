@@ -6,7 +6,8 @@
      "undelivered": [{"event_id", "recipient", "state", "attempt", "since_us", "reason"}]}
 
 Further keys are figures: ``queue_fullness``, ``reserves`` (share in use of each), ``later`` (held back,
-reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason).
+reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason), ``pair`` (of a server that has a
+partner: ``pair_core.PairCore.status``).
 
 ``state`` of a recipient: ``ok``, ``failing`` (its newest answer was no confirmation), ``held`` (silences).
 ``waiting`` counts the events for it that it has not confirmed; there may be more where ``is_least`` is true:
@@ -58,3 +59,15 @@ def read_delivery_state(folder: Path | None) -> tuple[list[Row], list[Row]] | No
         return list(content["recipients"]), list(content["undelivered"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def read_pair_state(folder: Path) -> Row | None:
+    """Status of the cooperating pair; None without a fresh file that has one."""
+    path = folder / FILE
+    try:
+        if time.time() - path.stat().st_mtime > FRESH_S:
+            return None
+        found = json.loads(path.read_bytes())["pair"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
