@@ -37,6 +37,7 @@ from sla_server.cli.formatting import (
     pass_client,
     print_json,
 )
+from sla_server.cli.kinds import KindGroup
 
 _BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)
@@ -251,7 +252,7 @@ def read_documents(path: str) -> bytes:
     return documents
 
 
-@click.group()
+@click.group(cls=KindGroup)
 def delete() -> None:
     """End something."""
 

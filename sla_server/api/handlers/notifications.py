@@ -24,6 +24,8 @@ from sla_server.events.stages.silence import SilenceInForce
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of a silence is looked for."""
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
+MOST_ALIKE: Final = 5
+"""Events named whose ids begin alike."""
 Row = dict[str, Any]
 
 
@@ -112,9 +114,9 @@ def undelivered(context: AppContext, _request: Request) -> Response:
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
     """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
-    row = _event(context, event_id)
+    row = find_event(context, event_id)
     (found,) = _with_people(context, [row])
-    found["deliveries"] = context.source.deliveries(event_id)
+    found["deliveries"] = context.source.deliveries(row["event_id"])
     try:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:
@@ -135,11 +137,23 @@ def _unanswered(context: AppContext, found: Row) -> list[Row]:
     ]
 
 
-def _event(context: AppContext, event_id: str) -> Row:
+def find_event(context: AppContext, event_id: str) -> Row:
+    """An event, by its id or by a beginning that no other id has.
+
+    Raises:
+        NotFound: none has it.
+        BadInput: several do; says which.
+    """
     row = context.source.event(event_id)
-    if row is None:
+    found = [row] if row is not None else context.source.events_of(event_id, MOST_ALIKE + 1)
+    if not found:
         raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
-    return row
+    if len(found) > 1:
+        named = [f"{each['event_id']} ({each['kind']}, {each['subject']})" for each in found[:MOST_ALIKE]]
+        more = " and more" if len(found) > MOST_ALIKE else ""
+        problem = f"several ids begin with {event_id[:80]!r}: {', '.join(named)}{more}"
+        raise BadInput("event", problem, "Give more characters of the id")
+    return found[0]
 
 
 def _with_people(context: AppContext, rows: list[Row]) -> list[Row]:
