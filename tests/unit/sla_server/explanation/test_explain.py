@@ -149,29 +149,6 @@ def test_by_hand_below_the_floor_says_what_holds() -> None:
     )
 
 
-def test_by_hand_just_now_says_what_holds_by_the_live_view() -> None:
-    row = throttle(source="manual", victim="", reason="manual", cost_per_s=None, ops_per_s=20.0)
-    found = explain(volume(throttles=[{**row, "lifted_to": {"ops_per_s": 50.0}}]))
-    assert "batch is throttled to 50 IOPS" in found.headline
-
-
-def test_a_promise_in_trouble_names_a_throttle_by_hand_on_its_own_volumes() -> None:
-    row = throttle(source="manual", victim="", volume="erp-db", cost_per_s=None, ops_per_s=20.0)
-    row |= {"lifted_to": {"ops_per_s": 50.0}}
-    risky = {**PROMISE, "state": "at-risk"}
-    found = explain(agreement(promises=[risky], own_throttles=[row]))
-    assert found.headline == (
-        "erp-gold/latency is at risk. Its own erp-db is throttled by hand to 50 IOPS: what waits for that "
-        "counts against this promise. Nothing is throttled for it."
-    )
-    other = {**row, "throttle_id": "t-3", "volume": "erp-log", "lifted_to": None}
-    two = explain(agreement(promises=[risky], own_throttles=[row, other])).headline
-    assert "Its own erp-db is throttled by hand to 50 IOPS, erp-log to 20 IOPS:" in two
-    loops = {**row, "source": "control"}
-    assert "by hand" not in explain(agreement(promises=[risky], own_throttles=[loops])).headline
-    assert "by hand" not in explain(agreement(own_throttles=[row])).headline, "it is kept"
-
-
 def test_ahead_of_a_burst() -> None:
     row = throttle(reason="recurring-burst")
     calm = {**STEP["figures"]["promise"], "latency_us": 3_000, "u": 0.0, "over": 0}
