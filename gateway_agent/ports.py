@@ -13,6 +13,7 @@ from gateway_agent.nbd.sockets import Address, parse_listen, taken_by
 from gateway_agent.reload import RUNNING
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.sockets import UNKNOWN
 
 
 def check_addresses(config: AgentConfig) -> None:
@@ -30,6 +31,7 @@ def check_addresses(config: AgentConfig) -> None:
     ours = str(config.runtime_dir / RUNNING)
     for setting, address in wanted:
         holder = taken_by(address)
-        if holder is not None and ours not in holder.command:
+        # Of a socket that was handed over, the process that opened it may be gone: it was a plane of ours.
+        if holder is not None and holder.command != UNKNOWN and ours not in holder.command:
             problem = f"cannot listen: the address is in use by {holder}"
             raise ConfigError(f"{setting} {address}", problem, "Stop that process, or choose another address")

@@ -232,6 +232,7 @@ def taken_by(address: Address) -> Listener | None:
     """The process that keeps this one from listening there; None if nothing does, as far as that is known."""
     if address.path:
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)  # its queue of connections may be full
             try:
                 probe.connect(address.path)
             except OSError:

@@ -23,6 +23,7 @@ BACKLOG: Final = 1024
 """Connections between the start and the first accept wait here; a fleet dials in at once."""
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 PROCESSES: Final = Path("/proc")
+UNKNOWN: Final = "?"
 MOST_COMMAND: Final = 80
 """Characters of a command line shown: its program, and what it was told first."""
 _LISTEN: Final = "0A"
@@ -164,12 +165,12 @@ def _sockets_of(process: Path) -> Iterator[int]:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; "?" if it is gone, or another user's."""
+    """The command line of a process; ``UNKNOWN`` if it is gone, or hidden from this user."""
     try:
         words = (PROCESSES / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except OSError:
-        return "?"
-    return words.replace("\0", " ") or "?"
+        return UNKNOWN
+    return words.replace("\0", " ") or UNKNOWN
 
 
 def holder(error: OSError, host: str, port: int) -> Listener | None:
