@@ -58,9 +58,9 @@ def plan(seconds: float, endless: bool) -> str:
     """What will happen and how long it takes, said before anything starts."""
     rest = "everything stays up, under load, until Ctrl-C" if endless else "it ends by itself"
     return (
-        f"The demonstration has {PHASES} phases. The server and two gateways start first, in some seconds. Four "
-        f"phases take about {seconds:.0f} s together, the policy job at the end half a minute to two minutes; "
-        f"then {rest}."
+        f"The demonstration has {PHASES} phases. The server and two gateways start first, in some seconds. "
+        f"Four phases take about {seconds:.0f} s together, the policy job at the end half a minute to two "
+        f"minutes; then {rest}."
     )
 
 
@@ -105,7 +105,9 @@ class Demo:
                 1, alone_s, f"gold alone: erp-db does {GOLD_IOPS} I/O/s, promised p95 <= {PROMISE_MS:g} ms"
             )
             await self._until(lambda: self._kept(2.0) is True, alone_s)
-            self._say_phase(2, joined_s, "a greedy neighbour joins on the same disk; the server only observes")
+            self._say_phase(
+                2, joined_s, "a greedy neighbour joins on the same disk; the server only observes"
+            )
             self.times.greedy_s = time.monotonic()
             tasks.create_task(self.greedy.run(stop_greedy))
             await self._until(lambda: self._kept(1.0) is False, max(joined_s, SETTLED_S + 1))

@@ -119,9 +119,9 @@ SNAPSHOT = """\
   "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
   text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
   worst_hold_us: int, lifted_to: {cost_per_s, ops_per_s, bytes_per_s} | nil, floor: str}]`; `lifted_to`: the
-  rates that hold in place of those asked for, as a floor (in words) lies above them; `client` is "" where the whole volume is
-  capped, `volume` where a group is; mean and worst hold are of the last 1 to 3 cuts, the worst a bucket's
-  upper edge; texts end after 400 characters
+  rates that hold in place of those asked for, as a floor (in words) lies above them; `client` is "" where
+  the whole volume is capped, `volume` where a group is; mean and worst hold are of the last 1 to 3 cuts, the
+  worst a bucket's upper edge; texts end after 400 characters
 - `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase",
   fault: "" | "hangs" | "fails", victims: [str]}]`; `victims`: the promises that its loop helps now by each of
   its throttles, at most 50

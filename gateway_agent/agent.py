@@ -83,8 +83,8 @@ def run(config: AgentConfig, path: Path, left: ParentState | None = None) -> Non
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.
         StateFileBroken: a directory or the identity cannot be used.
-        ConfigError: certificates cannot be used, another program has an address, or the children's copy of the
-            file cannot be written.
+        ConfigError: certificates cannot be used, another program has an address, or the children's copy of
+            the file cannot be written.
     """
     if left is None:
         config.check_certificates()

@@ -23,7 +23,9 @@ def check_addresses(config: AgentConfig) -> None:
         ConfigError: another program has an address.
     """
     wanted = [
-        (f"[[plane]] {plane.name} listen", parse_listen(text)) for plane in config.plane for text in plane.listen
+        (f"[[plane]] {plane.name} listen", parse_listen(text))
+        for plane in config.plane
+        for text in plane.listen
     ]
     if config.listen:
         host, port = parse_address(config.listen)

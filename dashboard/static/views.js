@@ -180,7 +180,7 @@ export function showThrottles(snapshot, nowUs) {
       const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
       setText(li.querySelector("span"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
       const [why, how] = li.querySelectorAll("p");
-      setText(why, (row.text || row.reason) + (row.floor ? ` (${row.floor}, holds)` : ""));
+      setText(why, (row.text || row.reason) + (row.floor ? ` (${row.floor} holds)` : ""));
       setText(how, f.throttleWords(row, snapshot.backends));
     },
     () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);

@@ -237,7 +237,9 @@ def taken_by(address: Address) -> Listener | None:
                 probe.connect(address.path)
             except OSError:
                 return None
-            pid, uid, _gid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            pid, uid, _gid = _UCRED.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            )
         return Listener(pid, command_of(pid), uid)
     is_ipv6 = ":" in address.host
     with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as probe:

@@ -87,6 +87,8 @@ SLICE_STATES: Final = {
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
 
+CAP_WIDTH: Final = 10
+"""Characters of a volume's cap in a narrow terminal: 999 cost/s."""
 SHORT_ID: Final = 8
 """Characters of an id in tables: of 1,000 random ones, two begin alike once in 8,600 tables."""
 NARROW: Final = 110
@@ -235,15 +237,20 @@ def why_enforced(row: dict[str, Any]) -> str:
     """Why a throttle was set, and which floor holds in its place."""
     text = str(row.get("text") or row.get("reason") or "")
     floor = (row.get("live") or row).get("floor")
-    return f"{text} ({floor}, holds)" if floor else text
+    return f"{text} ({floor} holds)" if floor else text
 
 
 def volume_cap(live: dict[str, Any]) -> str:
-    """Every rate that a volume may have, one a line, and the group whose rate it shares."""
+    """Every rate that a volume may have, one a line, and the group whose rate it shares.
+
+    In a narrow terminal the unit of a long number is below it: numbers are never cut.
+    """
     rates = {name: live.get(f"cap_{name}") for name in ("cost_per_s", "ops_per_s", "bytes_per_s")}
     lines = [cap({name: rate}) for name, rate in rates.items() if rate is not None]
     if live.get("cap_group"):
         lines.append(f"group {live['cap_group']}")
+    if console().width < NARROW:
+        lines = [line if len(line) <= CAP_WIDTH else line.replace(" ", "\n", 1) for line in lines]
     return "\n".join(lines) or DASH
 
 

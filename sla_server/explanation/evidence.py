@@ -261,7 +261,7 @@ def floor_text(figures: Row) -> str:
 
 
 def lifted(throttle: Row) -> Row:
-    """The rates that hold of a throttle: a floor's where the live view says that it lies above those asked."""
+    """The rates that hold of a throttle: a floor's where it lies above those asked for."""
     found: Row = throttle.get("lifted_to") or throttle
     return found
 
@@ -273,7 +273,10 @@ def by_hand(facts: Row, status: str) -> str:
         return ""
     be = "is" if facts["is_now"] else "was"
     first, *others = [(words.capped(row), words.rates(lifted(row)) or "an unknown rate") for row in rows]
-    named = [f"{first[0]} {be} throttled by hand to {first[1]}", *(f"{what} to {rate}" for what, rate in others)]
+    named = [
+        f"{first[0]} {be} throttled by hand to {first[1]}",
+        *(f"{what} to {rate}" for what, rate in others),
+    ]
     return f" Its own {words.listed(named)}: what waits for that counts against this promise."
 
 

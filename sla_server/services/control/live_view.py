@@ -26,7 +26,6 @@ from pmdaemon.wire.histogram import (
     percentiles_upper_us,
 )
 from pmdaemon.wire.rates import NO_CAPS
-from sla_server.explanation import evidence
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.decision_log import rates_figures
 from sla_server.services.control.inventory import BackendInventory
@@ -358,14 +357,8 @@ def _lifted(throttle: Throttle, policy: PolicyManager) -> dict[str, Any]:
     held = policy.held(throttle)
     if not held.differs(throttle.rates, SAME_RATIO):
         return {"lifted_to": None, "floor": ""}
-    floor = policy.answers.terms_of(throttle.target)
-    figures = {
-        "floor_iops": floor.floor_iops,
-        "floor_bytes_per_s": floor.floor_bytes_per_s,
-        "floor_cost_per_s": floor.floor_cost(policy.answers.mean_cost_of(throttle.target)),
-    }
-    whose = "that its agreement promises" if floor.agreed else "that every volume has"
-    return {"lifted_to": rates_figures(held), "floor": f"the floor {whose}, {evidence.floor_text(figures)}"}
+    whose = "its agreement" if policy.answers.terms_of(throttle.target).agreed else "every volume"
+    return {"lifted_to": rates_figures(held), "floor": f"the floor of {whose}"}
 
 
 def _shortened(text: str) -> str:

@@ -54,7 +54,9 @@ class ManualCauses:
     def look(self, now_ns: int) -> list[Decision]:
         """Events about what was not reported yet, or long ago."""
         manual = self._policy.layers["manual"]
-        self._reported = {cause: last for cause, last in self._reported.items() if cause.throttle_id in manual}
+        self._reported = {
+            cause: last for cause, last in self._reported.items() if cause.throttle_id in manual
+        }
         holding = [throttle for throttle in manual.values() if self._holds(throttle)]
         if not holding:
             return []
@@ -102,8 +104,8 @@ class ManualCauses:
         rates = words.rates(rates_figures(self._policy.held(throttle)))
         text = (
             f"{figures_of(victim)}; {what} is throttled by hand to {rates}"
-            f"{f' by {throttle.who}' if throttle.who else ''} ({throttle.text}): I/Os of this promise wait for "
-            f"that. It ends with: sla throttle release {release}"
+            f"{f' by {throttle.who}' if throttle.who else ''} ({throttle.text}): I/Os of this promise wait "
+            f"for that. It ends with: sla throttle release {release}"
         )
         severity = "critical" if victim.signal.u > 1 else "warning"
         details = {"backend": scope.backend, "throttle_id": throttle.throttle_id, "promise": victim.name}

@@ -67,7 +67,8 @@ def test_the_address_for_the_server_is_looked_at_too(tmp_path):
 def test_planes_of_an_agent_that_was_killed_are_no_other_program(tmp_path):
     path = agent_file(tmp_path, f"unix:{tmp_path}/x.sock")
     config = load_agent(path)
-    script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); sys.stdin.read()"
+    script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); "
+    script += "sys.stdin.read()"
     words = [sys.executable, "-c", script, f"{tmp_path}/x.sock", str(config.runtime_dir / RUNNING)]
     former = subprocess.Popen(words, stdin=subprocess.PIPE)
     try:

@@ -80,7 +80,7 @@ def test_who_has_a_port_is_said(family: int, host: str) -> None:
 
 
 def test_a_listener_of_every_address_has_the_port_of_each() -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104 - that is what is tested
+    with socket.create_server(("0.0.0.0", 0)) as listener:
         found = sockets.listener_at("127.0.0.1", listener.getsockname()[1])
         assert found is not None
         assert found.pid == os.getpid()

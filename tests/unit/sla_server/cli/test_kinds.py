@@ -26,7 +26,10 @@ def test_an_agreement_may_be_called_so(sla: Terminal) -> None:
 
 def test_a_kind_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) -> None:
     done = sla("get", "throtles")
-    assert (done.exit_code, "'throtles' is no kind. Near it: throttles." in done.stderr) == (2, True)
+    assert (
+        done.exit_code,
+        "'throtles' is no kind. Near it: throttles." in " ".join(done.stderr.split()),
+    ) == (2, True)
     missing = sla("get")
     assert (missing.exit_code, "Missing argument 'KIND'" in missing.stderr) == (2, True)
     assert "There are gateways, volumes, slas" in " ".join(missing.stderr.split())
@@ -34,7 +37,7 @@ def test_a_kind_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) 
 
 def test_the_usage_of_get_fits_a_line(sla: Terminal) -> None:
     lines = sla("get", "--help").output.splitlines()
-    assert lines[0] == "Usage: sla get [OPTIONS] KIND [NAME]"
+    assert lines[0].endswith(" get [OPTIONS] KIND [NAME]")
     assert max(map(len, lines)) <= 80
 
 
@@ -124,7 +127,8 @@ def test_events_show_a_short_id_which_commands_take(sla: Terminal, monkeypatch: 
     monkeypatch.setattr(sla.source, "events", lambda *_args, **_options: rows)
     monkeypatch.setattr(sla.source, "event", find)
     monkeypatch.setattr(sla.source, "events_of", beginning)
-    shown = [line.split()[1] for line in sla("get", "events").output.splitlines()[2:] if line[0] != " "]
+    at = sla("get", "events").output.index("ID")
+    shown = [line[at : at + 8] for line in sla("get", "events").output.splitlines()[2:] if line[0] != " "]
     assert shown == ["0b0e7a3e", "7c0e7a3e"]
     assert sla("describe", "event", shown[0]).output.startswith(f"{FIRST}: throttle-set")
     sla.mailbox.answer = lambda header: (True, 200, {"event_id": header["body"]["event_id"]})

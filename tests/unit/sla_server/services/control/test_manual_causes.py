@@ -50,7 +50,9 @@ def test_it_is_named_again_only_after_the_back_off() -> None:
     seconds(fed, 4, 2.0)
     fed.controller.manual_set("t1", "gold", ops_per_s=50)
     assert len(named(seconds(fed, BACKOFF_S - 5, 40.0))) == 1
-    assert len(named(seconds(fed, 2 * BACKOFF_S - 10, 40.0))) == 1, "the second; the third waits twice as long"
+    assert len(named(seconds(fed, 2 * BACKOFF_S - 10, 40.0))) == 1, (
+        "the second; the third waits twice as long"
+    )
 
 
 def test_one_that_holds_nothing_back_is_not_named() -> None:
