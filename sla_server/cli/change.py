@@ -254,7 +254,7 @@ def read_documents(path: str) -> bytes:
 
 @click.group(cls=KindGroup)
 def delete() -> None:
-    """End something."""
+    """End an agreement, a calendar, a recipient or a route."""
 
 
 @delete.command("sla")

@@ -251,7 +251,7 @@ def _time(at_us: int) -> str:
 
 @click.group(cls=KindGroup)
 def describe() -> None:
-    """Show everything about one thing."""
+    """Show everything about an agreement or an event."""
 
 
 @describe.command("sla")

@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "validate": ("documents", "Check documents without a server, in the words of apply."),
     "admit": ("documents", "Say whether agreements could be kept beside those in force."),
     "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events and more."),
-    "describe": ("documents", "Show everything about one thing."),
+    "describe": ("documents", "Show everything about an agreement or an event."),
     "history": ("documents", "List a document's versions: since when, by whom, what changed."),
     "maintenance": (
         "maintenance",
@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "silence": ("notify", "Hold events back for a time; list silences with sla get silences."),
     "ack": ("notify", "Acknowledge an event: you take care of it, and reminders end."),
     "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),
-    "delete": ("change", "End something."),
+    "delete": ("change", "End an agreement, a calendar, a recipient or a route."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),

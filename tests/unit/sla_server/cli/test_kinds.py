@@ -26,10 +26,8 @@ def test_an_agreement_may_be_called_so(sla: Terminal) -> None:
 
 def test_a_kind_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) -> None:
     done = sla("get", "throtles")
-    assert (
-        done.exit_code,
-        "'throtles' is no kind. Near it: throttles." in " ".join(done.stderr.split()),
-    ) == (2, True)
+    assert done.exit_code == 2
+    assert "'throtles' is no kind. Near it: throttles" in done.stderr
     missing = sla("get")
     assert (missing.exit_code, "Missing argument 'KIND'" in missing.stderr) == (2, True)
     assert "There are gateways, volumes, slas" in " ".join(missing.stderr.split())
