@@ -19,7 +19,7 @@ def seconds(fed: Feeder, count: int, ms: float, held: int = 3) -> list[Any]:
     found: list[Any] = []
     for _ in range(count):
         gens = {name: fed.controller.policy.gateways[name].gen for name in (A, B)}
-        busy = (A, {"gold": (40, ms)}, gens[A]), (B, {"greedy": (400, 5)}, gens[B])
+        busy = (A, {"gold": (40, ms)}, gens[A]), (B, {"greedy": (400, 5.0)}, gens[B])
         found += fed.step(*busy, held=held)
     return found
 
