@@ -69,7 +69,7 @@ class KindType(click.Choice[str]):
             self.fail(f"{str(value)[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
         return kind
 
-    def get_missing_message(self, _param: click.Parameter, _ctx: click.Context | None) -> str:
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         """See ``click.Choice``."""
         return f"There are {', '.join(self.choices)}."
 
