@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from sla_server.explanation import words
 from sla_server.services.control.backend_loop import Report
-from sla_server.services.control.decision_log import rates_figures
 from sla_server.services.control.decisions import Decision, RaiseEvent
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.policy_manager import PolicyManager
@@ -101,11 +100,10 @@ class ManualCauses:
         if not throttle.group:
             client = f" --client {throttle.client}" if throttle.client else ""
             release = f"{throttle.volume}{client}"
-        rates = words.rates(rates_figures(self._policy.held(throttle)))
+        held = throttle.announced(self._policy.held)
         text = (
-            f"{figures_of(victim)}; {what} is throttled by hand to {rates}"
-            f"{f' by {throttle.who}' if throttle.who else ''} ({throttle.text}): I/Os of this promise wait "
-            f"for that. It ends with: sla throttle release {release}"
+            f"{figures_of(victim)}; {what} is {held}: I/Os of this promise wait for that. It ends with: "
+            f"sla throttle release {release}"
         )
         severity = "critical" if victim.signal.u > 1 else "warning"
         details = {"backend": scope.backend, "throttle_id": throttle.throttle_id, "promise": victim.name}

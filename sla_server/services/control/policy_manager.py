@@ -422,7 +422,7 @@ class PolicyManager:
             if not throttle.throttle_id:
                 throttle.throttle_id = new_id(throttle.source, throttle.target, unix_us)
             self._dirty[throttle.throttle_id] = throttle
-            self._events.append(_event("throttle-set", throttle, throttle.text))
+            self._events.append(_event("throttle-set", throttle, throttle.announced(self.held)))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
             self._note_ended(throttle, reason, text, unix_us)
