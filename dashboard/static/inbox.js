@@ -1,4 +1,4 @@
-// The inbox: events with filters and acknowledgement; who is told of them; silences. Read again every 5 s.
+// The inbox: events with filters and acknowledgement; who is notified of them; silences. Read again every 5 s.
 
 import {call, read} from "./api.js";
 import {element, fillList, fillTable, setBadge, setText} from "./dom.js";
@@ -39,7 +39,7 @@ function showEvents(rows, isOpen) {
       setText(what, row.text || row.kind);
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
       const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
-      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, ended, said].filter(Boolean).join(" · "));
+      setText(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "));
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },
@@ -63,7 +63,7 @@ function showRecipients(rows) {
     }},
   ];
   fillTable($("recipients"), columns, rows, (row) => row.name, () =>
-    ["No person is told of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
+    ["No person is notified of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
 }
 
 function showSilences(rows) {

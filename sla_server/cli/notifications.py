@@ -89,7 +89,7 @@ KINDS: Final = {
             Column("DEAD", _delivery("dead_letters"), number=True),
             Column("LAST ANSWER", lambda row, _now_us: _said(row)),
         ),
-        "No recipient is in force: no person is told of events. Apply one: sla apply -f recipient.yaml",
+        "No recipient is in force: no person is notified of events. Apply one: sla apply -f recipient.yaml",
     ),
     "routes": TableKind(
         "/routes",
@@ -123,7 +123,7 @@ UNDELIVERED: Final = TableKind(
     "/undelivered",
     (
         Column("SINCE", lambda row, _now_us: formatting.when(row.get("since_us") or row.get("at_us"))),
-        Column("EVENT", _plain("event_id")),
+        Column("EVENT", lambda row, _now_us: formatting.short_id(row.get("event_id"))),
         Column("KIND", _plain("kind")),
         Column("RECIPIENT", _plain("recipient")),
         Column("TRIES", lambda row, _now_us: formatting.count(row.get("attempt")), number=True),

@@ -1,4 +1,4 @@
-"""``sla notify``, ``sla silence``, ``sla ack``: try who is told, hold events back, take care of one."""
+"""``sla notify``, ``sla silence``, ``sla ack``: try who is notified, hold events back, take care of one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_EVENT_BYTES: Final = 64 << 10
 
 @click.group()
 def notify() -> None:
-    """Try recipients and routes: who is told of an event, and does it arrive."""
+    """Try recipients and routes: who is notified of an event, and does it arrive."""
 
 
 @notify.command("test")
@@ -287,10 +287,10 @@ def end(client: Client, name: str, output: str) -> None:
 def ack(client: Client, event: str, note: str, output: str) -> None:
     """Acknowledge an event: you take care of it, and reminders end.
 
-    EVENT is its id, as sla get events -o json shows it.
+    EVENT is its id, as sla get events shows it; a beginning does that no other id has.
     """
     answer = client.change("POST", f"/events/{quote(event, safe='')}/acknowledge", json={"note": note})
     if output == "json":
         print_json(answer)
         return
-    click.echo(f"{event}: acknowledged")
+    click.echo(f"{answer.get('event_id') or event}: acknowledged")

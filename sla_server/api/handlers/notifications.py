@@ -32,6 +32,8 @@ MOST_PAGES: Final = 20
 MOST_ENDINGS: Final = 10_000
 """Of a page: what has ended more often since its oldest event may be shown as going on."""
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
+MOST_ALIKE: Final = 5
+"""Events named whose ids begin alike."""
 Row = dict[str, Any]
 
 
@@ -128,9 +130,9 @@ def undelivered(context: AppContext, _request: Request) -> Response:
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
     """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
-    row = _event(context, event_id)
+    row = find_event(context, event_id)
     (found,) = _with_people(context, _with_ends(context, [row]))
-    found["deliveries"] = context.source.deliveries(event_id)
+    found["deliveries"] = context.source.deliveries(row["event_id"])
     try:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:
@@ -158,11 +160,23 @@ def _waiting(row: Row, at_us: int) -> int | None:
     return 0 if at_us + RECORDED_WITHIN_US < since_us else row.get("waiting")
 
 
-def _event(context: AppContext, event_id: str) -> Row:
+def find_event(context: AppContext, event_id: str) -> Row:
+    """An event, by its id or by a beginning that no other id has.
+
+    Raises:
+        NotFound: none has it.
+        BadInput: several do; says which.
+    """
     row = context.source.event(event_id)
-    if row is None:
+    found = [row] if row is not None else context.source.events_of(event_id, MOST_ALIKE + 1)
+    if not found:
         raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
-    return row
+    if len(found) > 1:
+        named = [f"{each['event_id']} ({each['kind']}, {each['subject']})" for each in found[:MOST_ALIKE]]
+        more = " and more" if len(found) > MOST_ALIKE else ""
+        problem = f"several ids begin with {event_id[:80]!r}: {', '.join(named)}{more}"
+        raise BadInput("event", problem, "Give more characters of the id")
+    return found[0]
 
 
 def _ends(kind: str) -> bool:

@@ -246,3 +246,17 @@ def test_an_acknowledgement_needs_a_note_and_an_event(web: FlaskClient, bearer: 
     assert web.post(path, json={}, headers=bearer).status_code == 400
     gone = web.post("/api/v1/events/gone/acknowledge", json={"note": "a"}, headers=bearer)
     assert gone.status_code == 404
+
+
+def test_an_event_is_found_by_a_beginning_that_no_other_id_has(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    assert web.get("/api/v1/events/e002").status_code == 400, "five have it"
+    found = web.get("/api/v1/events/e0009").json
+    assert found["event_id"] == "e0009"
+    refused = web.get("/api/v1/events/e00").json
+    listed = ", ".join(f"e000{number} (throttle-set, batch)" for number in range(5))
+    assert refused["detail"] == f"event: several ids begin with 'e00': {listed} and more"
+    path = "/api/v1/events/e00/acknowledge"
+    assert web.post(path, json={"note": "a"}, headers=bearer).status_code == 400
+    assert mailbox.posted == []
