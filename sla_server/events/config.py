@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pmdaemon.runtime.config import StrictModel, parse_address
 from pmdaemon.wire.names import is_name
+from sla_server.events.receiver.config import ReceiverConfig
 
 
 class EventPairConfig(StrictModel):
@@ -78,4 +79,6 @@ class EventsConfig(StrictModel):
     """Pause after the first failure; it doubles with each further one."""
     retry_max_s: float = Field(default=900.0, gt=0)
     """The longest pause; also the longest that a recipient's own wish (Retry-After) is followed."""
+    receive: ReceiverConfig | None = None
+    """Take events of relays and other servers, by their webhook recipients; without the table none."""
     pair: EventPairConfig = Field(default_factory=EventPairConfig)

@@ -91,6 +91,11 @@ class QueuedEvent:
             text = strict_json.dumps(found, ensure_ascii=False)
         return text.encode("utf-8", "replace")
 
+    @property
+    def identity(self) -> str:
+        """Identity of the event, or of a reminder of it; see ``Notice.delivery_id``."""
+        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
+
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _KEYS: Final = (
@@ -347,6 +352,10 @@ class LaterQueue:
     def holds_events(self) -> bool:
         """Whether anything is held back."""
         return bool(self._held)
+
+    def held_identities(self) -> set[str]:
+        """Identities of all that is held back, for whichever recipient."""
+        return {item.identity for item in self._items.values() if item.purpose == "held"}
 
     def held_for(self, recipient: str) -> list[QueuedEvent]:
         """What is held back for a recipient."""

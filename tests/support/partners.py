@@ -76,7 +76,7 @@ class PartnerServer:
             self.clock,
             settled=self._settled,
         )
-        rig.engine.set_elsewhere(self.ledger.decide)
+        rig.engine.set_partner(self.ledger.decide)
         self._reported = len(rig.rows)
 
     def _settled(self) -> None:
