@@ -38,7 +38,8 @@ function showEvents(rows, isOpen) {
       const [what, about, undelivered] = li.querySelectorAll("p");
       setText(what, row.text || row.kind);
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
-      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, said].filter(Boolean).join(" · "));
+      const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
+      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, ended, said].filter(Boolean).join(" · "));
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },
@@ -53,7 +54,7 @@ function showRecipients(rows) {
     }},
     {label: "Recipient", cls: "wrap head", text: (row) => [row.name, row.recipient_kind]},
     {label: "Waiting", cls: "num",
-      text: (row) => f.count(row.delivery?.waiting) + (row.delivery?.is_least ? "+" : "")},
+      text: (row) => (row.delivery?.waiting_is_at_most ? "≤ " : "") + f.count(row.delivery?.waiting)},
     {label: "Given up", cls: "num", text: (row) => f.count(row.delivery?.dead_letters)},
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {

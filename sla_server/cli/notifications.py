@@ -37,9 +37,9 @@ def _delivery(key: str) -> Any:
 
 
 def _waiting(row: Row) -> str:
-    """How many events wait; with + where there may be more."""
+    """How many events wait, or at most how many."""
     delivery = row.get("delivery") or {}
-    return formatting.count(delivery.get("waiting")) + ("+" if delivery.get("is_least") else "")
+    return ("<= " if delivery.get("waiting_is_at_most") else "") + formatting.count(delivery.get("waiting"))
 
 
 def _state(row: Row) -> Text:
@@ -165,6 +165,8 @@ def event_lines(row: Row) -> Iterator[str]:
     yield from wrap(str(row.get("text") or ""), 78, initial_indent="  ", subsequent_indent="  ")
     for key, value in (row.get("details") or {}).items():
         yield f"  {key}: {value}"
+    if row.get("ended_us"):
+        yield f"ended {formatting.when(row['ended_us'])}"
     said = row.get("acknowledged") or []
     for one in said:
         yield f"acknowledged {formatting.when(one['at_us'])} by {one['who']}: {one['note']}"

@@ -127,8 +127,8 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
         yield f"It fails{since}{counted}{again}."
     waiting = int(row.get("waiting") or 0)
     if waiting > 1:
-        least = "At least " if row.get("is_least") else ""
-        yield f"{least}{waiting:,} events wait for it, the test among them; they are sent in their order."
+        most = "At most " if row.get("waiting_is_at_most") else ""
+        yield f"{most}{waiting:,} events wait for it, the test among them; they are sent in their order."
     if found.state == "dead-letter":
         yield "It refused the test for good: it is not sent again. Mend what receives it, and test again."
     elif found.state == "failing":

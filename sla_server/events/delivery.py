@@ -3,7 +3,8 @@
 Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
 ``ev-NAME`` for each recipient (sends). The supervisor starts this process first and stops it last: what the
 others raise in their last moments is delivered, or kept for the next start. A disk that fails ends the
-process; the supervisor starts it again, and it goes on behind what was synced.
+process; the supervisor starts it again, and it goes on behind what was synced. At SIGHUP recipients that
+write files let go of them: another program has renamed them.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
 ``state.json``, ``routing-read.json`` (the last documents that could be read); beside them ``routing.json``,
@@ -17,7 +18,6 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,6 +27,7 @@ from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from sla_server.events import metrics
@@ -37,13 +38,13 @@ from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
-from sla_server.events.recipient_state import Waiting, WaitingEvents, is_failing, recipient_row
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, RecordRecipient, SqlLink
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender
+from sla_server.events.undelivered import rows_of
 
 log = structlog.get_logger("delivery")
 DIRECTORY: Final = "events"
@@ -91,12 +92,14 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
     attach_reserves("delivery", directory / RESERVES)
     threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
     takers = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+    hangup = Hangup()
     delivery = Delivery(config, directory, threads, takers, server_clock())
     try:
         delivery.start(stop)
+        hangup.install()
         initialized()
         log.info("ready", waiting=delivery.waiting())
-        delivery.loop(stop)
+        delivery.loop(stop, hangup)
         delivery.finish()
         log.info("stopped", reason=stop.reason, waiting=delivery.waiting())
     finally:
@@ -152,7 +155,6 @@ class Delivery:
         sender = ThreadSender(NAME, lambda: RecordRecipient(self._sql), self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
-        self._waiting = WaitingEvents(queues)
         self._status_dir = config.runtime_dir / "metrics"
 
     def start(self, stop: Stop) -> None:
@@ -169,7 +171,7 @@ class Delivery:
             for name, lane in self._engine.lanes.items()
         }
 
-    def loop(self, stop: Stop) -> None:
+    def loop(self, stop: Stop, hangup: Hangup) -> None:
         """Until the stop."""
         second = Deadline(0)
         while not stop.is_set():
@@ -179,8 +181,11 @@ class Delivery:
                 second = Deadline(LONGEST_S)
                 self._poll_routing()
                 self._write_status()
+            if hangup.take():
+                self._outlets.reopen()
             wait_s = min(wait_s, self._outlets.beat(is_well=self._is_well()))
-            select.select([self._inbox.fileno(), stop.fileno()], [], [], min(wait_s, LONGEST_S))
+            wakers = [self._inbox.fileno(), stop.fileno(), hangup.fileno()]
+            select.select(wakers, [], [], min(wait_s, LONGEST_S))
 
     def finish(self) -> None:
         """After the stop: the reserves once more, then some time for what is still under way.
@@ -237,7 +242,7 @@ class Delivery:
         )
 
     def _report_damage(self) -> None:
-        damaged = self._initial.damaged + self._main.damaged
+        damaged = self._initial.damaged + self._main.damaged + self._later.damaged
         if damaged:
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
@@ -249,28 +254,19 @@ class Delivery:
             self._engine.set_router(RecordingRouter(router))
             lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
             self._engine.set_recipients(lanes, unknown=router.table.unreadable)
-            self._waiting.forget()
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
-        """Whether events come out: reserves are read, and not every recipient with events to take fails."""
+        """Whether events come out: reserves are read, and not every recipient with events fails or stays."""
         if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
             return False
         waiting = self.waiting()
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
-        return not busy or not all(lane.is_failing for lane in busy)
-
-    def _for_recipients(self) -> dict[str, Waiting]:
-        """How many events wait for each recipient; rows for SQL are none of theirs."""
-        router = self._routing.router
-        cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
-        return self._waiting.look(cursors, lambda event: (routed.recipient for routed in router.route(event)))
+        return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(
-            self._engine, self._later, self._for_recipients(), self._outlets.kind_of, self._clock
-        )
+        recipients, undelivered = rows_of(self._engine, self._later, self._outlets.kind_of, self._clock)
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
@@ -300,34 +296,3 @@ def builder(config: DeliveryProcessConfig, store: SqlLink) -> RecipientBuilder:
     found = NotifyDirectories.of(config.notify, config.data_dir)
     url = config.notify.external_url
     return RecipientBuilder(found.secrets, found.commands, found.files, store, url)
-
-
-def rows_of(
-    engine: DeliveryEngine,
-    later: LaterQueue,
-    waiting: Mapping[str, Waiting],
-    kind_of: Callable[[str], str],
-    clock: Clock,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What ``delivery_state`` says of recipients and of what they did not confirm yet."""
-    recipients, undelivered = [], []
-    for name, lane in engine.lanes.items():
-        if name == NAME:
-            continue
-        held, batch = later.held_for(name), lane.batch
-        recipients.append(recipient_row(lane, kind_of(name), waiting[name], len(held), clock))
-        attempt = batch.attempt if batch is not None else 0
-        has_failed = attempt > 1 or (attempt == 1 and not lane.token and is_failing(lane))
-        entries = [item for _, item, _ in batch.entries] if batch is not None else []
-        undelivered += [
-            {
-                "event_id": item.event.event_id,
-                "recipient": name,
-                "state": "held" if item.purpose else "failing" if has_failed else "waiting",
-                "attempt": 0 if item.purpose else attempt,
-                "since_us": item.event.recorded_us,
-                "reason": lane.last_answer if has_failed and not item.purpose else "",
-            }
-            for item in (*entries, *held)
-        ]
-    return recipients, sorted(undelivered, key=lambda row: row["since_us"])

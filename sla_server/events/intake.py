@@ -133,8 +133,8 @@ class EventIntake:
                 self.repeated += 1
                 continue
             ids[event_id] = None
-            new.append(replace(item, event=item.event.recorded(now_us)))
-        self._queues[is_initial].append(new)
+            new.append(item)
+        self._queues[is_initial].append(new, now_us)
         self._ids.update(ids)
         while len(self._ids) > MOST_IDS:
             self._ids.popitem(last=False)

@@ -38,14 +38,9 @@ def test_a_recipients_state_is_that_which_delivery_reports(sla: Terminal, delive
     )
     row = sla("get", "recipients").output.splitlines()[2]
     assert row.split() == ["mail", "inbox", "failing", "3", "1", "HTTP", "503"]
-    more = {"name": "mail", "state": "failing", "waiting": 1500, "is_least": True}
+    more = {"name": "mail", "state": "failing", "waiting": 1500, "waiting_is_at_most": True}
     delivery([more])
-    assert sla("get", "recipients").output.splitlines()[2].split()[:4] == [
-        "mail",
-        "inbox",
-        "failing",
-        "1,500+",
-    ]
+    assert sla("get", "recipients").output.splitlines()[2].split()[2:5] == ["failing", "<=", "1,500"]
 
 
 def test_recipients_can_be_applied_again(sla: Terminal) -> None:
