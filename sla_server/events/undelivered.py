@@ -55,7 +55,7 @@ def rows_of(
 
 
 def _is_failing(lane: Lane) -> bool:
-    """Whether its newest answer was no confirmation; without an answer, whether it failed in the run before."""
+    """Whether its newest answer was no confirmation; without one, whether it failed in the run before."""
     if lane.last_answer:
         return lane.last_answer != Outcome.CONFIRMED.value
     return lane.is_failing or (lane.tries is not None and lane.tries.attempt > 1)
