@@ -124,7 +124,7 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
         again = (
             f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
         )
-        yield f"It fails{since}{counted}{again}."
+        yield f"It has failed{since}{counted}{again}."
     waiting = int(row.get("waiting") or 0)
     if waiting > 1:
         most = "At most " if row.get("waiting_is_at_most") else ""
