@@ -138,7 +138,7 @@ class Delivery:
         self._initial = EventQueue(directory, "initial", INITIAL_BYTES)
         self._main = EventQueue(directory, "main", settings.queue_bytes)
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
-        self._report_damage()
+        self._damaged = 0
         self._intake = EventIntake(
             directory / RESERVES, self._initial, self._main, clock, functools.partial(self._inbox.put, None)
         )
@@ -159,6 +159,7 @@ class Delivery:
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        self._report_damage()
         self._poll_routing()
         self._intake.step()
         self._takers.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
@@ -180,6 +181,7 @@ class Delivery:
             if second.passed:
                 second = Deadline(LONGEST_S)
                 self._poll_routing()
+                self._report_damage()
                 self._write_status()
             if hangup.take():
                 self._outlets.reopen()
@@ -242,8 +244,10 @@ class Delivery:
         )
 
     def _report_damage(self) -> None:
-        damaged = self._initial.damaged + self._main.damaged + self._later.damaged
-        if damaged:
+        """An event about records that were found to be unreadable since the last one."""
+        found = self._initial.damaged + self._main.damaged + self._later.damaged
+        if damaged := found - self._damaged:
+            self._damaged = found
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
 
