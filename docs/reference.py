@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from gateway_agent.config import AgentConfig
 from sla_server.config import ServerConfig
+from sla_server.relay.config import RelayConfig
 
 TARGET = Path(__file__).parent / "operations" / "configuration.md"
 HEAD = """\
@@ -21,7 +22,7 @@ HEAD = """\
 
 Generated from the models by `make docs`; do not edit. Files are TOML; unknown keys are errors.
 `SLA__SECTION__KEY=value` in the environment overrides a key of the server's file, `SLA_AGENT__KEY=value` one
-of the agent's (`SLA_AGENT__SECTION__KEY` in a table).
+of the agent's (`SLA_AGENT__SECTION__KEY` in a table), `SLA_RELAY__KEY=value` one of a relay's.
 `--show-config` prints the values in force, `--check-config` only checks.
 """
 
@@ -71,6 +72,7 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 def render() -> str:
     """The whole page."""
     parts = [HEAD, "\n# Server: `sla-server start --config FILE`", *table(ServerConfig)]
+    parts += ["\n# Relay: `sla-server relay --config FILE`", *table(RelayConfig)]
     parts += ["\n# Agent: `gateway-agent run --config FILE`", *table(AgentConfig)]
     return "\n".join(parts) + "\n"
 

@@ -2,7 +2,9 @@
 
     SlaError (pmdaemon.errors)
     ├── ServerRunning       another server holds the data directory
-    └── ServerNotRunning    a command needs a running server
+    ├── ServerNotRunning    a command needs a running server
+    ├── RelayRunning        another relay, or a server, holds the data directory
+    └── RelayNotRunning     a command needs a running relay
 
 Sub-packages have their own trees: ``agreements.errors``, ``db.errors``, ``api.errors``, ``cli.errors``.
 """
@@ -42,3 +44,27 @@ class ServerNotRunning(SlaError):
             "Give that one's --config, or stop it first" if elsewhere else "Start one with 'sla-server start'"
         )
         super().__init__(f"no server is running on {data_dir}{other}. {fix}")
+
+
+class RelayRunning(SlaError):
+    """Another process holds the lock of a relay's data directory."""
+
+    exit_status = 75  # EX_TEMPFAIL
+    retryable = True
+
+    def __init__(self, data_dir: Path, pid: int | None) -> None:
+        self.data_dir = data_dir
+        self.pid = pid
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(f"{data_dir} is in use by {holder}. End that one first, or give another data_dir")
+
+
+class RelayNotRunning(SlaError):
+    """No relay holds the data directory, or it does not say how it is."""
+
+    exit_status = 69  # EX_UNAVAILABLE
+    retryable = True
+
+    def __init__(self, data_dir: Path, problem: str = "no relay is running") -> None:
+        self.data_dir = data_dir
+        super().__init__(f"{problem} on {data_dir}. Start one with 'sla-server relay --config FILE'")

@@ -39,6 +39,7 @@ from sla_server import directories
 from sla_server.api.config import loopback_address
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.main import CommandGroup
+from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
 from sla_server.supervisor import PARTS, Supervisor
@@ -241,6 +242,9 @@ def stop(path: Path | None, limit_s: float) -> None:
         click.echo(f"sla-server: still running after {limit_s:g} s; see its log, or kill {pid}", err=True)
         raise SystemExit(1)
     click.echo("server stopped")
+
+
+cli.add_command(relay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ An event whose identity was seen recently is dropped: a process that was restart
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
 the reserves, are folded there, then counted.
 
-Thread: ``ev-intake``, or whoever calls ``step``.
+Thread: ``ev-intake``, or whoever calls ``step``; ``accept`` by any.
 """
 
 from __future__ import annotations
 
 import heapq
+import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -67,6 +68,8 @@ class EventIntake:
         clock: for the time of recording.
         arrived: called when something was added.
         probe: called at "queued" (synced, not released); crash tests die there.
+        known: identities that were taken before and are in no queue any more.
+        most_ids: so many identities are kept in mind.
 
     Attributes:
         accepted: events that are in a queue. repeated: dropped by their identity. unreadable: dropped.
@@ -81,6 +84,8 @@ class EventIntake:
         clock: Clock,
         arrived: Callable[[], None] = lambda: None,
         probe: Callable[[str], None] = lambda _point: None,
+        known: Iterable[str] = (),
+        most_ids: int = MOST_IDS,
     ) -> None:
         self._directory = directory
         self._queues = {True: initial, False: normal}
@@ -91,7 +96,9 @@ class EventIntake:
         self._listed_ns = 0
         self._is_full = False
         self._chunk = BATCH
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()  # guards _ids and what accept counts: listeners accept, too
+        self._ids: OrderedDict[str, None] = OrderedDict.fromkeys(known)
+        self._most_ids = most_ids
         self.accepted = self.repeated = self.unreadable = 0
         self.passed_ns = clock.monotonic_ns()
         self.fills: dict[str, float] = {}
@@ -119,28 +126,33 @@ class EventIntake:
         return self._take(initial, is_initial=True) + self._take(normal, is_initial=False)
 
     def accept(self, items: Iterable[QueuedEvent], *, is_initial: bool = False) -> int:
-        """Add events that were not seen recently; returns how many were new.
+        """Add events that were not seen recently; returns how many were new. Any thread.
 
-        Durability: on disk on return.
+        Durability: on disk on return, also those that another thread was adding.
 
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
-        now_us, new, ids = self._clock.unix_us(), list[QueuedEvent](), dict[str, None]()
+        with self._lock:
+            added = self._add(items, is_initial=is_initial)
+        if added:
+            self._arrived()
+        return added
+
+    def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> int:
+        now_us, new, ids, repeated = self._clock.unix_us(), list[QueuedEvent](), dict[str, None](), 0
         for item in items:
-            event_id = item.event.event_id
-            if event_id in self._ids or event_id in ids:
-                self.repeated += 1
+            if item.identity in self._ids or item.identity in ids:
+                repeated += 1
                 continue
-            ids[event_id] = None
+            ids[item.identity] = None
             new.append(item)
         self._queues[is_initial].append(new, now_us)
         self._ids.update(ids)
-        while len(self._ids) > MOST_IDS:
+        while len(self._ids) > self._most_ids:
             self._ids.popitem(last=False)
         self.accepted += len(new)
-        if new:
-            self._arrived()
+        self.repeated += repeated
         return len(new)
 
     def close(self) -> None:
@@ -261,10 +273,10 @@ class EventIntake:
                 return
             for item in items:
                 if not item.recipient:
-                    self._add_id(item.event.event_id)
+                    self._add_id(item.identity)
             after = through
 
     def _add_id(self, event_id: str) -> None:
         self._ids[event_id] = None
-        if len(self._ids) > MOST_IDS:
+        if len(self._ids) > self._most_ids:
             self._ids.popitem(last=False)

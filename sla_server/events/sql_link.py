@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -26,12 +26,14 @@ from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import Recorded
-from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, refused, retry
+from sla_server.events.intake import MOST_IDS
+from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, Recipient, refused, retry
 from sla_server.services.record_sender import TOO_MANY, Done, RecordSender
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("delivery")
 NAME: Final = "@sql"  # no document has such a name
+"""The lane of records; in a relay, too, where they are its memory of identities."""
 LIMIT_BYTES: Final = 4 << 20
 ATTACH_NS: Final = 1_000_000_000
 TIMEOUT_S: Final = 30.0
@@ -41,11 +43,48 @@ MOST_ROWS: Final = 10_000
 """Rows for people that wait while there is no mailbox; some 5 MB."""
 
 
+class EventRecords(Protocol):
+    """What the lane ``NAME`` brings every event to, and rows of what became of notices.
+
+    ``SqlLink`` in a server; a relay has no SQL (``sla_server.relay.records``).
+
+    Attributes:
+        known: identities of events that are recorded and in no queue any more; read at the start.
+        most_ids: so many identities are kept in mind, those that are waiting included.
+    """
+
+    @property
+    def known(self) -> Iterable[str]:
+        """See above."""
+
+    @property
+    def most_ids(self) -> int:
+        """See above."""
+
+    def recipient(self) -> Recipient:
+        """The recipient that confirms what is recorded; made again after one was left behind."""
+
+    def store(self, rows: Sequence[dict[str, Any]], deadline: Deadline) -> str:
+        """See ``recipients.inbox.InboxStore``."""
+
+    def report(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Take rows of what became of notices; never blocks or raises."""
+
+    def step(self) -> None:
+        """Called by the main loop after each step of the engine."""
+
+    def close(self) -> None:
+        """Let go of files; no thread records any more."""
+
+
 class SqlLink:
     """See the module.
 
     Thread: ``submit`` any, all else the main loop.
     """
+
+    known: Iterable[str] = ()
+    most_ids = MOST_IDS
 
     def __init__(self, segment: Path, clock: Clock) -> None:
         self._segment = segment
@@ -99,6 +138,10 @@ class SqlLink:
             return NO_ANSWER
         is_ok, error = said[0]
         return "" if is_ok else error or "dbmanager refused it"
+
+    def recipient(self) -> RecordRecipient:
+        """See ``EventRecords``; a new one for each thread."""
+        return RecordRecipient(self)
 
     def step(self) -> None:
         """Take answers, post what waits.

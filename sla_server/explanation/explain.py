@@ -225,7 +225,7 @@ def _rates_then(throttle: Row, facts: Row) -> Row | None:
         held: Row = (figures.get("in_force") or {}) if _is_only(throttle, facts) else {}
         return {name: max(rate, held.get(name) or rate) for name, rate in after.items()}
     # A throttle's row has its last rate only; one set by hand never has another.
-    return throttle if facts["is_now"] or throttle.get("source") == MANUAL else None
+    return evidence.lifted(throttle) if facts["is_now"] or throttle.get("source") == MANUAL else None
 
 
 def _is_only(throttle: Row, facts: Row) -> bool:
@@ -270,12 +270,12 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
-        if throttle.get("client") == words.OTHERS:
-            alone = " for all clients together that no agreement names"
+        if whose := words.together(throttle.get("client") or ""):
+            alone = f" for all clients together {whose}"
         if throttle.get("group_name"):
             alone = f" for all volumes of group {throttle['group_name']} together"
         lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
-        if throttle.get("client") == words.OTHERS:
+        if whose:
             lines.append(
                 "Clients came to the volume under one new name after another while it was slowed down. So "
                 "they share one rate now, and a new name brings no new allowance."
@@ -387,7 +387,8 @@ def _agreement(facts: Row, times: Times) -> Explanation:
         worst = min(promises, key=_rank)
         status = words.SLA_STATES.get(str(worst.get("state")), ("unknown", "", ""))[0]
         headline = (
-            f"{name}/{worst['objective']} {state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
+            f"{name}/{worst['objective']} {state_words(worst, facts)}{moment}."
+            f"{evidence.by_hand(facts, status)}{_help(facts, worst, status)}"
         )
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),

@@ -319,10 +319,8 @@ class SqlReader:
 
     def episode(self, episode_id: str) -> Row | None:
         """One episode, by its id or by a part from its beginning that no other one has; else None."""
-        column = schema.episodes.c.episode_id
-        found = self._rows(
-            select(schema.episodes).where(column.startswith(episode_id, autoescape=True)).limit(2)
-        )
+        begins = schema.episodes.c.episode_id.startswith(episode_id, autoescape=True)
+        found = self._rows(select(schema.episodes).where(begins).limit(2))
         return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
@@ -357,6 +355,10 @@ class SqlReader:
         rows = self._rows(select(schema.events).where(schema.events.c.event_id == event_id))
         return decode_json(rows, ("details",))[0] if rows else None
 
+    def events_of(self, beginning: str, limit: int) -> list[Row]:
+        """See ``inbox``; ``details`` decoded."""
+        return decode_json(self._rows(inbox.events_of(beginning, limit)), ("details",))
+
     def deliveries(self, event_id: str) -> list[Row]:
         """See ``inbox``."""
         return self._rows(inbox.deliveries(event_id))
@@ -390,10 +392,13 @@ class SqlReader:
             row["cursor"] = f"{row[time]}:{row[key]}"
         return rows
 
-    def policies(self, limit: int = 20) -> list[Row]:
-        """Policy versions, newest first, ``job`` and ``report`` decoded."""
+    def policies(self, limit: int = 20, before: int | None = None) -> list[Row]:
+        """Policy versions, newest first, ``job`` and ``report`` decoded; ``before``: older than that one."""
         table = schema.policies
-        rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
+        statement = select(table).order_by(table.c.version.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(table.c.version < before)
+        rows = self._rows(statement)
         return decode_json(rows, ("job", "report"))
 
     def policy_caps(

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
-from sla_server.events.documents import WebhookSpec, may_carry_bearer
+from sla_server.events.documents import WebhookSpec, may_carry_bearer, secrets_of_query
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
@@ -33,11 +33,25 @@ from sla_server.events.recipients.wording import rfc3339
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 """What Alertmanager writes where an alert has no end yet."""
 
+MOST_AGE_S: Final = 300
+"""A request that was written down cannot be sent again later."""
+
 
 def signature(secret: str, at_s: int, content: bytes) -> str:
     """The header ``Sla-Signature`` of a body sent at a time."""
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + content, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
+
+
+def is_signed(secret: str, header: str, content: bytes, now_s: float) -> bool:
+    """Whether a header ``Sla-Signature`` is of this body, and was made within ``MOST_AGE_S``."""
+    parts = dict(part.strip().partition("=")[::2] for part in header.split(","))
+    at = parts.get("t", "")
+    if not (at.isascii() and at.isdecimal() and len(at) <= 12):
+        return False
+    wanted = signature(secret, int(at), content).rpartition("=")[2]
+    is_same = hmac.compare_digest(wanted.encode(), parts.get("v1", "").encode("utf-8", "replace"))
+    return is_same and abs(now_s - int(at)) <= MOST_AGE_S
 
 
 def idempotency_key(notices: Sequence[Notice]) -> str:
@@ -170,7 +184,7 @@ class HttpTarget:
         if secret:
             fields["Sla-Signature"] = signature(secret, int(time.time()), content)
         is_secret = self._spec.url is None
-        hide = [secret, bearer, *(secrets_of_address(address) if is_secret else ())]
+        hide = [secret, bearer, *(secrets_of_address if is_secret else secrets_of_query)(address)]
         url = address.rstrip("/") + path if path else address
         return self._client.exchange(
             method, url, fields, content, deadline, hide, most_bytes, quotes_body=not is_secret

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import demo_table, demonstration, harness
+from benchmarks import demo_table, demonstration, harness, sla
+from benchmarks.sla_scenarios import SCENARIOS
 from benchmarks.verdict import (
     Figures,
     bad_seconds_ratio,
@@ -117,6 +118,13 @@ def test_the_modelled_disk_works_on_so_many_at_once_and_queues_the_rest() -> Non
     assert disk.finish_s(9.0) == pytest.approx(9.02), "an idle disk begins at once"
 
 
+def test_no_goal_rests_on_the_storage_of_the_machine() -> None:
+    chosen = {each.name: (each, sla.Result(violation_ratio=4.0)) for each in SCENARIOS}
+    direct = {"direct": (chosen["direct"][0], sla.Result(violation_ratio=1.0))}
+    assert sla.values(direct) == {}
+    assert sla.values(chosen | direct)["violation_ratio"] == 4.0
+
+
 def test_a_demonstration_that_cannot_go_on_says_why_in_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -176,3 +184,9 @@ def test_the_table_fits_80_columns() -> None:
     text = harness.table(harness.rows_for("gateway", {"proxy_qd16_vs_direct": 0.91}))
     assert max(len(line) for line in text.splitlines()) <= 80
     assert json.dumps(text)
+
+
+def test_a_demonstration_says_first_how_long_it_takes_and_how_it_ends() -> None:
+    assert "about 60 s together" in demonstration.plan(60, endless=True)
+    assert demonstration.plan(60, endless=True).endswith("everything stays up, under load, until Ctrl-C.")
+    assert demonstration.plan(30, endless=False).endswith("then it ends by itself.")

@@ -18,12 +18,12 @@ def service(name: str) -> dict[str, str]:
     return {key.lower(): value for key, value in parser["Service"].items()}
 
 
-@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server", "sla-relay"])
 def test_the_parent_alone_is_told_to_stop(name: str) -> None:
     assert service(name)["killmode"] == "mixed", "else every child gets SIGTERM at once, in no order"
 
 
-@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server", "sla-relay"])
 def test_what_fails_at_boot_is_tried_for_ever(name: str) -> None:
     found = service(name)
     assert found["restart"] == "on-failure"
@@ -34,7 +34,7 @@ def test_a_missing_export_file_costs_its_export_and_not_the_agent() -> None:
     assert "execstartpre" not in service("gateway-agent"), "--check-config looks at the files"
 
 
-@pytest.mark.parametrize("name", ["gateway-agent", "sla-server"])
+@pytest.mark.parametrize("name", ["gateway-agent", "sla-server", "sla-relay"])
 def test_nobody_else_reads_what_they_keep(name: str) -> None:
     found = service(name)
     modes = {found["statedirectorymode"], found["runtimedirectorymode"]}
