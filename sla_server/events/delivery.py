@@ -172,7 +172,7 @@ class Delivery:
         self._initial = EventQueue(directory, "initial", INITIAL_BYTES)
         self._main = EventQueue(directory, "main", settings.queue_bytes)
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
-        self._report_damage()
+        self._damaged = 0
         self._sql: EventRecords = records or SqlLink(config.runtime_dir / "main.mbx", clock)
         self._intake = EventIntake(
             directory / RESERVES,
@@ -213,6 +213,7 @@ class Delivery:
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        self._report_damage()
         if self._pair is not None:
             self._pair.start()
         self._poll_routing()
@@ -236,6 +237,7 @@ class Delivery:
             if second.passed:
                 second = Deadline(LONGEST_S)
                 self._poll_routing()
+                self._report_damage()
                 self._write_status()
             if hangup.take():
                 self._outlets.reopen()
@@ -316,8 +318,10 @@ class Delivery:
         self._raise(kind, "critical", "delivery", text, {})
 
     def _report_damage(self) -> None:
-        damaged = self._initial.damaged + self._main.damaged + self._later.damaged
-        if damaged:
+        """An event about records that were found to be unreadable since the last one."""
+        found = self._initial.damaged + self._main.damaged + self._later.damaged
+        if damaged := found - self._damaged:
+            self._damaged = found
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
 
