@@ -1,8 +1,10 @@
 """What ``make bench-sla`` puts on one backend: who has a promise, who is greedy, what happens to the storage.
 
 The modelled disk does 400 I/Os of 4 KiB a second (eight at once, 20 ms each); nbdkit does one at a time, 3 ms
-each (filters ``noparallel`` and ``delay``). Traces are replayed by their arrival times, stretched, 4 KiB an
-I/O.
+each (filters ``noparallel`` and ``delay``). ``direct`` is the storage of this machine: each I/O moves a block
+of a file with O_DIRECT, one at a time, large enough to take 2.5 ms; others may use it, too, so no goal rests
+on it, and where a file system takes no O_DIRECT it is left out. Traces are replayed by their arrival times,
+stretched, 4 KiB an I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ BURST_S: Final = 1.5  # of a bursty neighbour: 1,000 I/Os, more than the disk do
 PAUSE_S: Final = 2.5
 
 Event = Literal["", "slower", "hangs"]
-Backend = Literal["modelled", "nbdkit"]
+Backend = Literal["modelled", "nbdkit", "direct"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Scenario:
         """Whether clients are told apart by the export that they ask for."""
         return any("@" in client.volume for client in (*self.victims, *self.greedy))
 
+    @property
+    def has_goals(self) -> bool:
+        """Whether the goals are about it."""
+        return self.backend != "direct"
+
 
 def arrivals_s(name: str) -> list[float]:
     """Arrival times of a trace, from 0."""
@@ -123,6 +130,14 @@ SCENARIOS: Final = (
         (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
         backend="nbdkit",
         promise_ms=20,
+    ),
+    Scenario(
+        "direct",
+        "one victim, two greedy, on a file with O_DIRECT",
+        (_GOLD,),
+        (_BATCH, Client("scrub", "gateway-b", depth=GREEDY_DEPTH)),
+        backend="direct",
+        promise_ms=40,
     ),
     Scenario(
         "many",

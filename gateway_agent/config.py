@@ -132,7 +132,8 @@ class ExportConfig(StrictModel):
     exports of a backend; `sla policy run` estimates it from what is stored."""
     cost: Literal["constants", "fitted"] = "constants"
     """`fitted`: what `sla policy run` found for the backend holds in place of `cost_read`, `cost_write` and
-    `cost_bytes`, as soon as the server sends it. The same in all exports of a backend."""
+    `cost_bytes`, as soon as the server sends it and limits no cost of the volume. The same in all exports of
+    a backend."""
     cost_trim: Annotated[float, Field(ge=0, le=1)] = 1 / 16
     """Share of the length of a trim that is charged like data: what it costs the storage against a write."""
     cost_zeroes: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -13,14 +13,15 @@ all. A dead part is restarted with backoff (0.2 s doubling to 10 s, reset after 
 says so; the others go on. One that makes no progress is reported, then killed. A part whose first start ends
 with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server with the same status:
 trying again would change nothing. Children are exec'ed and hold a pipe to the supervisor: if it dies, however
-it dies, they stop. A lock on the data directory forbids a second server (``directories``). When a part has
-met damage in a mailbox segment, the parts that use it are ended, the segment is made again, and they start
-again as after a death.
+it dies, they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on
+the data directory forbids a second server (``directories``). When a part has met damage in a mailbox segment,
+the parts that use it are ended, the segment is made again, and they start again as after a death.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from pmdaemon.runtime.children import Child, ChildKind, describe_status, stop_to
 from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, SteadyClock, StepState
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.files import make_directory
+from pmdaemon.runtime.hangup import Hangup, blocked
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire.messages.server import Problem
@@ -72,6 +74,7 @@ class Supervisor:
     config: ResolvedConfig
     config_path: Path | None
     stop: Stop
+    hangup: Hangup = field(default_factory=Hangup)
     parts: dict[str, Child] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
     _boxes: tuple[Mailbox, ...] = ()  # in both segments, while they are in order
@@ -108,7 +111,7 @@ class Supervisor:
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
             initialized()
-            while not wait_for_any(self.stop, self.parts.values(), STEP_S):
+            while not wait_for_any(self.stop, self.parts.values(), STEP_S, self.hangup.fileno()):
                 self._step()
             log.info("server-stopping", reason=self.stop.reason)
             self._stop_parts()
@@ -156,12 +159,14 @@ class Supervisor:
         return part
 
     def _start(self, part: Child) -> None:
-        part.start()
+        with blocked():  # delivery takes SIGHUP when it can, the others never
+            part.start()
         self._record(part)
 
     def _step(self) -> None:
         """One pass: the clock; notice deaths, start what is due, hand in records that found no room."""
         self._check_clock()
+        self._pass_hangup_on()
         for part in self.parts.values():
             if part.is_running:
                 if (status := part.wait(0)) is not None:
@@ -251,6 +256,10 @@ class Supervisor:
             "reason": "" if part.is_running else part.reason,
         }
         self.records.add("processes", row, self.clock.monotonic_ns())
+
+    def _pass_hangup_on(self) -> None:
+        if self.hangup.take():
+            self.parts["delivery"].signal(signal.SIGHUP)
 
     def _check_clock(self) -> None:
         """Publish server time; a step of this machine's clock is an event, its end another."""

@@ -38,7 +38,8 @@ function showEvents(rows, isOpen) {
       const [what, about, undelivered] = li.querySelectorAll("p");
       setText(what, row.text || row.kind);
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
-      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, said].filter(Boolean).join(" · "));
+      const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
+      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, ended, said].filter(Boolean).join(" · "));
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },

@@ -380,10 +380,10 @@ class LinkCore:
         """The control socket of a plane is connected: it gets what is in force before its first question."""
         plane = self.planes[name]
         plane.opened()
-        self._caps.enforcer_connected(plane.enforcer, self._clock.monotonic_ns())
         costs, current = self._costs.current, self._thresholds.current
-        if costs is not None:
+        if costs is not None:  # before caps, which are in their units: a new plane charges them at once
             plane.send(DpCosts(costs.version, costs.backends))
+        self._caps.enforcer_connected(plane.enforcer, self._clock.monotonic_ns())
         if current is not None:
             plane.send(DpThresholds(current.version, current.entries))
 

@@ -8,7 +8,7 @@ decides again. Pure; time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ class ServerCaps:
 
     Attributes:
         volumes: by volume.
-        clients: of single clients, by volume and client; ``*`` is all but the ``named`` of the volume.
+        clients: by volume and client, or a glob: all that match it, and none of its ``named``.
         groups: of several volumes together, by the group's name.
     """
 
@@ -41,7 +41,7 @@ class ServerCaps:
     volumes: dict[str, Rates]
     clients: dict[str, dict[str, Rates]]
     groups: dict[str, VolumeGroupCap]
-    named: dict[str, tuple[str, ...]]
+    named: dict[str, dict[str, Sequence[str]]]
 
 
 def parse_caps(header: dict[str, Any]) -> ServerCaps:
@@ -91,16 +91,16 @@ def _client_caps(generation: int, entries: Any) -> dict[str, dict[str, Rates]]:
     return found
 
 
-def _named_clients(generation: int, entries: Iterable[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Globs of the clients that a cap of all others is not for, by volume."""
-    found: dict[str, tuple[str, ...]] = {}
+def _named_clients(generation: int, entries: Iterable[dict[str, Any]]) -> dict[str, dict[str, Sequence[str]]]:
+    """Globs of the clients that a cap of a glob is not for, by volume and glob."""
+    found: dict[str, dict[str, Sequence[str]]] = {}
     for entry in entries:
         try:
             globs = except_of(entry).get(EXCEPT)
         except MalformedFrame as exc:
             raise BadCaps(f"caps {generation}", str(exc)) from exc
         if globs is not None:
-            found[entry["volume"]] = tuple(globs)
+            found.setdefault(entry["volume"], {})[entry["client"]] = tuple(globs)
     return found
 
 
@@ -173,7 +173,7 @@ class CapsInForce:
         self.static = static
         self._server: dict[str, Rates] = {}
         self._clients: dict[str, dict[str, Rates]] = {}
-        self._named: dict[str, tuple[str, ...]] = {}
+        self._named: Mapping[str, Mapping[str, Sequence[str]]] = {}
         self.groups: Mapping[str, VolumeGroupCap] = {}
         self._said: dict[str, Any] | None = None
         self._lease_ns = DEFAULT_LEASE_NS
@@ -227,10 +227,22 @@ class CapsInForce:
         """What holds for one volume."""
         return self.static.get(volume, NO_CAPS).tighter(self._server.get(volume, NO_CAPS))
 
+    @property
+    def cost_capped(self) -> frozenset[str]:
+        """Volumes whose cost the server limits: their own, that of a client, or that of their group."""
+        own = (volume for volume, rates in self._server.items() if rates.cost_per_s is not None)
+        of_clients = (
+            volume
+            for volume, clients in self._clients.items()
+            if any(rates.cost_per_s is not None for rates in clients.values())
+        )
+        groups = [group.weights for group in self.groups.values() if group.rates.cost_per_s is not None]
+        return frozenset(own).union(of_clients, *groups)
+
     def of_clients(self, volume: str) -> Mapping[str, Rates]:
-        """What holds for single clients of a volume, beside that; ``*`` for all that are not named."""
+        """What holds for single clients of a volume, beside that; a glob for all that match it, together."""
         return self._clients.get(volume, NO_CLIENTS)
 
-    def named_clients(self, volume: str) -> tuple[str, ...]:
-        """Globs of the clients that the cap of all others is not for."""
-        return self._named.get(volume, ())
+    def named_clients(self, volume: str) -> Mapping[str, Sequence[str]]:
+        """Globs of the clients that the cap of a glob is not for, by that glob."""
+        return self._named.get(volume, {})

@@ -63,6 +63,9 @@ _LIVE: Final = frozenset(
 """Keys of an export that hold at once, also for those that use it; another of the rest is another storage."""
 
 
+_COSTS: Final = ("cost_read", "cost_write", "cost_bytes")
+
+
 class FittedCost(NamedTuple):
     """Of one backend, in units of a read: of a write (None: not known), and bytes that cost 1."""
 
@@ -163,6 +166,7 @@ class ExportTable:
         self._upstream_tls: dict[str, UpstreamTls] = {}
         self._leaving: list[_Leaving] = []
         self._fitted: dict[str, FittedCost] = {}
+        self._cost_capped: frozenset[str] = frozenset()
         self._configured = config.exports
         for export in config.exports:
             self._add(export)
@@ -205,15 +209,33 @@ class ExportTable:
         return unknown
 
     def set_costs(self, fitted: Mapping[str, FittedCost]) -> None:
-        """What an I/O costs by backend, complete; it holds at once for exports that want it."""
+        """What an I/O costs by backend, complete; for exports that want it, see ``set_cost_capped``."""
         self._fitted = dict(fitted)
+        self._charge()
+
+    def set_cost_capped(self, volumes: frozenset[str]) -> None:
+        """Caps of the server limit the cost of these volumes.
+
+        Such a rate is in units of the costs that the volume had when it was computed, and so is what a loop
+        goes on to compute from it. So the volume keeps these costs until no such cap is in force.
+        """
+        freed, self._cost_capped = self._cost_capped - volumes, volumes
+        if freed:
+            self._charge()
+
+    def _charge(self) -> None:
+        """Other costs hold from now on."""
         for export in self._configured:
             volume, wanted = self.volumes.get(export.volume), self._with_costs(export)
             if volume is not None and volume.export != wanted:
                 self._change(volume, wanted)
 
     def _with_costs(self, export: ExportConfig) -> ExportConfig:
-        found = self._fitted.get(export.backend) if export.cost == "fitted" else None
+        if export.cost != "fitted":
+            return export
+        volume, found = self.volumes.get(export.volume), self._fitted.get(export.backend)
+        if export.volume in self._cost_capped and volume is not None and volume.export.cost == "fitted":
+            return export.model_copy(update={name: getattr(volume.export, name) for name in _COSTS})
         if found is None:
             return export
         # Where no write was seen, a write costs so many reads as the file says.

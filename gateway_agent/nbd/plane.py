@@ -511,9 +511,10 @@ class Plane:
     def _enforce(self, now_ns: int) -> None:
         self._cuts.set_generation(self._caps.generation)
         for name, volume in self._exports.volumes.items():
-            clients, named = self._caps.of_clients(name), self._caps.named_clients(name)
-            volume.set_caps(self._caps.of(name), now_ns, clients, named)
+            clients, others = self._caps.of_clients(name), self._caps.named_clients(name)
+            volume.set_caps(self._caps.of(name), now_ns, clients, others)
         self._groups.apply(self._caps.groups, self._exports.volumes, now_ns)
+        self._exports.set_cost_capped(self._caps.cost_capped)
         self._plan_expiry()
 
     def _plan_expiry(self) -> None:

@@ -29,7 +29,7 @@ from typing import Final, Protocol
 
 from gateway_agent.config import ExportConfig
 from gateway_agent.nbd.buffers import MemoryBudget
-from gateway_agent.nbd.client_rates import NO_CLIENTS, ClientRates
+from gateway_agent.nbd.client_rates import NO_CLIENTS, NO_OTHERS, ClientRates
 from gateway_agent.nbd.cuts import CutMaker
 from gateway_agent.nbd.fair_order import FairOrder
 from gateway_agent.nbd.farewell import UpstreamFarewell
@@ -184,18 +184,18 @@ class Volume:
         caps: Rates,
         now_ns: int,
         clients: Mapping[str, Rates] = NO_CLIENTS,
-        named: Sequence[str] = (),
+        others: Mapping[str, Sequence[str]] = NO_OTHERS,
     ) -> None:
         """Put other caps in force, now, also for what is already held.
 
         Args:
             caps: of the volume.
             now_ns: monotonic.
-            clients: of single clients of it, complete; ``*``: of all others together.
-            named: globs of the clients that those others are not.
+            clients: of single clients of it, complete, or by a glob of all that match it, together.
+            others: by such a glob, globs of the clients that it is not for.
         """
         changed = self.rates.set_caps(caps, now_ns)
-        if self.clients.set_caps(clients, now_ns, named) or changed:
+        if self.clients.set_caps(clients, now_ns, others) or changed:
             self.pump(now_ns)
 
     def set_group(self, group: VolumeGroup | None, now_ns: int) -> None:

@@ -299,7 +299,7 @@ ROUTES: Final = (
             Query("kind", "string", "Only this kind; * matches anything."),
             Query("element", "string", "Only about this kind of thing."),
             Query("subject", "string", "Only those whose subject or text contains this."),
-            Query("open", "boolean", "1: only those that no person has acknowledged."),
+            Query("open", "boolean", "1: only those that go on and that no person has acknowledged."),
             LIMIT,
             BEFORE,
         ),

@@ -159,6 +159,8 @@ def event_lines(row: Row) -> Iterator[str]:
     yield from wrap(str(row.get("text") or ""), 78, initial_indent="  ", subsequent_indent="  ")
     for key, value in (row.get("details") or {}).items():
         yield f"  {key}: {value}"
+    if row.get("ended_us"):
+        yield f"ended {formatting.when(row['ended_us'])}"
     said = row.get("acknowledged") or []
     for one in said:
         yield f"acknowledged {formatting.when(one['at_us'])} by {one['who']}: {one['note']}"

@@ -112,7 +112,9 @@ def start(path: Path | None, background: bool, show_config: bool, check_config: 
         stop = Stop()
         stop.install_signals()
         stop.watch_parent()
-        status = Supervisor(config, path.absolute() if path else None, stop).run()
+        supervisor = Supervisor(config, path.absolute() if path else None, stop)
+        supervisor.hangup.install()
+        status = supervisor.run()
     finally:
         leave_runtime_dir(config.runtime_dir)
     raise SystemExit(status)

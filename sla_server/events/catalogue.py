@@ -187,6 +187,12 @@ DELIVERY: Final = {
         "warning", "A recipient does not confirm.", "Mend the recipient.", begins="recipient-failing"
     ),
     "recipient-recovered": EventKind("info", "A recipient confirms again.", ends="recipient-failing"),
+    "held-back-full": EventKind(
+        "warning", "There is no room to hold more events back from a recipient.", "End a silence."
+    ),
+    "reminders-dropped": EventKind(
+        "warning", "There was no room for reminders and escalations.", "End silences; acknowledge events."
+    ),
     "notify-test": EventKind("info", "A person tries a recipient."),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),
     "recipient-applied": EventKind("info", "A recipient is in force."),
@@ -257,3 +263,9 @@ def condition_key(event: Event) -> tuple[str, ...]:
     by = described(event.kind).by
     told_apart = str(event.details.get(by, "")) if by else ""
     return condition_of(event), event.element, event.subject, told_apart
+
+
+def endings(kind: str) -> tuple[str, ...]:
+    """Kinds that end the condition which this kind begins; none for other kinds."""
+    begins = described(kind).begins
+    return tuple(name for name, each in KINDS.items() if begins and each.ends == begins)

@@ -11,7 +11,7 @@ from sla_server.events.receiver.config import ReceiverConfig
 class EventsConfig(StrictModel):
     """How long events are kept and tried."""
 
-    queue_bytes: int = Field(default=32 << 20, ge=1 << 20, le=1 << 40, multiple_of=256)
+    queue_bytes: int = Field(default=32 << 20, ge=16 << 20, le=1 << 40, multiple_of=256)
     """Room on disk for events that were not confirmed by all recipients; reserved at the first start. From
     80 % on, the recipient that is furthest behind gives up its oldest ones."""
     poll_interval_s: float = Field(default=0.05, gt=0, le=10)

@@ -3,7 +3,8 @@
 Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
 ``ev-NAME`` for each recipient (sends). The supervisor starts this process first and stops it last: what the
 others raise in their last moments is delivered, or kept for the next start. A disk that fails ends the
-process; the supervisor starts it again, and it goes on behind what was synced.
+process; the supervisor starts it again, and it goes on behind what was synced. At SIGHUP recipients that
+write files let go of them: another program has renamed them.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
 ``state.json``, ``routing-read.json`` (the last documents that could be read); beside them ``routing.json``,
@@ -17,7 +18,7 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,6 +29,7 @@ from pmdaemon.reserve import attach_reserves, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from sla_server.events import metrics
@@ -46,6 +48,7 @@ from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, EventRecords, SqlLink
 from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.stages.send import SentBatch, ThreadSender
+from sla_server.events.undelivered import rows_of
 
 log = structlog.get_logger("delivery")
 DIRECTORY: Final = "events"
@@ -93,13 +96,15 @@ def run(config: DeliveryProcessConfig, stop: Stop) -> int:
     attach_reserves("delivery", directory / RESERVES)
     threads = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
     takers = ThreadGroup(lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+    hangup = Hangup()
     delivery = Delivery(config, directory, threads, takers, server_clock())
     try:
         delivery.start(stop)
+        hangup.install()
         initialized()
         log.info("ready", waiting=delivery.waiting())
         with receiving(config, delivery, stop):
-            delivery.loop(stop)
+            delivery.loop(stop, hangup)
         delivery.finish()
         log.info("stopped", reason=stop.reason, waiting=delivery.waiting())
     finally:
@@ -215,7 +220,7 @@ class Delivery:
             for name, lane in self._engine.lanes.items()
         }
 
-    def loop(self, stop: Stop) -> None:
+    def loop(self, stop: Stop, hangup: Hangup) -> None:
         """Until the stop."""
         second = Deadline(0)
         while not stop.is_set():
@@ -225,8 +230,11 @@ class Delivery:
                 second = Deadline(LONGEST_S)
                 self._poll_routing()
                 self._write_status()
+            if hangup.take():
+                self._outlets.reopen()
             wait_s = min(wait_s, self._outlets.beat(is_well=self._is_well()))
-            select.select([self._inbox.fileno(), stop.fileno()], [], [], min(wait_s, LONGEST_S))
+            wakers = [self._inbox.fileno(), stop.fileno(), hangup.fileno()]
+            select.select(wakers, [], [], min(wait_s, LONGEST_S))
 
     def finish(self) -> None:
         """After the stop: the reserves once more, then some time for what is still under way.
@@ -287,7 +295,7 @@ class Delivery:
         self._raise(kind, "critical", "delivery", text, {})
 
     def _report_damage(self) -> None:
-        damaged = self._initial.damaged + self._main.damaged
+        damaged = self._initial.damaged + self._main.damaged + self._later.damaged
         if damaged:
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
@@ -302,16 +310,16 @@ class Delivery:
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
-        """Whether events come out: reserves are read, and not every recipient with events to take fails."""
+        """Whether events come out: reserves are read, and not every recipient with events fails or stays."""
         if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
             return False
         waiting = self.waiting()
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
-        return not busy or not all(lane.is_failing for lane in busy)
+        return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(self._engine, self._later, self.waiting(), self._outlets.kind_of)
+        recipients, undelivered = rows_of(self._engine, self._later, self._outlets.kind_of)
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         with contextlib.suppress(OSError):
@@ -343,42 +351,3 @@ def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilde
         config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
     )
     return RecipientBuilder(secrets, commands, files, store, notify.external_url)
-
-
-def rows_of(
-    engine: DeliveryEngine, later: LaterQueue, waiting: Mapping[str, int], kind_of: Callable[[str], str]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What ``delivery_state`` says of recipients and of what they did not confirm yet."""
-    recipients, undelivered = [], []
-    for name, lane in engine.lanes.items():
-        if name == NAME:
-            continue
-        held, batch = later.held_for(name), lane.batch
-        attempt = batch.attempt if batch is not None else 0
-        state = "failing" if attempt > 1 else "held" if held and not waiting[name] else "ok"
-        recipients.append(
-            {
-                "name": name,
-                "kind": kind_of(name),
-                "state": state,
-                "waiting": waiting[name] + len(held),
-                "attempt": attempt,
-                "last_answer": lane.last_answer,
-                "last_confirmed_us": lane.confirmed_us,
-                "confirmed": lane.confirmed,
-                "dead_letters": lane.dead_letters,
-            }
-        )
-        entries = [item for _, item, _ in batch.entries] if batch is not None else []
-        undelivered += [
-            {
-                "event_id": item.event.event_id,
-                "recipient": name,
-                "state": "held" if item.purpose else "failing" if attempt > 1 else "waiting",
-                "attempt": 0 if item.purpose else attempt,
-                "since_us": item.event.recorded_us,
-                "reason": "" if item.purpose else lane.last_answer,
-            }
-            for item in (*entries, *held)
-        ]
-    return recipients, sorted(undelivered, key=lambda row: row["since_us"])

@@ -1,15 +1,16 @@
 """The file in which the delivery process reports how each recipient is: delivery.json beside the metrics.
 
-    {"recipients": [{"name", "kind", "state", "waiting", "attempt", "last_answer", "last_confirmed_us",
-                     "confirmed", "dead_letters"}],
+    {"recipients": [{"name", "kind", "state", "waiting", "waiting_is_at_most", "waiting_since_us", "attempt",
+                     "last_answer", "last_confirmed_us", "confirmed", "dead_letters"}],
      "undelivered": [{"event_id", "recipient", "state", "attempt", "since_us", "reason"}]}
 
 Further keys are figures: ``queue_fullness``, ``reserves`` (share in use of each), ``later`` (held back,
 reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason).
 
-``state`` of a recipient: ``ok``, ``failing`` (it is tried again), ``held`` (silences). Of what is undelivered
-the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file that is old or missing
-means that it is not known.
+``state`` of a recipient: ``ok``, ``failing`` (it is tried again), ``held`` (silences). Of a long backlog
+``waiting`` is an upper bound (``waiting_is_at_most``); ``waiting_since_us`` is when the oldest that waits
+was recorded, 0 for none. Of what is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The
+application server shows it; a file that is old or missing means that it is not known.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Distribution and confirmation: from the queues to the lanes, and from answers to cursors (E4).
 
-One step looks at every lane once. A lane without a batch reads on behind its cursor: what is skipped or held
-back moves the cursor, the rest becomes a batch, which goes to the recipient's thread when it is due. A lane
-with a batch under way waits for the answer, nothing else: lanes never wait for each other. The queue of the
-initialization period comes first (E6): a lane begins with the other one when it has nothing there, or a batch
-that was handed over before: that comes again first, with the same numbers.
+One step looks at every lane once. A lane without a batch gets the next one (``composer``), which goes to the
+recipient's thread when it is due. A lane with a batch under way waits for the answer, nothing else: lanes
+never wait for each other.
 
 Order of what is made durable in a step: later events (held back, reminders) before the cursor that passes
-them; which batch is handed over before the recipient has it; the state file with all cursors before the
-deletion behind them. A crash anywhere repeats, never loses.
+them; which batches are handed over, with one write for all lanes, before the recipients have them; the state
+file with all cursors before the deletion behind them. A crash anywhere repeats, never loses.
 
 Reads no clock but the one given, starts no thread and sends nothing itself (``stages.send``).
 
@@ -18,7 +16,6 @@ Thread: the main loop.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,26 +26,26 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
-from sla_server.events.ended import ACKNOWLEDGED, EndedConditions, ends_one_of
+from sla_server.events.composer import BatchComposer
+from sla_server.events.ended import ACKNOWLEDGED, EndedConditions
 from sla_server.events.follow_ups import follow_ups
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
 from sla_server.events.order import ReadOrder
-from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent, moved
-from sla_server.events.recipients.base import Answer, Held, Notice, Routed, Router, Status, retry
-from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
+from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.recipients.base import Answer, Notice, Router, Status, retry
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
-from sla_server.events.stages.deduplicate import deduplicate, known_after
-from sla_server.events.stages.group import wait_us
-from sla_server.events.stages.inhibit import inhibit
 from sla_server.events.stages.send import GRACE_S, SentBatch
+from sla_server.events.trouble import DELIVERY_FAILED, REMINDERS_DROPPED, RecipientTrouble
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
+VERY_FULL_RATIO: Final = 0.9
+"""Below it a first try under way is waited for before its batch is given up."""
 FAILING_ATTEMPTS: Final = 3
 """The third failure in a row is worth an event: a restart of the other side lasts no longer."""
 OBSERVER: Final = ""
 """The lane of the engine itself: it sees each event once, to end reminders of what is resolved or known."""
-RAISE_SKIP_LIMIT: Final = 10_000
+MOVE_PAUSE_NS: Final = 100_000_000  # the lanes need time to make room
 Report = Callable[[Iterable[dict[str, Any]]], None]
 """Takes rows of what became of notices, for people to read; must not block or raise."""
 
@@ -118,25 +115,37 @@ class DeliveryEngine:
         self._later = parts.later
         self._order = ReadOrder(self._main)
         self._state = DeliveryState(parts.state_path, parts.queue_ids)
-        self._router = router
         self._rules = rules
         self._clock = clock
         self._raise = raise_event
+        self._trouble = RecipientTrouble(raise_event)
         self._report = report
         self._chance = chance or random.Random()  # noqa: S311 - spreads retries, keeps no secret
         self._lanes: dict[str, Lane] = {}
-        self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
         self._token = 0
+        self._move_ns = 0
         self._is_dirty = True
         self._is_routed = False
-        self.skipped: Counter[StageReason] = Counter()
         self._add(LaneSettings(OBSERVER, NoSender()), from_start=True)
         self._ended = EndedConditions(self._lanes[OBSERVER].firing)
+        self._composer = BatchComposer(
+            parts.queues, parts.later, self._order, self._ended, router, clock, self._trouble
+        )
+        self.skipped = self._composer.skipped
 
     @property
     def lanes(self) -> Mapping[str, Lane]:
         """By recipient, without the observer."""
         return {name: lane for name, lane in self._lanes.items() if name != OBSERVER}
+
+    def is_behind(self, name: str) -> bool:
+        """Whether a recipient has not passed all that is in the queues."""
+        cursors = self._lanes[name].cursors
+        return any(cursors[queue.name] < queue.newest_seq for queue in self._queues.values())
+
+    def waiting(self, name: str, most: int) -> tuple[list[QueuedEvent], int]:
+        """What waits in the queues for a recipient; see ``BatchComposer.waiting``."""
+        return self._composer.waiting(self._lanes[name], most)
 
     def set_recipients(
         self,
@@ -182,10 +191,9 @@ class DeliveryEngine:
 
     def set_router(self, router: Router) -> None:
         """Route by this from now on; what a silence that has ended early held back is looked at again."""
-        self._router = router
+        self._composer.set_router(router)
         now_us = self._clock.unix_us()
         self._later.release(lambda item: router.held(item.event, item.recipient, now_us) is None)
-        self._routes.clear()
         for lane in self._lanes.values():
             if not lane.token:
                 lane.drop()
@@ -206,21 +214,25 @@ class DeliveryEngine:
     def step(self) -> float:
         """One look at everything; returns the seconds after which there may be more to do."""
         now_us, now_ns = self._clock.unix_us(), self._clock.monotonic_ns()
-        self._move_due(now_us)
+        self._move_due(now_us, now_ns)
         self._observe()
-        wait_s = min((self._advance(lane, now_us, now_ns) for lane in self.lanes.values()), default=60.0)
-        if self._relieve():
-            wait_s = 0.0
+        ready: list[Lane] = []
+        waits_s = [self._advance(lane, now_us, now_ns, ready) for lane in self.lanes.values()]
+        wait_s = min([60.0, *waits_s, *self._hand_over(ready, now_ns)])
         self._keep_state()
+        if self._relieve(now_us):
+            wait_s = 0.0
+        wait_s = min(wait_s, self._trouble.raise_due(now_ns))
         if self._is_dirty and self._is_routed:
             wait_s = min(wait_s, max(0.0, (self._state.due_ns - now_ns) / 1e9))
         if (due := self._later.next_due_us()) is not None:
-            wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6))
+            wait_s = min(wait_s, max(0.0, (due - now_us) / 1e6, (self._move_ns - now_ns) / 1e9))
         return wait_s
 
     def close(self) -> None:
         """Keep the state and close the recipients; what is under way comes again after the next start."""
         self._is_dirty, self._state.due_ns = True, 0
+        self._trouble.raise_all()
         self._keep_state()
         for lane in self._lanes.values():
             lane.settings.sender.close()
@@ -236,7 +248,8 @@ class DeliveryEngine:
         self._lanes[settings.name] = lane
         self._is_dirty = True
 
-    def _advance(self, lane: Lane, now_us: int, now_ns: int) -> float:
+    def _advance(self, lane: Lane, now_us: int, now_ns: int, ready: list[Lane]) -> float:
+        """Seconds until a lane needs another look; one whose batch may go now is added to ``ready``."""
         if lane.token:
             left_s = (lane.deadline_ns - now_ns) / 1e9
             if left_s > 0:
@@ -247,7 +260,9 @@ class DeliveryEngine:
                 self._confirm(lane, lane.batch, retry(said))
             return 0.0
         if lane.batch is None or (lane.batch.attempt == 0 and lane.batch.due_ns > now_ns):
-            lane.take(self._compose(lane, now_us))
+            before = dict(lane.cursors)
+            lane.take(self._composer.compose(lane, now_us))
+            self._is_dirty = self._is_dirty or lane.cursors != before
         batch = lane.batch
         if batch is None:
             return 60.0
@@ -256,17 +271,26 @@ class DeliveryEngine:
             (batch.not_before_ns - now_ns) / 1e9,
             _pace_s(lane, now_ns),
         )
-        if wait_s > 0:
-            return wait_s
-        return self._send(lane, batch, now_ns)
+        if wait_s <= 0:
+            ready.append(lane)
+        return wait_s if wait_s > 0 else 60.0
+
+    def _hand_over(self, lanes: Sequence[Lane], now_ns: int) -> list[float]:
+        """Give these lanes' batches to their recipients; returns seconds until each is looked at again."""
+        batches = [(lane, lane.batch) for lane in lanes if lane.batch is not None]
+        is_new = False
+        for lane, batch in batches:
+            batch.attempt += 1
+            if not lane.has_sent(batch.queue) or lane.sent[1] < batch.through:
+                lane.sent = batch.queue, batch.through
+                is_new = True
+        if is_new:
+            self._keep_handed_over()
+        return [self._send(lane, batch, now_ns) for lane, batch in batches]
 
     def _send(self, lane: Lane, batch: DeliveryBatch, now_ns: int) -> float:
         self._token += 1
-        batch.attempt += 1
         notices = [replace(notice, attempt=batch.attempt) for notice in batch.notices()]
-        if not lane.has_sent(batch.queue) or lane.sent[1] < batch.through:
-            lane.sent = batch.queue, batch.through
-            self._keep_handed_over()
         if not lane.settings.sender.start(self._token, notices, lane.settings.timeout_s):
             self._confirm(lane, batch, retry("too many of its calls hang"))
             return 0.0
@@ -276,147 +300,6 @@ class DeliveryEngine:
             each_ns = round(60e9 / lane.settings.per_minute)
             lane.paced_ns = max(now_ns, lane.paced_ns) + each_ns
         return lane.settings.timeout_s + GRACE_S
-
-    def _compose(self, lane: Lane, now_us: int) -> DeliveryBatch | None:
-        before = -1
-        while before:  # what had to go first is passed: from the beginning
-            before = 0
-            for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
-                while True:
-                    items, through, before = self._order.chunk(queue, lane.cursors, before)
-                    if through == lane.cursors[queue.name]:
-                        break
-                    batch, passed = self._compose_from(lane, queue, items, through, now_us)
-                    if passed != lane.cursors[queue.name]:
-                        lane.cursors[queue.name] = passed
-                        self._is_dirty = True
-                    if batch is not None:
-                        return batch
-                    if passed < through:  # no room for what is held back: later
-                        return None
-        return None
-
-    def _compose_from(
-        self, lane: Lane, queue: EventQueue, items: Sequence[QueuedEvent], through: int, now_us: int
-    ) -> tuple[DeliveryBatch | None, int]:
-        """A batch of a chunk, if any, and how far the cursor may go without it."""
-        entries: list[tuple[Notice, QueuedEvent, Routed]] = []
-        held: list[QueuedEvent] = []
-        firing, start = dict(lane.firing), lane.cursors[queue.name]
-        limit, passed, reached = lane.limit(queue.name), start, start
-        for item in items:
-            if held and catalogue.status_of(item.event) is not Status.INFO and not self._keep(held):
-                return None, start  # what ends a condition must find its beginning among what is held
-            routed = self._routed(queue.name, item, lane.name)
-            if routed is None and not item.recipient and ends_one_of(item.event, firing):
-                routed = Routed(lane.name, "it was told of the beginning")
-            decision = self._decide(item, routed, lane.name, firing, now_us)
-            if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
-                text = "an earlier event of the same condition was held back and comes now"
-                decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
-            if decision is None:
-                assert routed is not None  # else it is skipped
-                if len(entries) >= limit:
-                    break
-                if not entries:
-                    passed = reached
-                entries.append((self._notice(item, routed, lane.number + len(entries) + 1), item, routed))
-                known_after(item.event, firing)
-            elif decision.verdict is StageVerdict.HOLD:
-                if entries:  # what is held must be durable before the cursor passes it: in the next batch
-                    break
-                held.append(self._held(item, lane.name, decision.until_us))
-            self._count(decision)
-            reached = item.seq
-        else:
-            reached = through
-        if not self._keep(held):
-            return None, start
-        if not entries:
-            return None, reached
-        wait = wait_us(((item.event, routed) for _, item, routed in entries), now_us)
-        due_ns = 0 if len(entries) >= limit or not wait else self._clock.monotonic_ns() + wait * 1000
-        if lane.batch is not None and lane.batch.entries[0][1] == entries[0][1]:
-            due_ns = min(
-                due_ns, lane.batch.due_ns
-            )  # it waits already; the wall clock may have been set since
-        return DeliveryBatch(queue.name, reached, entries, due_ns, firing), passed
-
-    def _keep(self, held: list[QueuedEvent]) -> bool:
-        """Make durable what is held back; False if there is no room for it now."""
-        try:
-            self._later.add(held)
-        except QueueFull:
-            return False
-        held.clear()
-        return True
-
-    def _routed(self, queue: str, item: QueuedEvent, recipient: str) -> Routed | None:
-        if item.recipient:
-            return Routed(recipient, "addressed") if item.recipient == recipient else None
-        found = self._routes.get((queue, item.seq))
-        if found is None:
-            found = {each.recipient: each for each in self._router.route(item.event)}
-            if len(self._routes) >= RAISE_SKIP_LIMIT:
-                self._routes.clear()
-            self._routes[queue, item.seq] = found
-        return found.get(recipient)
-
-    def _decide(
-        self,
-        item: QueuedEvent,
-        routed: Routed | None,
-        recipient: str,
-        firing: Mapping[tuple[str, ...], tuple[int, int]],
-        now_us: int,
-    ) -> StageDecision | None:
-        """The stages in their order; None: it is sent."""
-        if routed is None:
-            reason = StageReason.NOT_ADDRESSED if item.recipient else StageReason.NOT_ROUTED
-            return StageDecision(StageVerdict.SKIP, reason, "")
-        if decision := self._silence(item, recipient, now_us):
-            return decision
-        if decision := inhibit(item.event, routed, firing):
-            return decision
-        if not (item.reminder or item.escalated):
-            return deduplicate(item.event, recipient, firing)
-        if self._ended.has(item.event):
-            text = "it has ended or was acknowledged meanwhile"
-            return StageDecision(StageVerdict.SKIP, StageReason.OVER, text)
-        return None
-
-    def _silence(self, item: QueuedEvent, recipient: str, now_us: int) -> StageDecision | None:
-        held: Held | None = self._router.held(item.event, recipient, now_us)
-        if held is not None and held.until_us <= now_us:
-            return StageDecision(StageVerdict.SKIP, StageReason.SILENCED, held.reason)
-        if held is not None:
-            return StageDecision(StageVerdict.HOLD, StageReason.QUIET, held.reason, held.until_us)
-        until_us = None if item.is_caught_up else self._later.held_until(recipient, item.event)
-        if until_us is not None:
-            text = "an earlier event of the same condition is held back"
-            return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)
-        return None
-
-    def _count(self, decision: StageDecision | None) -> None:
-        if decision is not None:
-            self.skipped[decision.reason] += 1
-
-    def _notice(self, item: QueuedEvent, routed: Routed, number: int) -> Notice:
-        return Notice(
-            item.event,
-            routed.recipient,
-            number,
-            repeats=item.repeats,
-            group_key=routed.group_key,
-            status=catalogue.status_of(item.event),
-            condition=catalogue.condition_of(item.event),
-            reminder=item.reminder,
-            escalated=item.escalated,
-            is_caught_up=item.is_caught_up,
-        )
-
-    def _held(self, item: QueuedEvent, recipient: str, until_us: int) -> QueuedEvent:
-        return replace(item, seq=0, recipient=recipient, due_us=until_us, purpose="held")
 
     # Confirmation.
 
@@ -451,6 +334,8 @@ class DeliveryEngine:
             self._later.add(later)
         except QueueFull:
             log.error("no-room-for-reminders", recipient=lane.name, reminders=len(later))
+            ids = list(dict.fromkeys(item.event.event_id for item in later))
+            self._trouble.add(REMINDERS_DROPPED, lane.name, ids, "the queue of later events is full")
         lane.firing = batch.firing
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)
@@ -482,9 +367,7 @@ class DeliveryEngine:
         lane.dead_letters += len(ids)
         self._pass(lane, batch)
         self._tell(lane, batch, "dead-letter", now_us)
-        text = f"recipient {lane.name} did not take {len(ids)} event{'s' * (len(ids) > 1)}: {reason}"
-        details = {"events": ids[:20], "count": len(ids), "answer": reason}
-        self._raise("delivery-failed", "critical", lane.name, text, details)
+        self._trouble.add(DELIVERY_FAILED, lane.name, ids, reason)
 
     def _tell(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
         self._report(
@@ -503,16 +386,9 @@ class DeliveryEngine:
 
     # All lanes together.
 
-    def _move_due(self, now_us: int) -> None:
-        due = self._later.due(now_us)
-        if not due:
-            return
-        try:
-            self._main.append([moved(item) for item in due])
-        except QueueFull:
-            self._later.put_back(due)
-            return
-        self._later.remove(due)
+    def _move_due(self, now_us: int, now_ns: int) -> None:
+        if now_ns >= self._move_ns and not self._later.move_due(now_us, self._main):
+            self._move_ns = now_ns + MOVE_PAUSE_NS
 
     def _observe(self) -> None:
         """See each routed event once: what is resolved or acknowledged is reminded of no more."""
@@ -532,15 +408,20 @@ class DeliveryEngine:
                     elif item.event.kind == ACKNOWLEDGED:
                         self.acknowledge(str(item.event.details.get("event_id", "")))
                 lane.cursors[queue.name] = through
-                self._is_dirty = True
+                self._is_dirty = self._is_dirty or not self.lanes  # else it is written with what they pass
 
     def _end_reminders(self, key: tuple[str, ...]) -> None:
         self._later.cancel(
             lambda item: item.purpose in ("remind", "escalate") and catalogue.condition_key(item.event) == key
         )
 
-    def _relieve(self) -> bool:
-        """A queue is nearly full: the lane furthest behind gives up its oldest batch; whether one did."""
+    def _relieve(self, now_us: int) -> bool:
+        """A queue is nearly full: the lane furthest behind gives up its oldest batch; whether one did.
+
+        None does while what was passed waits for the state file: to give up would free nothing.
+        """
+        if self._is_dirty and self._is_routed:
+            return False
         relieved = False
         for queue in self._queues.values():
             if queue.fullness_ratio < FULL_RATIO:
@@ -550,20 +431,27 @@ class DeliveryEngine:
             self._is_routed = True  # without any documents the lanes that are known have to do
             if self._state.relieve(queue, oldest, self._raise):
                 relieved = self._is_dirty = True
-                continue
-            if not behind:
-                continue
-            lane = min(behind, key=lambda each: each.cursors[queue.name])
-            if lane.batch is None or lane.batch.queue != queue.name:
-                continue
-            if lane.token:
-                lane.settings.sender.abandon()
-                lane.token = 0
-            lane.batch.attempt = max(lane.batch.attempt, 1)
-            reason = f"the queue of events is {FULL_RATIO:.0%} full"
-            self._give_up(lane, lane.batch, reason, self._clock.unix_us())
-            relieved = True
+            elif behind:
+                lane = min(behind, key=lambda each: each.cursors[queue.name])
+                is_under_way = lane.batch is not None and lane.batch.attempt == 1 and lane.token
+                if not is_under_way or queue.fullness_ratio >= VERY_FULL_RATIO:
+                    relieved = self._give_up_oldest(lane, now_us) or relieved
         return relieved
+
+    def _give_up_oldest(self, lane: Lane, now_us: int) -> bool:
+        """A lane gives up its batch, whichever queue that is from, or what it has no room to hold back."""
+        if lane.batch is None and lane.no_room:
+            lane.batch = self._composer.unheld(lane, now_us)
+        if lane.batch is None:
+            return False
+        if lane.token:
+            lane.settings.sender.abandon()
+            lane.token = 0
+        lane.batch.attempt = max(lane.batch.attempt, 1)
+        reason = f"the queue of events is {FULL_RATIO:.0%} full"
+        lane.last_answer = lane.last_answer or reason
+        self._give_up(lane, lane.batch, reason, now_us)
+        return True
 
     def _keep_handed_over(self) -> None:
         """Which batches are under way, before the recipient has them; on a full disk they go all the same."""

@@ -14,7 +14,7 @@ Pure. Source: E1; docs/formats/events.md has the kinds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
@@ -93,15 +93,13 @@ class Event:
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as ``schema`` describes them."""
-        return {**self.row(), "source": self.source, "recorded_us": self.recorded_us}
+        row = self.row()
+        row["source"], row["recorded_us"] = self.source, self.recorded_us
+        return row
 
     def encode(self) -> bytes:
         """The event as one line of JSON without its end."""
         return strict_json.dumps(self.as_json(), ensure_ascii=False).encode("utf-8", "replace")
-
-    def recorded(self, at_us: int) -> Event:
-        """The same event, on disk since ``at_us``."""
-        return replace(self, recorded_us=at_us)
 
 
 def parse(data: bytes) -> Event:

@@ -146,8 +146,8 @@ class EventIntake:
                 repeated += 1
                 continue
             ids[item.identity] = None
-            new.append(replace(item, event=item.event.recorded(now_us)))
-        self._queues[is_initial].append(new)
+            new.append(item)
+        self._queues[is_initial].append(new, now_us)
         self._ids.update(ids)
         while len(self._ids) > self._most_ids:
             self._ids.popitem(last=False)

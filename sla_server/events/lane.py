@@ -109,6 +109,7 @@ class Lane:
         singly_through: until this cursor of ``batch``'s queue.
         tries: of the batch that was there before; None while there is one.
         is_failing: an event has said so.
+        no_room: queue in which it stays, because there is no room to hold back what comes there; "" for none.
         paced_ns: when the notices sent so far are paid for.
     """
 
@@ -122,6 +123,7 @@ class Lane:
     deadline_ns: int = 0
     singly: tuple[str, int] = ("", 0)
     is_failing: bool = False
+    no_room: str = ""
     paced_ns: int = 0
     last_answer: str = ""
     confirmed: int = 0

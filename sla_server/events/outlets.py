@@ -31,6 +31,7 @@ from sla_server.events.recipients.base import (
     Notice,
     Outcome,
     Recipient,
+    Reopening,
     Routed,
     Router,
     retry,
@@ -79,6 +80,11 @@ class UnmadeRecipient:
             except (ConfigError, OSError) as exc:
                 return retry(str(exc))
         return self._made.deliver(notices, deadline)
+
+    def reopen(self) -> None:
+        """See ``Reopening``."""
+        if isinstance(self._made, Reopening):
+            self._made.reopen()
 
     def close(self) -> None:
         """See ``Recipient``."""
@@ -192,6 +198,12 @@ class Outlets:
             due_ns = pulse.deadline_ns if pulse.token else pulse.due_ns
             wait_s = min(wait_s, max(0.0, (due_ns - now_ns) / 1e9))
         return wait_s
+
+    def reopen(self) -> None:
+        """Recipients that write files let go of them: they were renamed."""
+        for each in self._lanes.values():
+            if isinstance(each.sender, ThreadSender):
+                each.sender.reopen()
 
     def pulse_rows(self) -> list[dict[str, Any]]:
         """How the heartbeats are, as ``delivery_state`` says it of recipients."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
-from pmdaemon.diskqueue.errors import RecordDamaged
+from pmdaemon.diskqueue.errors import QueueFull, RecordDamaged
 from pmdaemon.diskqueue.storage import Storage
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock
@@ -39,6 +40,9 @@ ENTRY_BYTES: Final = 512  # an event is rarely smaller
 CHUNK_BYTES: Final = 128 << 10
 CHUNKS: Final = 16
 LATER_BYTES: Final = 4 << 20
+MOVE_ITEMS: Final = 64
+MOVE_FEW: Final = 8
+MOVE_RATIO: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,16 @@ class QueuedEvent:
     due_us: int = 0
     purpose: str = ""
 
-    def encode(self) -> bytes:
-        """The record."""
-        found: dict[str, Any] = {"event": self.event.as_json()}
-        for key, name, default in _KEYS:
-            if (value := getattr(self, name)) != default:
-                found[key] = value
+    def encode(self, recorded_us: int | None = None) -> bytes:
+        """The record; with ``recorded_us`` in place of the event's own."""
+        event = self.event.as_json()
+        if recorded_us is not None:
+            event["recorded_us"] = recorded_us
+        found: dict[str, Any] = {"event": event}
+        if (values := _OPTIONAL(self)) != _DEFAULTS:
+            for (key, _name, default), value in zip(_KEYS, values, strict=True):
+                if value != default:
+                    found[key] = value
         try:
             text = _ENCODER.encode(found)  # json.dumps would make an encoder for each of thousands of events
         except (TypeError, ValueError, RecursionError):
@@ -96,6 +104,8 @@ _KEYS: Final = (
     ("due_us", "due_us", 0),
     ("purpose", "purpose", ""),
 )
+_OPTIONAL: Final = operator.attrgetter(*(name for _, name, _ in _KEYS))
+_DEFAULTS: Final = tuple(default for _, _, default in _KEYS)
 
 
 def decode(seq: int, data: bytes) -> QueuedEvent:
@@ -168,14 +178,14 @@ class EventQueue:
         """Share of the room in use."""
         return self._queue.fullness_ratio
 
-    def append(self, items: Sequence[QueuedEvent]) -> None:
-        """Add records under one sync.
+    def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> None:
+        """Add records under one sync, with ``recorded_us`` in place of the events' own.
 
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
         if items:
-            self._queue.put_many([item.encode() for item in items])
+            self._queue.put_many([item.encode(recorded_us) for item in items])
 
     def read(self, after_seq: int) -> tuple[list[QueuedEvent], int]:
         """A chunk of the records behind ``after_seq``, and the number that it reaches up to."""
@@ -231,6 +241,7 @@ class LaterQueue:
 
     def __init__(self, queue: EventQueue) -> None:
         self._queue = queue
+        self._most = MOVE_ITEMS
         self._items: dict[int, QueuedEvent] = {}
         self._due: list[tuple[int, int]] = []
         self._identities: set[tuple[str, str, str, int]] = set()
@@ -264,18 +275,50 @@ class LaterQueue:
             for item in found:
                 self._keep(item)
 
-    def due(self, now_us: int) -> list[QueuedEvent]:
-        """Those whose time has come, oldest first; they stay until ``remove``."""
-        found = []
-        while self._due and self._due[0][0] <= now_us:
+    def move_due(self, now_us: int, target: EventQueue) -> bool:
+        """Move what is due to the queue of events; False if the rest has to wait for room there.
+
+        From ``MOVE_RATIO`` on ``MOVE_FEW`` move at a time: else lanes that are well would be made to give up.
+        """
+        while True:
+            is_filling = target.fullness_ratio >= MOVE_RATIO
+            due = self.due(now_us, min(self._most, MOVE_FEW) if is_filling else self._most)
+            if not due:
+                return True
+            try:
+                target.append([moved(item) for item in due])
+            except QueueFull:
+                self.put_back(due)
+                self._most = max(1, len(due) // 2)
+                return False
+            self.remove(due)
+            self._most = MOVE_ITEMS
+            if is_filling:
+                return False
+
+    def due(self, now_us: int, most: int) -> list[QueuedEvent]:
+        """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
+        found = dict[int, QueuedEvent]()  # what was released twice is listed twice
+        while self._due and self._due[0][0] <= now_us and len(found) < most:
             _, seq = heapq.heappop(self._due)
             if seq in self._items:
-                found.append(self._items[seq])
-        return found
+                found[seq] = self._items[seq]
+        return list(found.values())
 
     def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
-        """What is held back and need not be any more is due at once; returns how many."""
-        found = [seq for seq, item in self._items.items() if item.purpose == "held" and is_free(item)]
+        """What is held back and need not be any more is due at once; returns how many.
+
+        The end of a condition stays as long as its beginning does.
+        """
+        found, stuck = list[int](), set[tuple[str, ...]]()
+        for seq, item in self._items.items():
+            if item.purpose != "held":
+                continue
+            key = (item.recipient, *catalogue.condition_key(item.event))
+            if key not in stuck and is_free(item):
+                found.append(seq)
+            elif catalogue.status_of(item.event) is not Status.INFO:
+                stuck.add(key)
         for seq in found:
             heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
         return len(found)
@@ -293,6 +336,22 @@ class LaterQueue:
         """What is held back for a recipient."""
         found = [item for item in self._items.values() if item.purpose == "held"]
         return [item for item in found if item.recipient == recipient]
+
+    def take_held(self, recipient: str, event: Event) -> list[QueuedEvent]:
+        """Forget and return what is held back for a recipient of the event's condition, oldest first."""
+        key = (recipient, *catalogue.condition_key(event))
+        found = [self._items[seq] for seq in sorted(self._held.get(key, ()))]
+        self.remove(found)
+        return found
+
+    def __contains__(self, item: QueuedEvent) -> bool:
+        """Whether it was added before and waits."""
+        return _identity(item) in self._identities
+
+    @property
+    def damaged(self) -> int:
+        """Records that could not be read back."""
+        return self._queue.damaged
 
     def next_due_us(self) -> int | None:
         """When the next one is due."""
@@ -312,9 +371,10 @@ class LaterQueue:
 
     def put_back(self, items: Iterable[QueuedEvent]) -> None:
         """There was no room for them in the queue of events: due again."""
-        for item in items:
-            if item.seq in self._items:
-                heapq.heappush(self._due, (item.due_us, item.seq))
+        listed = list(items)
+        for place, item in enumerate(listed):
+            if item.seq in self._items:  # before all others: some were released before their own time
+                heapq.heappush(self._due, (place - len(listed), item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""

@@ -28,7 +28,7 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import Recorded
 from sla_server.events.intake import MOST_IDS
 from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, Recipient, refused, retry
-from sla_server.services.record_sender import Done, RecordSender
+from sla_server.services.record_sender import TOO_MANY, Done, RecordSender
 from sla_server.services.rows import Rows
 
 log = structlog.get_logger("delivery")
@@ -39,6 +39,8 @@ ATTACH_NS: Final = 1_000_000_000
 TIMEOUT_S: Final = 30.0
 MOST_NOTICES: Final = 64
 NO_ANSWER: Final = "dbmanager has not answered"
+MOST_ROWS: Final = 10_000
+"""Rows for people that wait while there is no mailbox; some 5 MB."""
 
 
 class EventRecords(Protocol):
@@ -90,16 +92,27 @@ class SqlLink:
         self._mailbox: Mailbox | None = None
         self._sender: RecordSender | None = None
         self._next_ns = 0
+        self._lock = threading.Lock()  # guards _submitted, _rows and _dropped
         self._submitted: deque[tuple[Rows, Done | None]] = deque()
+        self._rows = 0
+        self._dropped = 0
 
     @property
     def lost(self) -> int:
-        """Frames that found no room."""
-        return self._sender.lost if self._sender else 0
+        """Frames that found no room, and submissions that came while too many rows waited for a mailbox."""
+        return (self._sender.lost if self._sender else 0) + self._dropped
 
     def submit(self, rows: Rows, done: Done | None = None) -> None:
-        """Leave rows for the next ``step``; ``done`` is called by the main loop."""
-        self._submitted.append((rows, done))
+        """Leave rows for the next ``step``; ``done`` is called by the main loop.
+
+        Without ``done`` they are dropped and counted while more than ``MOST_ROWS`` wait.
+        """
+        with self._lock:
+            if done is None and self._rows + len(rows) > MOST_ROWS:
+                self._dropped += 1
+                return
+            self._rows += len(rows)
+            self._submitted.append((rows, done))
 
     def report(self, rows: Iterable[dict[str, Any]]) -> None:
         """Rows of the table ``deliveries``; those of our own recipient are of no use to people."""
@@ -121,6 +134,7 @@ class SqlLink:
 
         self.submit([("events", row) for row in rows], done)
         if not answered.wait(deadline.left_s()):
+            self._withdraw(done)  # the caller comes again with the same rows
             return NO_ANSWER
         is_ok, error = said[0]
         return "" if is_ok else error or "dbmanager refused it"
@@ -148,8 +162,9 @@ class SqlLink:
                     self._sender.recorded(said.request, said.ok, said.error, now_ns)
             except WireError as exc:
                 log.error("message-dropped", sender=sender, problem=str(exc))
-        while self._submitted:
-            rows, done = self._submitted.popleft()
+        with self._lock:
+            submitted, self._submitted, self._rows = self._submitted, deque(), 0
+        for rows, done in submitted:
             self._sender.append(rows, done)
         self._sender.flush(now_ns)
 
@@ -157,6 +172,11 @@ class SqlLink:
         """Let go of the mailbox."""
         if self._mailbox is not None:
             self._mailbox.close()
+
+    def _withdraw(self, done: Done) -> None:
+        with self._lock:
+            self._submitted = deque(each for each in self._submitted if each[1] is not done)
+            self._rows = sum(len(rows) for rows, _ in self._submitted)
 
     def _attach(self, now_ns: int) -> bool:
         if now_ns < self._next_ns:
@@ -195,7 +215,7 @@ class RecordRecipient:
         problem = self._link.store([notice.event.row() for notice in notices], deadline)
         if not problem:
             return CONFIRMED
-        return retry(problem) if problem == NO_ANSWER else refused(problem)
+        return retry(problem) if problem in (NO_ANSWER, TOO_MANY) else refused(problem)
 
     def close(self) -> None:
         """See ``Recipient``; nothing is open."""

@@ -270,12 +270,12 @@ def _why_throttled(throttles: Sequence[Row], facts: Row, times: Times) -> list[s
         since = f"Since {times.when(throttle['requested_us'])}"
         asked = words.rates(_asked(throttle, decision, facts)) or "a rate that is no longer stored"
         alone = f" for client {throttle['client']} alone" if throttle.get("client") else ""
-        if throttle.get("client") == words.OTHERS:
-            alone = " for all clients together that no agreement names"
+        if whose := words.together(throttle.get("client") or ""):
+            alone = f" for all clients together {whose}"
         if throttle.get("group_name"):
             alone = f" for all volumes of group {throttle['group_name']} together"
         lines.append(f"{since}: {asked} at most{alone}, {_purpose(_as_then(throttle, facts), times)}.")
-        if throttle.get("client") == words.OTHERS:
+        if whose:
             lines.append(
                 "Clients came to the volume under one new name after another while it was slowed down. So "
                 "they share one rate now, and a new name brings no new allowance."

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
+from pmdaemon.wire.messages.client_caps import is_glob
+
 Row = Mapping[str, Any]
 
 COST_NOTE: Final = "1 cost is an I/O or 64 KiB: a 4 KiB I/O costs 1.06, one of 1 MiB costs 17."
 
 OTHERS: Final = "*"
 """As the client of a throttle: all clients of the volume that no agreement names."""
+
+
+def together(client: str) -> str:
+    """Whom a throttle is for that has a glob as its client; "" for one client, or a whole volume."""
+    if not is_glob(client):
+        return ""
+    return "that no agreement names" if client == OTHERS else f"whose names match {client}"
+
 
 REASONS: Final = {
     "promise-violated": "the promise was violated",
@@ -108,9 +118,9 @@ def capped(row: Row) -> str:
     """What a throttle, or a decision about one, caps: a volume, one client of it, the rest, or a group."""
     if group := row.get("group_name") or (row.get("figures") or {}).get("group"):
         return f"group {group}"
-    client = row.get("client") or (row.get("figures") or {}).get("client")
-    if client == OTHERS:
-        return f"every client of {row.get('volume')} that no agreement names"
+    client = row.get("client") or (row.get("figures") or {}).get("client") or ""
+    if whose := together(client):
+        return f"every client of {row.get('volume')} {whose}"
     return f"client {client} of {row.get('volume')}" if client else str(row.get("volume"))
 
 

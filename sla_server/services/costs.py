@@ -1,17 +1,18 @@
 """What an I/O costs each backend, as policy jobs fitted it, for the gateways that charge it.
 
 A policy's report has a fit for each backend whose data tell one (``policy_jobs.cost_model``). Of each backend
-the newest fit up to the version in force holds: a night without data does not bring the constants back.
-Gateways without the feature ``fitted-costs`` are sent nothing, nor is one of whose backends none was fitted.
-One that is announced is sent its costs in any case: its pair keeps none.
+the newest fit up to the version in force holds, however old it is: nights without data do not bring the
+constants back. Gateways without the feature ``fitted-costs`` are sent nothing. One that is announced is sent
+its costs in any case, as its pair keeps none: an empty list, too, because it may have kept some of a backend
+that has none any more. Before a policy is in force there is nothing to send.
 
-State: the version in force with its fits, the backends of each gateway, and which are due. Belongs to the
-main loop.
+State: of ``NewestFits`` what was read of SQL (it belongs to the thread that reads); of ``FittedCosts``, which
+belongs to the main loop, the version in force with its fits, the backends of each gateway, and which are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pmdaemon.wire.messages.costs import COST_WRITE_RANGE, FITTED_COSTS, MAX_BACKENDS, Costs
 from sla_server.services.rows import Row
@@ -42,6 +43,36 @@ def _within(cost_write: float | None) -> float | None:
     return None if cost_write is None else min(max(float(cost_write), low), high)
 
 
+class NewestFits:
+    """The newest fit of each backend. A policy that was published never changes, so each is read once."""
+
+    def __init__(self) -> None:
+        self._version = 0  # up to which all were read
+        self._fits: dict[str, Fit] = {}
+
+    def up_to(
+        self, version: int, newest: Sequence[Row], before: Callable[[int], Sequence[Row]]
+    ) -> dict[str, Fit]:
+        """Fits of the policies up to a version.
+
+        Args:
+            version: in force.
+            newest: the newest rows of SQL, newest first.
+            before: the next of them, before a version; none after the oldest.
+        """
+        if version < self._version:  # the database was restored
+            self._version, self._fits = 0, {}
+        found, page = dict[str, Fit](), newest
+        while page:
+            found = fits_of(page, version) | found
+            oldest = page[-1]["version"]
+            if oldest <= self._version + 1:
+                break
+            page = before(oldest)
+        self._version, self._fits = version, self._fits | found
+        return dict(self._fits)
+
+
 class FittedCosts:
     """See the module."""
 
@@ -66,8 +97,10 @@ class FittedCosts:
 
     def learned(self, version: int, fits: Mapping[str, Fit]) -> None:
         """A policy is in force."""
-        if version < self._version or fits == self._fits:
+        if version < self._version:
             return
+        if not self._version:  # of those announced before it was known whether there is a policy
+            self._due |= dict.fromkeys(self._backends)
         changed = {name for name in fits.keys() | self._fits.keys() if fits.get(name) != self._fits.get(name)}
         self._version, self._fits = version, fits
         for gateway_id, backends in self._backends.items():
@@ -79,7 +112,7 @@ class FittedCosts:
         due, self._due = self._due, {}
         for gateway_id in due:
             known = sorted(self._backends[gateway_id] & self._fits.keys())[:MAX_BACKENDS]
-            if known:
+            if self._version:
                 yield gateway_id, Costs(self._version, tuple(self._entry(backend) for backend in known))
 
     def _entry(self, backend: str) -> Row:

@@ -34,6 +34,8 @@ RESEND: Final = Resend(
 )
 FRAME_ROWS: Final = 128
 """Slices are some 300 bytes a row, a header holds 64 KiB; what does not fit is halved, and encoded again."""
+TOO_MANY: Final = "too many records wait for the database manager; try again when it is back"
+"""Nobody refused the rows: they were not even sent."""
 Done = Callable[[bool, str], None]
 Rejected = list[tuple[str, str]]
 """Table of a row, and why it cannot be recorded."""
@@ -117,7 +119,7 @@ class RecordSender:
                 lost=self.lost,
             )
             if done is not None:
-                done(False, "too many records wait for the database manager; try again when it is back")
+                done(False, TOO_MANY)
             return
         if done is not None:
             self._raise(rows)

@@ -25,7 +25,7 @@ from sla_server.ownership import Ownership, VolumeClaim
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
-from sla_server.services.costs import Fit, fits_of
+from sla_server.services.costs import Fit, NewestFits
 from sla_server.services.judging.judge import Judge, Judgement
 from sla_server.services.rows import Row, Rows, audit_row, event_row
 from sla_server.services.store import SqlReads
@@ -102,6 +102,7 @@ class SqlWorker:
         self._policy_at_ns = 0
         self._policy_hour = -1
         self._trouble = ""
+        self._fits = NewestFits()
         self._claims_version = 0
         self._interrupted = False  # the last look read what is shown, but not all that is judged
 
@@ -210,7 +211,7 @@ class SqlWorker:
             caps = self._store.policy_caps(version, hour)
             coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
             coming = self._store.policy_caps(version, hour_of_week(coming_us))
-            costs = fits_of(rows, version)
+            costs = self._fits.up_to(version, rows, self._store.policies)
             look = PublishedPolicy(version, version > in_force, hour, caps, coming, coming_us, costs)
         with self._lock:
             self._policy_wanted = False

@@ -123,9 +123,9 @@ class SqlReads:
             cursor = rows[-1]["cursor"]
         return None
 
-    def policies(self) -> list[Row]:
-        """Newest policy versions first: version, state, created_us."""
-        return self._reader.policies(limit=20)
+    def policies(self, before: int | None = None) -> list[Row]:
+        """20 policy versions with their reports, the newest first; only those before a version, if given."""
+        return self._reader.policies(limit=20, before=before)
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""

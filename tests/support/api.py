@@ -22,6 +22,7 @@ from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
+from sla_server.events.event import SEVERITIES
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 
 TOKEN = "t" * 43
@@ -242,12 +243,14 @@ def slice_sum(
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
-    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one.
+    ``shift_us`` moves throttles and decisions, for servers whose clock is the real one. ``ended``: events
+    that end conditions, newest first.
     """
 
     def __init__(self) -> None:
         self.away = False
         self.shift_us = 0
+        self.ended: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
 
     def _row(self, *asked: Any) -> None:
@@ -485,12 +488,13 @@ class FakeSource:
 
     def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
         self._row("inbox", limit, before, wanted)
-        rows = [
-            row
-            for row in self.events(25, before)
-            if row["severity"] in (wanted["severities"] or [row["severity"]])
-        ]
-        return rows[:limit]
+        if (kinds := wanted.get("kinds")) is not None:
+            subjects = wanted["subjects"]
+            return [row for row in self.ended if row["kind"] in kinds and row["subject"] in subjects]
+        rows = events(25) if (ids := wanted.get("event_ids")) is not None else self.events(25, before)
+        severities = wanted.get("severities") or SEVERITIES
+        found = [row for row in rows if row["severity"] in severities]
+        return [row for row in found if ids is None or row["event_id"] in ids][:limit]
 
     def event(self, event_id: str) -> dict[str, Any] | None:
         self._row("event", event_id)

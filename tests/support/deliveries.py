@@ -143,7 +143,7 @@ class Rig:
     def add(self, *events: Event, queue: str = "main") -> None:
         target = self.initial if queue == "initial" else self.main
         now_us = self.clock.unix_us()
-        target.append([QueuedEvent(each.recorded(now_us)) for each in events])
+        target.append([QueuedEvent(each) for each in events], now_us)
 
     def answers(self) -> bool:
         """Hand the engine what came back; whether there was anything."""

@@ -3,11 +3,13 @@
 This is the only part of the demonstration that is not real. It stands for a storage subsystem that volumes
 share, an array of some disks: it works on so many requests at once, each for the same time, and the next in
 the queue begins when one of them ends. So latency rises with the load of everybody. The bytes are real (kept
-in memory); only the time is modelled.
+in memory); only the time is modelled. With ``--file`` it is real, too: that of a block of a file, moved with
+O_DIRECT, one at a time (``direct_file``).
 
 SIGUSR1 makes it slower by half; SIGSTOP makes it hang; SIGUSR2 makes every request fail, or no more.
 
-Usage: ``python -m tests.support.modelled_disk SOCKET [--service-ms 20] [--at-once 8] [--size-mib 64]``
+Usage: ``python -m tests.support.modelled_disk SOCKET [--service-ms 20] [--at-once 8] [--size-mib 64]
+[--file PATH]``
 """
 
 from __future__ import annotations
@@ -19,22 +21,28 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import click
 
 from tests.support import nbd_client
+from tests.support.direct_file import DirectFile
 
 
 class Disk:
     """The queue, shared by all, and the bytes of each export. One event loop, no lock needed."""
 
-    def __init__(self, size_bytes: int, service_s: float, at_once: int) -> None:
+    def __init__(
+        self, size_bytes: int, service_s: float, at_once: int, file: DirectFile | None = None
+    ) -> None:
         self._size_bytes = size_bytes
         self._exports: dict[str, bytearray] = {}
         self._service_s = service_s
         self._fails = False
+        self._file = file
+        self._worker = ThreadPoolExecutor(1, "direct-file")  # starts no thread before its first work
         self._free_at_s = [0.0] * at_once  # a heap: when each of the requests under way will have ended
 
     def become_slower(self) -> None:
@@ -68,7 +76,12 @@ class Disk:
                 return
             payload = await reader.readexactly(length) if kind == nbd_client.WRITE else b""
             answer = partial(self._answer, data, kind, offset, length, payload)
-            loop.call_at(self.finish_s(loop.time()), _send, writer, cookie, answer)
+            if self._file is None:
+                loop.call_at(self.finish_s(loop.time()), _send, writer, cookie, answer)
+            else:
+                move = partial(self._file.move, is_write=kind != nbd_client.READ)
+                done = loop.run_in_executor(self._worker, move)
+                done.add_done_callback(partial(_send_when_moved, writer, cookie, answer))
 
     def _answer(
         self, data: bytearray, kind: int, offset: int, length: int, payload: bytes
@@ -101,6 +114,15 @@ def _send(writer: asyncio.StreamWriter, cookie: int, answer: Callable[[], tuple[
         writer.write(nbd_client.SIMPLE.pack(nbd_client.SIMPLE_MAGIC, error, cookie) + data)
 
 
+def _send_when_moved(
+    writer: asyncio.StreamWriter,
+    cookie: int,
+    answer: Callable[[], tuple[int, bytes]],
+    done: asyncio.Future[None],
+) -> None:
+    _send(writer, cookie, answer if done.exception() is None else lambda: (5, b""))  # EIO
+
+
 async def _serve(path: Path, disk: Disk) -> None:
     server = await asyncio.start_unix_server(disk.serve, path=str(path))
     # Ends with its parent: the demonstration holds our standard input open.
@@ -118,10 +140,12 @@ async def _serve(path: Path, disk: Disk) -> None:
 @click.option("--service-ms", default=20.0, show_default=True, help="Time of one request.")
 @click.option("--at-once", default=8, show_default=True, help="Requests that it works on at the same time.")
 @click.option("--size-mib", default=64, show_default=True, help="Size of the export.")
-def main(socket_path: Path, service_ms: float, at_once: int, size_mib: int) -> None:
+@click.option("--file", type=click.Path(path_type=Path), help="Do real I/O on this file, with O_DIRECT.")
+def main(socket_path: Path, service_ms: float, at_once: int, size_mib: int, file: Path | None) -> None:
     """Serve a modelled disk on a Unix socket until standard input closes."""
     socket_path.unlink(missing_ok=True)
-    asyncio.run(_serve(socket_path, Disk(size_mib << 20, service_ms / 1000, at_once)))
+    direct = DirectFile(file) if file is not None else None
+    asyncio.run(_serve(socket_path, Disk(size_mib << 20, service_ms / 1000, at_once, direct)))
 
 
 if __name__ == "__main__":

@@ -169,8 +169,9 @@ class FakeStore:
         rows = [row for row in self._table("audit", "last_audit") if row["action"] == action]
         return max(rows, key=lambda row: row["at_us"]) if rows else None
 
-    def policies(self) -> list[Row]:
-        return self._table("policies", "policies")
+    def policies(self, before: int | None = None) -> list[Row]:
+        rows = sorted(self._table("policies", "policies"), key=lambda row: -row["version"])
+        return [row for row in rows if before is None or row["version"] < before][:20]
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         self._read("policy_caps")

@@ -227,11 +227,17 @@ class Stage:
             process.wait()
             raise StageError(f"{name} had to be killed: it did not stop within {limit_s:g} s") from None
 
-    def start_disk(self, service_ms: float = DISK_MS, at_once: int = DISK_AT_ONCE) -> None:
-        """Start the modelled disk, also in the place of one that has ended, and wait for its socket."""
+    def start_disk(
+        self, service_ms: float = DISK_MS, at_once: int = DISK_AT_ONCE, file: Path | None = None
+    ) -> None:
+        """Start the modelled disk, also in the place of one that has ended, and wait for its socket.
+
+        With a ``file`` its time is that of real I/O on it.
+        """
         path = self.sockets / "disk.sock"
         path.unlink(missing_ok=True)
         how = ["--service-ms", str(service_ms), "--at-once", str(at_once)]
+        how += ["--file", str(file)] if file is not None else []
         process = self.spawn("disk", "tests.support.modelled_disk", str(path), *how)
         self.wait(path.exists, "the modelled disk", process)
 

@@ -412,8 +412,9 @@ class CapSet(WireMessage):
     ``gen`` grows with every set that the server issues. The set holds for ``lease_us`` without a renewal.
     ``clients`` are caps of single clients of a volume, beside that of the volume: both hold. Absent when
     there is none, and sent to agents with the feature ``client-caps`` only; others ignore it. The client
-    ``*`` is all clients of the volume but those that match a glob of ``except``: they share the rates, which
-    hold beside those of a single client. Such an entry is sent to agents with ``other-client-caps`` only.
+    A glob is all clients of the volume that match it (``*``: all), but those that match one of ``except``:
+    they share the rates, which hold beside those of a single client. A client is of one glob at most. Such an
+    entry is sent to agents with ``other-client-caps`` only.
     ``groups`` are caps of several volumes together, beside those: the volumes share the rates by weight.
     Absent when there is none, and sent to agents with the feature ``group-caps`` only. ``burst_s`` is how
     many seconds' worth of the rates may pass at once, 0.02 without it; agents of before ignore it. A set

@@ -29,8 +29,9 @@ class Costs(WireMessage):
     """What an I/O costs on the backends of this gateway, complete: another one has the costs of its export.
 
     In units of a read before its bytes are added: a write costs ``cost_write`` (nil: no writes were seen),
-    and ``cost_bytes`` bytes cost 1. Exports with `cost = "fitted"` charge it from now on. ``version`` is that
-    of the policy that fitted them. Sent to agents with the feature ``fitted-costs`` only, when they register
+    and ``cost_bytes`` bytes cost 1. Exports with `cost = "fitted"` charge it from now on, but
+    those whose cost a cap of the server limits when that has gone. ``version`` is that of the policy that
+    fitted them. Sent to agents with the feature ``fitted-costs`` only, when they register
     and when it changes.
     """
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.events import catalogue
 from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.documents import RecipientDocument, SilenceDocument
 from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
@@ -23,6 +24,12 @@ from sla_server.events.stages.silence import SilenceInForce
 
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of a silence is looked for."""
+RECORDED_WITHIN_US: Final = 60_000_000
+"""An event is recorded some 50 ms after it was noticed, or when delivery is back."""
+MOST_PAGES: Final = 20
+"""Pages of SQL that are looked at for one of open events."""
+MOST_ENDINGS: Final = 10_000
+"""Of a page: what has ended more often since its oldest event may be shown as going on."""
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
 Row = dict[str, Any]
 
@@ -82,30 +89,38 @@ def _silence_row(row: Row, now_us: int) -> Row:
 
 
 def inbox(context: AppContext, request: Request) -> Response:
-    """A page of events, each with its acknowledgements and the recipients that have not confirmed it."""
+    """A page of events: when each has ended, who acknowledged it, which recipients have not confirmed it.
+
+    Open is what no person has acknowledged, what has not ended, and ends nothing itself.
+    """
     severities = [part for part in request.args.get("severity", "").split(",") if part]
     for severity in severities:
         if severity not in SEVERITIES:
             raise BadInput("severity", f"{severity[:40]!r} is none", f"Use {', '.join(SEVERITIES)}")
     limit = responses.limit(request)
     wanted = {name: request.args.get(name, "") for name in ("kind", "element", "subject")}
-    rows = context.source.inbox(
-        limit,
-        responses.cursor(request),
-        severities=severities,
-        only_open=responses.flag(request, "open"),
-        **wanted,
-    )
-    return responses.as_list(_with_people(context, rows), rows[-1]["cursor"] if len(rows) == limit else None)
+    only_open = responses.flag(request, "open")
+    found, before = list[Row](), responses.cursor(request)
+    for _ in range(MOST_PAGES):
+        page = context.source.inbox(limit, before, severities=severities, only_open=only_open, **wanted)
+        rows = _with_ends(context, page)
+        found += [row for row in rows if not (only_open and (row["ended_us"] or _ends(row["kind"])))]
+        before = page[-1]["cursor"] if len(page) == limit else None
+        if before is None or len(found) >= limit:
+            break
+    if len(found) > limit:
+        found, before = found[:limit], found[limit - 1]["cursor"]
+    return responses.as_list(_with_people(context, found), before)
 
 
 def undelivered(context: AppContext, _request: Request) -> Response:
     """What not all recipients have confirmed, the oldest first."""
     found = read_delivery_state(context.metrics.folder)
-    rows = []
-    for row in found[1] if found is not None else ():
-        event = context.source.event(str(row.get("event_id"))) or {}
-        rows.append({**{key: event.get(key) for key in SHOWN}, **row})
+    listed = found[1] if found is not None else []
+    ids = {str(row.get("event_id")) for row in listed}
+    events = context.source.inbox(len(ids), event_ids=ids) if ids else []
+    stored = {event["event_id"]: event for event in events}
+    rows = [{**{key: stored.get(row.get("event_id"), {}).get(key) for key in SHOWN}, **row} for row in listed]
     waiting = sum(row.get("waiting") or 0 for row in found[0]) if found is not None else 0
     return responses.as_list(rows, is_known=found is not None, waiting=max(waiting, len(rows)))
 
@@ -113,7 +128,7 @@ def undelivered(context: AppContext, _request: Request) -> Response:
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
     """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
     row = _event(context, event_id)
-    (found,) = _with_people(context, [row])
+    (found,) = _with_people(context, _with_ends(context, [row]))
     found["deliveries"] = context.source.deliveries(event_id)
     try:
         found["routing"] = _preview(context, from_row(row))
@@ -127,7 +142,8 @@ def _unanswered(context: AppContext, found: Row) -> list[Row]:
     """Recipients that the event goes to and of which nothing is recorded: with what waits there."""
     recorded = {one["recipient"] for one in (*found["deliveries"], *(found["undelivered"] or ()))}
     state = read_delivery_state(context.metrics.folder)
-    waiting = {row.get("name"): row.get("waiting") for row in (state[0] if state is not None else ())}
+    rows = state[0] if state is not None else ()
+    waiting = {row.get("name"): _waiting(row, found["at_us"]) for row in rows}
     return [
         {"recipient": name, "waiting": waiting.get(name)}
         for one in found["routing"].get("recipients") or ()
@@ -135,11 +151,46 @@ def _unanswered(context: AppContext, found: Row) -> list[Row]:
     ]
 
 
+def _waiting(row: Row, at_us: int) -> int | None:
+    """How many notices wait for a recipient that an event of this time can be among."""
+    since_us = row.get("waiting_since_us") or 0
+    return 0 if at_us + RECORDED_WITHIN_US < since_us else row.get("waiting")
+
+
 def _event(context: AppContext, event_id: str) -> Row:
     row = context.source.event(event_id)
     if row is None:
         raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
     return row
+
+
+def _ends(kind: str) -> bool:
+    return bool(catalogue.described(kind).ends)
+
+
+def _with_ends(context: AppContext, rows: list[Row]) -> list[Row]:
+    """The rows with ``ended_us``: when the condition that each began has ended; null without an end."""
+    kinds = {kind for row in rows for kind in catalogue.endings(row["kind"])}
+    begun = [row for row in rows if catalogue.endings(row["kind"])]
+    ends: dict[tuple[str, ...], list[int]] = {}
+    if begun:
+        subjects, since_us = {row["subject"] for row in begun}, min(row["at_us"] for row in begun)
+        found = context.source.inbox(MOST_ENDINGS, kinds=kinds, subjects=subjects, since_us=since_us)
+        for row in reversed(found):
+            ends.setdefault(_condition(row), []).append(row["at_us"])
+    for row in rows:
+        row["ended_us"] = None
+    for row in begun:
+        after = (at_us for at_us in ends.get(_condition(row), ()) if at_us >= row["at_us"])
+        row["ended_us"] = next(after, None)
+    return rows
+
+
+def _condition(row: Row) -> tuple[str, ...]:
+    try:
+        return catalogue.condition_key(from_row(row))
+    except EventUnreadable:
+        return ()
 
 
 def _with_people(context: AppContext, rows: list[Row]) -> list[Row]:

@@ -14,7 +14,8 @@ stream column as bytes and only again when that changes, or some claim does: of 
 comparison.
 
 Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
-``take`` did, with the transaction. Values inside its dicts are replaced, never changed.
+``take`` did, with the transaction. Values inside its dicts are replaced, never changed. If the answer to a
+commit was lost, ``load`` reads what SQL has of it, and ``recall`` brings back the rest.
 
 With ``volume_ownership = "open"`` only people's decisions are stored; nothing is left out. What is stored
 then belongs to its gateways when the mode is another one again.
@@ -127,7 +128,41 @@ class IngestOwnership:
             named = select(streams.c.stream_id, streams.c.gateway_id).where(streams.c.volume != "")
             self._holders = StreamHolders((row[0], row[1]) for row in connection.execute(named))
         self._block(connection)
+        self._forget_stored()
         self._kept = {}
+
+    def recall(self, batch: DecodedBatch) -> None:
+        """A batch was stored, though ``settle`` dropped what it said: the answer to the commit was lost.
+
+        After ``load``, which read what is in SQL. Here is the rest: lists of certificates, and what waits.
+        """
+        if self.is_open:
+            return
+        for header in batch.gateways:
+            if isinstance(header.get("exports"), list):
+                self._take_list(header, 0)  # the claims that it takes back are in SQL
+        self._admitted(batch, set())
+        self._kept = {}
+
+    def _forget_stored(self) -> None:
+        """What was approved waits no more: the transaction that approved it has stored it, too."""
+        for gateway_id, rows in self._streams.items():
+            holders = self._holders.of(list(rows))
+            self._streams[gateway_id] = {
+                stream_id: row
+                for (stream_id, row), holder in zip(rows.items(), holders, strict=True)
+                if holder != gateway_id or self._backend_of(gateway_id, row) is None
+            }
+        for gateway_id, exports in self._exports.items():
+            self._exports[gateway_id] = {
+                volume: row
+                for volume, row in exports.items()
+                if self._backend_of(gateway_id, row) != _text(row, "backend")
+            }
+
+    def _backend_of(self, gateway_id: str, row: Row) -> str | None:
+        """The backend on which an export or a stream counts; None: it does not."""
+        return self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
 
     def _block(self, connection: Connection, keys: Iterable[Key] | None = None) -> None:
         """Let the stored streams of claims that were approved once wait; of ``keys``, or of all claims."""
@@ -180,11 +215,7 @@ class IngestOwnership:
             return False
         if any(holder != gateway_id for holder in self._holders.of(ids)):
             return False
-        return all(
-            self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
-            == _text(row, "backend")
-            for row in rows
-        )
+        return all(self._backend_of(gateway_id, row) == _text(row, "backend") for row in rows)
 
     def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
         """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
@@ -241,14 +272,11 @@ class IngestOwnership:
         changed.update(((claim.volume, claim.gateway_id), claim) for claim in claims)
 
     def _show_exports(self, header: Row, now_us: int) -> list[VolumeClaim]:
-        gateway_id, name = _text(header, "gw"), _text(header, "name")
+        gateway_id = _text(header, "gw")
         if not isinstance(header.get("exports"), list):
             return []
-        self._names[gateway_id] = name
-        patterns = header.get("volumes")
-        listed = [clean(item) for item in patterns if isinstance(item, str)] if patterns else None
         had_list = self._owners.has_list(gateway_id)
-        changed = self._owners.set_list(gateway_id, listed if isinstance(patterns, list) else None, now_us)
+        changed = self._take_list(header, now_us)
         shown = {_text(row, "volume"): _text(row, "backend") for row in _maps(header, "exports")}
         changed += self._show(gateway_id, shown, now_us, exports=True)
         if not had_list:  # nor claims for streams that came before
@@ -256,6 +284,13 @@ class IngestOwnership:
             streams = {_text(row, "volume"): _text(row, "backend") for row in rows}
             changed += self._show(gateway_id, streams, now_us, exports=False)
         return changed
+
+    def _take_list(self, header: Row, now_us: int) -> list[VolumeClaim]:
+        """A gateway's name, and what its certificate lists; returns the claims that it takes back."""
+        gateway_id, patterns = _text(header, "gw"), header.get("volumes")
+        self._names[gateway_id] = _text(header, "name")
+        listed = [clean(item) for item in patterns if isinstance(item, str)] if patterns else None
+        return self._owners.set_list(gateway_id, listed if isinstance(patterns, list) else None, now_us)
 
     def _show(
         self, gateway_id: str, shown: dict[str, str], now_us: int, *, exports: bool
@@ -317,7 +352,7 @@ class IngestOwnership:
         gateway_id, found, waiting = _text(header, "gw"), list[Row](), dict[str, Row]()
         for row in _maps(header, "exports"):
             volume = _text(row, "volume")
-            backend = self._owners.admitted(gateway_id, volume, _text(row, "backend"))
+            backend = self._backend_of(gateway_id, row)
             if backend != _text(row, "backend"):  # or it moved, and counts where it was
                 waiting[volume] = row
             if backend is not None:
@@ -334,7 +369,7 @@ class IngestOwnership:
             stream_id = row.get("id")
             if type(stream_id) is not int or not 0 <= stream_id <= _INT_MAX:
                 continue
-            backend = self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
+            backend = self._backend_of(gateway_id, row)
             waiting.pop(stream_id, None)
             if backend is None:
                 waiting[stream_id] = row

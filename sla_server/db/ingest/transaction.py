@@ -120,6 +120,7 @@ class IngestStore:
         self._nameless = NamelessStreams()
         self._histograms = StoredHistograms()
         self._ownership, self._is_restored = IngestOwnership(ownership, first_sight_volumes), False
+        self._unanswered: list[DecodedBatch] = []
         self._memory = IngestMemory(rollup_s * 1_000_000)
         self._now_us = 0
         self._rollup_s = rollup_s
@@ -215,9 +216,17 @@ class IngestStore:
         """
         if self._is_restored:
             with begin(self._engine) as connection:
-                self._ownership.load(connection)
+                self._load_claims(connection, self._cursor(connection, self._records_key))
             self._is_restored = False
         return self._ownership.screened(batch)
+
+    def _load_claims(self, connection: Connection, cursor: int) -> None:
+        """Read claims again; ``cursor``: up to where rows are stored, whatever became of the answers."""
+        self._ownership.load(connection)
+        for part in self._unanswered:
+            if part.last_seq <= cursor:
+                self._ownership.recall(part)
+        self._unanswered = []
 
     def _cursor(self, connection: Connection, key: str) -> int:
         table = schema.consumed
@@ -294,17 +303,19 @@ class IngestStore:
                 if cursor < self._records_seq and oldest_seq <= self._records_seq:
                     raise self._moved(connection, self._records_seq)
                 if self._is_restored:
-                    self._ownership.load(connection)
-                for part in unstored(connection, cursor):
+                    self._load_claims(connection, cursor)
+                parts = unstored(connection, cursor)
+                for part in parts:
                     self._store_fresh(connection, part)
                     self._raise(connection, self._records_key, part.last_seq)
                 self._probe("rows-in-transaction")
+                self._unanswered = parts  # if the answer to the commit is lost, these may be stored
         except BaseException:
             self._ownership.settle(is_stored=False)
             self._is_restored = True  # it may have been committed all the same
             raise
         self._ownership.settle(is_stored=True)
-        self._is_restored = False
+        self._is_restored, self._unanswered = False, []
         self._records_seq = max(cursor, last_seq)
 
     def _store_fresh(self, connection: Connection, batch: DecodedBatch) -> None:

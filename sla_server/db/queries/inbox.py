@@ -25,6 +25,10 @@ def filtered(
     element: str = "",
     subject: str = "",
     only_open: bool = False,
+    event_ids: Collection[str] | None = None,
+    kinds: Collection[str] | None = None,
+    subjects: Collection[str] | None = None,
+    since_us: int | None = None,
 ) -> Select[Any]:
     """Narrow a page of ``events``.
 
@@ -35,6 +39,10 @@ def filtered(
         element: name.
         subject: the subject or the text contains it.
         only_open: those that no person has acknowledged.
+        event_ids: these. None: all.
+        kinds: any of them. None: all.
+        subjects: about any of them. None: all.
+        since_us: not before.
     """
     table = schema.events
     conditions: list[ColumnElement[bool]] = []
@@ -49,6 +57,11 @@ def filtered(
     if subject:
         named = f"*{subject}*"
         conditions.append(or_(_like(table.c.subject, named), _like(table.c.text, named)))
+    for column, values in ((table.c.event_id, event_ids), (table.c.kind, kinds), (table.c.subject, subjects)):
+        if values is not None:
+            conditions.append(column.in_(list(values)))
+    if since_us is not None:
+        conditions.append(table.c.at_us >= since_us)
     if only_open:
         audit = schema.audit
         said = exists().where(audit.c.action == ACKNOWLEDGE, audit.c.subject == table.c.event_id)

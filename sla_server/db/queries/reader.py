@@ -390,10 +390,13 @@ class SqlReader:
             row["cursor"] = f"{row[time]}:{row[key]}"
         return rows
 
-    def policies(self, limit: int = 20) -> list[Row]:
-        """Policy versions, newest first, ``job`` and ``report`` decoded."""
+    def policies(self, limit: int = 20, before: int | None = None) -> list[Row]:
+        """Policy versions, newest first, ``job`` and ``report`` decoded; ``before``: older than that one."""
         table = schema.policies
-        rows = self._rows(select(table).order_by(table.c.version.desc()).limit(limit))
+        statement = select(table).order_by(table.c.version.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(table.c.version < before)
+        rows = self._rows(statement)
         return decode_json(rows, ("job", "report"))
 
     def policy_caps(

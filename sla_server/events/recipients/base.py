@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.events.event import Event
@@ -143,6 +143,14 @@ class Recipient(Protocol):
 
     def close(self) -> None:
         """Let go of connections and files; ``deliver`` is not called again. May be called at any time."""
+
+
+@runtime_checkable
+class Reopening(Protocol):
+    """A recipient that writes a file which other programs rename."""
+
+    def reopen(self) -> None:
+        """Let go of the file; the next notice opens it again. Any thread; never waits."""
 
 
 class Builder(Protocol):

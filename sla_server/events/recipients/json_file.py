@@ -2,12 +2,12 @@
 
 Rotation: a file that would grow beyond its limit becomes NAME.1, NAME.1 becomes NAME.2, and the oldest beyond
 ``keep`` is removed. A file that another program has renamed or removed (logrotate) is made again at the next
-delivery; ``reopen`` does so at once, for the signal.
+delivery; ``reopen`` lets go of it at once, for SIGHUP.
 
 What a crash can leave: a line without its end. It was not confirmed, so it is written again; the torn piece
 is cut off when the file is opened. A full disk leaves the file as it was before the batch.
 
-Thread: the recipient's; ``reopen`` from any.
+Thread: the recipient's; ``reopen`` and ``close`` from any. ``_lock`` guards the descriptor.
 """
 
 from __future__ import annotations
@@ -44,29 +44,38 @@ class JsonFile:
         self._path = files_dir / spec.path
         self._most_bytes = round(spec.rotate_mb * 1e6)
         self._fd = -1
+        self._lock = threading.Lock()
         self._reopen = threading.Event()
 
     def deliver(self, notices: Sequence[Notice], deadline: Deadline) -> Answer:
         """See ``Recipient``; a disk has no timeout, so the engine's limit holds for one that hangs."""
         lines = [strict_json.dumps(notice.as_json(), ensure_ascii=False) for notice in notices]
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
-        try:
-            self._open()
-            if (size := os.fstat(self._fd).st_size) and size + len(content) > self._most_bytes:
-                self._rotate()
-            self._append(content)
-        except OSError as exc:
-            self._close()
-            return retry(f"{self._path}: {reason_of(exc)}")
+        with self._lock:
+            try:
+                self._open()
+                if (size := os.fstat(self._fd).st_size) and size + len(content) > self._most_bytes:
+                    self._rotate()
+                self._append(content)
+            except OSError as exc:
+                self._close()
+                return retry(f"{self._path}: {reason_of(exc)}")
+            if self._reopen.is_set():  # meanwhile
+                self._close()
         return CONFIRMED
 
     def reopen(self) -> None:
-        """Open the file again before the next line. Any thread, also a signal's handler."""
+        """Let go of the file, after what is being written; the next line opens it again. Never waits."""
         self._reopen.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """See ``Recipient``."""
-        self._reopen.set()  # the thread that writes closes it: a number closed here might be another file's
+        self.reopen()
 
     def _open(self) -> None:
         if self._fd >= 0 and not self._reopen.is_set() and self._is_same():

@@ -22,7 +22,7 @@ import structlog
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.threads import ThreadGroup
-from sla_server.events.recipients.base import Answer, Notice, Recipient, retry
+from sla_server.events.recipients.base import Answer, Notice, Recipient, Reopening, retry
 
 log = structlog.get_logger("delivery")
 GRACE_S: Final = 2.0
@@ -94,6 +94,11 @@ class ThreadSender:
             self._worker.close()
             self._worker = None
 
+    def reopen(self) -> None:
+        """Let the recipient let go of its file, if it has one."""
+        if self._worker is not None:
+            self._worker.reopen()
+
     def close(self) -> None:
         """See ``BatchSender``."""
         if self._worker is not None:
@@ -123,6 +128,10 @@ class _Worker:
         finally:
             self.is_busy = False
             self._recipient.close()
+
+    def reopen(self) -> None:
+        if isinstance(self._recipient, Reopening):
+            self._recipient.reopen()
 
     def close(self) -> None:
         self.tasks.put(None)

@@ -15,7 +15,7 @@ from pmdaemon.wire.rates import Rates
 from sla_server.services.control.groups import Groups, TargetAnswers
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import split
-from sla_server.services.control.targets import client_of, group_of, is_others, volume_of
+from sla_server.services.control.targets import client_of, group_of, is_glob, volume_of
 from sla_server.services.control.throttle import LEAST, GatewayCaps
 from sla_server.services.control.usage import GatewayTable
 
@@ -54,9 +54,9 @@ class CapSplit:
     def _recent(self, target: str, carriers: Mapping[str, GatewayTable]) -> dict[str, float]:
         """Recent cost rate of a target through each gateway that can be sent its cap.
 
-        Of a client: through those that it uses; while it uses none, and of others (``*``), through all.
+        Of a client: through those that it uses; while it uses none, and of a glob, through all.
         """
-        client = client_of(target) if not is_others(target) else ""
+        client = client_of(target) if not is_glob(target) else ""
         found = {
             gateway_id: self._answers.use(table, target)
             for gateway_id, table in carriers.items()
@@ -72,7 +72,7 @@ class CapSplit:
         """
         if group := group_of(target):
             return table.caps_groups is not False and bool(self._groups.at(group, table))
-        if is_others(target) and table.caps_others is False:
+        if is_glob(target) and table.caps_others is False:
             return False
         if client_of(target) and table.caps_clients is False:
             return False

@@ -18,7 +18,7 @@ from pmdaemon.wire.frame import MAX_FOLDED_BYTES, MAX_HEADER_BYTES
 from pmdaemon.wire.messages.client_caps import EXCEPT
 from pmdaemon.wire.rates import COST_BYTES, Rates
 from sla_server.services.control.decisions import RaiseEvent
-from sla_server.services.control.targets import client_of, group_of, is_others, named, volume_of
+from sla_server.services.control.targets import client_of, group_of, is_glob, named, volume_of
 from sla_server.services.control.usage import GatewayTable
 
 HEAD_BYTES: Final = 512
@@ -30,7 +30,7 @@ MEMBER_BYTES: Final = 12
 
 
 def entry_bytes(target: str, volumes: Iterable[str] = ()) -> int:
-    """Most that the entry of a target needs, with the volumes of a group or those that others are not."""
+    """Most that the entry of a target needs, with the volumes of a group or those that a glob is not for."""
     return ENTRY_BYTES + len(target) + sum(MEMBER_BYTES + len(volume) for volume in volumes)
 
 
@@ -50,7 +50,7 @@ def fitting(
         shares: rates by target.
         is_large: whether its agent takes a folded set.
         held: targets that it has caps of now.
-        members: volumes of each group among the targets, and their weights; of other clients the named ones.
+        members: volumes of each group among the targets, and their weights; whom a glob is not for.
     """
     left = (MAX_FOLDED_BYTES if is_large else MAX_HEADER_BYTES) - HEAD_BYTES
     sizes = {target: entry_bytes(target, members.get(target, ())) for target in shares}
@@ -101,12 +101,12 @@ def group_entries(
 def entries(
     shares: Mapping[str, Rates], members: Mapping[str, Mapping[str, float]] = NO_MEMBERS
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Entries of volumes, and of clients, for message CAPS; ``members``: those that others are not."""
+    """Entries of volumes, and of clients, for message CAPS; ``members``: whom a glob is not for."""
     volumes, clients = list[dict[str, Any]](), list[dict[str, Any]]()
     for target, rates in sorted(shares.items()):
         if group_of(target):
             continue
         client = client_of(target)
-        more = {EXCEPT: sorted(members.get(target, ()))} if is_others(target) else {}
+        more = {EXCEPT: sorted(members.get(target, ()))} if is_glob(target) else {}
         (clients if client else volumes).append(rates.entry(volume_of(target), client) | more)
     return volumes, clients

@@ -9,8 +9,8 @@ follow:
     leave    a client that uses nothing for the idle time leaves its part of C to the others. The last of a
              volume stays: what it has waits for the client that comes next, until the loop has ended
     carry    when a volume is divided, or whole again, its caps go over to its clients, or to it: C changes
-             by what those use that are slowed down in one of the two forms only. When its clients that no
-             agreement names are taken together, or no longer so (``newcomers``), C stays
+             by what those use that are slowed down in one of the two forms only. When clients of a volume are
+             taken together, or no longer so (``newcomers``), C stays
 
 Each change makes the loop wait for evidence under other caps, so clients join and leave once in
 ``resplit_min_s``.
@@ -27,7 +27,7 @@ from sla_server.agreements.promise import Priority
 from sla_server.services.control.backend_loop import BackendControl
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import Neighbour, cost_of, gives_way, largest, part_of
-from sla_server.services.control.targets import client_of, is_others, named, volume_of
+from sla_server.services.control.targets import client_of, is_glob, named, volume_of
 from sla_server.services.control.usage import RECENT_CUTS
 from sla_server.services.control.victims import Victim
 
@@ -75,10 +75,14 @@ def carry_over(
     others: Collection[str],
     victims: Iterable[Victim],
     neighbours: Mapping[str, Neighbour],
+    together: Collection[str] = (),
 ) -> Turnover:
-    """What takes the place of managed targets, ``others``, whose volumes are divided now, or no longer so."""
+    """What takes the place of managed targets, ``others``, whose volumes are divided now, or no longer so.
+
+    ``together``: globs that some of them are taken together by now.
+    """
     spared, priority = _spared(control, victims), priority_of(control)
-    return carried_over(control.managed, others, neighbours, spared, priority, control.settings)
+    return carried_over(control.managed, others, neighbours, spared, priority, control.settings, together)
 
 
 def _spared(control: BackendControl, victims: Iterable[Victim]) -> set[str]:
@@ -138,6 +142,7 @@ def carried_over(
     spared: Collection[str],
     victim: Priority,
     settings: ControlSettings,
+    together: Collection[str] = (),
 ) -> Turnover:
     """What takes the place of managed targets whose volumes are divided now, or no longer so.
 
@@ -148,6 +153,7 @@ def carried_over(
         spared: targets of the promises that are being helped.
         victim: priority of the promise that decides.
         settings: what is too small to count.
+        together: globs that some of ``others`` are taken together by now.
 
     Returns:
         Nothing for a volume of which no target of now may be slowed down.
@@ -155,14 +161,14 @@ def carried_over(
     leave, join, more = list[str](), list[Neighbour](), 0.0
     for volume in dict.fromkeys(map(volume_of, others)):
         old = [managed[target] for target in others if volume_of(target) == volume]
-        now = [n for target, n in neighbours.items() if volume_of(target) == volume]
-        together = [n for n in now if is_others(n.volume) and n.volume not in managed]
-        if together and all(client_of(n.volume) for n in old):
-            found = [n for n in together if n.volume not in spared and gives_way(victim, n)]
+        now = [n for target, n in neighbours.items() if volume_of(target) == volume and target not in managed]
+        if any(volume_of(target) == volume for target in together):
+            found = [n for n in now if n.volume in together]
+            found = [n for n in found if n.volume not in spared and gives_way(victim, n)]
             is_same = True
         else:
             found = largest(_able(now, spared, victim), settings.small_share_ratio)
-            is_same = any(is_others(n.volume) for n in old) and all(client_of(n.volume) for n in now)
+            is_same = any(is_glob(n.volume) for n in old) and all(client_of(n.volume) for n in now)
         if not found:
             continue
         leave += [n.volume for n in old]

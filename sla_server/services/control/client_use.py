@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sla_server.agreements.selectors import matches
-from sla_server.services.control.targets import client_of, is_others, volume_of
+from sla_server.services.control.targets import client_of, is_glob, volume_of
 from sla_server.services.control.usage import RECENT, RECENT_CUTS, Floats, GatewayTable, Ints, Recent, Usage
 
 
@@ -54,22 +54,25 @@ class _Known(NamedTuple):
 class _Rows:
     """Rows of a gateway's table by volume and client; rows are only added.
 
-    ``others``: of a volume, how many clients were looked at, which of them are named, rows of those that are
-    not.
+    ``globs``: of a target that is a glob, how many clients were looked at, whom it is not for, and its rows.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.by_volume: dict[str, dict[str, int]] = {}
-        self.others: dict[str, tuple[int, tuple[str, ...], Ints]] = {}
+        self.globs: dict[str, tuple[int, tuple[str, ...], Ints]] = {}
 
-    def of_others(self, volume: str, named: tuple[str, ...]) -> Ints:
-        """Rows of the clients of a volume that match none of these globs."""
-        clients = self.by_volume.get(volume, {})
-        known = self.others.get(volume)
-        if known is None or known[:2] != (len(clients), named):
-            rows = [row for client, row in clients.items() if not matches(client, named)]
-            known = self.others[volume] = len(clients), named, np.array(rows, np.int64)
+    def of_glob(self, target: str, others: tuple[str, ...]) -> Ints:
+        """Rows of the clients of a volume that match the target's glob, and none of ``others``."""
+        clients, globs = self.by_volume.get(volume_of(target), {}), (client_of(target),)
+        known = self.globs.get(target)
+        if known is None or known[:2] != (len(clients), others):
+            rows = [
+                row
+                for client, row in clients.items()
+                if matches(client, globs) and not matches(client, others)
+            ]
+            known = self.globs[target] = len(clients), others, np.array(rows, np.int64)
         return known[2]
 
     def read(self, table: GatewayTable) -> None:
@@ -87,11 +90,11 @@ class ClientUses:
             asked about since their newest cut are old. Grown by doubling.
         sums, summed_rows: how often cuts were summed, and how many rows they had together.
 
-    ``named_on``: globs of the clients of a volume that agreements name.
+    ``except_of``: names and globs of the clients that a target with a glob is not for.
     """
 
-    def __init__(self, named_on: Callable[[str], tuple[str, ...]] = lambda _volume: ()) -> None:
-        self.named_on = named_on
+    def __init__(self, except_of: Callable[[str], tuple[str, ...]] = lambda _target: ()) -> None:
+        self.except_of = except_of
         self.values: Floats = np.zeros((len(ClientUse._fields), 64))
         self.sums = self.summed_rows = 0
         self._known: dict[str, _Known] = {}
@@ -110,11 +113,10 @@ class ClientUses:
         return found
 
     def rows_of(self, table: GatewayTable, target: str) -> Ints:
-        """Rows of the clients that a target is: one, or all that no agreement names; none if never seen."""
-        volume, client = volume_of(target), client_of(target)
-        if is_others(target):
-            return self._rows_of(table).of_others(volume, self.named_on(volume))
-        row = self.rows(table, volume).get(client)
+        """Rows of the clients that a target is: one, or those of a glob; none if never seen."""
+        if is_glob(target):
+            return self._rows_of(table).of_glob(target, self.except_of(target))
+        row = self.rows(table, volume_of(target)).get(client_of(target))
         return np.array([] if row is None else [row], np.int64)
 
     def of(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:

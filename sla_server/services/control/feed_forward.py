@@ -132,7 +132,7 @@ class FeedForward:
             if watched.learn(control, step, before, now_ns):
                 # The storage gives another rate now: only this burst, without C ahead, is evidence about it.
                 self.counters.discarded += sum(trial.discard() for trial in watched.trials.values()) > 0
-            elif watched.fell_short(control) and watched.expected is not None:
+            elif watched.expected is not None and watched.fell_short(control):
                 watched.trial(watched.expected.reason).is_doubtful = True  # the next burst, left alone, tells
 
     def modes_changed(self) -> None:
@@ -383,6 +383,7 @@ class FeedForward:
             trial.miss()
         elif trial.enter(expected.burst(self._now_ns / 1e9)):
             self.counters.discarded += 1
+        trial.is_doubtful |= watched.doubt != 0  # one more without C ahead tells storage from demand
         reason = trial.why_off(self._own)
         if reason is not None:
             if trial.nothing_to_save:

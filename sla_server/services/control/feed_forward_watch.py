@@ -25,8 +25,10 @@ from sla_server.services.control.pieces import Ints
 from sla_server.services.control.scopes import Key
 
 SAME_RATIO: Final = 0.75
-"""Storage that gives less than this share of what it gave, or as much more, is another one: C0 of bursts
-alike differs by a tenth, and a step of an increase is a sixteenth."""
+"""Storage that gives less than this share of what it gave, or as much more, may be another one: C0 of
+bursts alike differs by a tenth, and a step of an increase is a sixteenth."""
+MOST_STARTS: Final = 6
+"""C0 kept of a backend: bursts of one storage differ in size, and a known size shows nothing."""
 MOST_ONSETS: Final = 64
 """Kept of a backend: three periods of a pattern with many bursts in each."""
 
@@ -85,6 +87,10 @@ class Watched:
         is_ahead: C was set ahead when the loop began last; else it reacted.
         volumes, victims: slowed down (volumes, or clients), and for whom.
         modes: by agreement on the backend, when it was looked at last.
+        starts: C0 of bursts without C ahead, on this storage; of the volumes ``compared``.
+        doubt: the newest of them was above (1) or below (-1) all others; else 0.
+        short: the least C came down to since, where C set ahead fell short; else 0.
+        explained: such a C, when a burst without C ahead then showed the same storage; else 0.
         at_fault: its storage hangs or fails.
         bins: share of each bin in which the load was high, oldest first; ``bin``: number of the open one.
         loud, samples: of the open bin.
@@ -102,6 +108,11 @@ class Watched:
     volumes: tuple[str, ...] = ()
     victims: tuple[Key, ...] = ()
     modes: dict[str, str] = field(default_factory=dict)
+    starts: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STARTS))
+    compared: tuple[str, ...] = ()
+    doubt: int = 0
+    short: float = 0.0
+    explained: float = 0.0
     at_fault: bool = False
     learned_ns: int = 0
     bins: deque[float] = field(default_factory=lambda: deque(maxlen=SPANS[-1]))
@@ -141,18 +152,42 @@ class Watched:
         return is_other
 
     def _is_other(self, control: BackendControl, before: LoopBefore) -> bool:
-        """Whether what its volumes used before the first cut shows that the storage gives another rate."""
-        if before.active or not self.start:
+        """Whether what its volumes used before the first cut shows that the storage gives another rate.
+
+        One burst of another size may be another demand: two in a row, on the same side of all known, show it.
+        So does one that is lower, if C that had been kept fell short: a smaller demand needs no lower C.
+        """
+        if before.active:
             return False
-        return not SAME_RATIO <= control.start / self.start <= 1 / SAME_RATIO
+        volumes = tuple(sorted(control.managed))
+        if volumes != self.compared:  # what others used says nothing about these
+            self.compared, self.doubt, self.short, self.explained = volumes, 0, 0.0, 0.0
+            self.starts.clear()
+        known = list(self.starts)[: -1 if self.doubt else None]
+        side = 0
+        if known:
+            side = (control.start > max(known) / SAME_RATIO) - (control.start < SAME_RATIO * min(known))
+        is_other = side != 0 and (side == self.doubt or (side < 0 and self.short > 0))
+        if is_other:
+            self.starts.clear()
+        elif self.short and not side:
+            self.explained = self.short
+        self.starts.append(control.start)
+        self.doubt, self.short = (0 if is_other else side), 0.0
+        return is_other
 
     def fell_short(self, control: BackendControl) -> bool:
-        """Whether C that had been kept was set ahead of this burst, and had to come down far in it."""
-        return self.is_ahead and 0 < control.allowed <= SAME_RATIO * self.set_ahead
+        """Whether C set ahead of this burst had to come down far in it, and further than bursts explain."""
+        kept = min(self.set_ahead, self.explained or self.set_ahead)
+        if not (self.is_ahead and 0 < control.allowed <= SAME_RATIO * kept):
+            return False
+        self.short = min(self.short or control.allowed, control.allowed)
+        return True
 
     def forget_capacity(self) -> None:
         """The storage is another one now: nothing is set ahead until the loop has found C again."""
         self.allowed = self.ceiling = self.least = self.r_free = 0.0
+        self.doubt, self.short, self.explained = 0, 0.0, 0.0
 
     def discard(self) -> bool:
         """What came of bursts is no evidence any more; whether there was any. The load's pattern stays."""

@@ -15,7 +15,7 @@ from typing import Final
 from sla_server.agreements.promise import Priority
 from sla_server.services.control.client_use import ClientUse, ClientUses
 from sla_server.services.control.sharing import NeighbourTerms
-from sla_server.services.control.targets import group_of, is_others, volume_of
+from sla_server.services.control.targets import group_of, is_glob, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 
 MOST_VOLUMES: Final = 64
@@ -145,13 +145,13 @@ class TargetAnswers:
         return {g: t for volume in self._groups.weights(group) for g, t in self._carriers_of(volume).items()}
 
     def members(self, targets: Iterable[str], table: GatewayTable) -> dict[str, Weights]:
-        """What goes with a target: volumes of a group at a gateway; globs that other clients do not match."""
+        """What goes with a target: volumes of a group at a gateway; whom a glob of clients is not for."""
         found: dict[str, Weights] = {}
         for target in targets:
             if group := group_of(target):
                 found[target] = self._groups.at(group, table)
-            elif is_others(target):
-                found[target] = dict.fromkeys(self._uses.named_on(volume_of(target)), 0.0)
+            elif is_glob(target):
+                found[target] = dict.fromkeys(self._uses.except_of(target), 0.0)
         return found
 
     def use(self, table: GatewayTable, target: str) -> Usage | ClientUse | None:

@@ -6,22 +6,24 @@ what part of a floor each client has (``client_floors``). Filled by the controll
 answers questions.
 
 A volume is *divided* while an agreement names some of its clients and all its gateways apply caps of clients:
-then its clients are the neighbours, not the volume (ADR 21); where they come under one new name after another
-(``newcomers``), those that no agreement names are one neighbour together. Questions about a volume take the
-target of one of its clients, too (``targets``).
+then its clients are the neighbours, not the volume (ADR 21). Where they come under one new name after another
+(``newcomers``), those of a glob are one neighbour together: a client belongs to the first glob that it
+matches, of the highest priority, or to ``*`` if it matches none; one whose own name an agreement lists stays
+by itself. Questions about a volume take the target of one of its clients, too (``targets``).
 
 Pure: no clock. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from pmdaemon.wire.messages.client_caps import MAX_EXCEPT, OTHER_CLIENTS
 from sla_server.agreements.promise import VolumeClass
-from sla_server.agreements.selectors import matches
+from sla_server.agreements.selectors import can_meet, is_pattern
 from sla_server.services.control.backend_use import BackendUse, Place
 from sla_server.services.control.client_floors import ClientFloors
 from sla_server.services.control.client_use import ClientUse, ClientUses
@@ -36,7 +38,7 @@ from sla_server.services.control.sharing import (
     terms,
     urgency,
 )
-from sla_server.services.control.targets import client_of, target_of, volume_of
+from sla_server.services.control.targets import client_of, is_glob, target_of, volume_of
 from sla_server.services.control.usage import GatewayTable, Usage
 from sla_server.services.control.verdicts import NOTHING
 from sla_server.services.control.victims import Need, Victim
@@ -62,10 +64,8 @@ class BackendInventory:
         self._on_backend: dict[str, set[str]] = {}
         self._places: dict[str, frozenset[str]] = {}
         self._mean_costs: dict[str, float] = {}
-        self.uses = ClientUses(self.named_clients)
-        self.together: set[str] = (
-            set()
-        )  # volumes whose clients without a name are taken together, where one can
+        self.uses = ClientUses(self.except_of)
+        self._together: dict[str, set[str]] = {}  # by volume, globs whose clients are, where one can
         self._floors = ClientFloors(settings)
         self._floors_at: dict[str, int] = {}  # how often use had been summed when a volume's were shared
         self._client_terms: dict[str, set[str]] = {}  # targets in _terms, by volume
@@ -85,7 +85,7 @@ class BackendInventory:
         self._found.clear()
         self._any_names_clients = any("*" not in each.clients for each in classes)
         for each in classes:
-            if any(character in name for name in each.volumes for character in "*?["):
+            if any(map(is_pattern, each.volumes)):
                 self._patterned.append(each)
                 continue
             for name in dict.fromkeys(each.volumes):
@@ -185,9 +185,11 @@ class BackendInventory:
                 for client, cost in self.uses.costs(table, volume).items():
                     use[client] = use.get(client, 0.0) + cost
         self._floors_at[volume] = self.uses.sums
-        if self.is_together(volume):
-            others = [client for client in use if not self.is_named(target_of(volume, client))]
-            use[OTHER_CLIENTS] = sum(use.pop(client) for client in others)
+        if globs := self._globs_together(volume):
+            alone, use = use, {}
+            for client, cost in alone.items():
+                name = self._name_in(volume, client, globs)
+                use[name] = use.get(name, 0.0) + cost
         if self._floors.follow(volume, self._classes_of(volume), use):
             for target in self._client_terms.pop(volume, ()):
                 del self._terms[target]
@@ -306,8 +308,8 @@ class BackendInventory:
             return [volume]
         tables = self.carriers_of(volume).values()
         clients = {c for table in tables for c in self.uses.clients(table, volume)}
-        if self.is_together(volume):
-            clients = {c if self.is_named(target_of(volume, c)) else OTHER_CLIENTS for c in clients}
+        if globs := self._globs_together(volume):
+            clients = {self._name_in(volume, client, globs) for client in clients}
         return sorted(target_of(volume, client) for client in clients)
 
     def targets_of(self, scope: PromiseScope) -> set[str]:
@@ -328,37 +330,79 @@ class BackendInventory:
             return self.can_throttle(target)
         if not (divided and client):
             return divided == bool(client)
-        volume = volume_of(target)
-        return (client == OTHER_CLIENTS) == self.is_together(volume) or self.is_named(target)
+        return self.is_together(target) if is_glob(target) else self.neighbour_of(target) == target
 
-    def take_together(self, volume: str, is_together: bool) -> None:
-        """Its clients that no agreement names are one neighbour from now on, or no longer so."""
-        (self.together.add if is_together else self.together.discard)(volume)
+    @property
+    def together(self) -> Iterable[str]:
+        """Volumes of which some clients are taken together, where one can."""
+        return self._together.keys()
+
+    def take_together(self, target: str, is_together: bool) -> None:
+        """The clients of a glob are one neighbour from now on, or no longer so."""
+        volume = volume_of(target)
+        globs = self._together.setdefault(volume, set())
+        (globs.add if is_together else globs.discard)(client_of(target))
+        if not globs:
+            del self._together[volume]
         self._floors_at.pop(volume, None)
-        for target in self._client_terms.pop(volume, ()):
-            del self._terms[target]
+        for each in self._client_terms.pop(volume, ()):
+            del self._terms[each]
         for backend in self._places.get(volume, ()):
             self._changes[backend] = self._changes.get(backend, 0) + 1
 
-    def is_together(self, volume: str) -> bool:
-        """Whether it is, and its gateways can cap such clients; one that did not say yet is believed."""
-        if volume not in self.together or not 0 < len(self.named_clients(volume)) <= MAX_EXCEPT:
-            return False
+    def is_together(self, target: str) -> bool:
+        """Whether a glob is, and its gateways can cap it; one that did not say yet is believed."""
+        return client_of(target) in self._globs_together(volume_of(target))
+
+    def _globs_together(self, volume: str) -> Collection[str]:
+        """Those of a volume that agreements still have, and that its gateways can cap."""
+        globs, named = self._together.get(volume), self.named_clients(volume)
+        if not globs or not named:
+            return ()
         tables = (t for t in self.carriers_of(volume).values() if t.state == "up" and t.can_throttle(volume))
-        return all(table.caps_others is not False for table in tables)
+        if any(table.caps_others is False for table in tables):
+            return ()
+        return [
+            glob
+            for glob in globs & {OTHER_CLIENTS, *named}
+            if len(self.except_of(target_of(volume, glob))) <= MAX_EXCEPT
+        ]
 
     def named_clients(self, volume: str) -> tuple[str, ...]:
-        """Globs of the clients of a volume that agreements name."""
+        """Clients of a volume that agreements name: names, then globs, of the highest priority first."""
         found = self._named_clients.get(volume)
         if found is None:
-            classes = (each for each in self._classes_of(volume) if "*" not in each.clients)
-            found = tuple(dict.fromkeys(glob for each in classes for glob in each.clients))
-            self._named_clients[volume] = found
+            order = dict[str, tuple[bool, int, int, str]]()
+            for each in self._classes_of(volume):
+                for glob in each.clients if "*" not in each.clients else ():
+                    place = is_pattern(glob), -each.priority, -len(glob), glob
+                    order[glob] = min(place, order.get(glob, place))
+            found = self._named_clients[volume] = tuple(sorted(order, key=order.__getitem__))
         return found
 
-    def is_named(self, target: str) -> bool:
-        """Whether an agreement names a client of a volume."""
-        return matches(client_of(target), self.named_clients(volume_of(target)))
+    def glob_of(self, target: str) -> str:
+        """The target of the glob that a client would be taken together by; "" for what is listed by name."""
+        volume, client = volume_of(target), client_of(target)
+        named = self.named_clients(volume)
+        if not client or is_pattern(client) or client in named:
+            return ""
+        return target_of(volume, next((g for g in named if fnmatchcase(client, g)), OTHER_CLIENTS))
+
+    def except_of(self, target: str) -> tuple[str, ...]:
+        """Names and globs of the clients that match a target's glob and are not of it."""
+        named, glob = self.named_clients(volume_of(target)), client_of(target)
+        before = named[: named.index(glob)] if glob in named else named
+        return tuple(each for each in before if can_meet(each, glob))
+
+    def neighbour_of(self, target: str) -> str:
+        """What a client of a divided volume counts as: itself, or the glob that it is taken together by."""
+        volume = volume_of(target)
+        return target_of(volume, self._name_in(volume, client_of(target), self._globs_together(volume)))
+
+    def _name_in(self, volume: str, client: str, globs: Collection[str]) -> str:
+        """The one of ``globs`` that a client is of, or its own name."""
+        glob = client_of(self.glob_of(target_of(volume, client))) if globs else ""
+        return glob if glob in globs else client
 
     def is_divided(self, target: str) -> bool | None:
         """See the module; None while none of its gateways is up, or one did not say yet what it can do."""

@@ -36,10 +36,10 @@ from sla_server.services.control.decision_log import (
 from sla_server.services.control.decisions import Decision, DecisionKind, RaiseEvent, Reason, RecordThrottle
 from sla_server.services.control.feed_forward import FeedForward, PrePosition
 from sla_server.services.control.loop_context import LoopContext
-from sla_server.services.control.newcomers import TOGETHER, Newcomers
+from sla_server.services.control.newcomers import Newcomers, together_text
 from sla_server.services.control.scopes import Key, PromiseScope
 from sla_server.services.control.sharing import Neighbour, allot, claims, cost_of
-from sla_server.services.control.targets import client_of, is_others, named, volume_of
+from sla_server.services.control.targets import client_of, is_glob, named, volume_of
 from sla_server.services.control.throttle import LoopMemory, Throttle, new_id
 from sla_server.services.control.usage import GatewayTable
 from sla_server.services.control.victims import Need, Victim
@@ -106,9 +106,9 @@ class Loops:
         for throttle in restored:
             if throttle.source == "control":
                 by_backend.setdefault(throttle.backend, []).append(throttle)
-                if is_others(throttle.target):
-                    self._newcomers.restored(throttle.volume)
-                    self._inventory.take_together(throttle.volume, True)
+                if is_glob(throttle.target):
+                    self._newcomers.restored(throttle.target)
+                    self._inventory.take_together(throttle.target, True)
         for backend, throttles in by_backend.items():
             managed = {t.target: self._inventory.neighbour(t.target, None) for t in throttles}
             victims = {_key_of(t.victim) for t in throttles if t.victim}
@@ -119,9 +119,9 @@ class Loops:
         """One step of every backend that is due."""
         if self._newcomers.together:
             targets = (target for control in self.controls.values() for target in control.managed)
-            capped = {volume_of(target) for target in targets if is_others(target)}
-            for volume in self._newcomers.keep(capped, now_ns):
-                self._inventory.take_together(volume, False)
+            capped = set(filter(is_glob, targets))
+            for target in self._newcomers.keep(capped, now_ns):
+                self._inventory.take_together(target, False)
         table = self._scopes.table
         risky: dict[str, list[int]] = {}
         for row in table.risky_rows(now_ns, self._settings.lease_s):
@@ -346,10 +346,10 @@ class Loops:
     def _take_together(self, turned: Turnover, now_ns: int) -> bool:
         """Whether clients came under new names too often: their caps go over in the next step."""
         find = self._inventory
-        came = {volume_of(n.volume) for n in turned.join if not find.is_named(n.volume)}
+        came = {glob for n in turned.join if (glob := find.glob_of(n.volume))}
         found = self._newcomers.joined(sorted(came), now_ns)
-        for volume in found:
-            find.take_together(volume, True)
+        for target in found:
+            find.take_together(target, True)
         return any(map(find.is_together, found))
 
     def _part_with(
@@ -377,11 +377,11 @@ class Loops:
         others = [v for v in control.managed if not find.can_be_managed(v)]
         if not others:
             return False
-        together = sorted({v for v in map(volume_of, others) if find.is_together(v)})
+        together = sorted({t for t in map(find.neighbour_of, others) if is_glob(t) and t not in others})
         text = f"{named(others)}: its clients are slowed down one by one from now on, or no longer so"
         if together:
-            text = f"{named(together)}: {TOGETHER}"
-        found = carry_over(control, others, victims, neighbours)
+            text = together_text(together)
+        found = carry_over(control, others, victims, neighbours, together)
         if found.join:
             self._replace(control, found, neighbours, text)
         others = [v for v in others if v in control.managed]

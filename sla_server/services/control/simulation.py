@@ -35,10 +35,9 @@ from pmdaemon.wire.histogram import (
     coarse_bucket_of_ns,
 )
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, LARGE_CAPS, OTHER_CLIENT_CAPS
-from pmdaemon.wire.messages.client_caps import EXCEPT, OTHER_CLIENTS
+from pmdaemon.wire.messages.client_caps import EXCEPT, is_glob, is_of_glob
 from pmdaemon.wire.names import stream_id
 from pmdaemon.wire.rates import COST_BYTES, Rates, RateSet, io_cost
-from sla_server.agreements.selectors import matches
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import Decision, SetCaps
 from sla_server.services.control.simulated_world import (
@@ -176,7 +175,7 @@ class SimGateway:
             self.held[volume][client] = deque()
         self._arrivals = 0
         self.caps: dict[str, RateSet] = {}
-        self.named: dict[str, Sequence[str]] = {}
+        self.named: dict[str, list[tuple[str, Sequence[str]]]] = {}  # globs, and whom each is not for
         self.gen = self.seq = 0
         self._lease_ends = math.inf
         self._lease_s = 0.0
@@ -249,10 +248,9 @@ class SimGateway:
             self._send(io)
 
     def _rates_of(self, volume: str, client: str) -> tuple[RateSet, ...]:
-        """The rates that hold for a client: its own, and those it shares with all that are not named."""
-        targets = [target_of(volume, client)]
-        if not matches(client, self.named.get(volume, ())):
-            targets.append(target_of(volume, OTHER_CLIENTS))
+        """The rates that hold for a client: its own, and those it shares with others of its glob."""
+        globs = (glob for glob, others in self.named.get(volume, ()) if is_of_glob(client, glob, others))
+        targets = (target_of(volume, name) for name in (client, *globs))
         return tuple(self.caps[target] for target in targets if target in self.caps)
 
     def _wait_ns(self, rates: RateSet | None, now_ns: int) -> int:
@@ -298,7 +296,10 @@ class SimGateway:
                 kept = before.get(target) or RateSet(TAU_NS)
                 kept.set_caps(rates, self.world.now_ns)
                 self.caps[target] = kept
-        self.named = {cap["volume"]: cap[EXCEPT] for cap in decision.clients if EXCEPT in cap}
+        self.named = {}
+        for cap in decision.clients:
+            if is_glob(cap["client"]):
+                self.named.setdefault(cap["volume"], []).append((cap["client"], cap[EXCEPT]))
         self.gen, self._gen_changed = decision.gen, True
         self._lease_s = decision.lease_us / 1e6
         self.renew_lease()

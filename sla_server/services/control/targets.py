@@ -3,7 +3,8 @@
 A target is a name, so that what shares, sends and confirms rates by name does so for all. A volume's target
 is its own name, a client's is ``VOLUME/CLIENT``, a group's is ``/GROUP``: no name of them holds a slash
 (``wire.names``). A group's target has no volume and no client; which volumes it has is in the policy manager.
-``VOLUME/*`` is all clients of a volume that no agreement names, together (``newcomers``).
+``VOLUME/GLOB`` is clients of a volume together (``newcomers``): those that this glob of an agreement names,
+or with ``*`` all that none names.
 
 Pure functions.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from pmdaemon.wire.messages.client_caps import OTHER_CLIENTS
+from sla_server.agreements.selectors import is_pattern
 
 SEPARATOR: Final = "/"
 MOST_NAMED: Final = 10
@@ -38,9 +39,9 @@ def client_of(target: str) -> str:
     return client if volume else ""
 
 
-def is_others(target: str) -> bool:
-    """Whether it is all clients of a volume that no agreement names."""
-    return client_of(target) == OTHER_CLIENTS
+def is_glob(target: str) -> bool:
+    """Whether it is clients of a volume together, by a glob."""
+    return is_pattern(client_of(target))
 
 
 def group_of(target: str) -> str:

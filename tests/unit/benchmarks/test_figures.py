@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import demo_table, demonstration, harness
+from benchmarks import demo_table, demonstration, harness, sla
+from benchmarks.sla_scenarios import SCENARIOS
 from benchmarks.verdict import (
     Figures,
     bad_seconds_ratio,
@@ -115,6 +116,13 @@ def test_the_modelled_disk_works_on_so_many_at_once_and_queues_the_rest() -> Non
     disk = Disk(4096, 0.02, at_once=2)
     assert [disk.finish_s(1.0) for _ in range(5)] == pytest.approx([1.02, 1.02, 1.04, 1.04, 1.06])
     assert disk.finish_s(9.0) == pytest.approx(9.02), "an idle disk begins at once"
+
+
+def test_no_goal_rests_on_the_storage_of_the_machine() -> None:
+    chosen = {each.name: (each, sla.Result(violation_ratio=4.0)) for each in SCENARIOS}
+    direct = {"direct": (chosen["direct"][0], sla.Result(violation_ratio=1.0))}
+    assert sla.values(direct) == {}
+    assert sla.values(chosen | direct)["violation_ratio"] == 4.0
 
 
 def test_a_demonstration_that_cannot_go_on_says_why_in_words(

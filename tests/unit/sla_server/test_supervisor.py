@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
@@ -52,3 +53,30 @@ def test_reasons_of_any_length_are_recorded_cut(tmp_path: Path) -> None:
     (_, state), (_, event) = [row for _to, posted in box.posted for row in posted.header["rows"]]
     assert (len(state["reason"]), len(event["text"])) == (MOST_REASON, 2 * MOST_REASON)
     supervisor._pipe.close()
+
+
+def test_a_hangup_goes_on_to_delivery_once(tmp_path: Path) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor = Supervisor(config, None, Stop())
+    sent: list[int] = []
+
+    class Running:
+        pid = 1
+
+        def wait(self) -> int:
+            return 0
+
+        def send_signal(self, number: int, /) -> None:
+            sent.append(number)
+
+    part = supervisor.add("delivery", [])
+    part.process = Running()
+    supervisor.parts = {"delivery": part}
+    supervisor.hangup.set()
+    supervisor.hangup.set()
+    supervisor._pass_hangup_on()
+    supervisor._pass_hangup_on()
+    assert sent == [signal.SIGHUP]
+    part.process = None
+    supervisor._pipe.close()
+    supervisor.hangup.close()

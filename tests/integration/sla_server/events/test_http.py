@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +18,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.events.recipients.base import CONFIRMED, Answer, Outcome, Recipient
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.heartbeat import Heartbeat
-from sla_server.events.recipients.network import Resolver
+from sla_server.events.recipients.network import Resolver, connect
 from sla_server.events.recipients.webhook import signature
 from tests.support import receivers
 from tests.support.nbd_certificates import NbdAuthority
@@ -306,3 +308,11 @@ def test_a_heartbeat_is_a_request_and_takes_no_events(tmp_path: Path, build: Bui
     method, path, _, content = receiver.requests[0]
     assert (method, path) == ("POST", "/ping/geheim")
     assert json.loads(content) == {"recipient": "oncall", "at_us": 7, "state": "ok"}
+
+
+def test_no_part_of_a_request_waits_for_a_delayed_acknowledgement() -> None:
+    with HttpReceiver() as receiver:
+        address = urlsplit(receiver.url)
+        assert address.port is not None
+        with connect(address.hostname or "", address.port, Deadline(60.0), Resolver()) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -292,6 +292,16 @@ def test_costs_reach_planes_once_are_kept_and_hold_without_a_server(bench, plane
     assert restarted.core.session.state is SessionState.CLOSED
 
 
+def test_a_plane_that_is_new_has_the_costs_before_the_caps_that_are_in_units_of_them(bench, plane):
+    bench.poll(start=(EPOCH, 1))
+    bench.say(caps(7), frame.encode(Kind.COSTS, {"version": 5, "backends": []}))
+    bench.core.plane_lost("nbd-0", "died")
+    plane.commands.clear()
+    bench.connect_plane(plane)
+    kinds = [kind for kind, _ in plane.commands if kind in (Kind.DP_COSTS, Kind.DP_CAPS)]
+    assert kinds == [Kind.DP_COSTS, Kind.DP_CAPS]
+
+
 def costs_in(plane):
     return [header for kind, header in plane.commands if kind is Kind.DP_COSTS]
 

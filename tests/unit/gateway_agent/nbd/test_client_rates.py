@@ -8,7 +8,7 @@ import pytest
 
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
-from gateway_agent.nbd.client_rates import MOST_KNOWN, ClientRates
+from gateway_agent.nbd.client_rates import MOST_KNOWN, NO_OTHERS, ClientRates
 from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
 from tests.support.nbd import MIB, Rig
 
@@ -45,10 +45,10 @@ class Connection:
         return False
 
 
-def serve(volume_caps, client_caps, seconds, *clients, named=()):
+def serve(volume_caps, client_caps, seconds, *clients, others=NO_OTHERS):
     rig = Rig(caps=volume_caps)
     now_ns = rig.clock.monotonic_ns()
-    rig.volume.set_caps(volume_caps, now_ns, client_caps, named)
+    rig.volume.set_caps(volume_caps, now_ns, client_caps, others)
     connections = [Connection(rig, client) for client in clients]
     for each in connections:
         rig.volume.serve(each, now_ns)
@@ -105,7 +105,7 @@ def test_a_cap_of_a_client_that_is_not_there_holds_from_its_first_request():
 
 def test_clients_that_are_not_named_share_one_rate_also_under_names_never_seen():
     caps = {"*": Rates(ops_per_s=10)}
-    rig, (first, promised) = serve(NO_CAPS, caps, 20, "job-1", "db-1", named=("db-*",))
+    rig, (first, promised) = serve(NO_CAPS, caps, 20, "job-1", "db-1", others={"*": ["db-*"]})
     assert 200 <= first.admitted <= 200 + BURST
     assert promised.admitted == 64
     rig.volume.forget(first)
@@ -125,7 +125,7 @@ SHARED = Rates(bytes_per_s=10e6)
 def test_a_large_request_leaves_those_their_share_that_share_a_rate_with_its_client(
     volume_caps, is_small_first
 ):
-    rig, () = serve(volume_caps, {"*": SHARED}, 0, named=("db-*",))
+    rig, () = serve(volume_caps, {"*": SHARED}, 0, others={"*": ["db-*"]})
     small, large = Connection(rig, "job-1", 4, 65_536), Connection(rig, "job-2", 2, 4096 * MIB)
     for each in (small, large) if is_small_first else (large, small):
         rig.volume.serve(each, rig.clock.monotonic_ns())
@@ -136,7 +136,7 @@ def test_a_large_request_leaves_those_their_share_that_share_a_rate_with_its_cli
 
 
 def test_what_is_owed_to_a_shared_rate_is_paid_in_full_and_holds_up_no_named_client():
-    rig, () = serve(NO_CAPS, {"*": SHARED, "db-1": Rates(ops_per_s=100)}, 0, named=("db-*",))
+    rig, () = serve(NO_CAPS, {"*": SHARED, "db-1": Rates(ops_per_s=100)}, 0, others={"*": ["db-*"]})
     large = Connection(rig, "job-1", 2, 64 * MIB)
     rig.volume.serve(large, rig.clock.monotonic_ns())
     assert large.admitted == 1, "alone it passes at once, and the next one waits until it is paid"
@@ -161,12 +161,22 @@ def test_a_client_with_a_rate_of_its_own_has_both():
     assert 595 <= one.admitted + two.admitted <= 600 + BURST
 
 
+def test_clients_of_a_glob_share_a_rate_under_any_name_and_leave_the_others_theirs():
+    caps = {"job-*": Rates(ops_per_s=10), "*": Rates(ops_per_s=20)}
+    others = {"job-*": ["job-1"], "*": ["job-1", "job-*"]}
+    names = ("job-2", "job-3", "x", "y", "job-1")
+    _, (one, two, three, four, listed) = serve(NO_CAPS, caps, 60, *names, others=others)
+    assert 595 <= one.admitted + two.admitted <= 600 + BURST
+    assert 1195 <= three.admitted + four.admitted <= 1200 + BURST
+    assert listed.queue == deque()
+
+
 def test_whom_the_shared_rate_is_for_may_change():
     rates = ClientRates(20_000_000)
-    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("db-*",))
+    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, {"*": ["db-*"]})
     assert ("db-1" in rates, "x" in rates) == (False, True)
-    assert not rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("db-*",))
-    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, ("x",))
+    assert not rates.set_caps({"*": Rates(ops_per_s=1)}, 0, {"*": ["db-*"]})
+    assert rates.set_caps({"*": Rates(ops_per_s=1)}, 0, {"*": ["x"]})
     assert ("db-1" in rates, "x" in rates) == (True, False)
     for number in range(MOST_KNOWN + 1):
         assert f"n{number}" in rates
@@ -207,14 +217,28 @@ def header(*clients, gen=1):
 def test_a_set_says_who_the_others_are():
     caps = CapsInForce({})
     caps.apply(header(entry(client="*", ops_per_s=7, **{"except": ["db-*"]})), 0)
-    assert (caps.of_clients("v"), caps.named_clients("v")) == ({"*": Rates(ops_per_s=7.0)}, ("db-*",))
+    assert (caps.of_clients("v"), caps.named_clients("v")) == ({"*": Rates(ops_per_s=7.0)}, {"*": ("db-*",)})
     assert caps.expire(30 * SECOND)
-    assert caps.named_clients("v") == ()
+    assert caps.named_clients("v") == {}
     for wrong in ("db", [7]):
         with pytest.raises(BadCaps, match="no list of globs"):
             caps.apply(header(entry(client="*", ops_per_s=7, **{"except": wrong})), 0)
-    with pytest.raises(BadCaps, match="client '\\*'"):
+    with pytest.raises(BadCaps, match="a client that is a glob"):
         caps.apply(header(entry(client="c", ops_per_s=7, **{"except": ["db"]})), 0)
+
+
+def test_a_set_says_whose_cost_it_limits():
+    caps = CapsInForce({"static": Rates(cost_per_s=1)})
+    said = header(entry(cost_per_s=5), entry("w", ops_per_s=7))
+    said["caps"] = [{"volume": "own", "cost_per_s": 1}, {"volume": "x", "ops_per_s": 1}]
+    said["groups"] = [
+        {"group": "g", "volumes": {"in-g": 1}, "cost_per_s": 1},
+        {"group": "h", "volumes": {"in-h": 1}, "ops_per_s": 1},
+    ]
+    caps.apply(said, 0)
+    assert caps.cost_capped == {"v", "own", "in-g"}
+    assert caps.expire(30 * SECOND)
+    assert caps.cost_capped == frozenset()
 
 
 def test_a_set_names_clients_and_its_lease_ends_them():

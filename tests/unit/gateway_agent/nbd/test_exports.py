@@ -90,6 +90,23 @@ def test_fitted_costs_hold_at_once_for_exports_that_want_them_and_over_a_reload(
     table.close()
 
 
+def test_a_volume_whose_cost_the_server_limits_keeps_its_costs_until_it_does_no_more():
+    config = plane_config(fitted("a"), fitted("d"))
+    table = ExportTable(config, Rig().context, lambda: None)
+    former, new = (1.0, 2.5, 4096.0), (1.0, 5.0, 8192.0)
+    table.set_costs({"b": FittedCost(2.5, 4096.0)})
+    table.set_cost_capped(frozenset({"a"}))
+    table.set_costs({"b": FittedCost(5.0, 8192.0)})
+    assert costs_of(table) == {"a": former, "d": new}
+    table.set_cost_capped(frozenset({"a", "d"}))
+    table.apply(config)
+    assert costs_of(table) == {"a": former, "d": new}, "nor by a reload"
+    table.set_costs({})
+    table.set_cost_capped(frozenset({"d"}))
+    assert costs_of(table) == {"a": (1.0, 1.0, 65_536.0), "d": new}
+    table.close()
+
+
 def test_a_fit_that_saw_no_writes_keeps_what_the_file_says_of_them_against_reads():
     table = ExportTable(
         plane_config(fitted("a", cost_read=4.0, cost_write=12.0)), Rig().context, lambda: None

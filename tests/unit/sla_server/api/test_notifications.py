@@ -50,6 +50,8 @@ def test_what_delivery_reports_is_shown(web: FlaskClient, context: AppContext, t
     assert found["unanswered"] == []
     write_delivery_state(folder, [failing], [])
     assert web.get("/api/v1/events/e0001").json["unanswered"] == [{"recipient": "mail", "waiting": 3}]
+    write_delivery_state(folder, [{**failing, "waiting_since_us": api.NOW_US + 60_000_000}], [])
+    assert web.get("/api/v1/events/e0001").json["unanswered"] == [{"recipient": "mail", "waiting": 0}]
     assert web.get("/api/v1/events/e0002").json["unanswered"] == []
 
 
@@ -82,6 +84,30 @@ def test_the_inbox_has_who_acknowledged_and_asks_for_what_is_wanted(
     refused = web.get("/api/v1/inbox?severity=fatal")
     assert refused.status_code == 400
     assert "Use info, warning, critical" in refused.json["fix"]
+
+
+def test_what_has_ended_is_marked_and_is_not_open(web: FlaskClient, source: api.FakeSource) -> None:
+    begun = api.events(1)[0]
+    end = {**begun, "event_id": "end", "kind": "throttle-released", "at_us": api.NOW_US - 5_500_000}
+    source.ended = [end]
+    rows = web.get("/api/v1/inbox?limit=25").json["items"]
+    assert [row["ended_us"] for row in rows] == [None] * 6 + [end["at_us"]] * 19
+    first = web.get("/api/v1/inbox?limit=4&open=1").json
+    assert [row["event_id"] for row in first["items"]] == ["e0000", "e0001", "e0002", "e0003"]
+    rest = web.get(f"/api/v1/inbox?limit=4&open=1&before={first['next']}").json
+    assert ([row["event_id"] for row in rest["items"]], rest["next"]) == (["e0004", "e0005"], None)
+    assert web.get("/api/v1/events/e0006").json["ended_us"] == end["at_us"]
+    source.ended = [{**end, "subject": "another"}, {**end, "details": {"throttle_id": "t-9"}}]
+    assert {row["ended_us"] for row in web.get("/api/v1/inbox?limit=25").json["items"]} == {None}
+
+
+def test_what_ends_a_condition_is_not_open(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{**row, "kind": "throttle-released"} for row in api.events(2)]
+    monkeypatch.setattr(source, "inbox", lambda *_args, **_wanted: rows)
+    assert len(web.get("/api/v1/inbox").json["items"]) == 2
+    assert web.get("/api/v1/inbox?open=1").json["items"] == []
 
 
 def test_one_event_says_who_gets_it(web: FlaskClient) -> None:

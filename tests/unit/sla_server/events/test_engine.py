@@ -420,23 +420,6 @@ def test_what_is_resolved_is_reminded_of_no_more(tmp_path: Path) -> None:
     assert (sender.got(), boss.got(), len(rig.later)) == (["e1", "e2"], [], 0)
 
 
-# A full queue.
-
-
-def test_with_the_queue_nearly_full_who_is_furthest_behind_gives_up_its_oldest(tmp_path: Path) -> None:
-    dead, good = InlineSender("dead", retry("away")), InlineSender("good")
-    rig = Rig(tmp_path, ToAll("dead", "good"), [dead, good], most_notices=50)
-    added = 0
-    while rig.main.fullness_ratio < 0.95 and added < 3000:
-        rig.add(*numbered(100, added + 1))
-        added += 100
-        rig.run()
-    assert rig.main.fullness_ratio < 0.9  # it never fills up
-    assert good.got() == ids(added)
-    assert rig.engine.lanes["dead"].dead_letters > 0
-    assert ("delivery-failed", "dead") in rig.raised
-
-
 # Deaths.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.files import write_whole
 from sla_server.events.lane import LaneSettings
-from sla_server.events.recipients.base import CONFIRMED, retry
+from sla_server.events.recipients.base import CONFIRMED, Notice, retry
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
 DAMAGED = [
@@ -220,3 +221,32 @@ def test_firing_conditions_come_back_and_are_made_text_once(
     rig.run()
     assert sender.got() == ["e1", "e2"]
     assert rig.engine.lanes["r"].firing
+
+
+def test_batches_of_all_lanes_are_written_once_and_before_any_recipient_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Noting(InlineSender):
+        def start(self, token: int, notices: Sequence[Notice], timeout_s: float) -> bool:
+            done.append("sent")
+            return super().start(token, notices, timeout_s)
+
+    senders = [Noting(f"r{number}", None) for number in range(10)]
+    rig = Rig(tmp_path, ToAll(*(sender.name for sender in senders)), senders)
+
+    def write(path: Path, content: str, *, synced: bool) -> None:
+        done.append("synced" if synced else "written")
+        write_whole(path, content, synced=synced)
+
+    monkeypatch.setattr("sla_server.events.lane.write_whole", write)
+    rig.engine.step()
+    done.clear()
+    rig.add(event(1))
+    rig.engine.step()
+    assert done[:11] == ["written"] + ["sent"] * 10
+    assert done[11:] in ([], ["synced"])
+    assert [sender.got() for sender in senders] == [["e1"]] * 10
+    rig.restart()
+    assert [lane.sent for lane in rig.engine.lanes.values()] == [("main", 1)] * 10

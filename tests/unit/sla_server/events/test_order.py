@@ -75,3 +75,33 @@ def test_a_recipient_that_has_what_began_before_gets_the_initialization_period_f
     far.answer = CONFIRMED
     rig.run(10)
     assert in_order(far) == ["e1", "e3", "e2"]
+
+
+def test_other_documents_release_no_end_whose_beginning_is_still_held(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e1" and now_us < until_us else None
+    )
+    rig.add(opened(1), ended(2))
+    rig.run(5)
+    rig.engine.set_router(router)
+    rig.run(5)
+    assert (sender.got(), len(rig.later)) == ([], 2)
+    rig.engine.set_router(ToAll("r"))  # the silence has ended
+    rig.run(5)
+    assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)
+
+
+def test_what_two_changes_of_documents_release_comes_once(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    until_us = rig.clock.unix_us() + 3600_000_000
+    router.holds = lambda _found, _r, _now: Held("quiet", until_us)
+    rig.add(event(1), event(2))
+    rig.run()
+    rig.engine.set_router(ToAll("r"))
+    rig.engine.set_router(ToAll("r"))
+    rig.run(5)
+    assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)

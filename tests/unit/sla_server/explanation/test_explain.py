@@ -239,6 +239,8 @@ def test_clients_under_new_names_that_share_one_rate() -> None:
     assert "290 cost/s at most for all clients together that no agreement names" in why
     assert "a new name brings no new allowance" in why
     assert "set the cap of every client of batch that no agreement names" in said(found, "Decisions")
+    globbed = explain(volume(throttles=[throttle(client="job-*")], decisions=[cap(client="job-*")]))
+    assert "at most for all clients together whose names match job-*" in said(globbed, "Why")
 
 
 def test_a_volume_of_silent_gateways_did_not_do_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pmdaemon.wire.messages.costs import FITTED_COSTS, Costs
-from sla_server.services.costs import FittedCosts, fits_of
+from sla_server.services.costs import FittedCosts, NewestFits, fits_of
 
 
 def policy(version: int, **fits: tuple[float | None, float | None]) -> dict[str, Any]:
@@ -33,6 +33,39 @@ def test_of_each_backend_the_newest_fit_up_to_the_version_in_force_holds() -> No
     assert fits_of(rows, 0) == {}
 
 
+def test_the_newest_fit_is_found_however_old_it_is_and_read_once() -> None:
+    rows = [policy(version) for version in range(60, 1, -1)] + [policy(1, disk=(2.0, 4000.0))]
+    read, fits = list[int](), NewestFits()
+
+    def before(version: int) -> list[dict[str, Any]]:
+        read.append(version)
+        return [row for row in rows if row["version"] < version][:20]
+
+    assert fits.up_to(59, rows[:20], before) == {"disk": (2.0, 4000.0)}
+    assert read == [41, 21]
+    rows[:0] = [policy(61, tape=(1.0, 1000.0))]
+    assert fits.up_to(61, rows[:20], before) == {"disk": (2.0, 4000.0), "tape": (1.0, 1000.0)}
+    assert len(read) == 2, "the newest page reaches what is known"
+    rows[:0] = [policy(62, disk=(3.0, 5000.0))]
+    assert fits.up_to(62, rows[:20], before)["disk"] == (3.0, 5000.0)
+    del rows[:60]
+    assert fits.up_to(3, rows, before) == {"disk": (2.0, 4000.0)}, "the database was restored"
+
+
+def test_a_gateway_none_of_whose_backends_has_a_fit_is_sent_an_empty_list() -> None:
+    costs = FittedCosts()
+    costs.announced("a", (FITTED_COSTS,), exports("disk"))
+    assert list(costs.take()) == [], "whether there is a policy is not known yet"
+    costs.learned(4, {"tape": (2.0, 4000.0)})
+    assert list(costs.take()) == [("a", Costs(4, ()))], "it may have kept some"
+    costs.learned(5, {"disk": (2.0, 4000.0)})
+    assert [gateway for gateway, _ in costs.take()] == ["a"]
+    costs.learned(6, {})
+    assert list(costs.take()) == [("a", Costs(6, ()))]
+    costs.learned(7, {})
+    assert list(costs.take()) == []
+
+
 def test_a_gateway_is_sent_the_costs_of_its_backends_when_it_comes_and_when_they_change() -> None:
     costs = FittedCosts()
     costs.announced("a", (FITTED_COSTS,), exports("disk", "disk"))
@@ -40,7 +73,7 @@ def test_a_gateway_is_sent_the_costs_of_its_backends_when_it_comes_and_when_they
     costs.announced("old", (), exports("disk"))
     assert list(costs.take()) == []
     costs.learned(4, {"disk": (2.0, 4000.0)})
-    assert list(costs.take()) == [("a", Costs(4, (entry("disk", 2.0, 4000.0),)))]
+    assert list(costs.take()) == [("a", Costs(4, (entry("disk", 2.0, 4000.0),))), ("b", Costs(4, ()))]
     costs.learned(5, {"disk": (2.0, 4000.0)})
     assert list(costs.take()) == [], "nothing has changed"
     costs.learned(6, {"disk": (2.0, 4000.0), "tape": (None, 5000.0)})

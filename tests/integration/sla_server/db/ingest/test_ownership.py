@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -10,6 +11,9 @@ import pytest
 
 from pmdaemon.wire import frame, names
 from pmdaemon.wire.kinds import Kind
+from sla_server.db.engine import begin
+from sla_server.db.errors import DatabaseUnavailable
+from sla_server.db.ingest import transaction
 from sla_server.ownership import Ownership
 from tests.support.database import Rig
 from tests.support.samples import (
@@ -356,8 +360,6 @@ def test_what_a_failed_transaction_decided_is_forgotten(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = open_rig()
-    from sla_server.db.errors import DatabaseUnavailable
-    from sla_server.db.ingest import transaction
 
     def fails(*_: Any) -> None:
         raise DatabaseUnavailable("here", "gone")
@@ -373,6 +375,69 @@ def test_what_a_failed_transaction_decided_is_forgotten(
     shown_by(rig, TRUE, "host-1", 1)
     assert claims(rig)["vol-1", "host-2"] == "approved"
     assert claims(rig)["vol-1", "host-1"] == "pending"
+
+
+@pytest.fixture
+def feed_unanswered(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def feed(rig: Rig, *payloads: bytes) -> None:
+        """Store these, but the connection breaks before the answer to the commit; then go on."""
+
+        @contextmanager
+        def loses_the_answer(engine: Any) -> Iterator[Any]:
+            with begin(engine) as connection:
+                yield connection
+            raise DatabaseUnavailable("here", "connection lost during COMMIT")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(transaction, "begin", loses_the_answer)
+            rig.queue.append_many(list(payloads))
+            with pytest.raises(DatabaseUnavailable):
+                rig.drain()
+        rig.drain()
+
+    return feed
+
+
+def test_what_waits_is_not_lost_with_the_answer_to_its_commit(open_rig: Any, feed_unanswered: Any) -> None:
+    rig = open_rig()
+    shown_by(rig, TRUE, "host-1", 1)
+    feed_unanswered(rig, gateway_message(gw=FALSE, name="host-2"), streams_message((1,), FALSE))
+    rig.feed(cuts_message([make_cut(1, gw=FALSE, streams=(1,))]))
+    rig.drain(final=True)
+    [row] = rig.reader.volume_owners(state="pending")
+    assert (row["name"], row["left_out"]) == ("host-2", 1)
+    assert [each for each in rig.reader.events() if each["kind"] == "streams-unannounced"] == []
+    decided(rig, "vol-1", FALSE, "approved", backend="disk-1", shown_backend="disk-1")
+    assert {row["stream_id"] for row in rig.reader.streams("vol-1")} == {stream(1), stream(1, FALSE)}
+    later = make_cut(2, gw=FALSE, streams=(1,))
+    rig.feed(cuts_message([later]))
+    rig.drain(final=True)
+    inputs = rig.reader.slice_inputs([stream(1, FALSE)], [FALSE], 0, 1 << 62)
+    assert sum(row["reads"] for row in inputs.rows) == int(later.column("reads")[0])
+
+
+def test_what_was_approved_counts_though_the_answer_to_its_commit_was_lost(
+    open_rig: Any, feed_unanswered: Any
+) -> None:
+    rig = open_rig()
+    shown_by(rig, TRUE, "host-1", 1)
+    shown_by(rig, FALSE, "host-2", 1)
+    row = {"volume": "vol-1", "gateway_id": FALSE, "state": "approved", "decided_by": "ann",
+           "changed_us": T0 + 9, "backend": "disk-1", "shown_backend": "disk-1"}  # fmt: skip
+    feed_unanswered(rig, record_message([("volume_owners", row)]))
+    rig.feed(cuts_message([make_cut(1, gw=FALSE, streams=(1,))]))
+    rig.drain(final=True)
+    assert sorted(row["cuts"] for row in rig.reader.streams("vol-1")) == [0, 1]
+    assert [row["left_out"] for row in rig.reader.volume_owners()] == [0, 0]
+
+
+def test_a_certificates_list_is_not_lost_with_the_answer_to_its_commit(
+    open_rig: Any, feed_unanswered: Any
+) -> None:
+    rig = open_rig()
+    feed_unanswered(rig, gateway_message(gw=FALSE, name="host-2", volumes=["vol-5"]))
+    rig.feed(streams_message([7], FALSE))
+    assert claims(rig)["vol-7", "host-2"] == "pending"
 
 
 def test_ids_are_those_of_the_wire() -> None:

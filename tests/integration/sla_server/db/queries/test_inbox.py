@@ -64,6 +64,12 @@ def reader(rig: Any) -> Any:
         ({"subject": "100% of 4"}, ["e4"]),
         ({"subject": "100%% of"}, []),
         ({"only_open": True}, ["e4", "e3", "e2"]),
+        ({"event_ids": ["e3", "e1", "gone"]}, ["e3", "e1"]),
+        (
+            {"kinds": ["gateway-lost", "gateway-back"], "subjects": ["gw-a"], "since_us": T0 + 3_000_000},
+            ["e3"],
+        ),
+        ({"kinds": [], "subjects": []}, []),
     ],
 )
 def test_events_are_filtered(reader: Any, wanted: dict[str, Any], found: list[str]) -> None:

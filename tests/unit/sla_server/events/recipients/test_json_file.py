@@ -80,14 +80,35 @@ def test_a_file_that_was_renamed_or_removed_is_made_again(tmp_path: Path) -> Non
     assert (_numbers(tmp_path / "moved"), _numbers(path)) == ([1], [3])
 
 
-def test_reopen_takes_effect_at_the_next_line(tmp_path: Path) -> None:
-    target = _file(tmp_path)
+def test_reopen_and_close_let_go_of_the_file_at_once(tmp_path: Path) -> None:
+    target, path = _file(tmp_path), tmp_path / "out.jsonl"
+    before = len(os.listdir("/proc/self/fd"))
     target.deliver([notice(1)], DEADLINE)
-    before = os.listdir("/proc/self/fd")
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    path.rename(tmp_path / "moved")
     target.reopen()
+    assert len(os.listdir("/proc/self/fd")) == before
     target.deliver([notice(2)], DEADLINE)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
-    assert _numbers(tmp_path / "out.jsonl") == [1, 2]
+    assert (_numbers(tmp_path / "moved"), _numbers(path)) == ([1], [2])
+    target.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_to_be_opened_again_while_it_is_written_is_let_go_of_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, sync = _file(tmp_path), os.fsync
+    before = len(os.listdir("/proc/self/fd"))
+
+    def reopening(fd: int) -> None:
+        target.reopen()  # as by another thread
+        sync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", reopening)
+        assert target.deliver([notice(1)], DEADLINE) == CONFIRMED
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert _numbers(tmp_path / "out.jsonl") == [1]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

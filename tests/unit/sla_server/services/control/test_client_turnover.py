@@ -112,6 +112,16 @@ def test_a_volume_that_is_whole_again_takes_the_caps_of_its_clients():
     assert carry(managed, by_name(neighbour("v", 420)), spared={"v"}) == Turnover([], [])
 
 
+def test_clients_that_are_taken_together_hand_their_caps_to_their_glob_alone():
+    managed = by_name(neighbour("v/job-1", 100), neighbour("v/job-2", 50), neighbour("v/x", 40))
+    others = ["v/job-1", "v/job-2"]
+    now = by_name(neighbour("v/job-*", 150), neighbour("v/*", 30), neighbour("v/x", 40))
+    found = carried_over(managed, others, now, (), Priority.GOLD, SETTINGS, ["v/job-*"])
+    assert (found.leave, [n.volume for n in found.join], found.more) == (others, ["v/job-*"], 0.0)
+    held = managed | by_name(neighbour("v/job-*", 150))
+    assert carried_over(held, others, now, (), Priority.GOLD, SETTINGS, ["v/job-*"]) == Turnover([], [])
+
+
 def test_what_is_spared_are_the_targets_of_those_that_are_helped():
     control = loop(OLD)
     silver = neighbour("v/db", 400)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pmdaemon.wire.messages.agent import CLIENT_CAPS, OTHER_CLIENT_CAPS
-from sla_server.agreements.promise import CurveStep, Priority
+from pmdaemon.wire.messages.client_caps import caps_client
+from sla_server.agreements.promise import CurveStep, Priority, VolumeClass
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import RecordDecision, SetCaps
 from sla_server.services.control.targets import client_of, named, target_of, volume_of
@@ -198,18 +201,19 @@ def test_what_may_not_be_slowed_in_the_other_form_is_let_go():
 
 def renamed(fed: Feeder, every: int, seconds: int = 120) -> tuple[int, list[SetCaps]]:
     """Bad seconds beside a client that has another name each so many seconds; and the caps sent."""
-    caps, bad, gen, sent, number = dict[str, float](), 0, 0, list[SetCaps](), 0
+    entries, bad, gen, sent, number = list[dict](), 0, 0, list[SetCaps](), 0
     for second in range(seconds):
         number += second % every == 0
         fed.controller.add_streams(A, streams(A, f"erp/job-{number}"))
-        use = int(min(400, caps.get(f"job-{number}", caps.get("*", 1e9)) / 1.0625))
+        held = [each["cost_per_s"] for each in entries if caps_client(each, f"job-{number}")]
+        use = int(min(400, min(held, default=1e9) / 1.0625))
         slow = use + 80 > 250
         bad += slow
         ios = {"erp/host-a": (80, 30 if slow else 3), f"erp/job-{number}": (use, 30)}
         for decision in fed.step((A, ios, gen), held=5 if use < 400 else 0):
             if isinstance(decision, SetCaps):
                 sent.append(decision)
-                gen, caps = decision.gen, {cap["client"]: cap["cost_per_s"] for cap in decision.clients}
+                gen, entries = decision.gen, decision.clients
     return bad, sent
 
 
@@ -238,6 +242,65 @@ def test_clients_that_come_under_new_names_again_and_again_share_one_rate():
     assert bad <= one + 2 * 2, "of the two names before it; 8 more without"
     throttles = fed.controller.policy.throttles()
     assert [(t.client, t.state) for t in throttles] == [("*", "seen")]
+
+
+FOREIGN = volume_class("*", Priority.BRONZE, clients=("job-*",))
+
+
+def beside(foreign: VolumeClass) -> Controller:
+    """Another agreement names clients of all volumes by a glob; host-a's promise is urgent."""
+    own = volume_class("erp", clients=("host-a",))
+    made = controller((promise("erp", clients=("host-a",)),), (own, foreign))
+    made.set_budget(("erp", "latency"), 2.0, 0.0)
+    return made
+
+
+@pytest.mark.parametrize("foreign", [FOREIGN, replace(FOREIGN, priority=Priority.BEST_EFFORT)])
+def test_a_glob_of_another_agreement_frees_no_new_names(foreign: VolumeClass):
+    fed = shared(beside(foreign), TOGETHER)
+    bad, sent = renamed(fed, 5, 60)
+    forms = [[(cap["client"], cap.get("except")) for cap in each.clients] for each in sent]
+    assert [("job-*", [])] in forms
+    first = forms.index([("job-*", [])])
+    assert all(each == forms[first] for each in forms[first:])
+    one, _ = renamed(shared(beside(foreign)), 1000, 60)
+    assert bad <= one + 2 * 2, "of the two names before it; 8 more without"
+    (throttle,) = fed.controller.policy.throttles()
+    assert (throttle.client, throttle.state) == ("job-*", "seen")
+    terms = fed.controller.inventory.terms_of("erp/job-*")
+    assert (terms.priority, terms.floor_iops) == (foreign.priority, pytest.approx(50.0))
+
+
+def test_a_client_is_of_the_first_glob_that_it_matches_and_a_listed_one_of_none():
+    gold = volume_class("erp", clients=("db-1*", "db-7"))
+    fed = shared(controller((promise("erp", clients=("db-1*",)),), (gold, low("erp", "db-*", "web"))))
+    find = fed.controller.inventory
+    names = ("db-11", "db-2", "db-7", "web", "other", "db-*")
+    assert [find.glob_of(f"erp/{name}") for name in names] == ["erp/db-1*", "erp/db-*", "", "", "erp/*", ""]
+    assert find.except_of("erp/db-*") == ("db-7", "db-1*")
+    assert find.except_of("erp/db-1*") == ()
+    assert set(find.except_of("erp/*")) == {"db-7", "web", "db-1*", "db-*"}
+
+
+def test_clients_of_a_glob_and_of_none_are_taken_together_side_by_side():
+    names = ("erp/host-a", "erp/job-1", "erp/job-2", "erp/x-1", "erp/x-2")
+    fed = shared(beside(FOREIGN), TOGETHER, (B, names))
+    fed.controller.set_features(B, TOGETHER)
+    inventory = fed.controller.inventory
+    for target in ("erp/*", "erp/job-*"):
+        inventory.take_together(target, True)
+    use = {"erp/job-1": (100, 1), "erp/job-2": (50, 1), "erp/x-1": (30, 1), "erp/x-2": (20, 1)}
+    for _ in range(4):
+        fed.step((A, {"erp/greedy": (10, 1)}, 0), (B, use, 0))
+    assert inventory.targets("erp") == ["erp/*", "erp/host-a", "erp/job-*"]
+    found = inventory.neighbours("disk", (), {})
+    assert found["erp/job-*"].cost_per_s == pytest.approx(150 * 1.0625)
+    assert found["erp/*"].cost_per_s == pytest.approx(60 * 1.0625)
+    fed.controller.set_agreements(
+        (promise("erp", clients=("host-a",)),), (volume_class("erp", clients=("host-a",)),)
+    )
+    assert inventory.targets("erp") == ["erp/*", "erp/host-a"], "no agreement has that glob any more"
+    assert not inventory.can_be_managed("erp/job-*")
 
 
 def test_why_they_share_one_rate_is_said():
@@ -284,7 +347,7 @@ def test_their_use_and_floor_are_those_of_all_that_are_not_named():
     fed = shared(None, TOGETHER, (B, ("erp/host-a", "erp/other")))
     fed.controller.set_features(B, TOGETHER)
     inventory = fed.controller.inventory
-    inventory.take_together("erp", True)
+    inventory.take_together("erp/*", True)
     use = {"erp/host-a": (80, 1), "erp/greedy": (100, 1)}
     for _ in range(4):
         fed.step((A, use, 0), (B, {"erp/other": (60, 1)}, 0))
@@ -296,7 +359,7 @@ def test_their_use_and_floor_are_those_of_all_that_are_not_named():
     assert one_by_one <= 2 * 50.0
     assert inventory.can_be_managed("erp/*")
     assert not inventory.can_be_managed("erp/greedy")
-    inventory.take_together("erp", False)
+    inventory.take_together("erp/*", False)
     assert inventory.targets("erp") == ["erp/greedy", "erp/host-a", "erp/other"]
 
 

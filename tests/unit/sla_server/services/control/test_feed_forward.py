@@ -206,7 +206,7 @@ def test_where_it_does_not_help_it_is_off_and_neighbours_are_not_held_lower_each
     ((at, row),) = world.of("ahead-off")
     assert row["reason"] == "ahead-no-help"
     assert (row["figures"]["off_s"], row["figures"]["kind"]) == (300, "recurring-burst")
-    assert (row["figures"]["bad_ahead"], row["figures"]["bad_alone"]) == ([3, 3, 3], [3, 3, 3, 3, 3, 3])
+    assert (row["figures"]["bad_ahead"], row["figures"]["bad_alone"]) == ([3, 3, 3], [3, 3, 3])
     assert world.of("pre-position", since=at + 1) == []
     assert figures(world)["off"] == 1
     reacted = [each["figures"]["c_after"] for _, each in (*world.of("start"), *world.of("decrease"))]
@@ -475,3 +475,58 @@ def test_its_text_names_a_few_of_many_targets(known: World) -> None:
     lead = SimpleNamespace(name="gold/latency")
     text = made._text(watched, Reason.RECURRING_BURST, 130.0, lead, targets, 100.0)
     assert "and 990 more to 100 cost/s" in text
+
+
+def in_turn(*sizes: float) -> Callable[[int], float]:
+    return lambda second: sizes[second // PERIOD % len(sizes)] if second % PERIOD < 7 else 10.0
+
+
+@pytest.mark.parametrize("sizes", [(400.0, 560.0), (560.0, 400.0), (360.0, 500.0, 420.0, 600.0)])
+def test_bursts_of_other_sizes_are_no_other_storage(sizes: tuple[float, ...]) -> None:
+    alike, found = (World(in_turn(*each)).run(520) for each in (sizes[:1], sizes))
+    assert figures(found)["discarded"] == figures(found)["switched_off"] == 0
+    assert figures(found)["ahead"] >= figures(alike)["ahead"] - 2
+    assert found.bad_in(KNOWN, 520) <= alike.bad_in(KNOWN, 520) + 3 * 3
+
+
+def other_storage(starts: list[float], short_at: int = -1, volumes: list[str] | None = None) -> list[bool]:
+    """Whether it is seen in each of some bursts without C ahead; C fell short just before one of them."""
+    watched, control = Watched(), BackendControl(ControlSettings(), "disk")
+    neighbour: Any = None
+    found = []
+    for number, start in enumerate(starts):
+        before = LoopBefore.of(control)
+        watched.short = 100.0 * (number == short_at)
+        now = copy.copy(control)
+        now.phase, now.allowed, now.start, now.ceiling = Phase.DECREASE, start / 2, start, start
+        now.managed = dict.fromkeys([volumes[number] if volumes else "greedy"], neighbour)
+        found.append(watched.learn(now, LoopStep(True, Reason.PROMISE_VIOLATED), before, 0))
+    return found
+
+
+def test_two_bursts_in_a_row_on_the_same_side_show_another_storage() -> None:
+    assert other_storage([400, 410, 200, 210, 205, 390, 400]) == [False] * 3 + [True, False, False, True]
+    assert other_storage([400, 200, 600, 200, 600, 400]) == [False] * 6, "no two on one side"
+    assert other_storage([400, 600, 400, 600, 590]) == [False] * 5, "a size that is known"
+    assert other_storage([400, 200, 400, 190], volumes=["a", "b", "a", "b"]) == [False] * 4, "of others"
+
+
+def test_one_lower_burst_is_enough_where_c_that_was_kept_fell_short() -> None:
+    assert other_storage([400, 200, 210], short_at=1) == [False, True, False]
+    assert other_storage([400, 600, 620], short_at=1) == [False, False, True], "higher: no shortage"
+
+
+def test_a_shortage_that_bursts_explain_is_a_hint_once() -> None:
+    watched, control = Watched(), BackendControl(ControlSettings(), "disk")
+    before = LoopBefore.of(control)
+    control.phase, control.start, control.ceiling = Phase.DECREASE, 400.0, 400.0
+
+    def falls_short(allowed: float) -> bool:
+        watched.is_ahead, watched.set_ahead, control.allowed = True, 280.0, allowed
+        return watched.fell_short(control)
+
+    control.allowed = 280.0
+    watched.learn(control, LoopStep(True, Reason.PROMISE_VIOLATED), before, 0)
+    assert [falls_short(allowed) for allowed in (250, 140, 200)] == [False, True, True]
+    assert not watched.learn(control, LoopStep(True, Reason.PROMISE_VIOLATED), before, 0), "the same storage"
+    assert [falls_short(allowed) for allowed in (140, 200, 100)] == [False, False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sla_server.services.control.newcomers import KEPT_S, WITHIN_S, Newcomers
+from sla_server.services.control.newcomers import KEPT_S, WITHIN_S, Newcomers, together_text
 
 S = 1_000_000_000
 WITHIN, KEPT = round(WITHIN_S), round(KEPT_S)
@@ -32,3 +32,10 @@ def test_after_a_restart_what_is_in_force_is_kept() -> None:
     assert list(found.together) == ["v"]
     assert found.keep((), 5 * S) == []
     assert found.keep((), (5 + KEPT) * S) == ["v"]
+
+
+def test_why_is_said_of_each() -> None:
+    every, jobs = together_text(["v/*", "w/job-*"]).split("; ")
+    why = "clients came under new names 2 times within 60 s. All that"
+    assert every.startswith(f"v: {why} no agreement names share one rate")
+    assert jobs.startswith(f"w: {why} match job-* share one rate")
