@@ -28,6 +28,7 @@ from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import make_directory, write_whole
+from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.directories import lock_data_dir, prepare_runtime_dir, remove_runtime_dir
@@ -132,11 +133,13 @@ class Relay:
         )  # fmt: skip
         try:
             delivery.start(self._stop)
+            hangup = Hangup()
+            hangup.install()
             initialized()
             receiver.start(self._stop)
             write_whole(self._config.runtime_dir / PORT, f"{receiver.port}\n")
             log.info("ready", port=receiver.port, confirm=config.confirm)
-            delivery.loop(self._stop)
+            delivery.loop(self._stop, hangup)
             self._final.close()
             receiver.join()
             delivery.finish()
