@@ -45,12 +45,23 @@ PAGE_PORT = 8411
 # Least shares of the whole: gold alone, greedy joins (observe), enforced after the promise holds again, gold
 # stopped. What is left of 1 is for the waiting: some 4 s until it holds again, some 6 s until the release.
 SHARES = (0.12, 0.15, 0.45, 0.12)
+PHASES = 5
 SHORTEST_S = 30
 DEADLINE_S = 60.0  # of each wait for something that takes seconds on a quiet machine
 POLICY_LIMIT_S = 900.0  # half a minute of work of one processor, which others may want, too
 WORD_EACH_S = 15.0  # while the policy job says nothing
 SETTLED_S = 2.0  # a greedy neighbour has filled the disk's queue
 RECENT_S = 1.0  # I/Os due before that have ended, unless they take longer than is promised by far
+
+
+def plan(seconds: float, endless: bool) -> str:
+    """What will happen and how long it takes, said before anything starts."""
+    rest = "everything stays up, under load, until Ctrl-C" if endless else "it ends by itself"
+    return (
+        f"The demonstration has {PHASES} phases. The server and two gateways start first, in some seconds. "
+        f"Four phases take about {seconds:.0f} s together, the policy job at the end half a minute to two "
+        f"minutes; then {rest}."
+    )
 
 
 @dataclass
@@ -79,6 +90,7 @@ class Demo:
 
     async def run(self) -> Figures:
         """All phases; returns the figures."""
+        print(plan(self.seconds, self.endless), flush=True)
         await asyncio.to_thread(self._set_up)
         stop_gold, stop_greedy = asyncio.Event(), asyncio.Event()
         gold_agent, greedy_agent = self.stage.agents
@@ -89,28 +101,28 @@ class Demo:
         async with asyncio.TaskGroup() as tasks:
             narrator = tasks.create_task(self._narrate())
             tasks.create_task(self.gold.run(stop_gold))
-            self._say(
-                f"1. gold alone: erp-db does {GOLD_IOPS} I/O/s and was promised p95 <= {PROMISE_MS:g} ms"
+            self._say_phase(
+                1, alone_s, f"gold alone: erp-db does {GOLD_IOPS} I/O/s, promised p95 <= {PROMISE_MS:g} ms"
             )
             await self._until(lambda: self._kept(2.0) is True, alone_s)
-            self._say("2. a greedy neighbour joins on the same disk; the server only observes")
+            self._say_phase(
+                2, joined_s, "a greedy neighbour joins on the same disk; the server only observes"
+            )
             self.times.greedy_s = time.monotonic()
             tasks.create_task(self.greedy.run(stop_greedy))
             await self._until(lambda: self._kept(1.0) is False, max(joined_s, SETTLED_S + 1))
-            self._say("3. enforce: the server may now slow the neighbour down")
+            self._say_phase(3, enforced_s, "enforce: the server may now slow the neighbour down")
             self.times.enforce_s = time.monotonic()
             await asyncio.to_thread(self.stage.set_mode, "enforce")
             await self._until(self._held_again, 0.0)
             await asyncio.sleep(enforced_s)
-            self._say("4. gold stops: nobody needs protection, the neighbour is released")
+            self._say_phase(4, stopped_s, "gold stops: nobody needs protection, the neighbour is released")
             self.times.gold_stop_s = time.monotonic()
             stop_gold.set()
             await self._until(lambda: self.times.released_s is not None, stopped_s)
             stop_greedy.set()
             narrator.cancel()
-        self._say(
-            "5. policy job: PySpark turns what was stored into a policy (a minute or two on a busy machine)"
-        )
+        self._say_phase(PHASES, 60.0, "policy job: PySpark turns what was stored into a policy")
         job = asyncio.create_task(asyncio.to_thread(self._policy_job))
         begun_s = time.monotonic()
         while not (await asyncio.wait([job], timeout=WORD_EACH_S))[0]:
@@ -163,8 +175,9 @@ class Demo:
             return version
         return None
 
-    def _say(self, text: str) -> None:
-        print(f"\n{time.monotonic() - self.started_s:5.1f} s  {text}", flush=True)
+    def _say_phase(self, number: int, about_s: float, text: str) -> None:
+        at_s = time.monotonic() - self.started_s
+        print(f"\n{at_s:5.1f} s  {number} of {PHASES} (about {about_s:.0f} s): {text}", flush=True)
 
     async def _narrate(self) -> None:
         print(

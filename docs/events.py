@@ -33,7 +33,8 @@ def render() -> str:
         ]
         for name, kind in kinds.items():
             condition = f"begins {kind.begins}" if kind.begins else f"ends {kind.ends}" if kind.ends else ""
-            cells = (f'<a id="{name}"></a>`{name}`', kind.severity, condition, kind.meaning, kind.action)
+            severity = f"{kind.severity}; {kind.varies}" if kind.varies else kind.severity
+            cells = (f'<a id="{name}"></a>`{name}`', severity, condition, kind.meaning, kind.action)
             lines.append(f"| {' | '.join(cells)} |")
     schema = json.dumps(event.schema(), indent=1)
     return "\n".join([*lines, "\n## JSON Schema\n", "```json", schema, "```", ""])

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
@@ -102,8 +102,9 @@ SNAPSHOT = """\
   the newest cut in which its data plane was kept waiting for the processor of its host, `io_waited_ratio`
   that of the time since the cut before in which tasks of its host waited for I/O; nil if it is not known
 - `volumes`: `[{volume, backend, iops, read_iops, write_iops, bytes_per_s, p50_us, p95_us, p99_us,
-  service_p95_us, held, inflight, cap_cost_per_s, delay_us (mean), gateways: [str]}]` over the last 1 to 3
-  cuts (rates per second, percentiles are bucket upper edges)
+  service_p95_us, held, inflight, cap_cost_per_s, cap_ops_per_s, cap_bytes_per_s, cap_group: str, delay_us
+  (mean), gateways: [str]}]` over the last 1 to 3 cuts (rates per second, percentiles are bucket upper edges);
+  `cap_group`: the group whose cap it shares, or ""
 - `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
   excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
   budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
@@ -115,10 +116,12 @@ SNAPSHOT = """\
   there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
   slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
-  "manual" | "control" | "policy", cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum), text: str,
-  victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us, worst_hold_us:
-  int}]`; `client` is "" where the whole volume is capped, `volume` where a group is; mean and worst hold are
-  of the last 1 to 3 cuts, the worst a bucket's upper edge; texts end after 400 characters
+  "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
+  text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
+  worst_hold_us: int, lifted_to: {cost_per_s, ops_per_s, bytes_per_s} | nil, floor: str}]`; `lifted_to`: the
+  rates that hold in place of those asked for, as a floor (in words) lies above them; `client` is "" where
+  the whole volume is capped, `volume` where a group is; mean and worst hold are of the last 1 to 3 cuts, the
+  worst a bucket's upper edge; texts end after 400 characters
 - `backends`: `[{backend, cost_per_s, cap_cost_per_s, phase: "idle" | "decrease" | "hold" | "increase",
   fault: "" | "hangs" | "fails", victims: [str]}]`; `victims`: the promises that its loop helps now by each of
   its throttles, at most 50
@@ -196,6 +199,13 @@ ROUTES = {
     Kind.DP_TAKE_OVER: "the plane's next process",
     Kind.DP_HAND_OVER: "plane",
     Kind.DP_TAKEN: "the plane's next process",
+    Kind.MIRROR_HELLO: "origin",
+    Kind.MIRROR_WELCOME: "keeper",
+    Kind.MIRROR_EVENTS: "origin",
+    Kind.MIRROR_KEPT: "keeper",
+    Kind.MIRROR_CONFIRMED: "origin",
+    Kind.MIRROR_DELIVERED: "keeper",
+    Kind.MIRROR_BEAT: "origin, keeper",
 }
 
 
@@ -284,6 +294,7 @@ def render() -> str:
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]
     parts += map(entry, messages_of(planes))
+    parts += [intro("Between two cooperating servers", mirror), *map(entry, messages_of(mirror))]
     return "\n".join(parts)
 
 

@@ -42,6 +42,7 @@ from gateway_agent.difference import digest, plane_part
 from gateway_agent.errors import BackingFileError, StateFileBroken, UpgradeFailed
 from gateway_agent.link import state_files
 from gateway_agent.nbd.part import part_file
+from gateway_agent.ports import check_addresses
 from gateway_agent.reload import (
     PENDING_S,
     RUNNING,
@@ -82,7 +83,8 @@ def run(config: AgentConfig, path: Path, left: ParentState | None = None) -> Non
     Raises:
         AlreadyRunning: another agent uses this state_dir or runtime_dir.
         StateFileBroken: a directory or the identity cannot be used.
-        ConfigError: certificates cannot be used, or the children's copy of the file cannot be written.
+        ConfigError: certificates cannot be used, another program has an address, or the children's copy of
+            the file cannot be written.
     """
     if left is None:
         config.check_certificates()
@@ -106,6 +108,8 @@ def run(config: AgentConfig, path: Path, left: ParentState | None = None) -> Non
         for fd in held:
             os.set_inheritable(fd, False)
             locks.callback(os.close, fd)
+        if left is None:
+            check_addresses(config)
         gateway_id = state_files.gateway_id(config.state_dir)
         state_files.write_json(  # `status` and `reload` find it also when the file has another place by then
             config.state_dir / state_files.PLACE, {"runtime_dir": str(config.runtime_dir)}, synced=False

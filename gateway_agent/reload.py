@@ -220,7 +220,7 @@ def _check_addresses(current: AgentConfig, wanted: AgentConfig) -> None:
                 if address.path:
                     continue
                 address = replace(address, port=0)
-            listen_at(address, _CLIENT_MODE).close()
+            listen_at(address, _CLIENT_MODE, f"[[plane]] {plane.name} listen").close()
             unlink_own(address)
 
 

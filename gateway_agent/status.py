@@ -35,6 +35,7 @@ from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.config import read_toml
+from pmdaemon.runtime.failures import failures
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.planes import DpStatus
@@ -127,7 +128,7 @@ def parent(runtime_dir: Path) -> dict[str, Any]:
 
 
 def gather(runtime_dir: Path) -> dict[str, Any]:
-    """All parts: ``{agent, link, planes: {name: report | {problem}}}``.
+    """All parts: ``{agent, link, planes: {name: report | {problem}}, failures: {name: why it ended}}``.
 
     Raises:
         AgentNotRunning: see ``parent``.
@@ -136,7 +137,7 @@ def gather(runtime_dir: Path) -> dict[str, Any]:
     link = state_files.read_json(runtime_dir / "link.json", "Restart the agent")
     names = [name for name in said["children"] if name != "link"]
     planes = {name: _ask(str(runtime_dir / f"{name}.sock"), name) for name in names}
-    return {"agent": said, "link": link, "planes": planes}
+    return {"agent": said, "link": link, "planes": planes, "failures": failures(runtime_dir)}
 
 
 def _ask(path: str, name: str) -> dict[str, Any]:
@@ -325,6 +326,9 @@ def _process_lines(found: dict[str, Any]) -> Iterator[str]:
             words = f"no more; {handed['connections']} connections stay, {left}"
         rows.append((name, str(pid or DASH), str(agent["restarts"].get(name, 0)), words))
     yield from _table(rows, right=(1, 2))
+    for name, text in found.get("failures", {}).items():
+        if name in agent["children"]:
+            yield from _folded("         ", f"{name} ended: {text}")
 
 
 def _volume_lines(volumes: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[str]:

@@ -49,6 +49,7 @@ from pmdaemon.mailbox.errors import MailboxCorrupt, SegmentUnsafe
 from pmdaemon.runtime.clock import Deadline
 from pmdaemon.runtime.files import close_directory, make_directory, write_whole
 from sla_server.errors import ServerRunning
+from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 log = structlog.get_logger("segments")
@@ -72,6 +73,21 @@ def prepare_data_dir(data_dir: Path) -> None:
     """
     make_directory(data_dir, 0o700)
     close_directory(data_dir, "data_dir", is_ours=(data_dir / "lock").exists())
+
+
+def prepare_notify_dirs(found: NotifyDirectories, data_dir: Path) -> None:
+    """Make the directories of recipients' secrets and programs (mode 0700), for people to put files in.
+
+    One that the configuration puts outside of the data directory is its operator's to make. A server without
+    them runs; a recipient that misses a file says so.
+    """
+    for path in (found.secrets, found.commands):
+        if not path.is_relative_to(data_dir):
+            continue
+        try:
+            make_directory(path, 0o700)
+        except OSError as exc:
+            log.warning("directory-not-made", path=str(path), problem=str(exc))
 
 
 def lock_data_dir(data_dir: Path) -> int:

@@ -48,9 +48,11 @@ from sla_server.directories import (
     Segments,
     data_identity,
     lock_data_dir,
+    prepare_notify_dirs,
     prepare_runtime_dir,
     remove_runtime_dir,
 )
+from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.recorder import Recorder
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
@@ -104,6 +106,8 @@ class Supervisor:
             self._clock_file = ClockFile(self.config.runtime_dir / "clock", self.clock.ahead_us)
             self._attach()
             make_directory(self._reserves, 0o700)
+            notify = NotifyDirectories.of(self.config.notify, self.config.data_dir)
+            prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
             for name in PARTS:
                 self._start(self.add(name, self._command(name)))

@@ -185,9 +185,10 @@ $("throttle-form").addEventListener("submit", async (event) => {
   const given = Object.fromEntries(new FormData(form));
   const rate = Number(given.rate) * (given.unit === "bytes_per_s" ? 1e6 : 1);
   try {
-    await call("POST", "/throttles", {volume: form.dataset.volume, [given.unit]: rate,
+    const {body} = await call("POST", "/throttles", {volume: form.dataset.volume, [given.unit]: rate,
       duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})});
     $("throttle-dialog").close();
+    if (body?.holds) notice(`${form.dataset.volume} may do ${body.holds}: the floor that its agreement promises lies above the rate asked for.`);
   } catch (error) {
     form.querySelector(".problem").hidden = false;
     form.querySelector(".force").hidden = error.status !== 409; // it would break the volume's own promise

@@ -112,7 +112,8 @@ export function helpedBy(row, backends) {
 const MOST_HELPED = 5;
 
 export function throttleWords(row, backends) {
-  const source = row.reason === "agreed-cap" ? "the cap of its own agreement" : SOURCES[row.source] || row.source;
+  const named = row.source === "manual" && row.who ? `set by hand by ${row.who}` : SOURCES[row.source] || row.source;
+  const source = row.reason === "agreed-cap" ? "the cap of its own agreement" : named;
   const helped = helpedBy(row, backends);
   const more = helped.length > MOST_HELPED ? ` and ${helped.length - MOST_HELPED} more` : "";
   const victims = helped.length ? ` to keep ${helped.slice(0, MOST_HELPED).join(", ")}${more}` : "";
@@ -132,3 +133,16 @@ export function capWords(row) {
   if (row.burst_s) parts.push(`burst ${row.burst_s} s`);
   return parts.join(", ") || DASH;
 }
+
+// What holds of a throttle, and what was asked for where a floor lies above it.
+export const enforcedWords = (row) => (row.lifted_to ? `${capWords(row.lifted_to)} (asked: ${capWords(row)})` : capWords(row));
+
+// What a volume may do at most, of all its throttles; "" for anything.
+export function volumeCap(row) {
+  const caps = {cost_per_s: row.cap_cost_per_s, ops_per_s: row.cap_ops_per_s, bytes_per_s: row.cap_bytes_per_s};
+  const words = Object.values(caps).some((rate) => !missing(rate)) ? [capWords(caps)] : [];
+  return [...words, row.cap_group ? `group ${row.cap_group}` : ""].filter(Boolean).join(", ");
+}
+
+// What an event is about: its kind, and the volume, agreement or gateway.
+export const aboutEvent = (row) => [row.kind, [row.element, row.subject].filter(Boolean).join(" ")].filter(Boolean).join(" · ");

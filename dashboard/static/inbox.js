@@ -1,4 +1,4 @@
-// The inbox: events with filters and acknowledgement; who is told of them; silences. Read again every 5 s.
+// The inbox: events with filters and acknowledgement; who is notified of them; silences. Read again every 5 s.
 
 import {call, read} from "./api.js";
 import {element, fillList, fillTable, setBadge, setText} from "./dom.js";
@@ -39,7 +39,7 @@ function showEvents(rows, isOpen) {
       setText(what, row.text || row.kind);
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
       const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
-      setText(about, [`${row.kind} · ${row.element} ${row.subject}`, ended, said].filter(Boolean).join(" · "));
+      setText(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "));
       setText(undelivered, deliveryWords(row));
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },
@@ -53,7 +53,8 @@ function showRecipients(rows) {
       setBadge(td.firstChild, ...(STATES[row.delivery?.state] || ["", "unknown"]));
     }},
     {label: "Recipient", cls: "wrap head", text: (row) => [row.name, row.recipient_kind]},
-    {label: "Waiting", cls: "num", text: (row) => f.count(row.delivery?.waiting)},
+    {label: "Waiting", cls: "num",
+      text: (row) => f.count(row.delivery?.waiting) + (row.delivery?.is_least ? "+" : "")},
     {label: "Given up", cls: "num", text: (row) => f.count(row.delivery?.dead_letters)},
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {
@@ -62,7 +63,7 @@ function showRecipients(rows) {
     }},
   ];
   fillTable($("recipients"), columns, rows, (row) => row.name, () =>
-    ["No person is told of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
+    ["No person is notified of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
 }
 
 function showSilences(rows) {

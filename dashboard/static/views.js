@@ -150,8 +150,8 @@ export function showVolumes(snapshot, totals, actions) {
     {label: "p99", cls: "num", text: (row) => f.latency(row.p99_us)},
     {label: "Queue", cls: "num", title: "At the storage, and held back by our throttle",
       text: (row) => [f.count(row.inflight), row.held ? `${f.count(row.held)} held` : ""]},
-    {label: "Cap", cls: "num", title: "Cost per second: 1 an I/O and 1 per 64 KiB",
-      text: (row) => (row.cap_cost_per_s == null ? "none" : [`${f.count(row.cap_cost_per_s)} /s`, `delays ${f.latency(row.delay_us)}`])},
+    {label: "Cap", cls: "num", title: "What the volume may do at most; a cost is 1 an I/O and 1 per 64 KiB",
+      text: (row) => (f.volumeCap(row) ? [f.volumeCap(row), `delays ${f.latency(row.delay_us)}`] : "none")},
     {label: "I/Os in total", cls: "num", fill: (td, row) => {
       const sum = totals.get(row.volume);
       td.toggleAttribute("data-total", Boolean(sum));
@@ -176,11 +176,11 @@ export function showThrottles(snapshot, nowUs) {
       " ", element("a", {class: "why", href: whyAddress("volume", row.volume)}, "why?")),
       element("p"), element("p", {class: "soft"})),
     (li, row) => {
-      setText(li.querySelector("strong"), `${f.throttled(row)} at most ${f.capWords(row)}`);
+      setText(li.querySelector("strong"), `${f.throttled(row)} at most ${f.enforcedWords(row)}`);
       const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
       setText(li.querySelector("span"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
       const [why, how] = li.querySelectorAll("p");
-      setText(why, row.text || row.reason);
+      setText(why, (row.text || row.reason) + (row.floor ? ` (${row.floor} holds)` : ""));
       setText(how, f.throttleWords(row, snapshot.backends));
     },
     () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);
@@ -208,11 +208,13 @@ export function showGateways(snapshot, nowUs) {
 
 export function showEvents(snapshot) {
   fillList($("events"), snapshot.events, (row) => row.event_id,
-    () => element("li", {}, element("time", {class: "soft"}), element("span"), element("p")),
+    () => element("li", {}, element("time", {class: "soft"}), element("span"), element("p"), element("p", {class: "soft"})),
     (li, row) => {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity, row.kind);
-      setText(li.querySelector("p"), row.text || row.kind);
+      const [what, about] = li.querySelectorAll("p");
+      setText(what, row.text || row.kind);
+      setText(about, f.aboutEvent(row));
     },
     () => ["Nothing has happened yet."]);
 }

@@ -37,6 +37,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.sockets import why_not
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport, prepare
 
 log = structlog.get_logger("connection")
@@ -386,6 +387,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     except OSError as exc:
         sock.close()
         where = f"{address[0]}:{address[1]}"
-        raise ConfigError("listen", f"cannot listen on {where}: {exc.strerror}", "Choose another") from exc
+        why, fix = why_not(exc, *address), "Stop that process, or choose another address"
+        raise ConfigError("listen", f"cannot listen on {where}: {why}", fix) from exc
     sock.setblocking(False)
     return sock

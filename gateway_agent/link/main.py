@@ -53,7 +53,7 @@ from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.children import restarts_of_this_process
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
-from pmdaemon.runtime.failures import outermost
+from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
@@ -371,7 +371,8 @@ def main(path: Path) -> None:
         hangup.install()
         stop.watch_parent()
         watch(stop)
-        run(config, stop, path, hangup)
+        with failure_recorded(config.runtime_dir, "link"):
+            run(config, stop, path, hangup)
 
 
 if __name__ == "__main__":

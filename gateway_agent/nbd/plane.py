@@ -58,7 +58,7 @@ from gateway_agent.nbd.volume import PlaneContext, Volume
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
-from pmdaemon.runtime.failures import outermost
+from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
@@ -361,7 +361,8 @@ class Plane:
                 self._control.send_hello()
 
     def _listen(self, text: str) -> None:
-        self._watch(text, listen_at(parse_listen(text), CLIENT_MODE))
+        setting = f"[[plane]] {self._config.plane} listen"
+        self._watch(text, listen_at(parse_listen(text), CLIENT_MODE, setting))
 
     def _watch(self, text: str, sock: socket.socket) -> None:
         self._listeners[text] = sock
@@ -571,21 +572,26 @@ def _ignore(_exc: Exception) -> None:
 def main(path: Path, plane: str, takes_over: bool) -> None:
     """Serve volumes over NBD, count and throttle their I/O."""
     with outermost(plane):
-        part = PlanePart(load_agent(path), plane)
-        logs.configure(plane)
-        stop = Stop()
-        stop.install_signals()
-        hangup = Hangup()
-        hangup.install()
-        stop.watch_parent()
-        inherited = take_over(part.config.control_socket, plane, SystemClock()) if takes_over else None
-        served = Plane(part.config, inherited=inherited)
-        if inherited is not None:
-            inherited.confirm()
-        try:
-            served.run(stop, part, hangup)
-        finally:
-            served.close()
+        agent = load_agent(path)
+        with failure_recorded(agent.runtime_dir, plane):
+            _serve(PlanePart(agent, plane), plane, takes_over)
+
+
+def _serve(part: PlanePart, plane: str, takes_over: bool) -> None:
+    logs.configure(plane)
+    stop = Stop()
+    stop.install_signals()
+    hangup = Hangup()
+    hangup.install()
+    stop.watch_parent()
+    inherited = take_over(part.config.control_socket, plane, SystemClock()) if takes_over else None
+    served = Plane(part.config, inherited=inherited)
+    if inherited is not None:
+        inherited.confirm()
+    try:
+        served.run(stop, part, hangup)
+    finally:
+        served.close()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from gateway_agent.errors import UpstreamError
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.config import is_port
+from pmdaemon.runtime.sockets import Listener, command_of, holder, why_not
 
 NBD_PORT = 10809  # IANA
 _BACKLOG = 4096  # a host that starts connects all its disks at once; the kernel may allow less
@@ -168,15 +170,16 @@ def parse_network(text: str) -> IpNetwork:
         ) from exc
 
 
-def listen_at(address: Address, mode: int) -> socket.socket:
+def listen_at(address: Address, mode: int, setting: str = "") -> socket.socket:
     """A non-blocking listening socket. A stale Unix socket file (no process listens behind it) is replaced.
 
     Args:
         address: where.
         mode: permissions of a Unix socket.
+        setting: that the address comes from, for the error.
 
     Raises:
-        ConfigError: the address is in use, or cannot be used.
+        ConfigError: the address is in use (the error says by which process), or cannot be used.
     """
     try:
         if not address.path:
@@ -185,8 +188,10 @@ def listen_at(address: Address, mode: int) -> socket.socket:
         else:
             sock = _listen_unix(address.path, mode)
     except OSError as exc:
+        why = exc.strerror or str(exc) if address.path else why_not(exc, address.host, address.port)
+        fix = "Stop that process, or choose another address" if exc.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            str(address), f"cannot listen: {exc.strerror or exc}", "Choose another address"
+            f"{setting} {address}".strip(), f"cannot listen: {why}", fix or "Choose another address"
         ) from exc
     sock.setblocking(False)
     return sock
@@ -221,6 +226,31 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
         else:
             raise ConfigError(path, "another process is listening there", "Stop it, or choose another path")
+
+
+def taken_by(address: Address) -> Listener | None:
+    """The process that keeps this one from listening there; None if nothing does, as far as that is known."""
+    if address.path:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)  # its queue of connections may be full
+            try:
+                probe.connect(address.path)
+            except OSError:
+                return None
+            pid, uid, _gid = _UCRED.unpack(
+                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            )
+        return Listener(pid, command_of(pid), uid)
+    is_ipv6 = ":" in address.host
+    with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_ipv6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as exc:
+            return holder(exc, address.host, address.port)
+    return None
 
 
 def unlink_own(address: Address) -> None:

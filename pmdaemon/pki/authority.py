@@ -278,6 +278,15 @@ class Authority:
             made = signer.nbd_client(key, name, now_us, life_s)
         return certificates.key_pem(key), certificates.pem(made)
 
+    def partner_credential(self, name: str, lifetime_s: float) -> bytes:
+        """Key and certificate (PEM, one behind the other) for one of two cooperating servers.
+
+        It is not recorded, as those for NBD: it ends by its date, or by `events.pair.partner`.
+        """
+        key, now_us = certificates.make_key(), self._clock.unix_us()
+        made = self._signer().partner(key, name, now_us, lifetime_s)
+        return certificates.key_pem(key) + certificates.pem(made)
+
     # -- revocation
 
     def revoke(self, who: str, reason: str) -> tuple[list[IssuedCertificate], list[tokens.Token]]:

@@ -9,6 +9,7 @@ gateway's name up to 128:
     gateway   urn:uuid:GATEWAY_ID   urn:storage-sla:name:NAME; and urn:storage-sla:volumes:PATTERN for
               each entry of its list of volumes, percent-encoded, if it has one
     server    urn:storage-sla:server
+    partner   urn:storage-sla:partner:NAME: one of two cooperating servers, as server and as client
     NBD       urn:storage-sla:name:NAME as a client of gateways, without an id, so that it can register none;
               host names and addresses as a gateway's listener
 
@@ -41,6 +42,7 @@ ID_PREFIX: Final = "urn:uuid:"
 NAME_PREFIX: Final = "urn:storage-sla:name:"
 VOLUMES_PREFIX: Final = "urn:storage-sla:volumes:"
 SERVER_URI: Final = "urn:storage-sla:server"
+PARTNER_PREFIX: Final = "urn:storage-sla:partner:"
 _COMMON_NAME_LIMIT: Final = 64
 _UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 
@@ -159,16 +161,23 @@ class Signer:
         names = [_host(text) for text in hosts]
         return self._sign(key.public_key(), name, names, ExtendedKeyUsageOID.SERVER_AUTH, now_us, lifetime_s)
 
+    def partner(self, key: Key, name: str, now_us: int, lifetime_s: float) -> x509.Certificate:
+        """A certificate for one of two cooperating servers, which dial each other."""
+        names = _uris([f"{PARTNER_PREFIX}{name}"])
+        usages = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+        return self._sign(key.public_key(), name, names, usages, now_us, lifetime_s)
+
     def _sign(
         self,
         key: ec.EllipticCurvePublicKey,
         common_name: str,
         alternative: list[x509.GeneralName],
-        usage: x509.ObjectIdentifier,
+        usage: x509.ObjectIdentifier | tuple[x509.ObjectIdentifier, ...],
         now_us: int,
         lifetime_s: float,
     ) -> x509.Certificate:
         authority = self.certificate
+        usages = usage if isinstance(usage, tuple) else (usage,)
         names = x509.SubjectAlternativeName(alternative)
         issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         end_us = unix_us(authority.not_valid_after_utc)
@@ -179,7 +188,7 @@ class Signer:
             _builder(_subject(common_name), authority.subject, key, now_us, lifetime_s)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=True)
             .add_extension(names, critical=False)
             .add_extension(issuer_key, critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)

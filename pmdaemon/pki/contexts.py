@@ -46,6 +46,23 @@ def agent(authority: Path, certificate: Path | None) -> ssl.SSLContext:
     return context
 
 
+def partner(authority: Path, certificate: Path, *, server_side: bool) -> ssl.SSLContext:
+    """For the connections between two cooperating servers; either side demands a certificate.
+
+    Raises:
+        StateUnusable: a file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if server_side:
+        context.num_tickets = 0
+    _trust(context, authority)
+    load_certificate(context, certificate)
+    return context
+
+
 def unverified() -> ssl.SSLContext:
     """For asking a server for its CA: nothing secret is sent, and what comes is compared with the pin."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -7,7 +7,9 @@ of the user that made it. Linux only.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -15,10 +17,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.excerpt import printable
 
 BACKLOG: Final = 1024
 """Connections between the start and the first accept wait here; a fleet dials in at once."""
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+PROCESSES: Final = Path("/proc")
+UNKNOWN: Final = "?"
+MOST_COMMAND: Final = 80
+"""Characters of a command line shown: its program, and what it was told first."""
 _LISTEN: Final = "0A"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -43,7 +50,7 @@ def open_listener(setting: str, host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(
             setting,
-            f"cannot listen on {host}:{port}: {exc.strerror}",
+            f"cannot listen on {host}:{port}: {why_not(exc, host, port)}",
             f"Stop what uses the port ('ss -ltnp sport = :{port}' names it; it may be the SLA server of "
             f"another data directory), or choose another port for {setting}; 0 takes a free one",
         ) from exc
@@ -57,6 +64,7 @@ class Socket(NamedTuple):
     remote: tuple[str, int]
     is_listening: bool
     uid: int
+    inode: int = 0
 
 
 def sockets() -> Iterator[Socket]:
@@ -68,7 +76,8 @@ def sockets() -> Iterator[Socket]:
             continue
         for line in lines:
             fields = line.split()
-            yield Socket(_address(fields[1]), _address(fields[2]), fields[3] == _LISTEN, int(fields[7]))
+            ends = _address(fields[1]), _address(fields[2])
+            yield Socket(*ends, fields[3] == _LISTEN, int(fields[7]), int(fields[9]))
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -95,6 +104,90 @@ def listener_uids(host: str, port: int) -> set[int]:
     listening = [row for row in sockets() if row.is_listening and row.local[1] == port]
     found = ({row.uid for row in listening if row.local[0] == place} for place in places)
     return next((uids for uids in found if uids), set())
+
+
+class Listener(NamedTuple):
+    """A process that listens somewhere.
+
+    Attributes:
+        pid: 0 if this user may not look into it.
+        command: its command line, "" with pid 0.
+        uid: the user that made the socket, -1 if nothing is known of it.
+    """
+
+    pid: int
+    command: str
+    uid: int
+
+    def __str__(self) -> str:
+        """For people."""
+        if self.uid < 0:
+            return "another process"
+        if not self.pid:
+            return f"a process of user {self.uid}, which root can name (ss -ltnp)"
+        return f"process {self.pid} ({printable(self.command, MOST_COMMAND)})"
+
+
+def listener_at(host: str, port: int) -> Listener | None:
+    """What keeps others from listening at a port of an address; None if nothing does.
+
+    A listener of every address keeps them from each single one, and the other way round.
+    """
+    address = str(_shortest(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)))
+    everywhere = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+    users = {
+        row.inode: row.uid
+        for row in sockets()
+        if row.is_listening and row.local[1] == port
+        if row.local[0] == address or not everywhere.isdisjoint((row.local[0], address))
+    }
+    if not users:
+        return None
+    for process in PROCESSES.glob("[0-9]*"):
+        if (inode := next((each for each in _sockets_of(process) if each in users), None)) is not None:
+            return Listener(int(process.name), command_of(int(process.name)), users[inode])
+    return Listener(0, "", next(iter(users.values())))
+
+
+def _sockets_of(process: Path) -> Iterator[int]:
+    """Numbers of the sockets that a process has open; none if this user may not see them."""
+    try:
+        names = os.listdir(process / "fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            kind, _, number = os.readlink(process / "fd" / name).partition(":")
+        except OSError:  # closed meanwhile
+            continue
+        if kind == "socket":
+            yield int(number.strip("[]"))
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; ``UNKNOWN`` if it is gone, or hidden from this user."""
+    try:
+        words = (PROCESSES / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0")
+    except OSError:
+        return UNKNOWN
+    return words.replace("\0", " ") or UNKNOWN
+
+
+def holder(error: OSError, host: str, port: int) -> Listener | None:
+    """The process that has a port which could not be bound; None if that failed for another reason."""
+    if error.errno != errno.EADDRINUSE:
+        return None
+    try:
+        found = listener_at(host, port)
+    except ValueError:  # a name instead of an address
+        found = None
+    return found or Listener(0, "", -1)
+
+
+def why_not(error: OSError, host: str, port: int) -> str:
+    """Why a port cannot be listened on: the error, and the process that has the port."""
+    found = holder(error, host, port)
+    return f"{error.strerror or error}" + (f" by {found}" if found is not None else "")
 
 
 def client_uids(port: int) -> dict[tuple[str, int], int]:

@@ -1,4 +1,7 @@
-"""Kinds of frame. Wire kinds (below 64) travel between agent and PMDaemon, the rest between our processes.
+"""Kinds of frame.
+
+Wire kinds (below 64) travel between agent and PMDaemon, the rest between our processes, those from 128 on
+between two servers.
 
 The header of each kind is described in docs/formats/messages.md; unknown header keys are ignored.
 """
@@ -80,3 +83,11 @@ class Kind(IntEnum):
     DP_TAKEN = 122
     # agent's link -> its data planes
     DP_COSTS = 123
+    # event delivery <-> that of the partner server
+    MIRROR_HELLO = 128
+    MIRROR_WELCOME = 129
+    MIRROR_EVENTS = 130
+    MIRROR_KEPT = 131
+    MIRROR_CONFIRMED = 132
+    MIRROR_DELIVERED = 133
+    MIRROR_BEAT = 134

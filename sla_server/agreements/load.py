@@ -67,11 +67,13 @@ class Loaded:
     Attributes:
         line: 1-based line of its first key in the text given
         text: its own YAML, without its neighbours
+        notes: what is missing outside of it for it to work; who reads it may add some
     """
 
     document: Document
     text: str
     line: int
+    notes: tuple[str, ...] = ()
 
     @property
     def agreement(self) -> Agreement:
@@ -377,6 +379,10 @@ def _doubles(loaded: Sequence[Loaded]) -> Iterator[DocumentProblem]:
 
 
 _SEE: Final = "See docs/formats/agreement.md"
+_SEE_DELIVERY: Final = "See docs/operations/recipients.md"
+_DELIVERY: Final = (RecipientDocument, RouteDocument, SilenceDocument)
+MOST_LISTED: Final = 30
+"""Keys that are listed where one is not possible."""
 _RATIOS: Final = ("target", "below", "credit", "credit_cap", "min_read_fraction")
 
 
@@ -390,7 +396,7 @@ def explain(item: Any, path: Sequence[int | str], model: type[Document] = Agreem
     if kind == "extra_forbidden":
         if value is None and str(path[-1]).isdigit():  # {up_to_iops: 3,000} is two keys to YAML
             return "a number with a comma is two values to YAML", "Write it without: 3000, not 3,000"
-        return "there is no such key here", _other_key(str(path[-1]), model)
+        return "there is no such key here", _other_key(path, model)
     if kind in ("literal_error", "enum", "union_tag_invalid"):
         expected = context.get("expected") or context.get("expected_tags")
         if tuple(path[-2:]) == ("indicator", "metric"):
@@ -461,12 +467,45 @@ _MOST: Final = 1e300
 """A whole number of YAML can be too large for a float."""
 
 
-def _other_key(key: str, model: type[Document]) -> str:
-    known = _known_keys(model)
+def _other_key(path: Sequence[int | str], model: type[Document]) -> str:
+    """What to write instead of a key that is not possible where it is."""
+    key, known = str(path[-1]), _known_keys(model)
+    here = [
+        each for each in _keys_at(model, path[:-1]) if each != key
+    ]  # of a union it may be another member's
+    see = (_SEE_DELIVERY if model in _DELIVERY else _SEE).lower()
+    listed = f"Possible here: {', '.join(sorted(here))}" if 0 < len(here) <= MOST_LISTED else ""
     if key in known:
-        return f"{key} belongs elsewhere in the document: {_SEE.lower()}"
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"Did you mean {close[0]}?" if close else f"Remove it, or {_SEE.lower()}"
+        fix = f"{key} belongs elsewhere in the document: {see}"
+    else:
+        close = difflib.get_close_matches(key, here, n=1) or difflib.get_close_matches(key, known, n=1)
+        fix = f"Did you mean {close[0]}?" if close else f"Remove it, or {see}"
+    between = " " if fix.endswith("?") else ". "
+    return f"{fix}{between}{listed}" if listed else fix
+
+
+def _keys_at(model: type[Document], path: Sequence[int | str]) -> tuple[str, ...]:
+    """Keys of the map that ``path`` leads to; of a union those of all its members."""
+    schema = model.model_json_schema()
+    maps = [schema]
+    for part in path:
+        below = [
+            each.get("items") if isinstance(part, int) else (each.get("properties") or {}).get(part)
+            for each in maps
+        ]
+        maps = [each for node in below if node for each in _members(node, schema.get("$defs", {}))]
+    return tuple(dict.fromkeys(key for each in maps for key in each.get("properties") or {}))
+
+
+def _members(node: dict[str, Any], defs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a part of a JSON Schema may be: what it refers to, each member of a union, or itself."""
+    if "$ref" in node:
+        yield from _members(defs[node["$ref"].rpartition("/")[2]], defs)
+    elif members := node.get("anyOf") or node.get("oneOf"):
+        for each in members:
+            yield from _members(each, defs)
+    else:
+        yield node
 
 
 @cache

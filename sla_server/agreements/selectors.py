@@ -6,9 +6,17 @@ Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import difflib
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
+from typing import Final
+
+MOST_COMPARED: Final = 2000
+"""Names that one which is not known is compared with: some 50 us each."""
+LENGTHS_APART: Final = 4
+"""Names whose lengths differ by more do not resemble each other."""
 
 
 def is_pattern(text: str) -> bool:
@@ -20,6 +28,12 @@ def matches(name: str, selectors: Collection[str]) -> bool:
     """Whether a name is meant by one of the selectors."""
     # Names are compared first: a pattern costs a regular expression, once for each of very many names.
     return name in selectors or "*" in selectors or any(fnmatchcase(name, selector) for selector in selectors)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Names that resemble one that is not known, as ``one or other``; "" if there are none."""
+    like = (each for each in known if abs(len(each) - len(name)) <= LENGTHS_APART)
+    return " or ".join(difflib.get_close_matches(name, list(islice(like, MOST_COMPARED)), 3))
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:

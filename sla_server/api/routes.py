@@ -304,7 +304,12 @@ ROUTES: Final = (
             BEFORE,
         ),
     ),
-    ApiRoute("GET", "/events/{event_id}", "event", "One event: acknowledgements, delivery, routing."),
+    ApiRoute(
+        "GET",
+        "/events/{event_id}",
+        "event",
+        "One event, by its id or a beginning that no other id has: acknowledgements, delivery, routing.",
+    ),
     ApiRoute(
         "POST",
         "/events/{event_id}/acknowledge",

@@ -203,6 +203,31 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
     click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
 
 
+@ca.command("pair")
+@click.argument("name")
+@click.option("--days", type=FiniteRange(1, 3650), default=365.0, show_default=True, help="Its life.")
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="A new directory.")
+def pair_(name: str, days: float, output: Path) -> None:
+    """Make the certificate of NAME, one of two servers that keep each other's events.
+
+    Both servers need one from the same authority. It cannot be revoked: give the server another name.
+    """
+    _check_name(name)
+    config = _config()
+    made = _authority(config).partner_credential(name, days * DAY_S)
+    try:
+        output.mkdir(mode=0o700)
+        for file, content in (("pair.pem", made), ("ca.crt", (config.ca_dir / "ca.crt").read_bytes())):
+            with _new_file(output / file) as stream:
+                stream.write(content)
+    except OSError as exc:
+        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    click.echo(
+        f"written to {output}, good for {days:.0f} days. Move it to server {name} as DATA_DIR/pair; "
+        f'there: [events.pair] name = "{name}"'
+    )
+
+
 def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)

@@ -37,6 +37,8 @@ from sla_server.cli.formatting import (
     pass_client,
     print_json,
 )
+from sla_server.cli.kinds import KindGroup
+from sla_server.explanation import words
 
 _BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)
@@ -251,9 +253,9 @@ def read_documents(path: str) -> bytes:
     return documents
 
 
-@click.group()
+@click.group(cls=KindGroup)
 def delete() -> None:
-    """End something."""
+    """End an agreement, a calendar, a recipient or a route."""
 
 
 @delete.command("sla")
@@ -410,11 +412,12 @@ def throttle_set(
         if lasting
         else f"until 'sla throttle release {again}'"
     )
-    click.echo(
-        f"{_named(volume, of_client, group)}: throttled {until} (throttle {answer.get('throttle_id')})"
-    )
+    asked = words.rates({**given, "ops_per_s": iops})
+    throttle_id = formatting.short_id(answer.get("throttle_id"))
+    named = _named(volume, of_client, group)
+    click.echo(f"{named}: at most {answer.get('holds') or asked} {until} (throttle {throttle_id})")
     if answer.get("holds"):
-        click.echo(f"note: what holds is {answer['holds']}, the floor of its agreement", err=True)
+        click.echo(f"note: that is the floor of its agreement; {asked} is below it", err=True)
     for promise in answer.get("breaks") or []:
         click.echo(f"note: this breaks {printable_lines(str(promise))}", err=True)
 
@@ -529,7 +532,8 @@ def list_gateways(client: Client, output: str) -> None:
         return
     if not rows:
         click.echo(
-            "No gateway is dialled. Agents dial in by themselves; where they may not: sla gateways add"
+            "No gateway is dialled. Agents dial in by themselves; where they may not:\n"
+            "sla gateways add IP:PORT --name NAME"
         )
         return
     console().print(build(GATEWAY_COLUMNS, rows, time.time_ns() // 1000))

@@ -28,6 +28,7 @@ from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, s
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
+from sla_server.cli.kinds import KindGroup
 from sla_server.cli.notifications import event_lines
 from sla_server.cli.tables import now_of, promise
 
@@ -248,9 +249,9 @@ def _time(at_us: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
 
 
-@click.group()
+@click.group(cls=KindGroup)
 def describe() -> None:
-    """Show everything about one thing."""
+    """Show everything about an agreement or an event."""
 
 
 @describe.command("sla")
@@ -299,7 +300,10 @@ def describe_sla(client: Client, name: str, version: int | None, periods: int, o
 @OUTPUT
 @pass_client
 def describe_event(client: Client, event: str, output: str) -> None:
-    """Show an event (its id): figures, who acknowledged it, who has not confirmed it, who gets it and why."""
+    """Show an event: figures, who acknowledged it, who has not confirmed it, who gets it and why.
+
+    EVENT is its id, as sla get events shows it; a beginning does that no other id has.
+    """
     row = client.get(f"/events/{quote(event, safe='')}")
     if output == "json":
         print_json(row)

@@ -87,6 +87,10 @@ SLICE_STATES: Final = {
 SEVERITIES: Final = {"critical": BAD, "error": BAD, "warning": WARN}
 
 
+CAP_WIDTH: Final = 10
+"""Characters of a volume's cap in a narrow terminal: 999 cost/s."""
+SHORT_ID: Final = 8
+"""Characters of an id in tables: of 1,000 random ones, two begin alike once in 8,600 tables."""
 NARROW: Final = 110
 """A terminal with fewer columns has no room for names, times and a text side by side."""
 
@@ -219,11 +223,47 @@ def cap(row: dict[str, Any]) -> str:
     return ", ".join(parts) or DASH
 
 
+def enforced(row: dict[str, Any]) -> str:
+    """What holds of a throttle, and what was asked for where a floor lies above it.
+
+    The rates that hold are known of one that is live.
+    """
+    live = row.get("live") or row
+    lifted = live.get("lifted_to")
+    return f"{cap(lifted)} (asked: {cap(row)})" if lifted else cap(row)
+
+
+def why_enforced(row: dict[str, Any]) -> str:
+    """Why a throttle was set, and which floor holds in its place."""
+    text = str(row.get("text") or row.get("reason") or "")
+    floor = (row.get("live") or row).get("floor")
+    return f"{text} ({floor} holds)" if floor else text
+
+
+def volume_cap(live: dict[str, Any]) -> str:
+    """Every rate that a volume may have, one a line, and the group whose rate it shares.
+
+    In a narrow terminal the unit of a long number is below it: numbers are never cut.
+    """
+    rates = {name: live.get(f"cap_{name}") for name in ("cost_per_s", "ops_per_s", "bytes_per_s")}
+    lines = [cap({name: rate}) for name, rate in rates.items() if rate is not None]
+    if live.get("cap_group"):
+        lines.append(f"group {live['cap_group']}")
+    if console().width < NARROW:
+        lines = [line if len(line) <= CAP_WIDTH else line.replace(" ", "\n", 1) for line in lines]
+    return "\n".join(lines) or DASH
+
+
 def throttled(row: dict[str, Any]) -> str:
     """What a throttle is about: a volume, VOLUME/CLIENT, or a group."""
     if row.get("group_name"):
         return f"group {row['group_name']}"
     return "/".join(str(row[key]) for key in ("volume", "client") if row.get(key)) or DASH
+
+
+def short_id(value: Any) -> str:
+    """The beginning of an id, which commands take instead of all of it as long as no other id has it."""
+    return str(value)[:SHORT_ID] if value else DASH
 
 
 def sentence(text: Any) -> str:

@@ -14,8 +14,9 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage, LiveValuesMissing
+from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import YAML_OUTPUT, Row, TableKind, build, console, pass_client, print_json
+from sla_server.cli.kinds import KindType, near, singular_of
 from sla_server.cli.tables import KINDS, ZONE, by_objective, objective_of
 
 LIMIT_DEFAULT = 20
@@ -24,7 +25,7 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", 
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("kind", type=KindType(list(KINDS)), metavar="KIND")
 @click.argument("name", required=False)
 @click.option(
     "--limit",
@@ -56,7 +57,9 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    Of the past: episodes, slices and periods.
+    KIND is one of gateways, volumes, slas, throttles, events, policies, maintenance, calendars, recipients,
+    routes and silences; of the past episodes, slices and periods. The singular does, too. With NAME only the
+    one of that name is listed.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
@@ -74,15 +77,19 @@ def get(
     if tz is not None:
         formatting.zone_of(tz)  # or say so before anything is asked
     path, query = _question(kind, name, objective, episode)
+    named = None if listed.needs_name or kind == "episodes" else name
     if listed.needs_name:
         _get_judged(client, kind, path, query, limit, output, tz)
         return
-    if kind in _PAGED:
-        query["limit"] = limit or LIMIT_DEFAULT
+    if kind in _PAGED and path == listed.path:
+        query["limit"] = _MOST_LISTED if named else limit or LIMIT_DEFAULT
     if kind == "slas":
         query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
+        query |= {"match": named} if named else {}
     answer = client.get(path, **query)
-    rows = answer["items"]
+    rows = answer.get("items", [answer])  # of one event, itself
+    if named is not None and kind != "events":
+        rows = _of_name(kind, rows, named)
     silence = "" if output == "yaml" else formatting.silence_of(answer.get("server") or {})
     _show_rows(kind, rows, limit, output, labels, tz)
     if silence:
@@ -119,6 +126,7 @@ def _show_rows(
 
 
 _PAGED: Final = ("throttles", "events", "policies", "episodes")
+_MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
 MOST_REASONS: Final = 10
@@ -153,6 +161,25 @@ def _zone_words(tz: str) -> str:
     return "this machine's" if tz == formatting.LOCAL else f"of {tz}"
 
 
+def _of_name(kind: str, rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows of one thing: of a volume also the throttles of its clients and of its group.
+
+    Raises:
+        RequestRefused: there is none.
+    """
+    key = {"volumes": "volume", "throttles": "volume", "policies": "version"}.get(kind, "name")
+    found = [
+        row
+        for row in rows
+        if name in (str(row.get(key)), formatting.throttled(row), *(row.get("members") or ()))
+    ]
+    if not found:
+        known = dict.fromkeys(str(row[key]) for row in rows if row.get(key))
+        fix = near(name, known) or f"'sla get {kind}' lists what there is"
+        raise RequestRefused(404, {"detail": f"no {singular_of(kind)} {name[:200]!r} is listed", "fix": fix})
+    return found
+
+
 def _question(
     kind: str, name: str | None, objective: str | None, episode: str | None
 ) -> tuple[str, dict[str, Any]]:
@@ -171,8 +198,10 @@ def _question(
             fix = f"sla get {kind} AGREEMENT, or AGREEMENT/OBJECTIVE; sla get slas lists them"
             raise BadUsage(f"{kind} are those of one agreement, and none is named: {fix}")
         return listed.path, {} if objective is None else {"objective": objective}
+    if kind == "events":
+        return f"/events/{quote(name, safe='')}", {}
     if not listed.needs_name and kind != "episodes":
-        raise BadUsage(f"{kind} are listed without a name, not {name!r}: sla get {kind}")
+        return listed.path, {}
     agreement, _, named = name.partition("/")
     if named and objective is not None and named != objective:
         raise BadUsage(f"{name} names an objective, --objective {objective} another one; give one of them")

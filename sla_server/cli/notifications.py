@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from textwrap import wrap
 from typing import Any, Final
 
@@ -34,6 +34,12 @@ def _plain(key: str) -> Any:
 
 def _delivery(key: str) -> Any:
     return lambda row, _now_us: formatting.count((row.get("delivery") or {}).get(key))
+
+
+def _waiting(row: Row) -> str:
+    """How many events wait; with + where there may be more."""
+    delivery = row.get("delivery") or {}
+    return formatting.count(delivery.get("waiting")) + ("+" if delivery.get("is_least") else "")
 
 
 def _state(row: Row) -> Text:
@@ -79,11 +85,11 @@ KINDS: Final = {
             Column("NAME", _plain("name")),
             Column("KIND", _plain("recipient_kind")),
             Column("STATE", lambda row, _now_us: _state(row)),
-            Column("WAITING", _delivery("waiting"), number=True),
+            Column("WAITING", lambda row, _now_us: _waiting(row), number=True),
             Column("DEAD", _delivery("dead_letters"), number=True),
             Column("LAST ANSWER", lambda row, _now_us: _said(row)),
         ),
-        "No recipient is in force: no person is told of events. Apply one: sla apply -f recipient.yaml",
+        "No recipient is in force: no person is notified of events. Apply one: sla apply -f recipient.yaml",
     ),
     "routes": TableKind(
         "/routes",
@@ -117,7 +123,7 @@ UNDELIVERED: Final = TableKind(
     "/undelivered",
     (
         Column("SINCE", lambda row, _now_us: formatting.when(row.get("since_us") or row.get("at_us"))),
-        Column("EVENT", _plain("event_id")),
+        Column("EVENT", lambda row, _now_us: formatting.short_id(row.get("event_id"))),
         Column("KIND", _plain("kind")),
         Column("RECIPIENT", _plain("recipient")),
         Column("TRIES", lambda row, _now_us: formatting.count(row.get("attempt")), number=True),
@@ -164,7 +170,9 @@ def event_lines(row: Row) -> Iterator[str]:
     said = row.get("acknowledged") or []
     for one in said:
         yield f"acknowledged {formatting.when(one['at_us'])} by {one['who']}: {one['note']}"
-    if not said:
+    if said:
+        yield "  no reminder and no escalation of it any more"
+    else:
         yield f"not acknowledged: sla ack {row['event_id']} --note TEXT"
     for one in row.get("deliveries") or ():
         tries = f" after {one['attempts']} tries" if one["attempts"] > 1 else ""
@@ -177,29 +185,45 @@ def event_lines(row: Row) -> Iterator[str]:
         yield "delivery: no recipient is behind with it"
     for one in row.get("unanswered") or ():
         count = one.get("waiting")
-        there = f"; {count:,} notices wait there" if count else ""
+        there = f"; {count:,} {'event waits' if count == 1 else 'events wait'} there" if count else ""
         yield f"delivery: no answer of {one['recipient']} is recorded{there}"
+    routing = row.get("routing") or {}
+    silenced = {one["recipient"]: one.get("held") for one in routing.get("recipients") or ()}
+    done = {one["recipient"] for one in row.get("deliveries") or () if one["state"] == "confirmed"}
     for one in waiting or ():
         tries = f", {one['attempt']} tries" if one.get("attempt") else ""
+        by = silenced.get(one.get("recipient")) if one.get("state") == "held" else None
         why = why_undelivered(one)
+        if by:
+            why = f"held back by {by}"
+            done.add(one["recipient"])  # it is said here
         yield f"delivery: {one.get('recipient')} has not confirmed it{tries}: {why}"
-    yield from routing_lines(row.get("routing") or {})
+    yield from routing_lines(routing, done, is_acknowledged=bool(said))
 
 
-def routing_lines(found: Row) -> Iterator[str]:
-    """Who gets an event and why, and which routes do not match."""
+def routing_lines(
+    found: Row, confirmed: Collection[str] = (), *, is_acknowledged: bool = False
+) -> Iterator[str]:
+    """Who gets an event and why, and which routes do not match.
+
+    Args:
+        found: what the preview says.
+        confirmed: recipients that have it already: no silence holds it back from them.
+        is_acknowledged: reminders and escalation have ended.
+    """
     if problem := found.get("problem"):
         yield f"routing: {problem}"
         return
     for one in found.get("recipients") or ():
         yield f"goes to {one['recipient']}: {one['reason']}"
-        if one.get("held"):
-            yield f"  held back now by {one['held']}"
+        if one.get("held") and one["recipient"] not in confirmed:
+            is_dropped = one.get("held_until_us") == 0
+            yield f"  {'not delivered because of' if is_dropped else 'held back now by'} {one['held']}"
         if one.get("group_key"):
             yield f"  in one message with others of {one['group_key']}"
-        if one.get("remind_s"):
+        if one.get("remind_s") and not is_acknowledged:
             yield f"  reminder every {formatting.span(one['remind_s'])} until it is acknowledged"
-        if one.get("escalate_s"):
+        if one.get("escalate_s") and not is_acknowledged:
             names = ", ".join(one["escalate_to"])
             yield f"  after {formatting.span(one['escalate_s'])} without acknowledgement also to {names}"
     if not found.get("recipients"):

@@ -1,4 +1,4 @@
-"""``sla notify``, ``sla silence``, ``sla ack``: try who is told, hold events back, take care of one."""
+"""``sla notify``, ``sla silence``, ``sla ack``: try who is notified, hold events back, take care of one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +31,7 @@ MOST_EVENT_BYTES: Final = 64 << 10
 
 @click.group()
 def notify() -> None:
-    """Try recipients and routes: who is told of an event, and does it arrive."""
+    """Try recipients and routes: who is notified of an event, and does it arrive."""
 
 
 @notify.command("test")
@@ -41,25 +43,40 @@ def test(client: Client, recipient: str, wait: bool, output: str) -> None:
     """Send RECIPIENT a test event, whatever routes and silences say. Status 1 if it has not confirmed."""
     answer = client.change("POST", f"/recipients/{quote(recipient, safe='')}/test")
     event_id = str(answer["event_id"])
-    state, said = _wait(client, event_id, recipient) if wait else ("raised", "")
+    found = _wait(client, event_id, recipient) if wait else TrialResult("raised")
     if output == "json":
-        print_json({**answer, "state": state, "answer": said})
+        print_json({**answer, "state": found.state, "answer": found.answer, "delivery": found.delivery})
     else:
         words = {
             "confirmed": "confirmed",
             "raised": f"test {event_id} was raised; sla describe event {event_id} says how it went",
             "unknown": "not known: the delivery process is silent (sla-server status)",
         }
-        text = words.get(state, f"not confirmed: {said or 'it has not answered yet'}")
+        text = words.get(found.state, f"not confirmed: {found.answer or 'it has not answered yet'}")
         click.echo(printable_lines(f"{recipient}: {text}"))
-    if state not in ("confirmed", "raised"):
+        for line in _why_not(found, event_id) if found.state not in words else ():
+            click.echo(f"  {printable_lines(line)}")
+    if found.state not in ("confirmed", "raised"):
         raise SystemExit(1)
 
 
-def _wait(client: Client, event_id: str, recipient: str) -> tuple[str, str]:
-    """State and answer when the test was confirmed, a try has failed, or a minute has passed."""
-    end_s = time.monotonic() + WAIT_S
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What became of a test; ``delivery``: how delivery sees its recipient, None if that is not known."""
+
+    state: str
+    answer: str = ""
+    delivery: Row | None = None
+
+
+def _wait(client: Client, event_id: str, recipient: str) -> TrialResult:
+    """When the test was confirmed, a try has failed, none will be made in time, or a minute has passed.
+
+    A recipient that fails already is sent other events first: its next answer counts for the test, too.
+    """
+    end_s, end_us = time.monotonic() + WAIT_S, time.time() * 1e6 + WAIT_S * 1e6
     path = f"/events/{quote(event_id, safe='')}"
+    first_attempt: int | None = None
     while True:
         try:
             row: Row = client.get(path)
@@ -67,33 +84,79 @@ def _wait(client: Client, event_id: str, recipient: str) -> tuple[str, str]:
             if exc.status != 404:  # its row is on the way to SQL
                 raise
             row = {"undelivered": []}
+        delivery = _delivery_of(client, recipient)
         for one in row.get("deliveries") or ():
             if one["recipient"] == recipient:
-                return str(one["state"]), str(one["answer"])
+                return TrialResult(str(one["state"]), str(one["answer"]), delivery)
         if row.get("undelivered") is None:
-            return "unknown", ""
+            return TrialResult("unknown")
         for one in row["undelivered"]:
             if one.get("recipient") == recipient and one.get("state") == "failing":
-                return "failing", str(one.get("reason") or "")
+                return TrialResult("failing", str(one.get("reason") or ""), delivery)
+        if delivery is not None and delivery.get("state") == "failing" and not delivery.get("is_trying"):
+            attempt = int(delivery.get("attempt") or 0)
+            next_us = delivery.get("next_try_us") or 0
+            if first_attempt is None and 0 < next_us <= end_us:
+                click.echo(f"{recipient} fails; its next try is at {formatting.when(next_us)}", err=True)
+            first_attempt = attempt if first_attempt is None else first_attempt
+            if attempt > first_attempt or next_us > end_us:
+                return TrialResult("failing", str(delivery.get("last_answer") or ""), delivery)
         if time.monotonic() > end_s:
-            return "waiting", ""
+            said = delivery.get("last_answer") if delivery and delivery.get("state") == "failing" else ""
+            return TrialResult("waiting", str(said or ""), delivery)
         time.sleep(INTERVAL_S)
+
+
+def _delivery_of(client: Client, recipient: str) -> Row | None:
+    """How delivery sees a recipient."""
+    rows = client.get("/recipients")["items"]
+    found: Row | None = next((row.get("delivery") for row in rows if row.get("name") == recipient), None)
+    return found
+
+
+def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
+    """What is known of a recipient that has not confirmed its test, and what to do."""
+    row = found.delivery or {}
+    if row.get("state") == "failing":
+        since = f" since {formatting.when(row['failing_since_us'])}" if row.get("failing_since_us") else ""
+        tries = int(row.get("attempt") or 0)
+        counted = f" ({tries:,} {'try' if tries == 1 else 'tries'})" if tries else ""
+        again = (
+            f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
+        )
+        yield f"It fails{since}{counted}{again}."
+    waiting = int(row.get("waiting") or 0)
+    if waiting > 1:
+        least = "At least " if row.get("is_least") else ""
+        yield f"{least}{waiting:,} events wait for it, the test among them; they are sent in their order."
+    if found.state == "dead-letter":
+        yield "It refused the test for good: it is not sent again. Mend what receives it, and test again."
+    elif found.state == "failing":
+        yield "Mend what receives it, or its document and files: what waits is sent then by itself."
+    yield f"How the test went: sla describe event {event_id}"
 
 
 @notify.command("route")
 @click.option("--event", "path", help="File with an event as JSON; - reads stdin.")
 @click.option("--kind", help="Instead of a file: kind of the event.")
-@click.option(
-    "--severity", type=click.Choice(["info", "warning", "critical"]), default="critical", show_default=True
-)
+@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="[that of the kind]")
 @click.option("--element", default="sla", show_default=True, help="Kind of thing it is about.")
 @click.option("--subject", default="", help="Name of that thing; of a violation AGREEMENT/OBJECTIVE.")
 @OUTPUT
 @pass_client
 def route(
-    client: Client, path: str | None, kind: str | None, severity: str, element: str, subject: str, output: str
+    client: Client,
+    path: str | None,
+    kind: str | None,
+    severity: str | None,
+    element: str,
+    subject: str,
+    output: str,
 ) -> None:
-    """Say who would get an event now, and why. Nothing is delivered."""
+    """Say who would get an event now, and why. Nothing is delivered.
+
+    The event of --event is a JSON object with kind, element and subject, or one of sla get events -o json.
+    """
     if (path is None) == (kind is None):
         raise BadUsage("say which event: --event FILE, or --kind KIND with --severity, --element, --subject")
     event: Any = {"kind": kind, "severity": severity, "element": element, "subject": subject}
@@ -105,6 +168,8 @@ def route(
         return
     for line in routing_lines(found):
         click.echo(printable_lines(line))
+    for note in found.get("notes") or ():
+        click.echo(f"note: {printable_lines(str(note))}", err=True)
 
 
 def _read_event(path: str) -> Row:
@@ -125,8 +190,11 @@ def _read_event(path: str) -> Row:
         ) from exc
     except (ValueError, RecursionError) as exc:
         raise BadUsage(f"{where} is not JSON ({exc}); 'sla get events -o json' shows events") from exc
+    if isinstance(event, list) and len(event) == 1:
+        event = event[0]  # as 'sla get events --limit 1 -o json' prints it
     if not isinstance(event, dict):
-        raise BadUsage(f"{where} holds no event: a JSON object was expected, as of 'sla get events -o json'")
+        expected = 'one JSON object was expected, such as {"kind": "gateway-lost", "element": "gateway"}'
+        raise BadUsage(f"{where} holds no event: {expected}")
     return event
 
 
@@ -219,10 +287,10 @@ def end(client: Client, name: str, output: str) -> None:
 def ack(client: Client, event: str, note: str, output: str) -> None:
     """Acknowledge an event: you take care of it, and reminders end.
 
-    EVENT is its id, as sla get events -o json shows it.
+    EVENT is its id, as sla get events shows it; a beginning does that no other id has.
     """
     answer = client.change("POST", f"/events/{quote(event, safe='')}/acknowledge", json={"note": note})
     if output == "json":
         print_json(answer)
         return
-    click.echo(f"{event}: acknowledged")
+    click.echo(f"{answer.get('event_id') or event}: acknowledged")

@@ -46,15 +46,15 @@ VOLUMES: Final = (
     Column("P95", lambda row, _now_us: formatting.latency(row.get("p95_us")), number=True),
     Column("P99", lambda row, _now_us: formatting.latency(row.get("p99_us")), number=True),
     Column("HELD", lambda row, _now_us: formatting.count(row.get("held")), number=True),
-    Column("CAP/s", lambda row, _now_us: formatting.count(row.get("cap_cost_per_s")), number=True),
+    Column("CAP", lambda row, _now_us: formatting.volume_cap(row), number=True),
 )
 THROTTLES: Final = (
     Column("THROTTLED", lambda row, _now_us: formatting.throttled(row)),
-    Column("AT MOST", lambda row, _now_us: formatting.cap(row)),
+    Column("AT MOST", lambda row, _now_us: formatting.enforced(row)),
     Column("STATE", lambda row, _now_us: str(row.get("state"))),
     Column("HELD", lambda row, _now_us: hold_of({"live": row})),
     Column("FOR", lambda row, now_us: formatting.ago(row.get("since_us"), now_us), number=True),
-    Column("WHY", lambda row, _now_us: str(row.get("text") or row.get("reason") or "")),
+    Column("WHY", lambda row, _now_us: formatting.why_enforced(row)),
 )
 EVENTS: Final = (
     Column("TIME", lambda row, _now_us: formatting.when(row.get("at_us"))),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pmdaemon.wire.messages.alerts import ALERT_PREFIX
-from sla_server.events.event import Event
+from sla_server.events.event import SEVERITIES, Event
 from sla_server.events.recipients.base import Status
 
 PAGE: Final = "docs/formats/events.md"
@@ -28,6 +28,7 @@ class EventKind:
 
     Attributes:
         severity: as it is usually raised; the event's own counts.
+        varies: another severity, and when it has that: ``critical while the promise is broken``.
         meaning: what has happened.
         action: what to do next.
         begins: the condition that it begins, "" for none.
@@ -41,10 +42,18 @@ class EventKind:
     begins: str = ""
     ends: str = ""
     by: str = ""
+    varies: str = ""
+
+    @property
+    def severities(self) -> tuple[str, ...]:
+        """All that it may be raised with, the usual one first."""
+        return self.severity, *(word for word in self.varies.split() if word in SEVERITIES)
 
 
 _UNKNOWN: Final = EventKind("warning", "A kind that this release does not know.", "Read its text.")
 _WATCH: Final = "See the runbook, and the text for figures."
+_BROKEN: Final = "critical while the promise is broken"
+_ENDED: Final = "warning if it has ended"
 
 PROMISES: Final = {
     "violation-opened": EventKind(
@@ -55,14 +64,23 @@ PROMISES: Final = {
     ),
     "violation-closed": EventKind("info", "The promise is kept again.", ends="violation"),
     "burn-rate": EventKind(
-        "critical", "The error budget is used up too fast.", "`sla get slas`.", begins="burn-rate", by="alert"
+        "critical",
+        "The error budget is used up too fast.",
+        "`sla get slas`.",
+        begins="burn-rate",
+        by="alert",
+        varies="warning for the slow alert",
     ),
     "burn-rate-ended": EventKind("info", "It is used up slowly again.", ends="burn-rate", by="alert"),
     "slices-revised": EventKind("info", "Late data changed slices that were judged."),
     "agreement-applied": EventKind("info", "An agreement is in force."),
     "agreement-ended": EventKind("info", "An agreement is no longer in force."),
-    "agreement-unreadable": EventKind("critical", "A stored agreement cannot be read.", "Apply it again."),
-    "document-unreadable": EventKind("critical", "A stored document cannot be read.", "Apply it again."),
+    "agreement-unreadable": EventKind(
+        "critical", "A stored agreement cannot be read.", "Apply it again.", varies=_ENDED
+    ),
+    "document-unreadable": EventKind(
+        "critical", "A stored document cannot be read.", "Apply it again.", varies=_ENDED
+    ),
     "maintenance-applied": EventKind("info", "Maintenance was announced or changed."),
     "maintenance-ended": EventKind("info", "Announced maintenance was ended."),
     "calendar-applied": EventKind("info", "A calendar is in force."),
@@ -76,12 +94,21 @@ CONTROL: Final = {
         "warning", "A volume is slowed down.", "`sla why VOLUME`.", begins="throttle", by="throttle_id"
     ),
     "throttle-released": EventKind("info", "It is slowed down no more.", ends="throttle", by="throttle_id"),
-    "throttle-not-effective": EventKind("critical", "A cap has no effect.", "Find the I/O that bypasses it."),
-    "unattributed": EventKind("warning", "A promise is at risk and no neighbour explains it.", _WATCH),
-    "infeasible": EventKind(
-        "warning", "Floors add up to more than the backend gives.", "Renegotiate a floor."
+    "throttle-not-effective": EventKind(
+        "critical",
+        "A cap has no effect.",
+        "Find the I/O that bypasses it.",
+        varies="warning if an agent is too old for it",
     ),
-    "control-oscillation": EventKind("warning", "Control steps go up and down.", "See throttles over time."),
+    "unattributed": EventKind(
+        "warning", "A promise is at risk and no neighbour explains it.", _WATCH, varies=_BROKEN
+    ),
+    "infeasible": EventKind(
+        "warning", "Floors add up to more than the backend gives.", "Renegotiate a floor.", varies=_BROKEN
+    ),
+    "control-oscillation": EventKind(
+        "warning", "Control steps go up and down.", "See throttles over time.", varies=_BROKEN
+    ),
     "neighbour-out-of-reach": EventKind(
         "warning", "No gateway can slow this load.", "Serve it by a gateway."
     ),
@@ -126,14 +153,19 @@ GATEWAYS: Final = {
     "streams-foreign": EventKind("warning", "A gateway sends streams that are not its own.", _WATCH),
 }
 AGENTS: Final = {
-    "certificate-expires": EventKind("warning", "A certificate of an agent ends soon.", "Enrol it again."),
+    "certificate-expires": EventKind("critical", "A certificate of an agent ends soon.", "Enrol it again."),
     "certificate-not-renewed": EventKind("warning", "An agent's certificate was not renewed.", _WATCH),
     "lease-expired": EventKind("warning", "An agent went back to its own caps.", "Why is it cut off?"),
     "plane-died": EventKind(
         "critical", "A data plane has died.", "The agent's log.", begins="plane", by="subject"
     ),
     "plane-stalled": EventKind(
-        "critical", "A data plane does not answer.", "Its host.", begins="plane", by="subject"
+        "critical",
+        "A data plane does not answer.",
+        "Its host.",
+        begins="plane",
+        by="subject",
+        varies="warning for a monitor of QEMU",
     ),
     "plane-back": EventKind("info", "A data plane is back.", ends="plane", by="subject"),
     "qemu-lost": EventKind("warning", "A QEMU process is not reached.", "Its QMP socket."),
@@ -156,12 +188,19 @@ SERVER: Final = {
     "no-room-for-pair": EventKind("warning", "There is no memory for a further pair.", "More shared memory."),
     "mailbox-damaged": EventKind("critical", "A mailbox segment was damaged and made again.", "Report it."),
     "back-pressure": EventKind("warning", "A queue or a mailbox is nearly full.", "Which process is slow?"),
-    "clock-stepped": EventKind("warning", "The server's clock was set.", "`chronyc tracking`."),
+    "clock-stepped": EventKind(
+        "warning", "The server's clock was set.", "`chronyc tracking`.", varies="info when it is right again"
+    ),
     "database-away": EventKind(
         "critical", "The database cannot be used.", "The text says why.", begins="database-away"
     ),
     "database-back": EventKind("info", "The database can be used again.", ends="database-away"),
-    "data-refused": EventKind("warning", "A record could not be stored and was put aside.", "Report it."),
+    "data-refused": EventKind(
+        "warning",
+        "A record could not be stored and was put aside.",
+        "Report it.",
+        varies="critical if a whole message of a gateway is",
+    ),
     "watermark-mended": EventKind("warning", "Ingest queue and database disagreed.", "Who changed SQL?"),
     "queue-damage": EventKind("critical", "Durable records are gone.", "Check the disk."),
     "archive-failed": EventKind("critical", "Parquet files cannot be written.", "Make room on the disk."),
@@ -192,6 +231,26 @@ DELIVERY: Final = {
     ),
     "reminders-dropped": EventKind(
         "warning", "There was no room for reminders and escalations.", "End silences; acknowledge events."
+    ),
+    "pair-lost": EventKind(
+        "critical",
+        "The partner server was not heard; its events are delivered here.",
+        "Is it down, or the network between the two? `sla events pair status` on both.",
+        begins="pair",
+    ),
+    "pair-back": EventKind("info", "The partner server is back.", ends="pair"),
+    "pair-mirror-behind": EventKind(
+        "warning",
+        "The partner does not have all events that recipients may still need.",
+        "Mend the recipients that do not confirm, or give it more room (`events.pair.mirror_bytes`).",
+        begins="pair-mirror",
+    ),
+    "pair-mirror-caught-up": EventKind("info", "The partner has them.", ends="pair-mirror"),
+    "pair-refused": EventKind(
+        "warning", "A connection between the partners was refused.", "The text says why; see its certificate."
+    ),
+    "pair-failed": EventKind(
+        "critical", "Events are mirrored no more.", "The text says why; then restart the server."
     ),
     "notify-test": EventKind("info", "A person tries a recipient."),
     "event-acknowledged": EventKind("info", "A person takes care of an event: no more reminders of it."),

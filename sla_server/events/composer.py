@@ -16,24 +16,29 @@ Thread: the main loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
+
+import structlog
 
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.ended import EndedConditions, ends_one_of
+from sla_server.events.follow_ups import follow_ups
 from sla_server.events.lane import DeliveryBatch, Firing, Lane
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import Held, Notice, Routed, Router, Status
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 from sla_server.events.stages.deduplicate import deduplicate, known_after
+from sla_server.events.stages.elsewhere import Elsewhere, nowhere
 from sla_server.events.stages.group import wait_us
 from sla_server.events.stages.inhibit import inhibit
-from sla_server.events.trouble import HELD_BACK_FULL, RecipientTrouble
+from sla_server.events.trouble import HELD_BACK_FULL, REMINDERS_DROPPED, RecipientTrouble
 
+log = structlog.get_logger("delivery")
 MOST_ROUTES: Final = 10_000
 """Routes of events that are kept for the other lanes."""
 
@@ -52,6 +57,7 @@ class BatchComposer:
 
     Attributes:
         skipped: reasons for which events did not go to a recipient, counted.
+        elsewhere: whether the partner of a cooperating pair has to do with it; the first stage.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class BatchComposer:
         self._trouble = trouble
         self._routes: dict[tuple[str, int], dict[str, Routed]] = {}
         self.skipped: Counter[StageReason] = Counter()
+        self.elsewhere: Elsewhere = nowhere
 
     def set_router(self, router: Router) -> None:
         """Route by this from now on."""
@@ -123,9 +130,9 @@ class BatchComposer:
             self._routes[queue, item.seq] = found
         return found.get(recipient)
 
-    def waiting(self, lane: Lane, most: int) -> tuple[list[QueuedEvent], int]:
-        """Events behind a lane's cursors that go to it, of some ``most``; and the count of the others."""
-        found, unread = list[QueuedEvent](), 0
+    def waiting(self, lane: Lane, most: int) -> list[QueuedEvent]:
+        """Events behind a lane's cursors that go to it; some ``most`` events are looked at."""
+        found = list[QueuedEvent]()
         for queue in self._queues.values():
             after = lane.cursors[queue.name]
             while most > 0:
@@ -134,8 +141,7 @@ class BatchComposer:
                     break
                 after, most = through, most - len(items)
                 found += [item for item in items if self._goes_to(lane, queue, item)]
-            unread += queue.newest_seq - after
-        return found, unread
+        return found
 
     def _goes_to(self, lane: Lane, queue: EventQueue, item: QueuedEvent) -> bool:
         is_end_of_known = not item.recipient and ends_one_of(item.event, lane.firing)
@@ -171,6 +177,8 @@ class BatchComposer:
             if held and catalogue.status_of(item.event) is not Status.INFO:
                 self._keep(lane, queue, held)  # what ends a condition must find its beginning among it
             routed, decision = self._look(lane, queue, item, firing, now_us)
+            if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
+                self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
             if decision is None:
                 assert routed is not None  # else it is skipped
                 if len(entries) >= limit:
@@ -225,6 +233,28 @@ class BatchComposer:
             raise
         held.clear()
 
+    def keep_follow_ups(
+        self, recipient: str, open_ones: Iterable[tuple[QueuedEvent, Routed]], now_us: int
+    ) -> None:
+        """Keep reminders and escalations of what a recipient has, if there is room for them."""
+        later = [each for item, routed in open_ones for each in follow_ups(item, routed, now_us)]
+        try:
+            self._later.add(later)
+        except QueueFull:
+            log.error("no-room-for-reminders", recipient=recipient, reminders=len(later))
+            ids = list(dict.fromkeys(item.event.event_id for item in later))
+            self._trouble.add(REMINDERS_DROPPED, recipient, ids, "the queue of later events is full")
+
+    def _sent_by_partner(
+        self, lane: Lane, item: QueuedEvent, routed: Routed | None, firing: Firing, *, is_first: bool
+    ) -> None:
+        """The recipient has it: what it knows, and what follows, is as if we had sent it."""
+        known_after(item.event, firing)
+        if is_first:
+            lane.firing = dict(firing)
+        if routed is not None and not self._ended.has(item.event):
+            self.keep_follow_ups(lane.name, [(item, routed)], self._clock.unix_us())
+
     # The stages.
 
     def _look(
@@ -252,12 +282,15 @@ class BatchComposer:
         if routed is None:
             reason = StageReason.NOT_ADDRESSED if item.recipient else StageReason.NOT_ROUTED
             return StageDecision(StageVerdict.SKIP, reason, "")
+        if decision := self.elsewhere(item, recipient):
+            return decision
         if decision := self._silence(item, recipient, now_us):
             return decision
         if decision := inhibit(item.event, routed, firing):
             return decision
         if not (item.reminder or item.escalated):
-            return deduplicate(item.event, recipient, firing)
+            # Its server has seen to repeats; what is known here of its conditions may be old.
+            return None if item.origin else deduplicate(item.event, recipient, firing)
         if self._ended.has(item.event):
             text = "it has ended or was acknowledged meanwhile"
             return StageDecision(StageVerdict.SKIP, StageReason.OVER, text)

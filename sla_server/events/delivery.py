@@ -1,14 +1,14 @@
 """The process ``delivery``: brings events from the reserves of all processes to the recipients.
 
 Threads: the main loop (distribution and confirmation: ``engine``), ``ev-intake`` (reserves to queue), and
-``ev-NAME`` for each recipient (sends). The supervisor starts this process first and stops it last: what the
-others raise in their last moments is delivered, or kept for the next start. A disk that fails ends the
-process; the supervisor starts it again, and it goes on behind what was synced. At SIGHUP recipients that
-write files let go of them: another program has renamed them.
+``ev-NAME`` for each recipient (sends); with a partner, ``ev-pair`` (``pair``). The supervisor starts this
+process first and stops it last: what the others raise in their last moments is delivered, or kept for the
+next start. A disk that fails ends the process; the supervisor starts it again, and it goes on behind what was
+synced. At SIGHUP recipients that write files let go of them: another program has renamed them.
 
 Files in DATA_DIR/events: ``reserve/`` (one writer each), ``initial``, ``main`` and ``later`` (disk queues),
-``state.json``, ``routing-read.json`` (the last documents that could be read); beside them ``routing.json``,
-which services write (``routing``). In the runtime directory
+``state.json``, ``routing-read.json`` (the last documents that could be read), those of a partner (``pair``);
+beside them ``routing.json``, which services write (``routing``). In the runtime directory
 ``metrics/delivery.json``: state and figures (``delivery_state``).
 """
 
@@ -18,7 +18,7 @@ import contextlib
 import functools
 import select
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,10 +39,12 @@ from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.intake import EventIntake
 from sla_server.events.lane import LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
+from sla_server.events.pair import open_pair
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.receiver.service import EventReceiver
+from sla_server.events.recipient_state import Waiting, WaitingEvents
 from sla_server.events.recipients.build import RecipientBuilder
-from sla_server.events.recipients.config import NotifyConfig
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.recipients.inbox import InboxStore
 from sla_server.events.routing import RoutingReader
 from sla_server.events.sql_link import MOST_NOTICES, NAME, TIMEOUT_S, EventRecords, SqlLink
@@ -183,17 +185,22 @@ class Delivery:
             most_ids=self._sql.most_ids,
         )
         queues = (self._initial, self._main)
+        wake = functools.partial(self._inbox.put, None)
+        self._pair = open_pair(settings.pair, config.data_dir, directory, queues, self._later, clock, wake)
         parts = EngineParts(
             queues, self._later, directory / "state.json", {queue.name: queue.queue_id for queue in queues}
         )
         rules = RetryRules(settings.retry_first_s, settings.retry_max_s, settings.give_up_h * 3600)
         self._routing = RoutingReader(config.data_dir, directory / ROUTING_READ)
         router = RecordingRouter(self._routing.router)
-        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._sql.report)
+        self._engine = DeliveryEngine(parts, router, rules, clock, self._raise, self._report)
+        if self._pair is not None:
+            self._engine.set_partner(self._pair.decide)
         self._outlets = Outlets(builder(config, self._sql), threads, self._inbox.put, clock)
         sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
+        self._waiting = WaitingEvents(queues)
         self._status_dir = config.runtime_dir / "metrics"
 
     @property
@@ -208,6 +215,8 @@ class Delivery:
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        if self._pair is not None:
+            self._pair.start()
         self._poll_routing()
         self._intake.step()
         self._takers.start("ev-intake", lambda: self._intake.run(stop, self._interval_s))
@@ -255,6 +264,9 @@ class Delivery:
         """Keep the state, end the threads, let go of the files."""
         self._engine.close()
         self._outlets.close()
+        if self._pair is not None:
+            self._pair.publish(self._engine)
+            self._pair.close()
         try:
             self._threads.join(JOIN_S)
         except ThreadDidNotStop as exc:
@@ -269,10 +281,21 @@ class Delivery:
         for sent in self._inbox.drain():
             if sent is not None and not self._outlets.answered(sent):
                 self._engine.answered(sent)
+        if self._pair is not None and self._pair.has_changed(self._engine.lanes):
+            self._engine.set_router(RecordingRouter(self._routing.router))
         wait_s = self._engine.step()
         self._sql.step()
+        if self._pair is not None:
+            self._pair.publish(self._engine)
         lane = self._engine.lanes[NAME]
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
+
+    def _report(self, rows: Iterable[dict[str, Any]]) -> None:
+        """What became of notices: for people, and for the partner."""
+        found = list(rows)
+        self._sql.report(found)
+        if self._pair is not None:
+            self._pair.report(found)
 
     def _raise(self, kind: str, severity: str, name: str, text: str, details: dict[str, Any]) -> None:
         """An event about a recipient: into our own reserve, as of any process."""
@@ -307,6 +330,7 @@ class Delivery:
             self._engine.set_router(RecordingRouter(router))
             lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
             self._engine.set_recipients(lanes, unknown=router.table.unreadable)
+            self._waiting.forget()
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
@@ -317,11 +341,20 @@ class Delivery:
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
         return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
+    def _for_recipients(self) -> dict[str, Waiting]:
+        """How many events wait for each recipient; rows for SQL are none of theirs."""
+        router = self._routing.router
+        cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
+        return self._waiting.look(cursors, lambda event: (routed.recipient for routed in router.route(event)))
+
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(self._engine, self._later, self._outlets.kind_of)
+        recipients, undelivered = rows_of(
+            self._engine, self._later, self._for_recipients(), self._outlets.kind_of, self._clock
+        )
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
+        pair = self._pair.status() if self._pair is not None else None
         with contextlib.suppress(OSError):
             self._status_dir.mkdir(mode=0o700, exist_ok=True)
             write_delivery_state(
@@ -334,20 +367,19 @@ class Delivery:
                 accepted=self._intake.accepted,
                 repeated=self._intake.repeated,
                 skipped={reason.value: count for reason, count in self._engine.skipped.items()},
+                pair=pair,
             )
             taken = {
                 "accepted": self._intake.accepted,
                 "repeated": self._intake.repeated,
                 "unreadable": self._intake.unreadable,
             }
-            content = metrics.render(recipients, self._intake.fills, fullness, taken)
+            content = metrics.render(recipients, self._intake.fills, fullness, taken, pair)
             write_whole(self._status_dir / metrics.FILE, content)
 
 
 def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilder:
     """Makes recipients of documents; relative directories are within the data directory."""
-    notify = config.notify
-    secrets, commands, files = (
-        config.data_dir / path for path in (notify.secrets_dir, notify.commands_dir, notify.files_dir)
-    )
-    return RecipientBuilder(secrets, commands, files, store, notify.external_url)
+    found = NotifyDirectories.of(config.notify, config.data_dir)
+    url = config.notify.external_url
+    return RecipientBuilder(found.secrets, found.commands, found.files, store, url)

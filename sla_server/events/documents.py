@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
-from sla_server.agreements.fields import Document, Duration, Name, Pattern, Strict, refuse, shown
+from sla_server.agreements.fields import Document, Duration, Name, Pattern, Strict, is_new, refuse, shown
 from sla_server.agreements.periods import PlannedWindow
-from sla_server.events.event import SEVERITIES
+from sla_server.events.event import NAME_CHARACTERS, SEVERITIES
 
 RECIPIENT_KINDS: Final = (
     "webhook", "alertmanager", "smtp", "syslog", "file", "inbox", "command", "apprise", "heartbeat",
@@ -34,6 +34,15 @@ _SECRET_KEY: Final = re.compile(
     r"(?:.*[_-])?(?:password|passwd|pass|secret|token|apikey|api[_-]key|private[_-]key|credentials?|bearer|auth)",
     re.IGNORECASE,
 )
+_SECRET_PARAMETER: Final = re.compile(
+    rf"{_SECRET_KEY.pattern}|.*(?:token|secret|password|apikey)|"
+    r"(?:.*[_-])?(?:key|sig|signature|code|pwd|sas|jwt)",
+    re.IGNORECASE,
+)
+"""Names of parameters in the query of an address; ``key`` and ``code`` are what some services call theirs."""
+_PARAMETER: Final = re.compile(r"[?&;#]([^=&;#?\s\"'<>]+)=([^&;#\s\"'<>]+)")
+HIDDEN: Final = "***"
+"""In place of a secret."""
 _SECRET_HEADER: Final = re.compile(
     r"authorization|proxy-authorization|cookie|.*(?:token|secret|api-?key|password).*", re.I
 )
@@ -61,7 +70,7 @@ def _file_name(value: Any) -> str:
     return value
 
 
-def _url(value: Any) -> str:
+def _url(value: Any, info: ValidationInfo) -> str:
     """An address without anything secret in it; what is refused is never repeated."""
     if not isinstance(value, str) or len(value) > 2000 or not value.isascii() or not value.isprintable():
         raise refuse("this is not an address", "Write it as https://host.example/path")
@@ -85,7 +94,37 @@ def _url(value: Any) -> str:
             f"addresses of {parts.hostname} are secrets themselves",
             "Write the address into a file in notify.secrets_dir and name it: url_file",
         )
+    named = next((name for name, _ in _secret_parameters(value)), "")
+    if named and is_new(info):  # what an earlier release has stored works on, and is shown without it
+        raise refuse(
+            f"the parameter {shown(named)} of the address is a secret",
+            "Write the whole address into a file in notify.secrets_dir (chmod 600) and name it: url_file",
+        )
     return value
+
+
+def _secret_parameters(text: str) -> Iterator[tuple[str, str]]:
+    """Name and value of each parameter of addresses in a text that looks as if it were a secret."""
+    for found in _PARAMETER.finditer(text):
+        name = unquote_plus(found[1])
+        if _SECRET_PARAMETER.fullmatch(name):
+            yield name, found[2]
+
+
+def secrets_of_query(address: str) -> list[str]:
+    """What must not be shown of the query of an address, as it is written and as it is meant."""
+    return [text for _, value in _secret_parameters(address) for text in (value, unquote_plus(value))]
+
+
+def without_secrets(value: Any) -> Any:
+    """A JSON value in whose texts no address shows a secret; documents of earlier releases may have some."""
+    if isinstance(value, str):
+        for _, secret in _secret_parameters(value):
+            value = value.replace(f"={secret}", f"={HIDDEN}")
+        return value
+    if isinstance(value, Mapping):
+        return {key: without_secrets(each) for key, each in value.items()}
+    return [without_secrets(each) for each in value] if isinstance(value, list) else value
 
 
 def may_carry_bearer(address: str) -> bool:
@@ -376,13 +415,26 @@ class RecipientDocument(Document):
 Severity = Literal["info", "warning", "critical"]
 
 
+def _subject(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise refuse(
+            f"{shown(value)} is not a subject or pattern",
+            "Write it as events show it, such as erp-gold/latency, or with * and ?: erp-gold/*",
+        )
+    return value
+
+
+SubjectPattern = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS), AfterValidator(_subject)]
+"""A subject is a name, two of them (AGREEMENT/OBJECTIVE), an address or a file: what an event may show."""
+
+
 class EventMatch(Strict):
     """Which events: of every key that is given one entry fits; without any key all events."""
 
     severities: list[Severity] = Field(default_factory=list, max_length=len(SEVERITIES))
     kinds: list[Pattern] = Field(default_factory=list, max_length=100)
     elements: list[Pattern] = Field(default_factory=list, max_length=20)
-    subjects: list[Pattern] = Field(default_factory=list, max_length=100)
+    subjects: list[SubjectPattern] = Field(default_factory=list, max_length=100)
     agreements: list[Pattern] = Field(default_factory=list, max_length=100)
     gateways: list[Pattern] = Field(default_factory=list, max_length=100)
     volumes: list[Pattern] = Field(default_factory=list, max_length=100)

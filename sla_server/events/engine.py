@@ -23,19 +23,18 @@ from typing import Any, Final
 
 import structlog
 
-from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.runtime.clock import Clock
 from sla_server.events import catalogue
 from sla_server.events.composer import BatchComposer
 from sla_server.events.ended import ACKNOWLEDGED, EndedConditions
-from sla_server.events.follow_ups import follow_ups
 from sla_server.events.lane import DeliveryBatch, DeliveryState, Lane, LaneSettings, Raise
 from sla_server.events.order import ReadOrder
 from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import Answer, Notice, Router, Status, retry
 from sla_server.events.stages.confirm import RetryRules, Step, confirm
+from sla_server.events.stages.elsewhere import Elsewhere
 from sla_server.events.stages.send import GRACE_S, SentBatch
-from sla_server.events.trouble import DELIVERY_FAILED, REMINDERS_DROPPED, RecipientTrouble
+from sla_server.events.trouble import DELIVERY_FAILED, RecipientTrouble
 
 log = structlog.get_logger("delivery")
 FULL_RATIO: Final = 0.8
@@ -143,9 +142,23 @@ class DeliveryEngine:
         cursors = self._lanes[name].cursors
         return any(cursors[queue.name] < queue.newest_seq for queue in self._queues.values())
 
-    def waiting(self, name: str, most: int) -> tuple[list[QueuedEvent], int]:
+    def waiting(self, name: str, most: int) -> list[QueuedEvent]:
         """What waits in the queues for a recipient; see ``BatchComposer.waiting``."""
         return self._composer.waiting(self._lanes[name], most)
+
+    def set_partner(self, decide: Elsewhere) -> None:
+        """Ask the partner of a cooperating pair first: it may have delivered an event, or will."""
+        self._composer.elsewhere = decide
+
+    def done_through(self, without: str) -> dict[str, int]:
+        """Up to where no recipient but ``without`` needs a queue; 0 before any document was read."""
+        if not self._is_routed:
+            return dict.fromkeys(self._queues, 0)
+        lanes = [lane for lane in self._lanes.values() if lane.name != without]
+        return {
+            name: min([lane.cursors[name] for lane in lanes] + self._state.needed(name))
+            for name in self._queues
+        }
 
     def set_recipients(
         self,
@@ -329,13 +342,7 @@ class DeliveryEngine:
     def _has_confirmed(self, lane: Lane, batch: DeliveryBatch, now_us: int) -> None:
         self._observe()  # the end of what is confirmed may be in the queue already
         open_ones = [(item, routed) for _, item, routed in batch.entries if not self._ended.has(item.event)]
-        later = [each for item, routed in open_ones for each in follow_ups(item, routed, now_us)]
-        try:
-            self._later.add(later)
-        except QueueFull:
-            log.error("no-room-for-reminders", recipient=lane.name, reminders=len(later))
-            ids = list(dict.fromkeys(item.event.event_id for item in later))
-            self._trouble.add(REMINDERS_DROPPED, lane.name, ids, "the queue of later events is full")
+        self._composer.keep_follow_ups(lane.name, open_ones, now_us)
         lane.firing = batch.firing
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)

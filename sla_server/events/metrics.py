@@ -11,11 +11,24 @@ from typing import Any
 FILE = "delivery.prom"
 
 
+def figures_of(pair: Mapping[str, Any]) -> dict[str, float]:
+    """Figures of the status of a pair."""
+    return {
+        "connected": float(pair["mirroring"] and pair["keeping"]),
+        "lost": float(pair["state"] == "lost"),
+        "behind": float(pair["behind"]),
+        "kept": float(pair["kept"]),
+        "store_ratio": float(pair["store_fullness"]),
+        "taken_over": float(pair["taken_over"]),
+    }
+
+
 def render(
     recipients: Iterable[Mapping[str, Any]],
     reserves: Mapping[str, float],
     queues: Mapping[str, float],
     counters: Mapping[str, int],
+    pair: Mapping[str, Any] | None = None,
 ) -> str:
     """The file.
 
@@ -24,6 +37,7 @@ def render(
         reserves: name of each to its share in use.
         queues: likewise.
         counters: events taken, by what became of them.
+        pair: status of the cooperating pair; None without one.
     """
     rows = list(recipients)
     lines: list[str] = []
@@ -42,4 +56,7 @@ def render(
         ("dead_letters", "dead_letters_total", "counter", "Notices that were given up."),
     ):
         family(name, kind, about, "recipient", [(row["name"], row[key]) for row in rows])
+    if pair is not None:
+        about = "The partner: connected, lost, our events that it does not have, its events here."
+        family("partner", "gauge", about, "figure", figures_of(pair).items())
     return "\n".join(lines) + "\n"

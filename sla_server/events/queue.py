@@ -9,7 +9,7 @@ read whole at the start and in memory from then on; a record is deleted once it 
 Durability: ``append`` and ``add`` return when the records are on disk. A deletion that a crash undoes is
 repeated by whoever made it.
 
-Thread: ``EventQueue.append`` by one (intake) or any, reading by one (main); ``LaterQueue`` by one.
+Thread: ``EventQueue.append`` and ``records`` by any, reading by one (main); ``LaterQueue`` by one.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class QueuedEvent:
         escalated: it comes because nobody acknowledged it.
         is_caught_up: it was held back.
         due_us: in the queue of later events: when it is due. purpose: held, remind or escalate.
+        origin: id of the partner's queue that it was taken over from, "" for an event of this server.
+        origin_seq: its number there.
     """
 
     event: Event
@@ -70,6 +72,8 @@ class QueuedEvent:
     is_caught_up: bool = False
     due_us: int = 0
     purpose: str = ""
+    origin: str = ""
+    origin_seq: int = 0
 
     def encode(self, recorded_us: int | None = None) -> bytes:
         """The record; with ``recorded_us`` in place of the event's own."""
@@ -103,6 +107,8 @@ _KEYS: Final = (
     ("caught_up", "is_caught_up", False),
     ("due_us", "due_us", 0),
     ("purpose", "purpose", ""),
+    ("origin", "origin", ""),
+    ("origin_seq", "origin_seq", 0),
 )
 _OPTIONAL: Final = operator.attrgetter(*(name for _, name, _ in _KEYS))
 _DEFAULTS: Final = tuple(default for _, _, default in _KEYS)
@@ -203,6 +209,16 @@ class EventQueue:
                 self._chunks.popitem(last=False)
         return items, through
 
+    def records(self, after_seq: int, most_bytes: int) -> tuple[list[tuple[int, bytes]], int]:
+        """Number and bytes of records behind ``after_seq``, and how far they reach. Any thread."""
+        durable = self._queue.durable_seq
+        try:
+            messages = self._queue.peek(after_seq, most_bytes)
+        except RecordDamaged as exc:  # the main loop meets it, too, and reports it
+            return self.records(after_seq, 1) if most_bytes > 1 else ([], exc.seq)
+        found = [(message.seq, message.data) for message in messages]
+        return found, found[-1][0] if found else max(after_seq, durable)
+
     def delete_through(self, seq: int) -> None:
         """No reader needs these any more."""
         for after_seq in [after_seq for after_seq in self._chunks if after_seq < seq]:
@@ -257,6 +273,15 @@ class LaterQueue:
     def __len__(self) -> int:
         """How many wait."""
         return len(self._items)
+
+    @property
+    def queue(self) -> EventQueue:
+        """Where they are on disk."""
+        return self._queue
+
+    def seqs(self) -> tuple[int, ...]:
+        """Their numbers in the queue."""
+        return tuple(sorted(self._items))
 
     def add(self, items: Iterable[QueuedEvent]) -> None:
         """Keep them; what is there already (it was added before a crash) is not added twice.

@@ -88,7 +88,7 @@ class RoutingTable:
             elif isinstance(document, RouteDocument):
                 routes.append(document)
             elif isinstance(document, SilenceDocument):
-                silences.append(SilenceInForce(document, item.applied_us))
+                silences.append(SilenceInForce(document, item.applied_us, item.author))
         return cls(
             MappingProxyType(recipients),
             tuple(sorted(routes, key=lambda each: each.name)),

@@ -1,21 +1,23 @@
 """What recipients have not confirmed yet, as rows of ``delivery_state``.
 
-All that waits for a recipient counts: its batch, what is behind that in the queues, and what silences hold
-back. Of a long backlog the oldest events are looked at; the rest counts as if all of it went to the
-recipient, and ``waiting_is_at_most`` says so.
+All that waits for a recipient is listed: its batch, what is behind that in the queues, and what silences
+hold back; of a long backlog the oldest. How many wait is counted by ``recipient_state``.
 
 Thread: the main loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from pmdaemon.runtime.clock import Clock
 from sla_server.events.delivery_state import MOST_UNDELIVERED
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
 from sla_server.events.queue import LaterQueue, QueuedEvent
+from sla_server.events.recipient_state import Waiting, is_failing, recipient_row
 from sla_server.events.sql_link import NAME
 
 MOST_READ: Final = 2 * MOST_UNDELIVERED
@@ -24,43 +26,39 @@ Row = dict[str, Any]
 
 
 def rows_of(
-    engine: DeliveryEngine, later: LaterQueue, kind_of: Callable[[str], str]
+    engine: DeliveryEngine,
+    later: LaterQueue,
+    waiting: Mapping[str, Waiting],
+    kind_of: Callable[[str], str],
+    clock: Clock,
 ) -> tuple[list[Row], list[Row]]:
-    """Rows of the recipients, and of what they have not confirmed, the oldest first."""
+    """Rows of the recipients, and of what they have not confirmed, the oldest first.
+
+    Args:
+        engine: its lanes.
+        later: what is held back.
+        waiting: how many events wait for each recipient.
+        kind_of: the kind of a recipient's document.
+        clock: both time bases.
+    """
     recipients, undelivered = list[Row](), list[Row]()
     lanes = {name: lane for name, lane in engine.lanes.items() if name != NAME}
     behind = sum(engine.is_behind(name) for name in lanes)
     for name, lane in lanes.items():
-        queued, unread = engine.waiting(name, MOST_READ // max(1, behind))
+        queued = engine.waiting(name, MOST_READ // max(1, behind))
         held = later.held_for(name)
-        is_failing = _is_failing(lane)
-        recipients.append(
-            {
-                "name": name,
-                "kind": kind_of(name),
-                "state": "failing" if is_failing else "held" if held and not queued else "ok",
-                "waiting": len(queued) + unread + len(held),
-                "waiting_is_at_most": bool(unread),
-                "waiting_since_us": min((item.event.recorded_us for item in (*queued, *held)), default=0),
-                "attempt": lane.batch.attempt if lane.batch is not None else 0,
-                "last_answer": lane.last_answer,
-                "last_confirmed_us": lane.confirmed_us,
-                "confirmed": lane.confirmed,
-                "dead_letters": lane.dead_letters,
-            }
-        )
+        counted = waiting.get(name, Waiting())
+        counted = replace(
+            counted, count=max(counted.count, len(queued))
+        )  # ends of what it knows have no route
+        since_us = min((item.event.recorded_us for item in (*queued, *held)), default=0)
+        row = recipient_row(lane, kind_of(name), counted, len(held), clock)
+        recipients.append({**row, "waiting_since_us": since_us})
         tried = {_key(each) for _, each, _ in lane.batch.entries} if lane.batch is not None else set()
         for item in queued:
-            undelivered.append(_row(lane, item, is_tried=_key(item) in tried, is_failing=is_failing))
+            undelivered.append(_row(lane, item, is_tried=_key(item) in tried, is_failing=is_failing(lane)))
         undelivered += [_held_row(name, item) for item in held]
     return recipients, sorted(undelivered, key=lambda row: row["since_us"])
-
-
-def _is_failing(lane: Lane) -> bool:
-    """Whether its batch, or one that is made again, was tried in vain."""
-    if lane.batch is None:
-        return lane.tries is not None
-    return lane.batch.attempt > 1 or (lane.batch.attempt == 1 and not lane.token)
 
 
 def _key(item: QueuedEvent) -> tuple[int, str]:

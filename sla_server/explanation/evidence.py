@@ -260,6 +260,26 @@ def floor_text(figures: Row) -> str:
     )
 
 
+def lifted(throttle: Row) -> Row:
+    """The rates that hold of a throttle: a floor's where it lies above those asked for."""
+    found: Row = throttle.get("lifted_to") or throttle
+    return found
+
+
+def by_hand(facts: Row, status: str) -> str:
+    """Throttles set by hand on volumes of a promise in trouble, as sentences; "" for none."""
+    rows = [row for row in as_rows(facts.get("own_throttles")) if row.get("source") == "manual"]
+    if not rows or status not in ("violated", "at-risk"):
+        return ""
+    be = "is" if facts["is_now"] else "was"
+    first, *others = [(words.capped(row), words.rates(lifted(row)) or "an unknown rate") for row in rows]
+    named = [
+        f"{first[0]} {be} throttled by hand to {first[1]}",
+        *(f"{what} to {rate}" for what, rate in others),
+    ]
+    return f" Its own {words.listed(named)}: what waits for that counts against this promise."
+
+
 def measured_line(measured: Row | None, times: Times) -> str:
     """What one volume did, from the live view or a stored slot; "" if nothing is known."""
     if not measured:

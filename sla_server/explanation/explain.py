@@ -225,7 +225,7 @@ def _rates_then(throttle: Row, facts: Row) -> Row | None:
         held: Row = (figures.get("in_force") or {}) if _is_only(throttle, facts) else {}
         return {name: max(rate, held.get(name) or rate) for name, rate in after.items()}
     # A throttle's row has its last rate only; one set by hand never has another.
-    return throttle if facts["is_now"] or throttle.get("source") == MANUAL else None
+    return evidence.lifted(throttle) if facts["is_now"] or throttle.get("source") == MANUAL else None
 
 
 def _is_only(throttle: Row, facts: Row) -> bool:
@@ -387,7 +387,8 @@ def _agreement(facts: Row, times: Times) -> Explanation:
         worst = min(promises, key=_rank)
         status = words.SLA_STATES.get(str(worst.get("state")), ("unknown", "", ""))[0]
         headline = (
-            f"{name}/{worst['objective']} {state_words(worst, facts)}{moment}.{_help(facts, worst, status)}"
+            f"{name}/{worst['objective']} {state_words(worst, facts)}{moment}."
+            f"{evidence.by_hand(facts, status)}{_help(facts, worst, status)}"
         )
     sections = [
         Section("Stored", tuple(_reach_lines(facts, times))),

@@ -131,9 +131,9 @@ class Relay:
             "listen", config, config.secrets_dir, config.data_dir, delivery.intake.accept, self._clock,
             self._final.waits_for if config.confirm == "final" else at_once,
         )  # fmt: skip
+        hangup = Hangup()
         try:
             delivery.start(self._stop)
-            hangup = Hangup()
             hangup.install()
             initialized()
             receiver.start(self._stop)

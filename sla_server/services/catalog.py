@@ -237,8 +237,10 @@ def apply(
         applied.append({"name": name, "version": by_name[name].version, "changed": changed})
     items = tuple(by_name[name] for name in sorted(by_name)) if new else catalog.items
     warnings = [text for loaded in agreed for text in _warnings(loaded.agreement, now_us)]
-    warnings += _unseen(agreed, catalog.volumes.union(*carried.values()))
-    warnings += notifications.warnings(documents_given, plans, now_us)
+    volumes = catalog.volumes.union(*carried.values())
+    warnings += _unseen(agreed, volumes)
+    things: Mapping[str, Collection[str]] = {"agreements": by_name, "volumes": volumes}
+    warnings += notifications.warnings(documents_given, plans, now_us, things)
     for answer in other_rows:
         work = plans.get(answer["kind"], answer["name"])
         if isinstance(work, AnnouncedWork):

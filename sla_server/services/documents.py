@@ -5,12 +5,15 @@ the main loop calls it at its next tick (``deliver``). At most ``MAX_WAITING`` t
 
 A text is a stranger's: whatever reading it raises, also a mistake of ours, is logged with its traceback and
 answered as a problem of that text. It ends neither the thread nor the process, which judges and controls.
+
+The thread also looks for the files that recipients need: a directory that hangs holds up no control.
 """
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -19,6 +22,9 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.stop import Stop
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded, load_documents
+from sla_server.events.documents import RecipientDocument
+from sla_server.events.recipients.config import NotifyDirectories
+from sla_server.events.recipients.missing import missing
 
 log = structlog.get_logger("documents")
 MAX_WAITING: Final = 16
@@ -34,9 +40,14 @@ class DocumentParser(Protocol):
 
 
 class DocumentReader:
-    """See the module."""
+    """See the module.
 
-    def __init__(self) -> None:
+    Args:
+        directories: in which recipients' files are looked for; None: they are not.
+    """
+
+    def __init__(self, directories: NotifyDirectories | None = None) -> None:
+        self._directories = directories
         self._texts: queue.Queue[tuple[str, int, Then]] = queue.Queue(MAX_WAITING)
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
@@ -59,7 +70,7 @@ class DocumentReader:
             text, rollup_s, then = self._texts.get(timeout=wait_s) if wait_s else self._texts.get_nowait()
         except queue.Empty:
             return False
-        self._results.put(_read(text, rollup_s, then))
+        self._results.put(_read(text, rollup_s, then, self._directories))
         return True
 
     def run(self, stop: Stop) -> None:
@@ -69,9 +80,9 @@ class DocumentReader:
             self.step(WAKE_S)
 
 
-def _read(text: str, rollup_s: int, then: Then) -> Callable[[], None]:
+def _read(text: str, rollup_s: int, then: Then, directories: NotifyDirectories | None) -> Callable[[], None]:
     try:
-        documents = load_documents(text, rollup_s)
+        documents = [_noted(each, directories) for each in load_documents(text, rollup_s)]
     except AgreementsRefused as exc:
         problems = exc.problems
         return lambda: then([], problems)
@@ -84,3 +95,10 @@ def _read(text: str, rollup_s: int, then: Then) -> Callable[[], None]:
         )
         return lambda: then([], [problem])
     return lambda: then(documents, [])
+
+
+def _noted(loaded: Loaded, directories: NotifyDirectories | None) -> Loaded:
+    """A recipient with notes of what it needs and does not find."""
+    if directories is None or not isinstance(loaded.document, RecipientDocument):
+        return loaded
+    return replace(loaded, notes=tuple(missing(loaded.document.spec, directories)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -11,9 +10,9 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.promise import InForce
-from sla_server.agreements.selectors import is_pattern
+from sla_server.agreements.selectors import is_pattern, nearest
 from sla_server.events.catalogue import KINDS, is_known
-from sla_server.events.documents import RecipientDocument, RouteDocument, SilenceDocument
+from sla_server.events.documents import EventMatch, RecipientDocument, RouteDocument, SilenceDocument
 from sla_server.events.routing import RoutingTable
 from sla_server.events.stages.silence import SilenceInForce
 from sla_server.services.plans import Plans
@@ -60,8 +59,8 @@ def check(given: Sequence[Loaded], plans: Plans) -> None:
     for loaded in given:
         for field, name in _named(loaded.document):
             if name not in known:
-                near = difflib.get_close_matches(name, known, 3)
-                fix = f"Use one of {', '.join(near or known)}, or apply" if known else "Apply"
+                near = nearest(name, known) or ", ".join(known)
+                fix = f"Use one of {near}, or apply" if known else "Apply"
                 problems.append(
                     DocumentProblem(
                         loaded.line,
@@ -115,8 +114,17 @@ def check_unused(plans: Plans, name: str) -> None:
         )
 
 
-def warnings(given: Sequence[Loaded], plans: Plans, now_us: int) -> Iterator[str]:
-    """What may be a mistake in documents that can be applied."""
+def warnings(
+    given: Sequence[Loaded], plans: Plans, now_us: int, things: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """What may be a mistake in documents that can be applied.
+
+    Args:
+        given: those documents.
+        plans: with them.
+        now_us: wall clock.
+        things: key of ``match`` (agreements, volumes) to the names that are there.
+    """
     known = plans.names("Recipient")
     hearts = [
         item.name
@@ -125,12 +133,9 @@ def warnings(given: Sequence[Loaded], plans: Plans, now_us: int) -> Iterator[str
     ]
     for loaded in given:
         document = loaded.document
+        yield from (f"{document.name}: {note}" for note in loaded.notes)
         if isinstance(document, RouteDocument | SilenceDocument):
-            for pattern in document.spec.match.kinds:
-                if not _is_kind(pattern):
-                    near = difflib.get_close_matches(pattern, KINDS, 3)
-                    did = f"; did you mean {' or '.join(near)}?" if near else ""
-                    yield f"{document.name}: match.kinds: no event is of kind {pattern!r}{did}"
+            yield from (f"{document.name}: {said}" for said in _unmatched(document.spec.match, things))
         if isinstance(document, RouteDocument):
             for name in dict.fromkeys(name for _, name in _named(document) if name in hearts):
                 yield f"{document.name}: {name} is a heartbeat and takes no events"
@@ -140,6 +145,28 @@ def warnings(given: Sequence[Loaded], plans: Plans, now_us: int) -> Iterator[str
             for name in document.spec.parties.recipients:
                 if name not in known:
                     yield f"{document.name}: parties.recipients: there is no recipient {name!r}"
+
+
+def _unmatched(match: EventMatch, things: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Entries of a match that fit nothing known: perhaps a typing error, perhaps of what is still to come.
+
+    A server that knows no volume yet cannot tell; agreements are applied by people, as routes are.
+    """
+    for pattern in match.kinds:
+        if not _is_kind(pattern):
+            yield f"match.kinds: no event is of kind {pattern!r}{_did_you_mean(pattern, KINDS)}"
+    for key, names in things.items():
+        for pattern in getattr(match, key):
+            is_there = pattern in names or any(fnmatchcase(name, pattern) for name in names)
+            if not is_there and (names or key == "agreements"):
+                said = f"match.{key}: no {key[:-1]} {pattern!r} is "
+                said += "in force" if key == "agreements" else "known"
+                yield said + _did_you_mean(pattern, names)
+
+
+def _did_you_mean(name: str, known: Collection[str]) -> str:
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _is_past(document: SilenceDocument, now_us: int) -> bool:

@@ -29,6 +29,7 @@ from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.db.config import DatabaseConfig
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
 from sla_server.services.config import ServicesConfig
@@ -74,6 +75,10 @@ class ProcessConfig(Protocol):
         """Table ``[database]``."""
 
     @property
+    def notify(self) -> NotifyConfig:
+        """Table ``[notify]``."""
+
+    @property
     def volume_ownership(self) -> Ownership:
         """Which gateway a volume belongs to."""
 
@@ -100,7 +105,7 @@ def run(config: ProcessConfig, stop: Stop) -> int:
 
     threads = ThreadGroup(on_failure)
     sql_worker = SqlWorker(store, config.services, clock, config.volume_ownership)
-    documents = DocumentReader()
+    documents = DocumentReader(NotifyDirectories.of(config.notify, config.data_dir))
     is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]

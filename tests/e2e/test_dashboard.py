@@ -413,6 +413,27 @@ def test_long_tables_show_what_needs_a_look_and_the_rest_on_demand(site: Site, p
         assert text(driver, "#more-volumes") == "Show 50 only"
 
 
+def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: Page) -> None:
+    shown = api.snapshot()
+    volumes = [{**row, "cap_cost_per_s": None, "cap_ops_per_s": 50.0} for row in shown["volumes"]]
+    asked = {"source": "manual", "who": "ann", "victim": "", "cost_per_s": None, "ops_per_s": 20.0}
+    floor = "the floor of its agreement"
+    row = {**shown["throttles"][0], **asked, "text": "copy", "lifted_to": {"ops_per_s": 50.0}, "floor": floor}
+    events = [{**row, "element": "gateway", "subject": "gw-a"} for row in shown["events"]]
+    site.snapshot = lambda at_us: api.snapshot(at_us, volumes=volumes, throttles=[row], events=events)
+    with page(390, 900) as driver:
+        driver.get(site.url)
+        wait_for(driver, "[data-volume=batch]")
+        settle(driver)
+        assert "50 IOPS" in text(driver, "[data-volume=batch]")
+        words = text(driver, "[data-throttle]")
+        assert "batch at most 50 IOPS (asked: 20 IOPS)" in words
+        assert f"copy ({floor} holds)" in words
+        assert "set by hand by ann" in words
+        assert "throttle-set · gateway gw-a" in text(driver, "#events li")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+
+
 def test_names_are_text_never_markup(site: Site, page: Page) -> None:
     nasty = "<img src=x onerror=document.title='owned'>"
     row = {**api.snapshot()["throttles"][0], "text": nasty}

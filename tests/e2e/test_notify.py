@@ -53,11 +53,14 @@ def test_people_are_told_and_silences_hold_back(tmp_path: Path) -> None:
     with HttpReceiver(status(200)) as receiver, Stage(tmp_path) as stage:
         stage.start_server()
         key = stage.folder / "data" / "secrets" / "oncall.key"
-        key.parent.mkdir(mode=0o700)
+        assert key.parent.stat().st_mode & 0o777 == 0o700
+        (tmp_path / "notify.yaml").write_text(DOCUMENTS.format(url=receiver.url))
+        applied = stage.sla("apply", "-f", str(tmp_path / "notify.yaml"))
+        assert applied.returncode == 0
+        assert f"note: oncall: webhook.secret_file: secret file {key}: no such file" in applied.stderr
         key.write_text("shared")
         key.chmod(0o600)
-        (tmp_path / "notify.yaml").write_text(DOCUMENTS.format(url=receiver.url))
-        assert stage.sla("apply", "-f", str(tmp_path / "notify.yaml")).returncode == 0
+        assert stage.sla("apply", "-f", str(tmp_path / "notify.yaml")).stderr == ""
         _until(
             lambda: "oncall" in stage.sla("get", "recipients", check=False).stdout, "the recipient is listed"
         )

@@ -500,6 +500,10 @@ class FakeSource:
         self._row("event", event_id)
         return next((row for row in events(25) if row["event_id"] == event_id), None)
 
+    def events_of(self, beginning: str, limit: int) -> list[dict[str, Any]]:
+        self._row("events_of", beginning, limit)
+        return [row for row in events(25) if row["event_id"].startswith(beginning)][:limit]
+
     def deliveries(self, event_id: str) -> list[dict[str, Any]]:
         self._row("deliveries", event_id)
         row = {"recipient": "oncall", "delivery_id": "e0001", "event_id": "e0001", "number": 7, "answer": ""}

@@ -31,7 +31,7 @@ class DirectFile:
         path: is made, or written over.
 
     Raises:
-        OSError: there is no room, or its file system takes no O_DIRECT (EINVAL). File systems in memory of newer
+        OSError: no room, or its file system takes no O_DIRECT (EINVAL). File systems in memory of newer
             kernels do, and their time is that of a copy: give a path on a disk.
     """
 

@@ -8,6 +8,7 @@
     server        the server's processes, in the main mailbox segment
     api           the application server and services
     planes        the agent's link and its data planes, on a Unix socket
+    mirror        the event deliveries of two cooperating servers
 
 ``parse`` takes the header of a received frame, checks types, ranges and lengths, and raises a ``WireError``
 that names message, key and value. ``encode`` gives the frame. The fields of a class, in their order, are the

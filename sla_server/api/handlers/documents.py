@@ -32,6 +32,7 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, ServiceRefused
 from sla_server.api.routes import CREDITS_MAX
+from sla_server.events.documents import without_secrets
 
 PERIODS_DEFAULT: Final = 3
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
@@ -52,7 +53,7 @@ def document_versions(context: AppContext, _request: Request, kind: str, name: s
     rows = [row for row in context.source.documents(kind) if row["name"] == name]
     if not rows:
         raise NotFound(f"no {kind} {name[:128]!r} was ever applied", "'sla get' lists what is in force")
-    return responses.as_list(_compared(rows))
+    return responses.as_list(without_secrets(_compared(rows)))
 
 
 def _compared(rows: list[Row]) -> list[Row]:

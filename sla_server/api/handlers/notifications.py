@@ -11,12 +11,13 @@ from typing import Any, Final
 from flask import Request, Response
 from pydantic import ValidationError
 
+from sla_server.agreements.selectors import nearest
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.events import catalogue
 from sla_server.events.delivery_state import read_delivery_state
-from sla_server.events.documents import RecipientDocument, SilenceDocument
+from sla_server.events.documents import RecipientDocument, SilenceDocument, without_secrets
 from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
 from sla_server.events.routing import NOTIFICATION_KINDS, DocumentRouter, NotificationInForce, RoutingTable
 from sla_server.events.stages.route import mismatch
@@ -31,6 +32,8 @@ MOST_PAGES: Final = 20
 MOST_ENDINGS: Final = 10_000
 """Of a page: what has ended more often since its oldest event may be shown as going on."""
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
+MOST_ALIKE: Final = 5
+"""Events named whose ids begin alike."""
 Row = dict[str, Any]
 
 
@@ -39,7 +42,7 @@ def recipients(context: AppContext, _request: Request) -> Response:
     known = read_delivery_state(context.metrics.folder)
     states = {row.get("name"): row for row in known[0]} if known is not None else {}
     rows = [
-        {**row, "recipient_kind": _kind_of(row), "delivery": states.get(row["name"])}
+        {**without_secrets(row), "recipient_kind": _kind_of(row), "delivery": states.get(row["name"])}
         for row in context.source.documents("Recipient", True)
     ]
     return responses.as_list(rows)
@@ -127,9 +130,9 @@ def undelivered(context: AppContext, _request: Request) -> Response:
 
 def event(context: AppContext, _request: Request, event_id: str) -> Response:
     """One event: who acknowledged it, what became of it at each recipient, who gets it now."""
-    row = _event(context, event_id)
+    row = find_event(context, event_id)
     (found,) = _with_people(context, _with_ends(context, [row]))
-    found["deliveries"] = context.source.deliveries(event_id)
+    found["deliveries"] = context.source.deliveries(row["event_id"])
     try:
         found["routing"] = _preview(context, from_row(row))
     except EventUnreadable as exc:
@@ -157,11 +160,23 @@ def _waiting(row: Row, at_us: int) -> int | None:
     return 0 if at_us + RECORDED_WITHIN_US < since_us else row.get("waiting")
 
 
-def _event(context: AppContext, event_id: str) -> Row:
+def find_event(context: AppContext, event_id: str) -> Row:
+    """An event, by its id or by a beginning that no other id has.
+
+    Raises:
+        NotFound: none has it.
+        BadInput: several do; says which.
+    """
     row = context.source.event(event_id)
-    if row is None:
+    found = [row] if row is not None else context.source.events_of(event_id, MOST_ALIKE + 1)
+    if not found:
         raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
-    return row
+    if len(found) > 1:
+        named = [f"{each['event_id']} ({each['kind']}, {each['subject']})" for each in found[:MOST_ALIKE]]
+        more = " and more" if len(found) > MOST_ALIKE else ""
+        problem = f"several ids begin with {event_id[:80]!r}: {', '.join(named)}{more}"
+        raise BadInput("event", problem, "Give more characters of the id")
+    return found[0]
 
 
 def _ends(kind: str) -> bool:
@@ -213,13 +228,51 @@ def _with_people(context: AppContext, rows: list[Row]) -> list[Row]:
 
 
 def preview(context: AppContext, request: Request) -> Response:
-    """Who would get an event now, and why; it is not delivered."""
-    members = {"event_id": "preview", "at_us": context.clock.unix_us(), **responses.json_body(request)}
+    """Who would get an event now, and why; it is not delivered.
+
+    What is left out or null is filled in; the severity is that with which the kind is usually raised.
+    """
+    given = {key: value for key, value in responses.json_body(request).items() if value is not None}
+    kind = given.get("kind")
+    usual = {"severity": catalogue.described(_known_kind(kind)).severity} if isinstance(kind, str) else {}
+    members = {"event_id": "preview", "at_us": context.clock.unix_us(), **usual, **given}
     try:
         wanted = from_row(members)
     except EventUnreadable as exc:
         raise BadInput("body", str(exc), "docs/formats/events.md shows an event") from exc
-    return responses.as_json(_preview(context, wanted))
+    return responses.as_json({**_preview(context, wanted), "notes": _notes(context, wanted)})
+
+
+def _known_kind(kind: str) -> str:
+    """The kind, if it can occur.
+
+    Raises:
+        BadInput: it cannot; names those that resemble it.
+    """
+    if not catalogue.is_known(kind):
+        near = nearest(kind, catalogue.KINDS)
+        fix = f"{f'Did you mean {near}? ' if near else ''}docs/formats/events.md lists all kinds"
+        raise BadInput("kind", f"no event is of kind {kind[:80]!r}", fix)
+    return kind
+
+
+def _notes(context: AppContext, wanted: Event) -> list[str]:
+    """What may be a mistake in an event that a person made up: names that nothing in force has."""
+    agreement, objective = wanted.agreement, ""
+    if wanted.element == "sla":
+        objective = wanted.subject.partition("/")[2]
+    if not agreement:
+        return []
+    specs = {
+        row["name"]: (row.get("spec") or {}).get("spec") or {} for row in context.source.agreements(True)
+    }
+    if agreement not in specs:
+        near = nearest(agreement, specs)
+        return [f"no agreement {agreement!r} is in force" + (f"; did you mean {near}?" if near else "")]
+    names = [str(one.get("name")) for one in specs[agreement].get("objectives") or ()]
+    if not objective or objective in names:
+        return []
+    return [f"agreement {agreement} has no objective {objective!r}; it has {', '.join(names) or 'none'}"]
 
 
 def _preview(context: AppContext, wanted: Event) -> Row:
@@ -257,7 +310,8 @@ def _table(context: AppContext) -> RoutingTable:
                 document = NOTIFICATION_KINDS[row["kind"]].from_json(row["spec"])
             except ValidationError:
                 continue
-            held.append(NotificationInForce(document, row["version"], row["applied_us"]))
+            author = str(row.get("applied_by") or "")
+            held.append(NotificationInForce(document, row["version"], row["applied_us"], author=author))
     named = {
         row["name"]: names
         for row in context.source.agreements(True)

@@ -40,6 +40,7 @@ from sla_server.api.live_view import EMPTY
 from sla_server.api.metrics import FRESH_S
 from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
+from sla_server.events.documents import without_secrets
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
@@ -339,8 +340,8 @@ def events(context: AppContext, request: Request) -> Response:
 
 
 def audit(context: AppContext, request: Request) -> Response:
-    """A page of the audit log."""
-    return _page(context.source.audit, request)
+    """A page of the audit log; addresses in it show no secret that an earlier release took."""
+    return _page(lambda limit, before: without_secrets(context.source.audit(limit, before)), request)
 
 
 def policies(context: AppContext, request: Request) -> Response:

@@ -150,7 +150,7 @@ class Modes:
 
 def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: Modes) -> Row:
     source, at_us = context.source, facts["at_us"]
-    throttles = sorted(source.throttles_at(at_us, volumes=[name]), key=_tightness)
+    throttles = sorted(_throttles_on(context, [name], at_us, live), key=_tightness)
     decisions = source.decisions(volume=name, until_us=at_us, limit=DECISIONS)
     backend = source.backend_of(name) or next(
         (row.get("backend") for row in live.get("volumes", ()) if row.get("volume") == name), None
@@ -189,6 +189,23 @@ def _about_volume(context: AppContext, name: str, facts: Row, live: Row, modes: 
     if helped.get("source") == "control":
         found["protects"] = sorted(_helped_on(context, backend, at_us) - {victim})
     return found
+
+
+def _throttles_on(context: AppContext, volumes: Sequence[str], at_us: int, live: Row) -> list[Row]:
+    """Throttles of volumes, in force then; those of now with the rates that a floor lifted them to.
+
+    One that was set just now is in the live view before it is in SQL.
+    """
+    if not volumes:
+        return []
+    known = {row["throttle_id"]: row for row in context.source.throttles_at(at_us, volumes=volumes)}
+    for now in live.get("throttles", ()):
+        about = {now.get("volume"), *(now.get("members") or ())}
+        if (row := known.get(now["throttle_id"])) is not None:
+            known[now["throttle_id"]] = {**row, "lifted_to": now.get("lifted_to")}
+        elif now.get("state") != "observed" and not about.isdisjoint(volumes):
+            known[now["throttle_id"]] = {**now, "requested_us": now.get("since_us") or at_us}
+    return list(known.values())
 
 
 def _own_modes(context: AppContext, agreements: Sequence[Row], backend: str | None, live: Row) -> list[Row]:
@@ -268,7 +285,7 @@ def _about_agreement(
         "throttles": throttles,
         "own_throttles": [
             row
-            for row in (source.throttles_at(at_us, volumes=volumes) if volumes else ())
+            for row in _throttles_on(context, volumes, at_us, live)
             if _covers_client(described, row.get("client"))
         ],
         "volumes": volumes,

@@ -14,6 +14,7 @@ from pmdaemon.runtime.excerpt import printable
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.notifications import find_event
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
@@ -79,11 +80,9 @@ def try_recipient(context: AppContext, _request: Request, name: str) -> Response
 def acknowledge(context: AppContext, request: Request, event_id: str) -> Response:
     """Say that a person takes care of an event."""
     note = responses.parse_body(AcknowledgeBody, responses.json_body(request)).note
-    row = context.source.event(event_id)
-    if row is None:
-        raise NotFound(f"no event {event_id[:80]!r} is stored", "'sla get events' lists the newest")
-    named = {"kind": str(row["kind"]), "subject": str(row["subject"])}
-    return _ask(context, "acknowledge", Acknowledgement(event_id=event_id, note=note, **named))
+    row = find_event(context, event_id)
+    named = {key: str(row[key]) for key in ("event_id", "kind", "subject")}
+    return _ask(context, "acknowledge", Acknowledgement(note=note, **named))
 
 
 def set_throttle(context: AppContext, request: Request) -> Response:

@@ -75,6 +75,13 @@ def _like(column: Any, pattern: str) -> ColumnElement[bool]:
     return found
 
 
+def events_of(beginning: str, limit: int) -> Select[Any]:
+    """Events whose ids begin so, newest first. For a person's command: it may read all ids."""
+    table = schema.events
+    wanted = table.c.event_id.startswith(beginning, autoescape=True)
+    return select(table).where(wanted).order_by(table.c.at_us.desc(), table.c.event_id).limit(limit)
+
+
 def deliveries(event_id: str) -> Select[Any]:
     """What became of an event at each recipient, reminders included; the newest last."""
     table = schema.deliveries

@@ -319,10 +319,8 @@ class SqlReader:
 
     def episode(self, episode_id: str) -> Row | None:
         """One episode, by its id or by a part from its beginning that no other one has; else None."""
-        column = schema.episodes.c.episode_id
-        found = self._rows(
-            select(schema.episodes).where(column.startswith(episode_id, autoescape=True)).limit(2)
-        )
+        begins = schema.episodes.c.episode_id.startswith(episode_id, autoescape=True)
+        found = self._rows(select(schema.episodes).where(begins).limit(2))
         return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
@@ -356,6 +354,10 @@ class SqlReader:
         """One event, ``details`` decoded."""
         rows = self._rows(select(schema.events).where(schema.events.c.event_id == event_id))
         return decode_json(rows, ("details",))[0] if rows else None
+
+    def events_of(self, beginning: str, limit: int) -> list[Row]:
+        """See ``inbox``; ``details`` decoded."""
+        return decode_json(self._rows(inbox.events_of(beginning, limit)), ("details",))
 
     def deliveries(self, event_id: str) -> list[Row]:
         """See ``inbox``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
@@ -21,3 +22,17 @@ class NotifyConfig(StrictModel):
     """Where recipients of kind file write; a relative path is one within data_dir."""
     external_url: str = Field(default="", max_length=500)
     """Address of the page as people reach it, for links in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyDirectories:
+    """The directories as paths from the root."""
+
+    secrets: Path
+    commands: Path
+    files: Path
+
+    @classmethod
+    def of(cls, config: NotifyConfig, data_dir: Path) -> NotifyDirectories:
+        """Relative ones are within the data directory."""
+        return cls(*(data_dir / path for path in (config.secrets_dir, config.commands_dir, config.files_dir)))

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Deadline
-from sla_server.events.documents import WebhookSpec, may_carry_bearer
+from sla_server.events.documents import WebhookSpec, may_carry_bearer, secrets_of_query
 from sla_server.events.recipients.base import Answer, Notice, Status, retry
 from sla_server.events.recipients.http_client import MENDED_AFTER_S, HttpClient
 from sla_server.events.recipients.network import Resolver
@@ -184,7 +184,7 @@ class HttpTarget:
         if secret:
             fields["Sla-Signature"] = signature(secret, int(time.time()), content)
         is_secret = self._spec.url is None
-        hide = [secret, bearer, *(secrets_of_address(address) if is_secret else ())]
+        hide = [secret, bearer, *(secrets_of_address if is_secret else secrets_of_query)(address)]
         url = address.rstrip("/") + path if path else address
         return self._client.exchange(
             method, url, fields, content, deadline, hide, most_bytes, quotes_body=not is_secret

@@ -27,6 +27,10 @@ class StageReason(Enum):
     GATEWAY_GONE = "gateway-gone"
     ALREADY_FIRING = "already-firing"
     OVER = "over"
+    PARTNER = "partner"
+    """An event of the partner, which that has delivered or will."""
+    SENT_BY_PARTNER = "sent-by-partner"
+    """An event of this server, which the partner has delivered meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ An event is held back by what holds when it is looked at, not when it was raised
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sla_server.agreements.periods import Span, occurrences
@@ -23,10 +23,16 @@ from sla_server.events.stages.route import TEST_KIND, mismatch
 
 @dataclass(frozen=True, slots=True)
 class SilenceInForce:
-    """A silence and when it was applied: it holds nothing back before."""
+    """A silence, when it was applied (it holds nothing back before), and by whom, where that is known."""
 
     document: SilenceDocument
     applied_us: int = 0
+    applied_by: str = field(default="", compare=False)
+
+    @property
+    def author(self) -> str:
+        """Who is behind it, for people."""
+        return self.document.spec.author or self.applied_by
 
     def span_at(self, at_us: int) -> Span | None:
         """The occurrence that an instant is in; of several the one that ends last."""
@@ -62,6 +68,7 @@ def _each(event: Event, recipient: str, silences: Iterable[SilenceInForce], now_
         if span is not None:
             until = datetime.fromtimestamp(span[1] / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
             after = f"until {until}" if spec.catch_up else f"until {until}, without catch-up"
+            by = f" (by {silence.author})" if silence.author else ""
             yield Held(
-                f"silence {silence.document.name} {after}: {spec.reason}", span[1] if spec.catch_up else 0
+                f"silence {silence.document.name} {after}: {spec.reason}{by}", span[1] if spec.catch_up else 0
             )

@@ -39,6 +39,7 @@ from sla_server.services.control.live_view import snapshot
 from sla_server.services.control.loop_context import LoopContext
 from sla_server.services.control.loops import Loops
 from sla_server.services.control.manual import ManualEffect, effect
+from sla_server.services.control.manual_causes import ManualCauses
 from sla_server.services.control.planes import PlaneStates
 from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import Key, PromiseScopes
@@ -90,6 +91,7 @@ class Controller:
             settings, self.scopes, self.policy, self.tables, self.loops.controls, self._usage, self.planes
         )
         self._agreed = AgreedCaps(self.inventory, self.policy)
+        self._manual_causes = ManualCauses(settings, self.inventory, self.scopes, self.policy)
         self._excluded: dict[str, str] = {}
         self._ticked_ns = 0
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
@@ -453,6 +455,7 @@ class Controller:
         events, ended = self.faults.look(self.tables, now_ns)
         self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
+        decisions += self._manual_causes.look(now_ns)
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)

@@ -25,7 +25,9 @@ from pmdaemon.wire.histogram import (
     percentile_upper_us,
     percentiles_upper_us,
 )
+from pmdaemon.wire.rates import NO_CAPS
 from sla_server.services.control.backend_loop import BackendControl
+from sla_server.services.control.decision_log import rates_figures
 from sla_server.services.control.inventory import BackendInventory
 from sla_server.services.control.live_state import LiveState
 from sla_server.services.control.planes import PlaneStates
@@ -33,11 +35,12 @@ from sla_server.services.control.policy_manager import PolicyManager
 from sla_server.services.control.scopes import PromiseScopes
 from sla_server.services.control.storage_faults import StorageFaults
 from sla_server.services.control.stream_states import APART_US
-from sla_server.services.control.throttle import Throttle
+from sla_server.services.control.throttle import SAME_RATIO, Throttle
 from sla_server.services.control.usage import RECENT, GatewayTable, UsageTable
 from sla_server.services.control.verdicts import Signal
 from sla_server.services.control.windows import RETIRED_S
 
+RATES: Final = ("cost_per_s", "ops_per_s", "bytes_per_s")
 MOST_TEXT: Final = 400
 """Characters of a throttle's text shown: it names all volumes of a large backend. The whole is in SQL."""
 MOST_VICTIMS: Final = 50
@@ -174,6 +177,7 @@ def _gateways(tables: Iterable[GatewayTable]) -> list[dict[str, Any]]:
 
 def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, Any]]:
     capped = {t.volume for t in policy.throttles()}
+    caps = {volume: policy.effective(volume) for volume in capped & sums.keys()}
     return [
         {
             "volume": volume,
@@ -185,7 +189,8 @@ def _volumes(sums: Mapping[str, _Sum], policy: PolicyManager) -> list[dict[str, 
             "service_p95_us": percentile_upper_us(s.service, 95),
             "held": None if s.is_silent else s.held,
             "inflight": None if s.is_silent else s.inflight,
-            "cap_cost_per_s": policy.effective(volume).cost_per_s if volume in capped else None,
+            **{f"cap_{name}": getattr(caps.get(volume, NO_CAPS), name) for name in RATES},
+            "cap_group": policy.groups.of_volume(volume),
             "delay_us": round(s.delay_us / s.done) if s.done else 0,
             "gateways": s.gateways,
         }
@@ -317,20 +322,25 @@ def _client_delay(throttle: Throttle, inventory: BackendInventory) -> tuple[int,
 
 
 def _throttles(
-    throttles: Iterable[Throttle], sums: Mapping[str, _Sum], inventory: BackendInventory
+    throttles: Iterable[Throttle],
+    sums: Mapping[str, _Sum],
+    policy: PolicyManager,
+    inventory: BackendInventory,
 ) -> list[dict[str, Any]]:
     holds = {each.throttle_id: _holds(each, sums, inventory) for each in throttles}
     return [
         {
             **{
                 key: row[key]
-                for key in ("throttle_id", "volume", "client", "backend", "source", "cost_per_s", "ops_per_s")
+                for key in ("throttle_id", "volume", "client", "backend", "source", "who", "cost_per_s")
             },
             **{
-                key: row[key] for key in ("bytes_per_s", "burst_s", "reason", "victim", "state", "expires_us")
+                key: row[key]
+                for key in ("ops_per_s", "bytes_per_s", "burst_s", "reason", "victim", "state", "expires_us")
             },
             "group_name": throttle.group,
             "members": dict(throttle.weights),
+            **_lifted(throttle, policy),
             "mean_hold_us": holds[throttle.throttle_id][0],
             "worst_hold_us": holds[throttle.throttle_id][1],
             "text": _shortened(row["text"]),
@@ -340,6 +350,15 @@ def _throttles(
         }
         for throttle, row in ((throttle, throttle.row()) for throttle in throttles)
     ]
+
+
+def _lifted(throttle: Throttle, policy: PolicyManager) -> dict[str, Any]:
+    """The rates that hold in place of those asked for, as a floor lies above them, and the floor in words."""
+    held = policy.held(throttle)
+    if not held.differs(throttle.rates, SAME_RATIO):
+        return {"lifted_to": None, "floor": ""}
+    whose = "its agreement" if policy.answers.terms_of(throttle.target).agreed else "every volume"
+    return {"lifted_to": rates_figures(held), "floor": f"the floor of {whose}"}
 
 
 def _shortened(text: str) -> str:
@@ -441,7 +460,7 @@ def snapshot(
         "gateways": _gateways(gateways),
         "volumes": _volumes(sums, policy),
         "slas": _slas(_chosen_promises(live, names, counts, most), scopes, tables, planes),
-        "throttles": _throttles(throttles[:most], sums, inventory),
+        "throttles": _throttles(throttles[:most], sums, policy, inventory),
         "backends": _backends(tables.values(), inventory, usage_table, controls, helped, faults, most),
         "promises": list(live),
         "states": names,

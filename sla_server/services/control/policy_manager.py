@@ -395,6 +395,12 @@ class PolicyManager:
             return manual
         return self._lift(automatic, self.answers.terms_of(target), target).tighter(manual)
 
+    def held(self, throttle: Throttle) -> Rates:
+        """What one throttle comes to: its rates, raised to a floor that holds before them."""
+        if throttle.source == "manual":
+            return self.manual_held(throttle.target, throttle.rates)
+        return self._lift(throttle.rates, self.answers.terms_of(throttle.target), throttle.target)
+
     def manual_held(self, target: str, rates: Rates) -> Rates:
         """What an operator's rates come to on this target: never below a floor that an agreement promises."""
         floor = self.answers.terms_of(target)
@@ -416,7 +422,7 @@ class PolicyManager:
             if not throttle.throttle_id:
                 throttle.throttle_id = new_id(throttle.source, throttle.target, unix_us)
             self._dirty[throttle.throttle_id] = throttle
-            self._events.append(_event("throttle-set", throttle, throttle.text))
+            self._events.append(_event("throttle-set", throttle, throttle.announced(self.held)))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
             self._note_ended(throttle, reason, text, unix_us)

@@ -34,12 +34,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pmdaemon.runtime.clock import STEP_US
 from pmdaemon.wire.rates import DEFAULT_BURST_S, Rates
+from sla_server.explanation import words
 from sla_server.services.control.client_use import ClientUse
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.targets import target_of
@@ -196,6 +197,13 @@ class Throttle:
     def volumes(self) -> Iterable[str]:
         """Whose I/O it slows down."""
         return self.weights if self.group else (self.volume,)
+
+    def announced(self, held: Callable[[Throttle], Rates]) -> str:
+        """What an event says when it is set; ``held``: what the rates of an operator's come to."""
+        if self.source != "manual":
+            return self.text
+        who = f" by {self.who}" if self.who else ""
+        return f"throttled by hand to {words.rates(held(self).limits())}{who} ({self.text})"
 
     def row(self) -> dict[str, Any]:
         """The row as docs/formats/sql.md has it."""

@@ -184,3 +184,9 @@ def test_the_table_fits_80_columns() -> None:
     text = harness.table(harness.rows_for("gateway", {"proxy_qd16_vs_direct": 0.91}))
     assert max(len(line) for line in text.splitlines()) <= 80
     assert json.dumps(text)
+
+
+def test_a_demonstration_says_first_how_long_it_takes_and_how_it_ends() -> None:
+    assert "about 60 s together" in demonstration.plan(60, endless=True)
+    assert demonstration.plan(60, endless=True).endswith("everything stays up, under load, until Ctrl-C.")
+    assert demonstration.plan(30, endless=False).endswith("then it ends by itself.")

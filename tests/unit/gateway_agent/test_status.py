@@ -222,3 +222,15 @@ def test_files_of_another_release_are_a_plain_error(folder):
         done = CliRunner().invoke(cli, ["status", "--config", str(folder / "agent.toml")])
     assert done.exit_code == ReloadFailed.exit_status
     assert "Restart the agent" in done.output
+
+
+def test_why_a_part_ended_is_shown_until_it_starts_again():
+    text = (
+        "[[plane]] nbd-1 listen tcp:127.0.0.1:1: cannot listen: Address already in use by process 7 (nbdkit)"
+    )
+    what = found(volume("vol-17"), failures={"nbd-1": text, "gone": "an older plane"})
+    what["agent"]["children"] = {"nbd-0": 1, "nbd-1": None, "link": 2}
+    lines = shown(what)
+    at = next(number for number, line in enumerate(lines) if line.startswith("         nbd-1 ended:"))
+    assert text in " ".join(line.strip() for line in lines[at : at + 3])
+    assert not any("older plane" in line for line in lines)

@@ -24,11 +24,13 @@ from sla_server.directories import (
     close_home,
     data_identity,
     lock_data_dir,
+    prepare_notify_dirs,
     prepare_runtime_dir,
     running_pid,
     wait_stopped,
 )
 from sla_server.errors import ServerRunning
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.topology import SLOTS_A_ROUTE, app_layout, later_pairs, main_layout
 
 MIB = 1 << 20
@@ -42,6 +44,22 @@ def test_a_second_server_is_refused_and_told_who_holds_the_directory(tmp_path: P
         lock_data_dir(tmp_path)
     os.close(held)
     assert running_pid(tmp_path) is None
+
+
+def test_directories_for_secrets_and_programs_are_made_closed_to_others(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    config = NotifyConfig(commands_dir=tmp_path / "elsewhere")
+    for _ in range(2):
+        prepare_notify_dirs(NotifyDirectories.of(config, data_dir), data_dir)
+    assert [path.name for path in data_dir.iterdir()] == ["secrets"]
+    assert (data_dir / "secrets").stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / "elsewhere").exists(), "its operator makes it"
+    (data_dir / "commands").write_text("in the way")
+    prepare_notify_dirs(
+        NotifyDirectories.of(NotifyConfig(), data_dir), data_dir
+    )  # the server starts all the same
+    assert (data_dir / "commands").is_file()
 
 
 def test_no_directory_no_server(tmp_path: Path) -> None:

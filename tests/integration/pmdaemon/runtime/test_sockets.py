@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import sockets
 
 
@@ -63,3 +64,29 @@ def test_the_user_behind_a_unix_socket(tmp_path: Path) -> None:
         listener.listen()
         client.connect(path)
         assert sockets.unix_peer_uid(client) == os.geteuid()
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_who_has_a_port_is_said(family: int, host: str) -> None:
+    with socket.create_server((host, 0), family=family) as listener:
+        port = listener.getsockname()[1]
+        found = sockets.listener_at(host, port)
+        assert found is not None
+        assert (found.pid, found.uid) == (os.getpid(), os.geteuid())
+        assert str(found).startswith(f"process {os.getpid()} (")
+        with pytest.raises(ConfigError, match=rf"Address already in use by process {os.getpid()} \("):
+            sockets.open_listener("api.listen", host, port)
+    assert sockets.listener_at(host, port) is None
+
+
+def test_a_listener_of_every_address_has_the_port_of_each() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        found = sockets.listener_at("127.0.0.1", listener.getsockname()[1])
+        assert found is not None
+        assert found.pid == os.getpid()
+
+
+def test_a_process_that_cannot_be_looked_into_is_said_by_its_user() -> None:
+    assert str(sockets.Listener(0, "", 1000)) == "a process of user 1000, which root can name (ss -ltnp)"
+    assert str(sockets.Listener(0, "", -1)) == "another process"
+    assert str(sockets.Listener(7, "nbdkit " + "x" * 200, 0)).endswith("...)")

@@ -101,6 +101,17 @@ def test_a_new_secret_counts_from_the_next_delivery_on(tmp_path: Path, build: Bu
     assert "is open to others (mode 0644)" in answer.reason
 
 
+def test_a_secret_in_a_query_that_an_earlier_release_took_is_not_repeated(build: Build) -> None:
+    def echo(handler: BaseHTTPRequestHandler) -> None:
+        status(404, f"no such hook: {handler.path}".encode())(handler)
+
+    with HttpReceiver(echo) as receiver:
+        answer = _deliver(build({"webhook": {"url": f"{receiver.url}/hook?team=a&token=geheim"}}))
+        assert receiver.requests[0][1] == "/hook?team=a&token=geheim"
+    assert "geheim" not in answer.reason
+    assert "no such hook: /hook?team=a&token=***" in answer.reason
+
+
 @pytest.mark.parametrize("code", [400, 404, 500])
 def test_a_server_that_repeats_a_secret_address_does_not_make_it_known(
     tmp_path: Path, build: Build, code: int

@@ -18,6 +18,7 @@ from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server.events.recipients.config import NotifyConfig
 from sla_server.services import process
 from sla_server.services.config import ServicesConfig
 from sla_server.services.record_sender import RecordSender
@@ -51,6 +52,7 @@ class World:
             data_dir=directory,
             database=None,
             services=ServicesConfig(judge_every_s=0.05),
+            notify=NotifyConfig(),
         )
         self.stop = Stop()
         self.status: list[int] = []

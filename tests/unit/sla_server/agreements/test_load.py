@@ -347,6 +347,38 @@ def test_a_usual_mistake_is_met_by_what_was_meant(old: str, new: str, fix: str) 
         assert f"Did you mean {key}?" not in found.fix
 
 
+@pytest.mark.parametrize(
+    ("spec", "field", "fix"),
+    [
+        (
+            "webhook: {ulr: 'https://a.example'}",
+            "spec.webhook.ulr",
+            "Did you mean url? Possible here: bearer_file, ca_file, headers, secret_file, url, url_file",
+        ),
+        (
+            "webhok: {url: 'https://a.example'}",
+            "spec.webhok",
+            "Did you mean webhook? Possible here: alertmanager, apprise, batch, command, file, heartbeat, "
+            "inbox, per_minute, smtp, syslog, timeout, webhook",
+        ),
+        (
+            "inbox: {server: a}",
+            "spec.inbox.server",
+            "server belongs elsewhere in the document: see docs/operations/recipients.md",
+        ),
+        (
+            "smtp: {colour: red}",
+            "spec.smtp.colour",
+            "Remove it, or see docs/operations/recipients.md. Possible",
+        ),
+    ],
+)
+def test_a_key_that_a_recipient_does_not_have_is_met_by_those_it_has(spec: str, field: str, fix: str) -> None:
+    text = f"apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {{name: a}}\nspec: {{{spec}}}\n"
+    found = next(each for each in problems_of(text) if each.field == field)
+    assert found.fix.startswith(fix)
+
+
 BLOCK = """\
     demand_curve:
     - up_to_iops: 500

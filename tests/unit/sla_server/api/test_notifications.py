@@ -133,6 +133,70 @@ def test_the_preview_is_what_delivery_would_do(web: FlaskClient, bearer: dict[st
 
 
 @pytest.mark.parametrize(
+    ("changed", "severity_said"),
+    [
+        ({"severity": None}, None),
+        ({"kind": "gateway-enrolled", "severity": None, "element": "gateway"}, "severity is info"),
+        ({"kind": "agent-of-later", "severity": None}, None),
+    ],
+)
+def test_a_severity_that_is_left_out_is_the_usual_one_of_the_kind(
+    web: FlaskClient, bearer: dict[str, str], changed: dict[str, Any], severity_said: str | None
+) -> None:
+    found = web.post("/api/v1/preview", json={**EVENT, **changed}, headers=bearer).json
+    assert [row["reason"] for row in found["not_matching"]] == ([severity_said] if severity_said else [])
+
+
+def test_an_event_of_a_kind_that_is_none_is_refused(web: FlaskClient, bearer: dict[str, str]) -> None:
+    for kind, fix in (
+        ("violation-open", "Did you mean violation-opened"),
+        ("xyzzy", "docs/formats/events.md"),
+    ):
+        refused = web.post("/api/v1/preview", json={**EVENT, "kind": kind}, headers=bearer)
+        assert refused.status_code == 400
+        assert f"no event is of kind '{kind}'" in refused.json["detail"]
+        assert refused.json["fix"].startswith(fix)
+    missing = web.post("/api/v1/preview", json={"element": "sla"}, headers=bearer)
+    assert missing.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("subject", "notes"),
+    [
+        ("erp-gold/latency", []),
+        ("erp-gold", []),
+        ("", []),
+        ("erp-golf/latency", ["no agreement 'erp-golf' is in force; did you mean erp-gold?"]),
+        ("other", ["no agreement 'other' is in force"]),
+        ("erp-gold/latncy", ["agreement erp-gold has no objective 'latncy'; it has latency"]),
+    ],
+)
+def test_names_that_nothing_in_force_has_are_noted(
+    web: FlaskClient, bearer: dict[str, str], subject: str, notes: list[str]
+) -> None:
+    found = web.post("/api/v1/preview", json={**EVENT, "subject": subject}, headers=bearer).json
+    assert [note.partition(", ")[0] for note in found["notes"]] == notes
+
+
+def test_a_secret_that_an_earlier_release_took_is_not_shown(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "https://a.example/hook?token=geheim"
+    spec = {"spec": {"webhook": {"url": url}}}
+    row = {"kind": "Recipient", "name": "old", "version": 1, "ended_us": None, "document": f"url: '{url}'\n"}
+    newer = {**row, "version": 2, "spec": {"spec": {"webhook": {"url": f"{url}2"}}}}
+    monkeypatch.setattr(source, "documents", lambda *_: [{**row, "spec": spec}, newer])
+    monkeypatch.setattr(
+        source, "audit", lambda *_: [{"cursor": "1", "after": {"changes": [{"before": url}]}}]
+    )
+    for path in ("recipients", "documents/Recipient/old/versions", "audit"):
+        answer = web.get(f"/api/v1/{path}")
+        assert answer.status_code == 200
+        assert "geheim" not in answer.text
+        assert "token=***" in answer.text
+
+
+@pytest.mark.parametrize(
     ("path", "how", "op", "body"),
     [
         ("/recipients/mail/test", {}, "notify_test", {"name": "mail"}),
@@ -182,3 +246,17 @@ def test_an_acknowledgement_needs_a_note_and_an_event(web: FlaskClient, bearer: 
     assert web.post(path, json={}, headers=bearer).status_code == 400
     gone = web.post("/api/v1/events/gone/acknowledge", json={"note": "a"}, headers=bearer)
     assert gone.status_code == 404
+
+
+def test_an_event_is_found_by_a_beginning_that_no_other_id_has(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    assert web.get("/api/v1/events/e002").status_code == 400, "five have it"
+    found = web.get("/api/v1/events/e0009").json
+    assert found["event_id"] == "e0009"
+    refused = web.get("/api/v1/events/e00").json
+    listed = ", ".join(f"e000{number} (throttle-set, batch)" for number in range(5))
+    assert refused["detail"] == f"event: several ids begin with 'e00': {listed} and more"
+    path = "/api/v1/events/e00/acknowledge"
+    assert web.post(path, json={"note": "a"}, headers=bearer).status_code == 400
+    assert mailbox.posted == []

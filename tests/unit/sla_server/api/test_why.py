@@ -237,3 +237,22 @@ def test_a_time_that_lies_ahead_is_refused_in_the_askers_words(web: FlaskClient)
     )
     assert answer["fix"] == "Give a time that has passed, or none for now"
     assert "the year 9999 lies ahead" in web.get(f"/api/v1/why/batch?at_us={1 << 62}").json["detail"]
+
+
+def test_a_throttle_that_is_not_in_sql_yet_is_known_from_the_live_view(
+    web: FlaskClient, context: AppContext
+) -> None:
+    row = {**snapshot()["throttles"][0], "throttle_id": "t-9", "volume": "erp-db", "source": "manual"}
+    row |= {"victim": "", "who": "ann", "cost_per_s": None, "ops_per_s": 20.0, "state": "requested"}
+    row |= {"lifted_to": {"ops_per_s": 50.0}, "floor": "its floor", "text": "nightly copy"}
+    slas = [{**snapshot()["slas"][0], "state": "at-risk"}]
+    context.live.put(snapshot(throttles=[row], slas=slas))
+    of_volume = web.get("/api/v1/why/erp-db").json
+    assert of_volume["headline"].startswith("erp-db is throttled to 50 IOPS, set by hand by ann at 07:59:18.")
+    of_agreement = web.get("/api/v1/why/erp-gold").json
+    assert "Its own erp-db is throttled by hand to 50 IOPS" in of_agreement["headline"]
+    (line,) = [each["lines"][0] for each in of_agreement["sections"] if each["title"] == "Its volumes"]
+    assert line.startswith("erp-db is throttled itself since 07:59:18, set by hand by ann")
+    observed = {**row, "state": "observed"}
+    context.live.put(snapshot(throttles=[observed], slas=slas))
+    assert web.get("/api/v1/why/erp-db").json["status"] == "free", "it only would be throttled"

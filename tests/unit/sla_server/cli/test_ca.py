@@ -208,3 +208,20 @@ def test_a_token_for_some_volumes(sla: Shell) -> None:
         assert "give a volume or BACKEND/VOLUME" in refused.stderr
     many = [word for _ in range(17) for word in ("--volumes", "v")]
     assert "16 is the most" in sla("token", "host-1", *many).stderr
+
+
+def test_a_certificate_for_a_partner_opens_both_ends_and_is_no_gateways(sla: Shell, tmp_path: Path) -> None:
+    sla("init")
+    done = sla("pair", "site-a", "-o", str(tmp_path / "pair"), "--days", "30")
+    assert done.exit_code == 0, done.output
+    assert "[events.pair]" in done.stdout
+    data = (tmp_path / "pair" / "pair.pem").read_bytes()
+    assert (tmp_path / "pair" / "ca.crt").read_bytes() == Authority(sla.ca).store.read("ca.crt")
+    made = certificates.certificate_in(data)
+    assert certificates.uris(made) == ["urn:storage-sla:partner:site-a"]
+    usage = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert len(list(usage)) == 2
+    with pytest.raises(CredentialRefused, match="names no gateway"):
+        certificates.credential(made)
+    assert sla("pair", "site-a", "-o", str(tmp_path / "pair")).exit_code == 2
+    assert sla("pair", "no name", "-o", str(tmp_path / "other")).exit_code == 2

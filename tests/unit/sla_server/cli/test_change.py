@@ -98,7 +98,9 @@ def test_delete(sla: Terminal) -> None:
 def test_throttle_set(sla: Terminal, options: list[str], rate: dict[str, float]) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     done = sla("throttle", "set", "batch", *options, "--for", "10m", "--reason", "backup")
-    assert done.output == "batch: throttled for 10m (throttle t-9)\n"
+    unit = {"iops": "IOPS", "bytes_per_s": "MB/s", "cost_per_s": "cost/s"}[next(iter(rate))]
+    assert done.output.startswith("batch: at most ")
+    assert done.output.endswith(f" {unit} for 10m (throttle t-9)\n")
     assert sla.asked == [
         ("throttle_set", {"volume": "batch", **rate, "reason": "backup", "duration_s": 600.0})
     ]
@@ -123,9 +125,10 @@ def test_throttle_set_by_force_says_what_breaks_and_what_holds(sla: Terminal) ->
     answer = {"throttle_id": "t-9", "holds": "500 IOPS", "breaks": ["erp-gold/latency (p95 within 12.0 ms)"]}
     sla.mailbox.answer = lambda _header: (True, 200, answer)
     done = sla("throttle", "set", "erp-db", "--iops", "10", "--reason", "copy", "--force")
+    assert done.stdout.startswith("erp-db: at most 500 IOPS until ")
     assert sla.asked[0][1]["force"] is True
     assert done.stderr.splitlines() == [
-        "note: what holds is 500 IOPS, the floor of its agreement",
+        "note: that is the floor of its agreement; 10 IOPS is below it",
         "note: this breaks erp-gold/latency (p95 within 12.0 ms)",
     ]
 
@@ -134,7 +137,7 @@ def test_one_client_of_a_volume(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     done = sla("throttle", "set", "batch", "--client", "host-a", "--iops", "20", "--reason", "backup")
     until = "until 'sla throttle release batch --client host-a'"
-    assert done.output == f"client host-a of batch: throttled {until} (throttle t-9)\n"
+    assert done.output == f"client host-a of batch: at most 20 IOPS {until} (throttle t-9)\n"
     assert sla.asked[0][1]["client"] == "host-a"
     sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})
     done = sla("throttle", "release", "batch", "--client", "host-a")
@@ -147,7 +150,8 @@ def test_a_group_of_volumes(sla: Terminal) -> None:
     sla.mailbox.answer = lambda _header: (True, 200, {"throttle_id": "t-9"})
     words = ("erp", "web=2.5", "--group", "night", "--mbps", "100", "--burst", "2", "--reason", "copy")
     done = sla("throttle", "set", *words)
-    assert done.output == "group night: throttled until 'sla throttle release --group night' (throttle t-9)\n"
+    until = "until 'sla throttle release --group night'"
+    assert done.output == f"group night: at most 100 MB/s {until} (throttle t-9)\n"
     body = {"group": "night", "volumes": {"erp": 1.0, "web": 2.5}, "bytes_per_s": 1e8, "burst_s": 2.0}
     assert sla.asked[0] == ("throttle_set", {**body, "reason": "copy", "duration_s": None})
     sla.mailbox.answer = lambda _header: (True, 200, {"released": ["t-9"]})

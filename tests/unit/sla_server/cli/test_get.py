@@ -180,7 +180,6 @@ def test_periods_count_what_is_ours_by_the_policy(sla: Terminal) -> None:
     ("words", "problem"),
     [
         (("slices",), "slices are those of one agreement, and none is named"),
-        (("volumes", "x"), "volumes are listed without a name, not 'x'"),
         (("events", "--episode", "x"), "--episode has no use with events"),
     ],
 )
@@ -189,6 +188,41 @@ def test_names_where_they_belong(sla: Terminal, words: tuple[str, ...], problem:
     assert done.exit_code == 2
     assert problem in done.output
     assert "(" not in done.output, "a sentence, not a pair of them"
+
+
+def test_a_cap_is_shown_in_the_unit_that_it_has(sla: Terminal) -> None:
+    snapshot = sla.context.live.newest().snapshot
+    none = {"cap_cost_per_s": None, "cap_ops_per_s": None, "cap_bytes_per_s": None, "cap_group": ""}
+    for caps, words in (
+        ({"cap_ops_per_s": 20.0}, ["20 IOPS"]),
+        ({"cap_bytes_per_s": 5e6}, ["5.0MB/s"]),
+        ({"cap_cost_per_s": 290.0, "cap_ops_per_s": 400.0}, ["290 cost/s", "400 IOPS"]),
+        ({"cap_group": "tier"}, ["group tier"]),
+        ({}, ["-"]),
+    ):
+        rows = [{**row, **none, **caps} for row in snapshot["volumes"]]
+        sla.context.live.put({**snapshot, "volumes": rows})
+        for shown in (sla("get", "volumes").output, sla("top", "--once").output):
+            assert all(each in shown for each in words), shown
+            assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+
+
+def test_a_throttle_shows_what_holds_and_what_was_asked_for(sla: Terminal) -> None:
+    snapshot = sla.context.live.newest().snapshot
+    asked = {"source": "manual", "cost_per_s": None, "ops_per_s": 20.0}
+    floor = "the floor of its agreement"
+    lifted = {**snapshot["throttles"][0], **asked, "lifted_to": {"ops_per_s": 50.0}, "floor": floor}
+    sla.context.live.put({**snapshot, "throttles": [lifted]})
+    stored = throttle(source="manual", cost_per_s=None, ops_per_s=20.0, text="too loud")
+    sla.source.__dict__["throttles"] = lambda *_args, **_options: [stored]
+    for shown in (sla("get", "throttles").output, sla("top", "--once").output):
+        words = " ".join(shown.split())
+        assert "50 IOPS" in words, shown
+        assert "(asked:" in words
+        assert max(len(line.rstrip()) for line in shown.splitlines()) <= 80
+    assert formatting.enforced({**stored, "live": lifted}) == "50 IOPS (asked: 20 IOPS)"
+    assert formatting.why_enforced({**stored, "live": lifted}) == f"too loud ({floor} holds)"
+    assert formatting.enforced({**stored, "live": None}) == "20 IOPS"
 
 
 def test_long_names_fold_and_numbers_are_never_cut() -> None:

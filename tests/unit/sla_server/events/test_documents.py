@@ -9,7 +9,7 @@ import pytest
 from pmdaemon.errors import ConfigError
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import load_documents
-from sla_server.events.documents import RECIPIENT_KINDS, RecipientDocument
+from sla_server.events.documents import RECIPIENT_KINDS, RecipientDocument, RouteDocument, without_secrets
 from sla_server.events.recipients.build import TIMEOUT_S, RecipientBuilder
 
 SPECS: dict[str, str] = {
@@ -154,3 +154,55 @@ def test_routes_and_silences_are_checked(kind: str, spec: str, field: str) -> No
 )
 def test_a_token_goes_over_https_or_to_this_host(host: str) -> None:
     assert load_documents(_text(f"webhook: {{url: '{host}/x', bearer_file: token}}"), 60)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "token=geheim",
+        "a=b&access_token=geheim",
+        "accessToken=geheim",
+        "key=geheim",
+        "api-key=geheim",
+        "sig=geheim&b=1",
+        "code=geheim",
+        "a=1;X%2DKey=geheim",
+        "token=***",
+    ],
+)
+@pytest.mark.parametrize("kind", ["webhook", "alertmanager", "heartbeat"])
+def test_a_secret_in_the_query_of_an_address_is_refused(kind: str, query: str) -> None:
+    found = _problem(f"{kind}: {{url: 'https://a.example/hook?{query}'}}")
+    assert found.field == f"spec.{kind}.url"
+    assert "of the address is a secret" in found.problem
+    assert "geheim" not in str(found)
+    assert "url_file" in found.fix
+
+
+def test_a_query_without_a_secret_is_taken() -> None:
+    assert load_documents(_text("webhook: {url: 'https://a.example/?team=storage&monkey=1&tokens'}"), 60)
+
+
+def test_an_address_that_an_earlier_release_took_works_on_and_is_shown_without_its_secret(
+    tmp_path: Any,
+) -> None:
+    url = "https://a.example/hook?team=storage&token=geheim%21x&v=1"
+    (loaded,) = load_documents(_text("webhook: {url: 'https://a.example/hook'}"), 60)
+    stored = loaded.document.spec_json()
+    stored["spec"]["webhook"]["url"] = url
+    assert RecipientDocument.from_json(stored).spec.webhook is not None
+    _builder(tmp_path)("oncall", stored["spec"]).close()
+    shown = without_secrets({"spec": stored, "document": f"url: {url}\nsecret_file: key\n", "n": [1, None]})
+    assert "geheim" not in str(shown)
+    assert shown["spec"]["spec"]["webhook"]["url"] == "https://a.example/hook?team=storage&token=***&v=1"
+    assert shown["document"].endswith("token=***&v=1\nsecret_file: key\n")
+    assert shown["n"] == [1, None]
+
+
+def test_a_subject_is_matched_as_events_show_it() -> None:
+    (loaded,) = load_documents(
+        _text("recipients: [a], match: {subjects: ['erp-gold/*', 'node 1:7']}", "Route"), 60
+    )
+    assert isinstance(loaded.document, RouteDocument)
+    assert loaded.document.spec.match.subjects == ["erp-gold/*", "node 1:7"]
+    assert _problem("recipients: [a], match: {subjects: [' a']}", "Route").field == "spec.match.subjects[0]"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from docs.events import render
 from pmdaemon.wire.messages.alerts import ALERT_KINDS
 from sla_server.events import catalogue
-from sla_server.events.event import Event, EventUnreadable, from_row, parse, schema
+from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row, parse, schema
 from sla_server.events.recipients.base import Notice, Status
 
 ROOT = Path(__file__).parents[4]
@@ -131,3 +132,35 @@ def test_every_kind_that_the_product_raises_is_in_the_catalogue() -> None:
     assert {kind for kind in found if not catalogue.is_known(kind)} == set()
     assert {kind for kind in ALERT_KINDS if not catalogue.is_known(kind)} == set()
     assert {state for state in STATES if f"gateway-{state}" not in catalogue.KINDS} == set()
+
+
+def raised_with(path: Path) -> Iterator[tuple[str, str]]:
+    """Kind and severity of the calls that name both, of agents' alerts, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in {*RAISERS, "tell", "_raise"}:
+                words = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                kinds = [word for word in words if word in catalogue.KINDS]
+                severities = [word for word in words if word in SEVERITIES]
+                yield from zip(kinds, severities, strict=False)
+
+
+def test_kinds_are_raised_with_severities_of_the_catalogue() -> None:
+    packages = ("sla_server", "pmdaemon", "gateway_agent")
+    paths = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    found = {pair for path in paths for pair in raised_with(path)}
+    assert len(found) > 40  # the search finds them
+    assert {
+        (kind, severity) for kind, severity in found if severity not in catalogue.KINDS[kind].severities
+    } == set()
+
+
+@pytest.mark.parametrize("kind", ["unattributed", "infeasible", "control-oscillation"])
+def test_what_control_finds_is_critical_once_the_promise_is_broken(kind: str) -> None:
+    assert catalogue.KINDS[kind].severities == ("warning", "critical")
+
+
+def test_the_page_has_a_severity_that_varies() -> None:
+    line = next(line for line in render().splitlines() if 'id="unattributed"' in line)
+    assert "| warning; critical while the promise is broken |" in line

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.load import Loaded
+from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.services import documents
 from sla_server.services.documents import DocumentReader
 from tests.support.agreements import simple
@@ -38,3 +41,15 @@ def test_whatever_reading_raises_is_a_problem_of_that_document_alone(
     assert type(error).__name__ in problem.problem
     assert problem.fix
     assert loaded.agreement.name
+
+
+def test_a_recipient_comes_with_notes_of_what_it_misses(tmp_path: Path) -> None:
+    head = "apiVersion: storage-sla/v1\nkind: Recipient\nmetadata: {name: oncall}\n"
+    text = f"{head}spec: {{webhook: {{url: 'https://a.example', secret_file: key}}}}\n"
+    for directories, count in ((NotifyDirectories.of(NotifyConfig(), tmp_path), 1), (None, 0)):
+        reader, found = DocumentReader(directories), list[Loaded]()
+        assert reader.submit(text, 60, lambda read, _problems, into=found: into.extend(read))
+        reader.step()
+        reader.deliver()
+        (loaded,) = found
+        assert [str(tmp_path / "secrets" / "key") in note for note in loaded.notes] == [True] * count

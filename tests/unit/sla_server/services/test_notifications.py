@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -130,3 +131,43 @@ def test_what_may_be_a_mistake_is_a_warning(text: str, warning: str) -> None:
 def test_patterns_and_kinds_of_the_catalogue_give_no_warning() -> None:
     match = "recipients: [mail], match: {kinds: [violation-opened, 'gateway-*', agent-of-later]}"
     assert apply(Catalog(), MAIL, _text("Route", "r", match)).warnings == []
+
+
+SILENCED = "start: 2027-01-01T00:00, duration: 1h, reason: test"
+
+
+def test_agreements_that_are_not_in_force_are_noted() -> None:
+    gold = simple("erp-gold")
+    match = "match: {agreements: [erp-gold, erp-gld, 'erp-*', 'crm-*']}"
+    route, silence = (
+        _text("Route", "r", f"recipients: [mail], {match}"),
+        _text("Silence", "s", f"{SILENCED}, {match}"),
+    )
+    expected = [
+        f"{name}: match.agreements: no agreement {said}"
+        for name in ("r", "s")
+        for said in ("'erp-gld' is in force; did you mean erp-gold?", "'crm-*' is in force")
+    ]
+    assert apply(Catalog(), MAIL, gold, route, silence).warnings == expected  # in one file
+    first = apply(Catalog(), MAIL, gold)
+    assert apply(first.catalog, route, silence).warnings == expected  # in force before
+    ended = catalogs.delete(first.catalog, "erp-gold", "ann", NOW + 1)
+    assert ended is not None
+    assert len(apply(ended.catalog, route, now_us=NOW + 2).warnings) == 4
+
+
+def test_volumes_that_no_gateway_has_shown_are_noted_where_any_is_known() -> None:
+    route = _text("Route", "r", "recipients: [mail], match: {volumes: [vol-l, 'vol-*']}")
+    assert apply(Catalog(), MAIL, route).warnings == []
+    known = catalogs.with_volumes(Catalog(), ["vol-1"]).catalog
+    assert apply(known, MAIL, route).warnings == [
+        "r: match.volumes: no volume 'vol-l' is known; did you mean vol-1?"
+    ]
+
+
+def test_what_the_reader_of_documents_missed_is_in_the_answer() -> None:
+    (loaded,) = load_documents(MAIL, 60)
+    noted = replace(loaded, notes=("smtp.password_file: is not there",))
+    assert catalogs.apply(Catalog(), [noted], "ann", NOW).warnings == [
+        "mail: smtp.password_file: is not there"
+    ]

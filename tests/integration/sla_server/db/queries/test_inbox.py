@@ -96,3 +96,12 @@ def test_one_event_and_who_acknowledged_it(reader: Any) -> None:
         ("mail", "confirmed"),
     ]
     assert reader.deliveries("e2") == []
+
+
+def test_events_whose_ids_begin_so(rig: Any) -> None:
+    rows = [_event(1, event_id="ab_1"), _event(2, event_id="ab_2"), _event(3, event_id="abc")]
+    rig.feed(record_message(rows))
+    rig.drain(final=True)
+    named = {part: [row["event_id"] for row in rig.reader.events_of(part, 2)] for part in ("ab", "ab_", "x")}
+    assert named == {"ab": ["abc", "ab_2"], "ab_": ["ab_2", "ab_1"], "x": []}
+    assert rig.reader.events_of("abc", 2)[0]["details"] == {"n": 3}

@@ -132,3 +132,34 @@ def test_cost_of_a_backend_leaves_lost_gateways_out_and_follows_exports():
     made.controller.gateway_lost(B, "gone", made.now_ns)
     found = {row["backend"]: row["cost_per_s"] for row in made.controller.snapshot(1)["backends"]}
     assert found == {"disk": 42.5, "other": 0.0}
+
+
+def test_caps_are_shown_in_the_unit_that_they_have():
+    made = Feeder(controller((), ()), (B, ("copy", "scan", "mail", "free")), features=("group-caps",))
+    made.controller.manual_set("t1", "copy", ops_per_s=200)
+    made.controller.manual_set("t2", "scan", bytes_per_s=5e6)
+    made.controller.manual_set("t3", "", ops_per_s=100, group="tier", weights={"mail": 1.0})
+    made.step((B, {"copy": (10, 2)}, 0))
+    rows = made.controller.snapshot(made.unix_us)["volumes"]
+    keys = ("cap_cost_per_s", "cap_ops_per_s", "cap_bytes_per_s", "cap_group")
+    assert {row["volume"]: tuple(row[key] for key in keys) for row in rows} == {
+        "copy": (None, 200, None, ""),
+        "scan": (None, None, 5e6, ""),
+        "mail": (None, None, None, "tier"),
+        "free": (None, None, None, ""),
+    }
+
+
+def test_a_throttle_below_a_floor_shows_what_holds_and_why():
+    made = Feeder(controller((promise(),), (volume_class(),)), (A, ("gold",)), (B, ("greedy",)))
+    made.controller.manual_set("t1", "gold", ops_per_s=20, who="ann", reason="too loud")
+    made.controller.manual_set("t2", "greedy", ops_per_s=20)  # the floor of no agreement is our courtesy
+    made.step((A, {"gold": (10, 2)}, 0), (B, {"greedy": (10, 2)}, 0))
+    view = made.controller.snapshot(made.unix_us)
+    found = {row["volume"]: row for row in view["throttles"]}
+    assert (found["gold"]["ops_per_s"], found["gold"]["lifted_to"]) == (20, {"ops_per_s": 50.0})
+    assert found["gold"]["floor"] == "the floor of its agreement"
+    assert found["gold"]["who"] == "ann"
+    assert (found["greedy"]["lifted_to"], found["greedy"]["floor"]) == (None, "")
+    caps = {row["volume"]: row["cap_ops_per_s"] for row in view["volumes"]}
+    assert caps == {"gold": 50.0, "greedy": 20.0}, "what is enforced"

@@ -47,7 +47,8 @@ def test_a_manual_throttle_is_issued_recorded_and_told_in_both_modes():
             "ann",
         )
         assert row["requested_us"] == made.unix_us
-        assert [e.kind for e in events_of(found)] == ["throttle-set"]
+        (event,) = events_of(found)
+        assert (event.kind, event.text) == ("throttle-set", "throttled by hand to 200 IOPS by ann (test)")
         assert busy(made) == []
 
 

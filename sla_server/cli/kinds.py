@@ -1,0 +1,103 @@
+"""Kinds of things as people type them: in the singular or the plural, as with kubectl.
+
+A kind that is not there is answered with those whose names are near it; one that is looked after by another
+command is answered with that command.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
+
+import click
+
+from sla_server.cli.errors import BadUsage
+
+PLURALS: Final = {
+    "agreement": "slas",
+    "agreements": "slas",
+    "maintenances": "maintenance",
+    "policy": "policies",
+}
+"""Words whose plural, as it is listed, is not the word and an s."""
+INSTEAD: Final = {
+    ("describe", "gateways"): "sla get gateway NAME -o json",
+    ("describe", "volumes"): "sla why VOLUME, or sla get volume VOLUME -o json",
+    ("describe", "throttles"): "sla why VOLUME",
+    ("describe", "policies"): "sla policy list",
+    **{
+        ("describe", kind): f"sla get {kind} NAME -o yaml"
+        for kind in ("calendars", "maintenance", "recipients", "routes", "silences")
+    },
+    ("describe", "episodes"): "sla get slices AGREEMENT --episode EPISODE",
+    ("delete", "gateways"): "sla gateways remove ADDRESS",
+    ("delete", "maintenance"): "sla maintenance end NAME",
+    ("delete", "silences"): "sla silence end NAME",
+    ("delete", "throttles"): "sla throttle release VOLUME",
+    ("delete", "volumes"): "sla volumes revoke VOLUME",
+}
+"""(group, kind) -> the command that does it."""
+
+
+def plural_of(word: str) -> str:
+    """The name under which a kind is listed, of its singular, its plural or another word for it."""
+    word = word.lower()
+    return PLURALS.get(word) or (word if word.endswith("s") or word in PLURALS.values() else f"{word}s")
+
+
+def singular_of(kind: str) -> str:
+    """One of a kind that is listed under its plural."""
+    return {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+
+
+def near(word: str, names: Iterable[str]) -> str:
+    """Names like this one as a sentence; "" for none."""
+    found = difflib.get_close_matches(word, list(names), 3)
+    return f"Near it: {', '.join(found)}" if found else ""
+
+
+class KindType(click.Choice[str]):
+    """A kind of thing, in the singular or the plural; its value is the plural."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See ``click.ParamType``."""
+        kind = plural_of(str(value))
+        if kind not in self.choices:
+            listed = ", ".join(self.choices)
+            said = near(kind, self.choices)
+            self.fail(f"{str(value)[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
+        return kind
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """See ``click.Choice``."""
+        return f"There are {', '.join(self.choices)}."
+
+
+class KindGroup(click.Group):
+    """Commands named after one of a kind (``sla delete route``), which take the plural, too."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See ``click.Group``."""
+        found = super().get_command(ctx, cmd_name)
+        return found or super().get_command(ctx, singular_of(plural_of(cmd_name)))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See ``click.Group``.
+
+        Raises:
+            BadUsage: another command does this for such a kind.
+        """
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            self._refuse(args[0])
+        return super().resolve_command(ctx, args)
+
+    def _refuse(self, word: str) -> NoReturn:
+        kind, group = plural_of(word), str(self.name)
+        listed = ", ".join(sorted(self.commands))
+        if instead := INSTEAD.get((group, kind)):
+            raise BadUsage(f"sla {group} is for {listed}; of {kind} use: {instead}")
+        said = near(singular_of(kind), self.commands)
+        raise BadUsage(f"sla {group} is for {listed}, not {word[:40]!r}{f'. {said}' if said else ''}")

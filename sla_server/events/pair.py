@@ -1,0 +1,242 @@
+"""The cooperating pair as the process ``delivery`` sees it (E7): one object, whose thread does all the rest.
+
+    main loop    publish (cursors), decide (is it the partner's?), report (confirmed), status
+    ev-pair      sockets (pair_link), sessions (pair_session), what follows (pair_core), disk (pair_store)
+
+Both look at ``pair_ledger``. The main loop never waits for the thread but at the start, for ``SETTLE_S`` at
+most: what the partner has delivered while this server was away is not sent again. A thread or a disk of the
+pair that fails ends the pair, says so by an event, and local delivery goes on alone; the next start of the
+process tries again.
+
+Files in DATA_DIR/events: ``partner`` (disk queue), ``partner.json`` (``pair_store``).
+
+Thread: the main loop, except where it is said.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.errors import SlaError
+from pmdaemon.pki import contexts
+from pmdaemon.reserve import raise_event
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
+from pmdaemon.wire.messages.mirror import MirrorConfirmed
+from sla_server.events.config import EventPairConfig
+from sla_server.events.engine import DeliveryEngine
+from sla_server.events.lane import Lane
+from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
+from sla_server.events.pair_ledger import PartnerLedger
+from sla_server.events.pair_link import PairLink
+from sla_server.events.pair_store import MirrorStore, PartnerNotes
+from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
+from sla_server.events.stages.base import StageDecision
+
+log = structlog.get_logger("pair")
+SETTLE_S: Final = 2.0
+JOIN_S: Final = 2.0
+
+
+class CooperatingPair:
+    """See the module.
+
+    Args:
+        config: table ``[events.pair]``.
+        data_dir: of the server, in which relative paths are.
+        directory: of the queues.
+        queues: ours, in the order of a replay. later: what is due later.
+        clock: both time bases.
+        arrived: called by ev-pair when something was added to the last queue.
+
+    Raises:
+        DiskQueueError, OSError: the partner's store cannot be opened.
+    """
+
+    def __init__(
+        self,
+        config: EventPairConfig,
+        data_dir: Path,
+        directory: Path,
+        queues: Sequence[EventQueue],
+        later: LaterQueue,
+        clock: Clock,
+        arrived: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._data_dir = data_dir
+        self._clock = clock
+        self._queues = list(queues)
+        self._later = later
+        self._store = MirrorStore(directory, config.mirror_bytes)
+        self._ledger = PartnerLedger(PartnerNotes.read(directory))
+        self._under_way = BatchesUnderWay()
+        self._settled = threading.Event()
+        self._core = PairCore(
+            config,
+            directory,
+            queues,
+            later.queue,
+            self._store,
+            self._ledger,
+            self._raise,
+            clock,
+            arrived,
+            self._settled.set,
+        )
+        self._inbox: ThreadInbox[None] = ThreadInbox()
+        self._link = PairLink(config, self._core, self._context, self._inbox, clock)
+        self._stop = Stop()
+        self._threads = ThreadGroup(self._has_died)
+        self._published: tuple[MirrorConfirmed, tuple[int, ...]] | None = None
+        self._later_mark = -1, -1
+        self._later_seqs: tuple[int, ...] = ()
+        self.problem = ""
+
+    def start(self) -> None:
+        """Begin, and wait for what the partner has delivered for us, if it can be reached at once."""
+        if self._store.damaged:
+            text = (
+                f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
+            )
+            self._raise("event-queue-damage", "critical", text, {"events": self._store.damaged})
+        self._threads.start("ev-pair", self._run)
+        self._settled.wait(SETTLE_S)
+
+    def decide(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
+        """See ``PartnerLedger.decide``."""
+        return self._ledger.decide(item, recipient)
+
+    def report(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """See ``PartnerLedger.report``; the partner is sent it."""
+        self._ledger.report(rows)
+        self._inbox.put(None)
+
+    def has_changed(self, lanes: Mapping[str, Lane]) -> bool:
+        """Whether lanes have to look again at what they are about to send."""
+        self._take_later()
+        return self._under_way.look_again(lanes, has_changed=self._ledger.take_change())
+
+    def publish(self, engine: DeliveryEngine) -> None:
+        """How far recipients have come, and that there may be new events."""
+        later = self._later.queue
+        if (
+            mark := (later.newest_seq, len(self._later))
+        ) != self._later_mark:  # each change changes one of both
+            self._later_mark, self._later_seqs = mark, self._later.seqs()
+        confirmed = how_far(self._queues, later, self._later_seqs, engine)
+        newest = tuple(queue.newest_seq for queue in (*self._queues, later))
+        published = confirmed, newest
+        if published != self._published:
+            self._published = published
+            self._core.confirmed = confirmed
+            self._inbox.put(None)
+
+    def _take_later(self) -> None:
+        """What the partner has held back, or has to remind of, waits here as ours does."""
+        items = self._core.later_items
+        while items:
+            try:
+                self._later.add([items[0]])
+            except QueueFull:  # the next turn tries again
+                return
+            items.popleft()
+
+    def status(self) -> dict[str, Any]:
+        """For people and figures."""
+        return {**self._core.status(), "last_failure": self.problem or self._link.last_failure}
+
+    @property
+    def port(self) -> int:
+        """Of the listener; 0 while there is none."""
+        return self._link.port
+
+    def close(self) -> None:
+        """Send the last confirmations, end the thread, let go of the files."""
+        self._stop.set("the process ends")
+        self._inbox.put(None)
+        try:
+            self._threads.join(JOIN_S)
+        except ThreadDidNotStop as exc:
+            log.warning("pair-hangs", problem=str(exc))
+            return  # it has the files
+        self._store.close()
+        self._inbox.close()
+
+    def _run(self) -> None:
+        try:
+            self._link.run(self._stop)
+        except (SlaError, OSError) as exc:
+            self._has_failed(str(exc))
+        finally:
+            self._core.close()
+            self._settled.set()
+
+    def _has_died(self, name: str, exc: BaseException) -> None:
+        self._has_failed(f"thread {name} died: {exc}")
+
+    def _has_failed(self, problem: str) -> None:
+        self.problem = problem
+        log.error("pair-failed", problem=problem)
+        text = f"events are not mirrored to partner {self._config.partner} any more: {problem}"
+        self._raise("pair-failed", "critical", text, {"problem": problem})
+
+    def _context(self, server_side: bool) -> ssl.SSLContext:
+        authority, certificate = (
+            self._data_dir / path for path in (self._config.authority, self._config.certificate)
+        )
+        return contexts.partner(authority, certificate, server_side=server_side)
+
+    def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
+        raise_event(
+            {
+                "event_id": str(uuid.uuid4()),
+                "at_us": self._clock.unix_us(),
+                "kind": kind,
+                "severity": severity,
+                "element": "server",
+                "subject": self._config.partner,
+                "text": text,
+                "details": details,
+            }
+        )
+
+
+def open_pair(
+    config: EventPairConfig,
+    data_dir: Path,
+    directory: Path,
+    queues: Sequence[EventQueue],
+    later: LaterQueue,
+    clock: Clock,
+    arrived: Callable[[], None],
+) -> CooperatingPair | None:
+    """The pair, if the configuration has one, and its store can be opened: delivery goes on without."""
+    if not config.enabled:
+        return None
+    try:
+        return CooperatingPair(config, data_dir, directory, queues, later, clock, arrived)
+    except (SlaError, OSError) as exc:
+        log.error("pair-failed", problem=str(exc))
+        raise_event(
+            {
+                "event_id": str(uuid.uuid4()),
+                "at_us": clock.unix_us(),
+                "kind": "pair-failed",
+                "severity": "critical",
+                "element": "server",
+                "subject": config.partner,
+                "text": f"events are not mirrored to partner {config.partner}: {exc}",
+                "details": {"problem": str(exc)},
+            }
+        )
+        return None

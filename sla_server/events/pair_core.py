@@ -1,0 +1,387 @@
+"""A cooperating pair without its sockets: is the partner there, and what follows from it.
+
+    there ──nothing heard for silence_s──► lost ──HELLO or WELCOME──► there
+
+A server that begins is there for the other until proved otherwise, and remembers over its own restarts that
+it was lost. A partner that died and one behind a cut network look the same, so nothing is decided by which
+it is: while it is lost its events are delivered here, each in the order of its queues, after those that wait
+here already. A partition therefore costs repeats, never an event: at its end both say what they have
+delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
+
+*Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
+store: they leave it when the partner says that no recipient needs them. They take half of the queue at most,
+so the partner's backlog never makes our recipients give up an event. An event of a queue that the partner
+has lost with its disk is taken over at once, and leaves the store when the queue here has it.
+
+What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
+but for the last second.
+
+Thread: ``ev-pair``; ``status`` any.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.diskqueue.errors import QueueFull
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from sla_server.events.engine import DeliveryEngine
+from sla_server.events.lane import Lane
+from sla_server.events.pair_ledger import Addressed, PartnerLedger, Position
+from sla_server.events.pair_session import (
+    KeeperSession,
+    MirrorSession,
+    MirrorState,
+    OriginSession,
+    PartnerNames,
+)
+from sla_server.events.pair_store import MirrorStore
+from sla_server.events.queue import EventQueue, QueuedEvent, decode
+from sla_server.events.sql_link import NAME
+
+log = structlog.get_logger("pair")
+TAKE: Final = 256
+ROOM_RATIO: Final = 0.5
+"""The partner's events fill our queue so far; recipients give up events at 0.8."""
+AGAIN_NS: Final = 1_000_000_000
+REFUSED_NS: Final = 600_000_000_000
+"""An event of the same reason is raised once in so long."""
+PAUSE: Final = 10
+"""The notes are written for a tenth of the time at most."""
+QUIET_CODES: Final = ("closed", "not-tls", "handshake", "tls-version")
+"""Connections that never showed a certificate: a port scan is no event."""
+STATES: Final = ("silent", "partly connected", "connected")
+"""By how many of the two connections there are."""
+Raise = Callable[[str, str, str, dict[str, Any]], None]
+"""Raises an event about the partner: kind, severity, text, details."""
+
+
+class PairCore:
+    """See the module.
+
+    Args:
+        names: ours, the partner's, and after which silence it is lost.
+        directory: of the notes.
+        queues: ours, in the order of a replay; the last one takes what is taken over.
+        later: ours of what is due later; the partner's is handed to the main loop (``later_items``).
+        store: the partner's events.
+        ledger: shared with the main loop.
+        raise_event: for trouble with the partner.
+        clock: both time bases.
+        arrived: called when something was taken over.
+        settled: called when the partner has said what it delivered, or cannot be reached.
+    """
+
+    def __init__(
+        self,
+        names: PartnerNames,
+        directory: Path,
+        queues: Sequence[EventQueue],
+        later: EventQueue,
+        store: MirrorStore,
+        ledger: PartnerLedger,
+        raise_event: Raise,
+        clock: Clock,
+        arrived: Callable[[], None] = lambda: None,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._names = names
+        self._directory = directory
+        self._queues = list(queues)
+        self._main = queues[-1]
+        self._mirrored = [*queues, later]
+        self._store = store
+        self._ledger = ledger
+        self._raise = raise_event
+        self._clock = clock
+        self._arrived = arrived
+        self._settled = settled
+        self._origin: OriginSession | None = None
+        self._keeper: KeeperSession | None = None
+        self._heard_ns = clock.monotonic_ns()
+        self._since_us = clock.unix_us()
+        self._taken_through: dict[str, int] = {}
+        self._take_ns = self._notes_ns = 0
+        self._refused: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+        self._most_events = store.most_events
+        self._is_behind = False
+        self._taken = 0
+        self.later_items: deque[QueuedEvent] = deque()
+        """What the partner has held back, or has to remind of; the main loop takes it over."""
+        self.confirmed: MirrorConfirmed | None = None
+        """How far our recipients have come; the main loop sets it."""
+        for queue_id in store.queue_ids:
+            store.discard_through(queue_id, ledger.done_seq(queue_id))
+
+    # What the link reports.
+
+    def dialled(self) -> OriginSession:
+        """We have reached the partner."""
+        self._origin = OriginSession(self._names, self._clock, self._mirrored, self._ledger)
+        return self._origin
+
+    def accepted(self) -> KeeperSession:
+        """The partner has reached us."""
+        self._keeper = KeeperSession(self._names, self._clock, self._store, self._ledger, self._greeted)
+        return self._keeper
+
+    def ended(self, session: MirrorSession) -> None:
+        """A connection is gone."""
+        if session is self._origin:
+            self._kept = dict(self._origin.kept) or self._kept
+            self._origin = None
+        if session is self._keeper:
+            self._keeper = None
+
+    def heard(self) -> None:
+        """The partner, which has said who it is, has sent something."""
+        self._heard_ns = self._clock.monotonic_ns()
+        if self._origin is not None and self._origin.state is MirrorState.MIRRORING:
+            self._most_events = self._origin.most_events
+            self._settled()
+        if self._ledger.is_lost:
+            self._ledger.back()
+            self._is_back()
+
+    def dial_failed(self) -> None:
+        """We cannot reach the partner for now."""
+        self._settled()
+
+    def refused(self, code: str, reason: str) -> None:
+        """What dialled us, or answered, is not the partner, or not as it should be."""
+        log.warning("partner-refused", code=code, reason=reason)
+        now_ns = self._clock.monotonic_ns()
+        if code in QUIET_CODES or now_ns < self._refused.get(code, 0):
+            return
+        self._refused[code] = now_ns + REFUSED_NS
+        text = f"a connection to or from partner {self._names.partner} was refused ({code}): {reason}"
+        self._raise("pair-refused", "warning", text, {"code": code, "reason": reason})
+
+    # One turn.
+
+    def step(self) -> int:
+        """Do what is due; returns when there is more to do (monotonic)."""
+        now_ns = self._clock.monotonic_ns()
+        silence_ns = self._heard_ns + round(self._names.silence_s * 1e9)
+        if not self._ledger.is_lost and now_ns >= silence_ns:
+            self._is_lost_now()
+        due_ns = now_ns + AGAIN_NS if self._ledger.is_lost else silence_ns
+        if now_ns >= self._take_ns:
+            if self._take_over():
+                due_ns = now_ns
+            else:
+                self._take_ns = now_ns + AGAIN_NS
+        if self._keeper is not None:
+            self._keeper.step()
+        if self._origin is not None:
+            self._origin.step(self.confirmed)
+            if self._origin.state is MirrorState.MIRRORING:
+                due_ns = min(due_ns, self._origin.due_ns(self.confirmed))
+        self._watch_mirror()
+        if self._ledger.is_dirty:
+            if now_ns >= self._notes_ns:
+                self._write_notes()
+            due_ns = min(due_ns, self._notes_ns)
+        return due_ns
+
+    def close(self) -> None:
+        """Keep what is known."""
+        if self._ledger.is_dirty:
+            self._write_notes()
+
+    def behind(self) -> int:
+        """How many of our events, at most, the partner does not have that a recipient may still need."""
+        return sum(
+            max(0, queue.newest_seq - max(done, self._kept_seq(queue.queue_id)))
+            for queue, done in zip(self._mirrored, self._done(self._mirrored), strict=True)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """For people and figures."""
+        origin, keeper = self._origin, self._keeper
+        is_mirroring = origin is not None and origin.state is MirrorState.MIRRORING
+        is_keeping = keeper is not None and keeper.state is MirrorState.MIRRORING
+        lost, behind = self._ledger.is_lost, self.behind()
+        newest = sum(queue.newest_seq for queue in self._queues)
+        unconfirmed = max(0, newest - sum(self._done(self._queues)))
+        return {
+            "name": self._names.name,
+            "partner": self._names.partner,
+            "state": "lost" if lost else STATES[is_mirroring + is_keeping],
+            "since_us": self._since_us,
+            "mirroring": is_mirroring,
+            "keeping": is_keeping,
+            "unconfirmed": unconfirmed,
+            "mirrored": max(0, unconfirmed - behind),
+            "behind": behind,
+            "partner_full": is_mirroring and origin is not None and origin.is_full,
+            "kept": len(self._store),
+            "store_fullness": self._store.fullness_ratio,
+            "replaying": lost and len(self._store) > 0,
+            "taken_over": self._taken,
+        }
+
+    def _done(self, queues: Sequence[EventQueue]) -> list[int]:
+        """Up to where no recipient needs our queues."""
+        done = self.confirmed.done if self.confirmed is not None else {}
+        return [max(queue.done_seq, done.get(queue.queue_id, 0)) for queue in queues]
+
+    def _kept_seq(self, queue_id: str) -> int:
+        kept = self._origin.kept if self._origin is not None and self._origin.kept else self._kept
+        return kept.get(queue_id, 0)
+
+    # The partner comes and goes.
+
+    def _greeted(self, queues: Sequence[MirroredQueue]) -> None:
+        was_lost = self._ledger.is_lost
+        for queue_id in self._ledger.greeted(queues):
+            self._taken_through.pop(queue_id, None)  # what was left to the partner is needed after all
+            self._take_ns = 0
+            log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
+        if was_lost:
+            self._is_back()
+
+    def _is_lost_now(self) -> None:
+        self._ledger.lost()
+        self._taken_through = {
+            key: seq for key, seq in self._taken_through.items() if key not in self._current()
+        }
+        self._take_ns, self._taken, self._since_us = 0, 0, self._clock.unix_us()
+        held = len(self._store)
+        text = (
+            f"partner {self._names.partner} was not heard for {self._names.silence_s:g} s; {held} events "
+            "of it that were not confirmed are delivered here"
+        )
+        log.error("partner-lost", partner=self._names.partner, events=held)
+        self._raise("pair-lost", "critical", text, {"events": held, "silence_s": self._names.silence_s})
+
+    def _is_back(self) -> None:
+        self._since_us = self._clock.unix_us()
+        text = f"partner {self._names.partner} is back; what is left of its events is its own affair again"
+        log.info("partner-back", partner=self._names.partner, taken_over=self._taken)
+        self._raise("pair-back", "info", text, {"taken_over": self._taken})
+
+    def _current(self) -> list[str]:
+        return [queue.queue_id for queue in self._ledger.queues]
+
+    def _take_over(self) -> bool:
+        """Take over some of the partner's events, if it is time to; whether there may be more."""
+        known, kept = self._current(), self._store.queue_ids
+        gone = [queue_id for queue_id in kept if queue_id not in known] if known else []
+        wanted = (known or kept) if self._ledger.is_lost else []
+        for queue_id in (*gone, *wanted):
+            if self._main.fullness_ratio >= ROOM_RATIO:
+                return False
+            records = self._store.read(queue_id, self._taken_through.get(queue_id, 0), TAKE)
+            if not records:
+                continue
+            if not self._take(queue_id, records):
+                return False
+            self._taken_through[queue_id] = records[-1][0]
+            if queue_id in gone:  # no other server has them, and ours has now
+                self._store.discard_through(queue_id, records[-1][0])
+            return True
+        return False
+
+    def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
+        own = {queue.queue_id for queue in self._mirrored}
+        now_us = self._clock.unix_us()
+        items: list[QueuedEvent] = []
+        later: list[QueuedEvent] = []
+        positions: dict[Addressed, Position] = {}
+        for seq, data in records:
+            try:
+                item = decode(seq, data)
+            except (ValueError, RecursionError) as exc:
+                log.error("event-unreadable", queue=queue_id, seq=seq, problem=str(exc))
+                continue
+            position = queue_id, seq
+            if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
+                continue
+            event = replace(item.event, recorded_us=now_us)
+            taken = replace(item, event=event, seq=0, origin=queue_id, origin_seq=seq)
+            (later if item.purpose else items).append(taken)
+            positions[event.event_id, item.recipient] = position
+        self._ledger.take(positions)
+        try:
+            self._main.append(items)
+        except QueueFull:
+            return False
+        self.later_items.extend(later)
+        self._taken += len(items) + len(later)
+        if items or later:
+            self._arrived()
+        return True
+
+    def _watch_mirror(self) -> None:
+        """Our own events: does the partner have room for them, was it away for longer than it can hold?"""
+        origin, behind = self._origin, self.behind()
+        is_full = origin is not None and origin.is_full
+        if not self._is_behind and (is_full or behind > self._most_events):
+            self._is_behind = True
+            text = (
+                f"partner {self._names.partner} does not have {behind} events that recipients may need: "
+                + ("its room for them is full" if is_full else "it was away for longer than it has room for")
+            )
+            self._raise("pair-mirror-behind", "warning", text, {"events": behind, "room": self._most_events})
+        elif self._is_behind and not is_full and behind <= self._most_events // 2 and self._is_mirroring():
+            self._is_behind = False
+            text = f"partner {self._names.partner} has caught up with the events of this server"
+            self._raise("pair-mirror-caught-up", "info", text, {"events": behind})
+
+    def _is_mirroring(self) -> bool:
+        return self._origin is not None and self._origin.state is MirrorState.MIRRORING
+
+    def _write_notes(self) -> None:
+        begun_ns = self._clock.monotonic_ns()
+        self._ledger.notes().write(self._directory)
+        took_ns = self._clock.monotonic_ns() - begun_ns
+        self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
+
+
+def how_far(
+    queues: Sequence[EventQueue], later: EventQueue, open_seqs: tuple[int, ...], engine: DeliveryEngine
+) -> MirrorConfirmed:
+    """How far our recipients have come. Each server has rows of its own, so those of SQL do not count."""
+    cursors = {
+        name: (*(lane.cursors[queue.name] for queue in queues), 0)
+        for name, lane in engine.lanes.items()
+        if name != NAME
+    }
+    through = engine.done_through(NAME)
+    done = {queue.queue_id: through[queue.name] for queue in queues}
+    done[later.queue_id] = later.done_seq
+    return MirrorConfirmed(tuple(done), cursors, done, open_seqs, later.newest_seq)
+
+
+class BatchesUnderWay:
+    """Which lanes had handed over a batch when the partner came or went: they look again once it is answered.
+
+    Thread: the main loop.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+
+    def look_again(self, lanes: Mapping[str, Lane], *, has_changed: bool) -> bool:
+        """Whether batches have to be made again: at a change, and when one of those was answered."""
+        if has_changed:
+            self._tokens = {name: lane.token for name, lane in lanes.items() if lane.token}
+            return True
+        if not self._tokens:
+            return False
+        left = {
+            name: token
+            for name, token in self._tokens.items()
+            if name in lanes and lanes[name].token == token
+        }
+        answered, self._tokens = len(left) < len(self._tokens), left
+        return answered

@@ -1,0 +1,233 @@
+"""Who has delivered what, of two cooperating servers: the table that both threads of the pair look at.
+
+The main loop asks before each delivery (``decide``) and notes what recipients have confirmed (``report``).
+The thread ``ev-pair`` enters what the partner says. Two directions:
+
+*the partner's events, taken over here.* While the partner is lost they are delivered; those that a recipient
+has confirmed at the partner are left out for it. When the partner is back, what was not handed over to a
+recipient is left out, too: the partner still has it. An event of a queue that the partner has lost with its
+disk is delivered whatever happens, because no other server has it.
+
+*our events, delivered by the partner* while we were away: left out for the recipients that have confirmed
+them there. What follows a delivery (reminders, escalation) is made here for them, as if it had been ours.
+
+State: the notes and the tables below. Guarded by ``_lock``, a leaf, held for table look-ups only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from sla_server.events.pair_store import PartnerNotes
+from sla_server.events.queue import QueuedEvent
+from sla_server.events.recipients.base import Notice
+from sla_server.events.sql_link import NAME
+from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
+
+MOST_DELIVERED: Final = 20_000
+"""Identities kept of what the partner has delivered for us; the oldest go first and may come twice."""
+MOST_GONE: Final = 8
+"""Queues that the partner has lost with its disk, of which cursors are kept."""
+Addressed = tuple[str, str]
+"""Identity of an event, and the recipient to whom alone it goes, or ""."""
+Position = tuple[str, int]
+"""Queue id and number of an event at the partner."""
+
+
+class PartnerLedger:
+    """See the module.
+
+    Args:
+        notes: what a former process knew; changed in place.
+    """
+
+    def __init__(self, notes: PartnerNotes) -> None:
+        self._lock = threading.Lock()
+        self._notes = notes
+        self._taken: dict[Addressed, Position] = {}
+        self._open = frozenset(notes.open_seqs)
+        self._unsent: list[tuple[str, str]] = []
+        self._delivered_there: dict[str, OrderedDict[str, None]] = {}
+        self._is_changed = False
+        self.is_dirty = False
+
+    # The main loop.
+
+    def decide(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
+        """Whether a recipient does not get an event here because of the partner; None: go on."""
+        if recipient == NAME:  # each server has rows of what it delivers
+            return None
+        with self._lock:
+            if item.origin:
+                return self._of_partner(item, recipient)
+            known = self._delivered_there.get(recipient)
+            if known is None or _delivery_id(item) not in known:
+                return None
+            text = "the partner has delivered it while this server was away"
+            return StageDecision(StageVerdict.SKIP, StageReason.SENT_BY_PARTNER, text)
+
+    def report(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Note what recipients have confirmed of the partner's events."""
+        with self._lock:
+            if not self._taken:
+                return
+            for row in rows:
+                event_id, recipient, identity = row["event_id"], row["recipient"], row["delivery_id"]
+                position = self._taken.get((event_id, recipient)) or self._taken.get((event_id, ""))
+                if position is None or row["state"] != "confirmed" or recipient == NAME:
+                    continue
+                self._notes.delivered.setdefault(recipient, {})[identity] = position
+                self._unsent.append((recipient, identity))
+                self.is_dirty = True
+
+    def take_change(self) -> bool:
+        """Whether lanes have to look again at what they were about to send; True once for each change."""
+        with self._lock:
+            changed, self._is_changed = self._is_changed, False
+            return changed
+
+    # The thread ev-pair.
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the partner's events are delivered here."""
+        return self._notes.is_lost
+
+    @property
+    def queues(self) -> list[MirroredQueue]:
+        """The partner's, in the order of a replay."""
+        return [MirroredQueue(*each) for each in self._notes.queues]
+
+    def greeted(self, queues: Sequence[MirroredQueue]) -> list[str]:
+        """The partner is there, with these queues; returns the ids of those that it had before and lost."""
+        with self._lock:
+            ids = {queue.queue_id for queue in queues}
+            notes = self._notes
+            gone = [queue_id for _, queue_id in notes.queues if queue_id not in ids]
+            notes.queues = [(queue.name, queue.queue_id) for queue in queues]
+            notes.gone = [each for each in (*notes.gone, *gone) if each not in ids][-MOST_GONE:]
+            self._forget_all_but(ids.union(notes.gone))
+            self._is_changed = self._is_changed or self._notes.is_lost
+            self._notes.is_lost = False
+            self.is_dirty = True
+            return gone
+
+    def back(self) -> None:
+        """The partner was heard again."""
+        with self._lock:
+            self._notes.is_lost, self._is_changed, self.is_dirty = False, True, True
+
+    def lost(self) -> None:
+        """The partner was not heard for too long: its events are delivered here."""
+        with self._lock:
+            self._notes.is_lost, self._is_changed, self.is_dirty = True, True, True
+
+    def confirmed(self, said: MirrorConfirmed) -> None:
+        """The partner's recipients have come so far."""
+        with self._lock:
+            notes = self._notes
+            ids = {queue_id for _, queue_id in notes.queues}
+            notes.done |= {key: seq for key, seq in said.done.items() if key in ids}
+            if said.open_seqs is not None and said.queues[-1] in ids:
+                notes.open_queue, notes.open_through = said.queues[-1], said.open_through
+                notes.open_seqs, self._open = list(said.open_seqs), frozenset(said.open_seqs)
+            for recipient in [name for name in notes.cursors if name not in said.cursors]:
+                for queue_id in ids:
+                    notes.cursors[recipient].pop(queue_id, None)
+            for recipient, seqs in said.cursors.items():
+                places = zip(said.queues, seqs, strict=True)
+                known = notes.cursors.setdefault(recipient, {})
+                known.update((queue_id, seq) for queue_id, seq in places if queue_id in ids)
+            for recipient, events in list(notes.delivered.items()):
+                left = {key: at for key, at in events.items() if not self._has_passed(recipient, at)}
+                notes.delivered[recipient] = left
+                if not left:
+                    del notes.delivered[recipient]
+            done = [key for key, (queue_id, seq) in self._taken.items() if seq <= notes.done.get(queue_id, 0)]
+            for key in done:
+                del self._taken[key]
+            self.is_dirty = True
+
+    def is_done(self, recipient: str, position: Position) -> bool:
+        """Whether a recipient needs this event of the partner no more."""
+        with self._lock:
+            return self._has_passed(recipient, position)
+
+    def done_seq(self, queue_id: str) -> int:
+        """No recipient of the partner needs an event of this queue up to here."""
+        return self._notes.done.get(queue_id, 0)
+
+    def take(self, events: Mapping[Addressed, Position]) -> None:
+        """These are about to enter the queue of events here."""
+        with self._lock:
+            self._taken.update(events)
+
+    def unsent(self) -> list[tuple[str, str]]:
+        """Deliveries that the partner was not sent yet; once each."""
+        with self._lock:
+            found, self._unsent = self._unsent, []
+            return found
+
+    def delivered(self) -> dict[str, list[str]]:
+        """All deliveries of the partner's events that it has not passed itself: recipient to identities."""
+        with self._lock:
+            self._unsent.clear()
+            return {recipient: list(events) for recipient, events in self._notes.delivered.items()}
+
+    def delivered_there(self, recipient: str, identities: Collection[str]) -> None:
+        """The partner has delivered these of ours."""
+        with self._lock:
+            known = self._delivered_there.setdefault(recipient, OrderedDict())
+            new = [identity for identity in identities if identity not in known]
+            known.update(dict.fromkeys(new))
+            while len(known) > MOST_DELIVERED:
+                known.popitem(last=False)
+            self._is_changed = self._is_changed or bool(new)
+
+    def notes(self) -> PartnerNotes:
+        """A copy, to be written."""
+        with self._lock:
+            self.is_dirty = False
+            return self._notes.model_copy(deep=True)
+
+    # Guarded by the lock.
+
+    def _forget_all_but(self, queue_ids: Collection[str]) -> None:
+        notes = self._notes
+        notes.done = {key: seq for key, seq in notes.done.items() if key in queue_ids}
+        for name, seqs in list(notes.cursors.items()):
+            notes.cursors[name] = {key: seq for key, seq in seqs.items() if key in queue_ids}
+        for name, events in list(notes.delivered.items()):
+            notes.delivered[name] = {key: at for key, at in events.items() if at[0] in queue_ids}
+
+    def _has_passed(self, recipient: str, position: Position) -> bool:
+        queue_id, seq = position
+        if seq <= self._notes.done.get(queue_id, 0):
+            return True
+        if queue_id == self._notes.open_queue:
+            return seq <= self._notes.open_through and seq not in self._open
+        return seq <= self._notes.cursors.get(recipient, {}).get(queue_id, 0)
+
+    def _of_partner(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
+        is_there = any(queue_id == item.origin for _, queue_id in self._notes.queues)
+        if is_there and not self._notes.is_lost:  # else the partner is away, or has lost it with its disk
+            return _skip("the partner is back, and has it")
+        # What follows a delivery here has the number of the event, which its recipient may have passed.
+        is_follow_up = (item.reminder or item.escalated) and item.origin != self._notes.open_queue
+        if not is_follow_up and self._has_passed(recipient, (item.origin, item.origin_seq)):
+            return _skip("it was confirmed at the partner")
+        if _delivery_id(item) in self._notes.delivered.get(recipient, {}):
+            return _skip("it was confirmed here")
+        return None
+
+
+def _delivery_id(item: QueuedEvent) -> str:
+    return Notice(item.event, item.recipient, 0, reminder=item.reminder).delivery_id
+
+
+def _skip(text: str) -> StageDecision:
+    return StageDecision(StageVerdict.SKIP, StageReason.PARTNER, text)

@@ -1,0 +1,365 @@
+"""The two ends of a mirror connection: bytes in, bytes out; no socket, no thread, no clock but the one given.
+
+    origin   opened ──HELLO──► greeting ──WELCOME received──► mirroring
+    keeper   greeting ──HELLO received, WELCOME sent──► mirroring
+
+What a side may receive in which state is in ``RECEIVE``; anything else is a ``ProtocolViolation``, and the
+link answers ERROR and closes that connection, nothing else. ``pmdaemon.wire.messages.mirror`` has the
+messages.
+
+*Origin.* It sends what its queues hold behind what the keeper has, in the order of a replay, and at most
+``MOST_UNKEPT_BYTES`` that are not on the keeper's disk yet: a slow keeper costs no memory, because what waits
+is in our own queues. What all recipients have confirmed before its turn came is never sent. A keeper without
+room is tried again a second later.
+
+*Keeper.* It checks each event before it stores it, and says what is on disk.
+
+Thread: ``ev-pair``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from pmdaemon.errors import PeerRefused, ProtocolViolation, SlaError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import excerpt
+from pmdaemon.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader, unfold
+from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.base import WireMessage
+from pmdaemon.wire.messages.ends import Bye, Error
+from pmdaemon.wire.messages.mirror import (
+    MIRROR_PROTO,
+    MOST_EVENT_BYTES,
+    MOST_EVENTS,
+    MOST_IDENTITIES,
+    MirrorBeat,
+    MirrorConfirmed,
+    MirrorDelivered,
+    MirroredQueue,
+    MirrorEvents,
+    MirrorHello,
+    MirrorKept,
+    MirrorWelcome,
+)
+from sla_server.events.pair_ledger import PartnerLedger
+from sla_server.events.pair_store import MirrorStore
+from sla_server.events.queue import EventQueue, decode
+
+CHUNK_BYTES: Final = 128 << 10
+MOST_UNKEPT_BYTES: Final = 512 << 10
+CONFIRMED_NS: Final = 50_000_000
+"""Confirmations of this time go in one message: it is part of the bound on what may be delivered twice."""
+FULL_NS: Final = 1_000_000_000
+BEATS: Final = 5
+"""Beats within the time after which silence means that the partner is lost."""
+STRANGER_BYTES: Final = 4096
+"""The largest frame before the partner has said who it is."""
+
+
+class MirrorState(Enum):
+    """How far a session has come."""
+
+    GREETING = "greeting"
+    MIRRORING = "mirroring"
+
+
+_GREETING, _MIRRORING = MirrorState.GREETING, MirrorState.MIRRORING
+_ENDS: Final = frozenset((Kind.ERROR, Kind.BYE))
+RECEIVE: Final = MappingProxyType(
+    {
+        ("origin", _GREETING): _ENDS | {Kind.MIRROR_DELIVERED, Kind.MIRROR_WELCOME},
+        ("origin", _MIRRORING): _ENDS | {Kind.MIRROR_DELIVERED, Kind.MIRROR_KEPT, Kind.MIRROR_BEAT},
+        ("keeper", _GREETING): _ENDS | {Kind.MIRROR_HELLO},
+        ("keeper", _MIRRORING): _ENDS | {Kind.MIRROR_EVENTS, Kind.MIRROR_CONFIRMED, Kind.MIRROR_BEAT},
+    }
+)
+"""What each role may receive, by state."""
+
+
+class MirrorEnded(SlaError):
+    """The partner has ended the connection, and says why."""
+
+    retryable = True
+
+
+class PartnerNames(Protocol):
+    """What both sessions need of the configuration."""
+
+    @property
+    def name(self) -> str:
+        """Our own."""
+
+    @property
+    def partner(self) -> str:
+        """The partner's."""
+
+    @property
+    def silence_s(self) -> float:
+        """After which it is lost."""
+
+
+class MirrorSession:
+    """What both roles share: framing, state, and what is received when.
+
+    Attributes:
+        outgoing: bytes for the socket; the link takes away what was sent.
+        heard_ns: when bytes came, the newest time.
+    """
+
+    role = ""
+
+    def __init__(self, names: PartnerNames, clock: Clock) -> None:
+        self.names = names
+        self.clock = clock
+        self.state = MirrorState.GREETING
+        self.outgoing = bytearray()
+        self.heard_ns = clock.monotonic_ns()
+        self._reader = FrameReader(STRANGER_BYTES)
+
+    def received(self, data: bytes) -> None:
+        """Take bytes in.
+
+        Raises:
+            MirrorEnded: the partner says so.
+            WireError: it broke framing, order or a message's form: answer with ``refuse`` and close.
+        """
+        self.heard_ns = self.clock.monotonic_ns()
+        for each in self._reader.feed(data):
+            self._check(each)
+            if each.kind == Kind.BYE:
+                raise MirrorEnded(f"it said goodbye: {Bye.parse(each.header).reason}")
+            if each.kind == Kind.ERROR:
+                error = Error.parse(each.header)
+                raise MirrorEnded(f"it refused us ({error.code}): {error.text}")
+            self.handle(each)
+            if self.state is MirrorState.MIRRORING:
+                self._reader.limit_bytes = MAX_FRAME_BYTES
+
+    def handle(self, received: Frame) -> None:
+        """Act on a frame that ``RECEIVE`` allows."""
+        raise NotImplementedError
+
+    def send(self, message: WireMessage) -> None:
+        """Leave a message for the socket."""
+        self.outgoing += message.encode()
+
+    def _check(self, received: Frame) -> None:
+        allowed = RECEIVE[self.role, self.state]
+        if received.kind not in allowed:
+            names = ", ".join(sorted(kind.name for kind in allowed))
+            known = Kind(received.kind).name if received.kind in set(Kind) else f"kind {received.kind}"
+            raise ProtocolViolation(self.state.value, known, names)
+
+    def _check_partner(self, proto: int, name: str) -> None:
+        if proto != MIRROR_PROTO:
+            raise PeerRefused(
+                "proto", f"it mirrors by protocol {proto}, we by {MIRROR_PROTO}: upgrade the older server"
+            )
+        if name != self.names.partner:
+            raise PeerRefused("name", f"it is {excerpt(name)}; events.pair.partner says {self.names.partner}")
+
+
+class OriginSession(MirrorSession):
+    """Our events on their way to the partner; see the module.
+
+    Args:
+        queues: in the order of a replay.
+        ledger: takes what the partner has delivered for us.
+
+    Attributes:
+        kept: newest number of each queue on the partner's disk. is_full: it has no room for more.
+        most_events: how many it can hold.
+    """
+
+    role = "origin"
+
+    def __init__(
+        self, names: PartnerNames, clock: Clock, queues: Sequence[EventQueue], ledger: PartnerLedger
+    ) -> None:
+        super().__init__(names, clock)
+        self.reader_limit(MAX_FRAME_BYTES)  # we have dialled it, and seen its certificate
+        self._queues = {queue.queue_id: queue for queue in queues}
+        self._ledger = ledger
+        self.kept: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        self._unkept: list[tuple[str, int, int]] = []  # queue id, through, bytes
+        self.is_full = False
+        self.most_events = 0
+        self._not_before_ns = self._beat_ns = self._confirmed_ns = 0
+        self._confirmed: MirrorConfirmed | None = None
+        hello = MirrorHello(
+            MIRROR_PROTO,
+            names.name,
+            names.partner,
+            tuple(MirroredQueue(queue.name, queue.queue_id) for queue in queues),
+        )
+        self.send(hello)
+
+    def reader_limit(self, limit_bytes: int) -> None:
+        """Most bytes of a frame."""
+        self._reader.limit_bytes = limit_bytes
+
+    def handle(self, received: Frame) -> None:
+        """See ``MirrorSession``."""
+        header = received.header
+        match received.kind:
+            case Kind.MIRROR_DELIVERED:
+                delivered = MirrorDelivered.parse(header)
+                self._ledger.delivered_there(delivered.recipient, delivered.identities)
+            case Kind.MIRROR_WELCOME:
+                self._welcomed(MirrorWelcome.parse(header))
+            case Kind.MIRROR_KEPT:
+                self._has_kept(MirrorKept.parse(header))
+
+    def step(self, confirmed: MirrorConfirmed | None) -> None:
+        """Send what is due.
+
+        Args:
+            confirmed: how far our recipients have come; None while it is not known.
+        """
+        if self.state is not MirrorState.MIRRORING:
+            return
+        now_ns = self.clock.monotonic_ns()
+        if now_ns >= self._not_before_ns:
+            self._send_events(confirmed.done if confirmed is not None else {})
+            self.is_full = self.is_full and bool(self._unkept)  # nothing is left for which it had no room
+        is_new = confirmed is not None and confirmed != self._confirmed
+        if confirmed is not None and is_new and now_ns >= self._confirmed_ns:
+            self._confirmed, self._confirmed_ns = confirmed, now_ns + CONFIRMED_NS
+            self.send(confirmed)
+        if now_ns >= self._beat_ns:
+            self._beat_ns = now_ns + round(self.names.silence_s * 1e9 / BEATS)
+            self.send(MirrorBeat())
+
+    def due_ns(self, confirmed: MirrorConfirmed | None) -> int:
+        """When ``step`` has something to send, as far as the clock decides it."""
+        due = self._beat_ns
+        if self.is_full:
+            due = min(due, self._not_before_ns)
+        if confirmed != self._confirmed:
+            due = min(due, self._confirmed_ns)
+        return due
+
+    def _welcomed(self, welcome: MirrorWelcome) -> None:
+        self._check_partner(welcome.proto, welcome.name)
+        self.state = MirrorState.MIRRORING
+        self.most_events = welcome.most_events
+        for queue_id, queue in self._queues.items():
+            # It may have more than we have: our disk has lost the newest, and gives their numbers again.
+            self.kept[queue_id] = self._sent[queue_id] = min(welcome.kept.get(queue_id, 0), queue.newest_seq)
+
+    def _has_kept(self, kept: MirrorKept) -> None:
+        if kept.queue_id not in self._queues:
+            raise PeerRefused("queue", f"it keeps events of {kept.queue_id}, which is no queue of ours")
+        self.kept[kept.queue_id] = min(kept.seq, self._sent[kept.queue_id])
+        self._unkept = [
+            each for each in self._unkept if each[0] != kept.queue_id or each[1] > self.kept[kept.queue_id]
+        ]
+        self.is_full = kept.is_full
+        if kept.is_full:
+            self._not_before_ns = self.clock.monotonic_ns() + FULL_NS
+            self._sent[kept.queue_id] = self.kept[kept.queue_id]
+            self._unkept = [each for each in self._unkept if each[0] != kept.queue_id]
+
+    def _send_events(self, done: Mapping[str, int]) -> None:
+        for queue_id, queue in self._queues.items():
+            while sum(size for _, _, size in self._unkept) < MOST_UNKEPT_BYTES:
+                after = max(self._sent[queue_id], queue.done_seq, done.get(queue_id, 0))
+                records, through = queue.records(after, CHUNK_BYTES)
+                if len(records) > MOST_EVENTS:
+                    records, through = records[:MOST_EVENTS], records[MOST_EVENTS - 1][0]
+                records = [each for each in records if len(each[1]) <= MOST_EVENT_BYTES]
+                if not records:
+                    if through <= self._sent[queue_id]:
+                        break
+                    self._sent[queue_id] = through
+                    continue
+                self.send(MirrorEvents.of(queue_id, records))
+                self._sent[queue_id] = through
+                self._unkept.append((queue_id, records[-1][0], sum(len(data) for _, data in records)))
+
+
+class KeeperSession(MirrorSession):
+    """The partner's events on their way to our disk; see the module.
+
+    Args:
+        greeted: called with the partner's queues, before anything of them is taken.
+        store: takes events.
+        ledger: takes confirmations, and says what was delivered here.
+    """
+
+    role = "keeper"
+
+    def __init__(
+        self,
+        names: PartnerNames,
+        clock: Clock,
+        store: MirrorStore,
+        ledger: PartnerLedger,
+        greeted: Callable[[Sequence[MirroredQueue]], None],
+    ) -> None:
+        super().__init__(names, clock)
+        self._store = store
+        self._ledger = ledger
+        self._greeted = greeted
+
+    def handle(self, received: Frame) -> None:
+        """See ``MirrorSession``."""
+        match received.kind:
+            case Kind.MIRROR_HELLO:
+                self._begin(MirrorHello.parse(received.header))
+            case Kind.MIRROR_EVENTS:
+                self._keep(MirrorEvents.parse(received))
+            case Kind.MIRROR_CONFIRMED:
+                self._confirm(MirrorConfirmed.parse(unfold(received).header))
+            case Kind.MIRROR_BEAT:
+                self.send(MirrorBeat())
+
+    def step(self) -> None:
+        """Send what recipients have confirmed here since."""
+        if self.state is not MirrorState.MIRRORING:
+            return
+        found: dict[str, list[str]] = {}
+        for recipient, identity in self._ledger.unsent():
+            found.setdefault(recipient, []).append(identity)
+        self._send_delivered(found)
+
+    def _begin(self, hello: MirrorHello) -> None:
+        self._check_partner(hello.proto, hello.name)
+        if hello.partner != self.names.name:
+            raise PeerRefused(
+                "name", f"it looks for {excerpt(hello.partner)}; events.pair.name says {self.names.name}"
+            )
+        self._greeted(hello.queues)
+        self.state = MirrorState.MIRRORING
+        self._send_delivered(self._ledger.delivered())
+        kept = {queue.queue_id: self._store.newest_seq(queue.queue_id) for queue in hello.queues}
+        self.send(MirrorWelcome(MIRROR_PROTO, self.names.name, kept, self._store.most_events))
+
+    def _send_delivered(self, delivered: Mapping[str, Sequence[str]]) -> None:
+        for recipient, identities in delivered.items():
+            for start in range(0, len(identities), MOST_IDENTITIES):
+                self.send(MirrorDelivered(recipient, tuple(identities[start : start + MOST_IDENTITIES])))
+
+    def _keep(self, events: MirrorEvents) -> None:
+        if all(queue.queue_id != events.queue_id for queue in self._ledger.queues):
+            raise PeerRefused("queue", f"it sends events of {events.queue_id}, which its HELLO did not name")
+        records = list(events.each())
+        for seq, data in records:
+            try:
+                decode(seq, data)
+            except (ValueError, RecursionError) as exc:
+                raise PeerRefused("event", f"it sent what is no event: {exc}") from exc
+        seq, is_full = self._store.add(events.queue_id, records)
+        self.send(MirrorKept(events.queue_id, seq, is_full))
+
+    def _confirm(self, said: MirrorConfirmed) -> None:
+        self._ledger.confirmed(said)
+        for queue in self._ledger.queues:
+            self._store.discard_through(queue.queue_id, self._ledger.done_seq(queue.queue_id))
+        if said.open_seqs is not None:
+            self._store.keep_only(said.queues[-1], said.open_seqs, said.open_through)

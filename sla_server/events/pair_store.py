@@ -1,0 +1,240 @@
+"""What a server keeps for its partner: the partner's events on disk, and what is known of them.
+
+``MirrorStore`` is a disk queue of its own. A record is an event of the partner as that has it in its queue,
+behind the id of that queue and the number there:
+
+    offset  size  field
+    0       16    queue id (hexadecimal digits)
+    16      8     number, little-endian
+    24      ...   the record (``queue.QueuedEvent.encode``)
+
+In memory there are the numbers alone. ``PartnerNotes`` is the rest, a small file that is replaced whole: the
+partner's queues, how far its recipients have come, what was delivered for it here, and whether it is lost.
+
+Durability: ``add`` returns when the records are on disk. A deletion may be undone by a crash; it is repeated
+by the partner's next confirmation, or by the notes. Notes are written once a second at most, unsynced: what
+a kill takes of them may be delivered twice.
+
+Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pmdaemon.diskqueue import DiskQueue, QueueSettings
+from pmdaemon.diskqueue.errors import QueueFull, RecordDamaged, RecordTooLarge
+from pmdaemon.diskqueue.storage import Storage
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.files import make_directory, write_whole
+from sla_server.events.queue import CHUNK_BYTES, ENTRY_BYTES
+
+log = structlog.get_logger("events")
+FILE: Final = "partner"
+NOTES: Final = "partner.json"
+_HEAD: Final = struct.Struct("<16sQ")
+Cursor = Annotated[int, Field(ge=0)]
+
+
+class MirrorStore:
+    """See the module.
+
+    Args:
+        directory: made if missing.
+        data_bytes: room for records.
+        storage: the two files, for tests.
+
+    Attributes:
+        damaged: records that could not be read back.
+        most_events: how many it holds.
+
+    Raises:
+        DiskQueueError, OSError: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        data_bytes: int,
+        storage: tuple[Storage, Storage] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        make_directory(directory, 0o700)
+        data, index = storage or (None, None)
+        self.most_events = max(1024, data_bytes // ENTRY_BYTES)
+        settings = QueueSettings(data_path=directory / FILE, data_bytes=data_bytes, entries=self.most_events)
+        self._queue = DiskQueue(settings, data=data, index=index, clock=clock, helper=storage is None)
+        self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
+        self._places: dict[str, dict[int, int]] = {}  # queue id: number there to number here, ascending
+        self._newest: dict[str, int] = {}
+        self._load()
+
+    def __len__(self) -> int:
+        """How many events it has."""
+        return sum(map(len, list(self._places.values())))
+
+    @property
+    def fullness_ratio(self) -> float:
+        """Share of the room in use."""
+        return self._queue.fullness_ratio
+
+    @property
+    def queue_ids(self) -> list[str]:
+        """Queues of which there is something, in the order in which it came."""
+        return [queue_id for queue_id, places in self._places.items() if places]
+
+    def count(self, queue_id: str) -> int:
+        """How many events of a queue it has."""
+        return len(self._places.get(queue_id, ()))
+
+    def has(self, queue_id: str, seq: int) -> bool:
+        """Whether it has this event."""
+        return seq in self._places.get(queue_id, ())
+
+    def newest_seq(self, queue_id: str) -> int:
+        """The newest number that it got, since it was opened, or has."""
+        return self._newest.get(queue_id, 0)
+
+    def add(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> tuple[int, bool]:
+        """Keep these, in the order of their numbers; what it has got before is not added again.
+
+        Returns:
+            The newest number that it has, and whether there was no room for some of them.
+
+        Raises:
+            QueuePoisoned: the disk fails.
+        """
+        left = [(seq, data) for seq, data in records if seq > self.newest_seq(queue_id)]
+        chunk = len(left)
+        while left:
+            now = left[:chunk]
+            head = queue_id.encode()
+            try:
+                found = self._queue.put_many([_HEAD.pack(head, seq) + data for seq, data in now])
+            except RecordTooLarge as exc:  # of a store that is smaller than one event
+                log.error("event-not-kept", seq=now[0][0], problem=str(exc))
+                return self.newest_seq(queue_id), True
+            except QueueFull:
+                if chunk > 1:
+                    chunk = min(chunk, len(now)) // 2 or 1
+                    continue
+                return self.newest_seq(queue_id), True
+            places = self._places.setdefault(queue_id, {})
+            places.update(zip((seq for seq, _ in now), found, strict=True))
+            self._newest[queue_id] = now[-1][0]
+            del left[: len(now)]
+        return self.newest_seq(queue_id), False
+
+    def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
+        """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
+        found: list[tuple[int, bytes]] = []
+        for seq, place in list(self._places.get(queue_id, {}).items()):
+            if seq <= after_seq:
+                continue
+            if len(found) >= most:
+                break
+            try:
+                message = self._queue.read(place)
+            except RecordDamaged as exc:
+                self.damaged += 1
+                log.error("partner-event-damaged", queue=queue_id, seq=seq, problem=str(exc))
+                message = None
+            if message is None:
+                self._forget(queue_id, [seq])
+            else:
+                found.append((seq, message.data[_HEAD.size :]))
+        return found
+
+    def discard_through(self, queue_id: str, seq: int) -> int:
+        """The partner needs none of these any more; returns how many there were."""
+        found = []
+        for each in self._places.get(queue_id, ()):
+            if each > seq:
+                break
+            found.append(each)
+        return self._forget(queue_id, found)
+
+    def keep_only(self, queue_id: str, seqs: Sequence[int], through: int) -> int:
+        """The partner needs these alone of what it had up to ``through``; returns how many are gone."""
+        wanted = set(seqs)
+        others = [seq for seq in self._places.get(queue_id, ()) if seq <= through and seq not in wanted]
+        return self._forget(queue_id, others)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._queue.close()
+
+    def _forget(self, queue_id: str, seqs: Sequence[int]) -> int:
+        places = self._places.get(queue_id, {})
+        self._queue.discard([places.pop(seq) for seq in seqs])
+        return len(seqs)
+
+    def _load(self) -> None:
+        after = 0
+        while after < self._queue.durable_seq:
+            try:
+                messages = self._queue.peek(after, CHUNK_BYTES)
+            except RecordDamaged as exc:
+                self.damaged += 1
+                log.error("partner-event-damaged", place=exc.seq, problem=str(exc))
+                self._queue.discard([exc.seq])
+                continue
+            if not messages:
+                return
+            for message in messages:
+                queue_id, seq = _HEAD.unpack_from(message.data)
+                name = queue_id.decode("ascii", "replace")
+                self._places.setdefault(name, {})[seq] = message.seq
+                self._newest[name] = max(seq, self._newest.get(name, 0))
+            after = messages[-1].seq
+
+
+class PartnerNotes(BaseModel):
+    """What is known of the partner, and has to outlive this process.
+
+    Attributes:
+        queues: name and id of its queues, in the order of a replay.
+        gone: ids of queues that it had before, and has lost with its disk.
+        cursors: of its recipients, by queue id.
+        done: newest number of each queue that none of them needs.
+        open_queue: id of the queue of what is due later; of its numbers up to ``open_through`` those in
+            ``open_seqs`` alone are still needed.
+        delivered: recipient to the events of the partner that it has confirmed here: identity to queue id and
+            number there.
+        is_lost: it was not heard for too long.
+    """
+
+    model_config = ConfigDict(strict=True)
+    queues: list[tuple[str, str]] = Field(default_factory=list)
+    gone: list[str] = Field(default_factory=list)
+    cursors: dict[str, dict[str, Cursor]] = Field(default_factory=dict)
+    done: dict[str, Cursor] = Field(default_factory=dict)
+    open_queue: str = ""
+    open_through: Cursor = 0
+    open_seqs: list[Cursor] = Field(default_factory=list)
+    delivered: dict[str, dict[str, tuple[str, Cursor]]] = Field(default_factory=dict)
+    is_lost: bool = False
+
+    @classmethod
+    def read(cls, directory: Path) -> PartnerNotes:
+        """The file's content; without one that can be read, nothing is known: more is delivered twice."""
+        path = directory / NOTES
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValidationError) as exc:
+            log.error("partner-notes-unreadable", path=str(path), problem=str(exc).partition("\n")[0])
+            return cls()
+
+    def write(self, directory: Path) -> None:
+        """Replace the file; on a full disk it stays as it is."""
+        with contextlib.suppress(OSError):
+            write_whole(directory / NOTES, self.model_dump_json())
