@@ -1,7 +1,8 @@
 """Sockets of this machine: opening a listener, accepting, and the user behind a local connection or listener.
 
 Without descriptors or memory ``accept`` fails, and the connection stays in the backlog: the listener remains
-readable, and a loop that goes on without a pause spins. Every accept loop calls ``accept`` here, which has it pause.
+readable, and a loop that goes on without a pause spins. Every accept loop calls ``accept`` here, which makes
+it pause.
 
 TCP on the loopback interface says nothing about its other end; the kernel's tables ``/proc/net/tcp`` and
 ``/proc/net/tcp6`` do: each socket of this machine is listed with its two addresses, its state and the number

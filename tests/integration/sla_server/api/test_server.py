@@ -316,7 +316,9 @@ def test_without_descriptors_the_listener_is_not_polled_for_a_second(monkeypatch
     def now_s() -> float:
         return 1000.0 if len(turns) < 30 else 1001.0
 
-    http = CountingListener(lambda *_call: [], listener, threads=1, places=4, max_body_bytes=1000, now_s=now_s)
+    http = CountingListener(
+        lambda *_call: [], listener, threads=1, places=4, max_body_bytes=1000, now_s=now_s
+    )
     http._server.socket = Exhausted()  # waitress offers no other way
     peer = socket.create_connection(listener.getsockname())
     http.serve(stop, lambda: None)
