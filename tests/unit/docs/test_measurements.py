@@ -39,4 +39,5 @@ def test_a_figure_is_held_against_the_target_of_today() -> None:
 def test_a_banned_name_that_a_stored_run_still_has_is_the_same_goal() -> None:
     found = compared([_row("cpu", "brain: CPU for a cut", 3)], {"cpu": _goal("controller: CPU for a cut")})
     assert [row["key"] for row in found.counted] == ["cpu"]
-    assert found.former == [] and found.unmeasured == []
+    assert found.former == []
+    assert found.unmeasured == []
