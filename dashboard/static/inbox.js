@@ -1,4 +1,4 @@
-// The inbox: events with filters and acknowledgement; who is told of them; silences. Read again every 5 s.
+// The inbox: events with filters and acknowledgement; who is notified of them; silences. Read again every 5 s.
 
 import {call, read} from "./api.js";
 import {element, fillList, fillTable, setBadge, setText} from "./dom.js";
@@ -61,7 +61,7 @@ function showRecipients(rows) {
     }},
   ];
   fillTable($("recipients"), columns, rows, (row) => row.name, () =>
-    ["No person is told of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
+    ["No person is notified of events. Apply a recipient and a route: ", element("code", {}, "sla apply -f recipients.yaml")]);
 }
 
 function showSilences(rows) {

@@ -29,7 +29,7 @@ COMMANDS: Final = {
         "maintenance",
         "Begin maintenance now, or end it early; list it with sla get maintenance.",
     ),
-    "notify": ("notify", "Try recipients and routes: who is told of an event, and does it arrive."),
+    "notify": ("notify", "Try recipients and routes: who is notified of an event, and does it arrive."),
     "silence": ("notify", "Hold events back for a time; list silences with sla get silences."),
     "ack": ("notify", "Acknowledge an event: you take care of it, and reminders end."),
     "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),

@@ -83,7 +83,7 @@ KINDS: Final = {
             Column("DEAD", _delivery("dead_letters"), number=True),
             Column("LAST ANSWER", lambda row, _now_us: _said(row)),
         ),
-        "No recipient is in force: no person is told of events. Apply one: sla apply -f recipient.yaml",
+        "No recipient is in force: no person is notified of events. Apply one: sla apply -f recipient.yaml",
     ),
     "routes": TableKind(
         "/routes",

@@ -1,4 +1,4 @@
-"""``sla notify``, ``sla silence``, ``sla ack``: try who is told, hold events back, take care of one."""
+"""``sla notify``, ``sla silence``, ``sla ack``: try recipients, hold events back, take care of one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_EVENT_BYTES: Final = 64 << 10
 
 @click.group()
 def notify() -> None:
-    """Try recipients and routes: who is told of an event, and does it arrive."""
+    """Try recipients and routes: who is notified of an event, and does it arrive."""
 
 
 @notify.command("test")

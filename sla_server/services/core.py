@@ -90,7 +90,7 @@ class Services:
         routing: RoutingFile | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
-        # The start of this process: tells the pairs that a new services knows nobody yet.
+        # The start of this process: tells the pairs that a new services knows no gateway yet.
         self._incarnation = now_us
         self.controller = controller
         self.sql_worker = sql_worker
