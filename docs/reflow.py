@@ -25,9 +25,13 @@ _STARTER: Final = re.compile(r"(?:[-*+#>|=]+|\d+[.)])$")
 
 def documents() -> list[Path]:
     """The documents that people write, relative to the root. The changelog is filled by hand."""
+    return [place for place in all_documents() if not is_generated(place)]
+
+
+def all_documents() -> list[Path]:
+    """Those that ``make docs`` writes, too."""
     paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    places = [path.relative_to(ROOT) for path in paths]
-    return [path for path in places if not is_generated(path)]
+    return [path.relative_to(ROOT) for path in paths]
 
 
 def is_generated(path: Path) -> bool:
