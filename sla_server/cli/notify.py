@@ -1,4 +1,4 @@
-"""``sla notify``, ``sla silence``, ``sla ack``: try recipients, hold events back, take care of one."""
+"""``sla notify``, ``sla silence``, ``sla ack``: try who is notified, hold events back, take care of one."""
 
 from __future__ import annotations
 

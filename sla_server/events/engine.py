@@ -309,7 +309,7 @@ class DeliveryEngine:
                 return None, start  # what ends a condition must find its beginning among what is held
             routed = self._routed(queue.name, item, lane.name)
             if routed is None and not item.recipient and ends_one_of(item.event, firing):
-                routed = Routed(lane.name, "it was notified of the beginning")
+                routed = Routed(lane.name, "it was told of the beginning")
             decision = self._decide(item, routed, lane.name, firing, now_us)
             if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
                 text = "an earlier event of the same condition was held back and comes now"

@@ -10,7 +10,7 @@ An event whose identity was seen recently is dropped: a process that was restart
 crash between sync and release repeats what was taken. With the queue full nothing is released: events wait in
 the reserves, are folded there, then counted.
 
-Thread: ``ev-intake``, or that of the caller of ``step``.
+Thread: ``ev-intake``, or whoever calls ``step``.
 """
 
 from __future__ import annotations

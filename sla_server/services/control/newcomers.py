@@ -1,8 +1,8 @@
 """Volumes whose clients come under one new name after another while they are slowed down.
 
 A client that no agreement names may call itself anything. A cap of a name holds from the poll after the name
-was seen first; a client that takes another name every few seconds is free for much of the time. So a volume
-on which that is seen is taken *together* (``inventory``): all its clients that no agreement names are one
+was seen first; whoever takes another name every few seconds is free for much of the time. So a volume on
+which that is seen is taken *together* (``inventory``): all its clients that no agreement names are one
 target, ``VOLUME/*``, whose cap its gateways apply to a name they never saw before, from its first I/O on.
 Within it connections have equal shares, so a true newcomer has its part at once, too.
 
