@@ -96,19 +96,13 @@ VERBS_LEFT: Final = frozenset(
 """Names of before the rule, without underscores around them; one that is no longer used is removed."""
 
 WIDE_CELLS: Final = {
-    "docs/architecture.md": "links of one subject",
     "docs/formats/agreement.md": "a key and its rules",
-    "docs/formats/mailbox.md": "a field, its place and its owner",
     "docs/formats/nbd.md": "an option and its answers",
     "docs/formats/sql.md": "a column and its meaning",
     "docs/glossary.md": "a word and its meaning",
     "docs/operations/agent.md": "a key, a log line, and what to do",
     "docs/operations/cli.md": "a command and what it does",
-    "docs/operations/remote-clients.md": "a symptom and its remedy",
     "docs/operations/runbook.md": "a symptom, where to look, what to do",
-    "docs/operations/scale.md": "a limit and its reason",
-    "docs/operations/security.md": "a state and what to do",
-    "docs/operations/simulate.md": "an option and its meaning",
 }
 """Documents with cells longer than a line, of before the rule, and what their rows are."""
 
