@@ -107,9 +107,7 @@ WIDE_CELLS: Final = {
 """Documents with cells longer than a line, of before the rule, and what their rows are."""
 
 NOTE_LINES: Final = 120
-LONG_NOTES: Final = {"docs/design/5-database.md": 135}
-"""Design notes that are longer, of before the rule."""
-
+"""Of a design note."""
 FILES_OF_USERS: Final = {"agent.toml", "runtime_dir/running.toml", "sql/versions/NNNN_what.py"}
 """Files that documents name and that are not of this repository."""
 
@@ -256,9 +254,8 @@ def long_lines() -> Iterator[str]:
         name, lines = place.as_posix(), (ROOT / place).read_text(encoding="utf-8").splitlines()
         for number, problem in too_long(lines, are_cells_wide=name in WIDE_CELLS):
             yield f"{place}:{number}: {problem}"
-        limit = LONG_NOTES.get(name, NOTE_LINES)
-        if place.parts[:2] == ("docs", "design") and len(lines) > limit:
-            yield f"{place}: {len(lines)} lines, a design note has at most {limit}: divide it by question"
+        if place.parts[:2] == ("docs", "design") and len(lines) > NOTE_LINES:
+            yield f"{place}: {len(lines)} lines, a design note has at most {NOTE_LINES}: divide it"
 
 
 def too_long(lines: list[str], *, are_cells_wide: bool) -> Iterator[tuple[int, str]]:
