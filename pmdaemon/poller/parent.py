@@ -294,7 +294,7 @@ class PairManager:
         control = self.children[owner].control if owner < len(self.children) else None
         if control is None:
             self.lost += 1
-            log.warning("not-passed-on", op=message.op, shard=message.header["shard"], pair=owner)
+            log.warning("forward-failed", op=message.op, shard=message.header["shard"], pair=owner)
             return
         self.passed_on += 1
         control.send(message.header, message.descriptors)

@@ -301,7 +301,7 @@ class LimitedLog:
     def _has_room(self, now_ns: int) -> bool:
         if now_ns // 10**9 != self._window_s:
             if self._left_out:
-                self._log.warning("more-like-these", left_out=self._left_out)
+                self._log.warning("log-suppressed", left_out=self._left_out)
             self._window_s, self._written, self._left_out = now_ns // 10**9, 0, 0
         if self._written >= LINES_A_SECOND:
             self._left_out += 1

@@ -35,7 +35,7 @@ TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 PROCESSES: Final = Path("/proc")
 UNKNOWN: Final = "?"
 MOST_COMMAND: Final = 80
-"""Characters of a command line shown: its program, and what it was told first."""
+"""Characters of a command line shown: its program, and its first arguments."""
 _LISTEN: Final = "0A"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

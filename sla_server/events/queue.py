@@ -7,7 +7,7 @@ Nothing is locked. Chunks that were read are kept for the other readers, which u
 read whole at the start and in memory from then on; a record is deleted once it is in the queue of events.
 
 Durability: ``append`` and ``add`` return when the records are on disk. A deletion that a crash undoes is
-repeated by whoever made it.
+repeated by its sender.
 
 Thread: ``EventQueue.append`` and ``records`` by any, reading by one (main); ``LaterQueue`` by one.
 """
