@@ -9,9 +9,9 @@ here already. A partition therefore costs repeats, never an event: at its end bo
 delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
 
 *Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
-store: they leave it when the partner says that no recipient needs them. They take half of the queue at most,
-so the partner's backlog never makes our recipients give up an event. An event of a queue that the partner
-has lost with its disk is taken over at once, and leaves the store when the queue here has it.
+store: they leave it when the partner says that no recipient needs them. None is taken over while the queue is
+fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
+the partner has lost with its disk is taken over at once, and leaves the store when the queue here has it.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -48,8 +48,8 @@ from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
 TAKE: Final = 256
-ROOM_RATIO: Final = 0.5
-"""The partner's events fill our queue so far; recipients give up events at 0.8."""
+ROOM_RATIO: Final = 0.4
+"""The partner's events fill our queue so far: half of what it holds before recipients give up events."""
 AGAIN_NS: Final = 1_000_000_000
 REFUSED_NS: Final = 600_000_000_000
 """An event of the same reason is raised once in so long."""
@@ -108,7 +108,7 @@ class PairCore:
         self._heard_ns = clock.monotonic_ns()
         self._since_us = clock.unix_us()
         self._taken_through: dict[str, int] = {}
-        self._take_ns = self._notes_ns = 0
+        self._take_ns = self._notes_ns = self._prune_ns = 0
         self._refused: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
@@ -144,12 +144,12 @@ class PairCore:
     def heard(self) -> None:
         """The partner, which has said who it is, has sent something."""
         self._heard_ns = self._clock.monotonic_ns()
-        if self._origin is not None and self._origin.state is MirrorState.MIRRORING:
-            self._most_events = self._origin.most_events
-            self._settled()
         if self._ledger.is_lost:
             self._ledger.back()
             self._is_back()
+        if self._origin is not None and self._origin.state is MirrorState.MIRRORING:
+            self._most_events = self._origin.most_events
+            self._settled()
 
     def dial_failed(self) -> None:
         """We cannot reach the partner for now."""
@@ -185,6 +185,9 @@ class PairCore:
             self._origin.step(self.confirmed)
             if self._origin.state is MirrorState.MIRRORING:
                 due_ns = min(due_ns, self._origin.due_ns(self.confirmed))
+        if self._ledger.is_prunable and now_ns >= self._prune_ns:
+            self._prune_ns = now_ns + AGAIN_NS
+            self._ledger.prune()
         self._watch_mirror()
         if self._ledger.is_dirty:
             if now_ns >= self._notes_ns:

@@ -53,7 +53,7 @@ class PartnerLedger:
         self._unsent: list[tuple[str, str]] = []
         self._delivered_there: dict[str, OrderedDict[str, None]] = {}
         self._is_changed = False
-        self.is_dirty = False
+        self.is_dirty = self.is_prunable = False
 
     # The main loop.
 
@@ -142,6 +142,12 @@ class PartnerLedger:
                 places = zip(said.queues, seqs, strict=True)
                 known = notes.cursors.setdefault(recipient, {})
                 known.update((queue_id, seq) for queue_id, seq in places if queue_id in ids)
+            self.is_dirty = self.is_prunable = True
+
+    def prune(self) -> None:
+        """Forget what the partner has passed itself; once a second at most, because it looks at all of it."""
+        with self._lock:
+            notes, self.is_prunable = self._notes, False
             for recipient, events in list(notes.delivered.items()):
                 left = {key: at for key, at in events.items() if not self._has_passed(recipient, at)}
                 notes.delivered[recipient] = left
@@ -189,10 +195,13 @@ class PartnerLedger:
             self._is_changed = self._is_changed or bool(new)
 
     def notes(self) -> PartnerNotes:
-        """A copy, to be written."""
+        """A copy, to be written; of what changes in place only, because the main loop waits meanwhile."""
         with self._lock:
             self.is_dirty = False
-            return self._notes.model_copy(deep=True)
+            cursors = {name: dict(seqs) for name, seqs in self._notes.cursors.items()}
+            delivered = {name: dict(events) for name, events in self._notes.delivered.items()}
+            changed = {"cursors": cursors, "delivered": delivered, "done": dict(self._notes.done)}
+            return self._notes.model_copy(update=changed)
 
     # Guarded by the lock.
 

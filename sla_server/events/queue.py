@@ -140,7 +140,7 @@ class EventQueue:
         storage: the two files, for tests.
 
     Attributes:
-        damaged: records that could not be read back.
+        damaged: records that could not be read back, or that hold no event.
 
     Raises:
         DiskQueueError, OSError: it cannot be opened.
@@ -248,7 +248,9 @@ class EventQueue:
             try:
                 items.append(decode(message.seq, message.data))
             except EventUnreadable as exc:
+                self.damaged += 1
                 log.error("event-unreadable", queue=self.name, seq=message.seq, problem=str(exc))
+                self._queue.discard([message.seq])  # so that it is counted once
         return items, messages[-1].seq if messages else durable
 
 

@@ -172,7 +172,7 @@ def test_a_partner_that_lost_its_disk_has_its_events_delivered_here(tmp_path: Pa
     assert len(pair.b.store) == 0
 
 
-def test_the_partners_events_fill_half_of_the_queue_at_most(tmp_path: Path) -> None:
+def test_the_partners_events_leave_room_in_the_queue(tmp_path: Path) -> None:
     pair = Partners(tmp_path, ("r", "dead"))
     for server in (pair.a, pair.b):
         server.answers("dead", None)
