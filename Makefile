@@ -37,8 +37,9 @@ test-loaded: ## the same with two busy loops beside it, as on a shared machine
 setup:
 	@deploy/setup.sh test
 
-fmt: setup ## format the code
+fmt: setup ## format the code, and fill lines of the documents
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix-only .
+	@$(PY) -m docs.reflow
 
 lint: setup ## style, spelling, import directions, names
 	@$(PY) -m ruff format --check --quiet .

@@ -21,6 +21,7 @@ import json
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -57,11 +58,12 @@ RECENT_S = 1.0  # I/Os due before that have ended, unless they take longer than 
 def plan(seconds: float, endless: bool) -> str:
     """What will happen and how long it takes, said before anything starts."""
     rest = "everything stays up, under load, until Ctrl-C" if endless else "it ends by itself"
-    return (
+    text = (
         f"The demonstration has {PHASES} phases. The server and two gateways start first, in some seconds. "
         f"Four phases take about {seconds:.0f} s together, the policy job at the end half a minute to two "
         f"minutes; then {rest}."
     )
+    return textwrap.fill(text, 80)
 
 
 @dataclass

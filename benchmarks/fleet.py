@@ -1,6 +1,6 @@
 """``make bench-fleet``: the whole server under 4,000 gateways of 16 streams, a poll a second, ten minutes.
 
-Everything is the product: the supervisor with its four parts, mailboxes, dbmanager on a PostgreSQL of its own
+Everything is the product: the supervisor with its parts, mailboxes, dbmanager on a PostgreSQL of its own
 (fsync on) and Parquet, services with an agreement for every stream. The gateways are *simulated*
 (``fleet_swarm``, in C, one process on the same machine); its CPU is shown apart. Agreements are put into
 SQL before the server starts.

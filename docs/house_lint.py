@@ -1,9 +1,11 @@
 """Holds the names and words of the house: ``python -m docs.house_lint``, part of ``make lint``.
 
-Three rules: no two public classes of one name in the product; no banned word in the name of a module, class,
-function or parameter (docs/glossary.md has the words to use); no banned phrase in docstrings, comments,
-documents and string literals, which are what people read in messages, logs and events. Prints each place and
-exits 1 when there is one.
+The rules of code: no two public classes of one name in the product; no banned word in the name of a module,
+class, function or parameter, and no vague verb before that of a function (docs/glossary.md has the words to
+use); no banned phrase in docstrings, comments, documents and string literals, which are what people read in
+messages, logs and events. The rules of documents: lines of at most 120 columns (``python -m docs.reflow``),
+no cell of a table longer than a line, design notes of at most 120 lines, and no file named that does not
+exist. Prints each place and exits 1 when there is one.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from docs.reflow import WIDTH, all_documents, blocks, documents
+
 ROOT: Final = Path(__file__).parents[1]
 PRODUCT: Final = ("pmdaemon", "sla_server", "gateway_agent", "dashboard")
+SOURCES: Final = (*PRODUCT, "benchmarks", "deploy", "docs", "sql", "tests")
+RECORDS: Final = (("docs", "adr"), ("docs", "spec"))
+"""Decisions as they were taken, and a specification as it was given: their words stay."""
 
 NAMES: Final = {
     "brain": "controller",
@@ -38,12 +45,79 @@ NAMES: Final = {
 }
 """Banned within identifiers, and what to say instead."""
 
+VERBS: Final = {
+    "breathe": "yield_to_main_loop",
+    "bury": "reap",
+    "enter": "add",
+    "give_way": "yield_to",
+    "greet": "announce",
+    "look": "poll, check, find",
+    "note": "record, add",
+    "obey": "apply",
+    "settle": "wait, flush, finish",
+    "stand": "state, status",
+    "take_up": "recover_state",
+    "tell": "report, send, notify",
+    "welcome": "accept, add",
+}
+"""Verbs that a function's name must not begin with, as each had several meanings, and what to say instead."""
+
+VERBS_LEFT: Final = frozenset(
+    {
+        "breathe",
+        "enter",
+        "enter_batch",
+        "give_way",
+        "look",
+        "look_after",
+        "look_around",
+        "look_at_all",
+        "look_at_lease",
+        "look_at_leaving",
+        "look_at_policies",
+        "look_for_policy",
+        "look_up",
+        "note",
+        "note_away",
+        "note_bad",
+        "note_cap",
+        "note_ended",
+        "note_late",
+        "note_late_cuts",
+        "note_outage",
+        "note_reach",
+        "settle",
+        "stand",
+        "take_up",
+        "tell",
+        "welcome",
+    }
+)
+"""Names of before the rule, without underscores around them; one that is no longer used is removed."""
+
+WIDE_CELLS: Final = {
+    "docs/formats/agreement.md": "a key and its rules",
+    "docs/formats/nbd.md": "an option and its answers",
+    "docs/formats/sql.md": "a column and its meaning",
+    "docs/glossary.md": "a word and its meaning",
+    "docs/operations/agent.md": "a key, a log line, and what to do",
+    "docs/operations/cli.md": "a command and what it does",
+    "docs/operations/runbook.md": "a symptom, where to look, what to do",
+}
+"""Documents with cells longer than a line, of before the rule, and what their rows are."""
+
+NOTE_LINES: Final = 120
+"""Of a design note."""
+FILES_OF_USERS: Final = {"agent.toml", "relay.toml", "runtime_dir/running.toml", "sql/versions/NNNN_what.py"}
+"""Files that documents name and that are not of this repository."""
+
 PHRASES: Final = {
     r"\banew\b": "again",
     r"\bof late\b": "recently",
     r"\banother than\b": "different from",
     r"\bis over\b": "has ended",
     r"\bshall\b": "should",
+    r"\btold\b(?! (?:apart|from))": "sent, reported, notified",
     r"\b(?:stands|stand) (?:in|on|under|for|beside|behind|within)\b": "is in, is stored in",
 }
 """Banned in prose, and what to say instead."""
@@ -54,6 +128,8 @@ LITERAL_PHRASES: Final = PHRASES | {
 """Banned in string literals."""
 
 ALLOWED_LITERALS: Final = {
+    "it was told of the beginning": "events: a reason of delivery, stored with what was delivered",
+    "not-told": "a reason of slices: stored by every release, and shown by the page",
     "its time is over": "services/control: stored in throttles of every release, and a test has it",
     "Nobody is throttled": "of the page and `sla top`, where it is people who read their volumes' names",
     "nobody to slow down": "services/control: stored in decisions, and searched for by operators",
@@ -100,10 +176,13 @@ def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            text = node.value
-            for piece in ALLOWED_LITERALS:
-                text = text.replace(piece, "")
-            yield node.lineno, text
+            yield node.lineno, _without_allowed(node.value)
+
+
+def _without_allowed(text: str) -> str:
+    for piece in ALLOWED_LITERALS:
+        text = text.replace(piece, "")
+    return text
 
 
 def twice() -> Iterator[str]:
@@ -127,6 +206,28 @@ def banned_names() -> Iterator[str]:
                 yield f"{path}:{line}: {name}: say {NAMES[word]}, not {word}"
 
 
+def vague_verbs() -> Iterator[str]:
+    """Functions whose names begin with a vague verb, and names of before that no function has any more."""
+    seen = set()
+    for path, tree, _ in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (verb := vague_verb(node.name)):
+                name = node.name.strip("_")
+                seen.add(name)
+                if name not in VERBS_LEFT:
+                    yield f"{path}:{node.lineno}: {node.name}: say {VERBS[verb]}, not {verb}"
+    for name in sorted(VERBS_LEFT - seen):
+        yield f"docs/house_lint.py: no function is called {name!r} any more: remove it from VERBS_LEFT"
+
+
+def vague_verb(name: str) -> str | None:
+    """The vague verb that a function's name begins with; those of Python's own protocols are free."""
+    if name.startswith("__"):
+        return None
+    plain = f"{name.strip('_')}_"
+    return next((verb for verb in VERBS if plain.startswith(f"{verb}_")), None)
+
+
 def banned_phrases() -> Iterator[str]:
     """Prose and literals with a banned phrase in them."""
     lines: list[tuple[Path, int, str]] = []
@@ -134,18 +235,64 @@ def banned_phrases() -> Iterator[str]:
     for path, tree, source in modules():
         lines += [(path, line, text) for line, text in prose(tree, source)]
         spoken += [(path, line, text) for line, text in literals(tree)]
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        place = path.relative_to(ROOT)
-        if place.parts[:2] not in (
-            ("docs", "adr"),
-            ("docs", "spec"),
-        ):  # records, and a specification as it was given
-            lines += [(place, number, text) for number, text in enumerate(path.read_text().splitlines(), 1)]
+    for place in all_documents():
+        if place.parts[:2] not in RECORDS:
+            text = (ROOT / place).read_text(encoding="utf-8")
+            lines += [
+                (place, number, _without_allowed(line)) for number, line in enumerate(text.splitlines(), 1)
+            ]
     for phrases, found_in in ((PHRASES, lines), (LITERAL_PHRASES, spoken)):
         for place, number, text in found_in:
             for pattern, instead in phrases.items():
                 if found := re.search(pattern, text, re.IGNORECASE):
                     yield f"{place}:{number}: say {instead}, not {found.group().lower()}"
+
+
+def long_lines() -> Iterator[str]:
+    """Lines and cells of documents beyond the width, and design notes beyond their length."""
+    for place in documents():
+        name, lines = place.as_posix(), (ROOT / place).read_text(encoding="utf-8").splitlines()
+        for number, problem in too_long(lines, are_cells_wide=name in WIDE_CELLS):
+            yield f"{place}:{number}: {problem}"
+        if place.parts[:2] == ("docs", "design") and len(lines) > NOTE_LINES:
+            yield f"{place}: {len(lines)} lines, a design note has at most {NOTE_LINES}: divide it"
+
+
+def too_long(lines: list[str], *, are_cells_wide: bool) -> Iterator[tuple[int, str]]:
+    """Number and problem of each line of a document that is too long; code is free."""
+    number = 0
+    for block in blocks(lines):
+        for line in block.lines:
+            number += 1
+            cells = re.split(r"(?<!\\)\|", line)
+            if block.is_prose and len(line) > WIDTH:
+                yield number, f"{len(line)} columns: python -m docs.reflow divides it"
+            elif line.startswith("|") and not are_cells_wide and max(map(len, cells)) > WIDTH:
+                yield number, "a cell longer than a line: make a list of this table, or say it below"
+
+
+def missing_files() -> Iterator[str]:
+    """Files and links that documents name and that do not exist."""
+    names = {path.relative_to(ROOT).as_posix() for path in _files()}
+    ends = {
+        "/".join(parts[start:])
+        for parts in (name.split("/") for name in names)
+        for start in range(len(parts))
+    }
+    for place in documents():
+        for number, line in enumerate((ROOT / place).read_text(encoding="utf-8").splitlines(), 1):
+            for named in re.findall(r"`([\w./-]+\.(?:py|c|js|sql|toml|sh|md))`", line):
+                if named not in ends and named not in FILES_OF_USERS and not named.startswith("/"):
+                    yield f"{place}:{number}: {named} does not exist"
+            for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", line):
+                if not (ROOT / place.parent / link).exists():
+                    yield f"{place}:{number}: the link {link} leads nowhere"
+
+
+def _files() -> Iterator[Path]:
+    for path in ROOT.iterdir():
+        if path.name in SOURCES or path.is_file():
+            yield from (found for found in [path, *path.rglob("*")] if found.is_file())
 
 
 def unused_allowances() -> Iterator[str]:
@@ -163,7 +310,8 @@ def unused_allowances() -> Iterator[str]:
 
 def main() -> int:
     """Print what breaks a rule; the number of rules' breaches decides the exit status."""
-    found = [*twice(), *banned_names(), *banned_phrases(), *unused_allowances()]
+    code = [*twice(), *banned_names(), *vague_verbs(), *banned_phrases(), *unused_allowances()]
+    found = [*code, *long_lines(), *missing_files()]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

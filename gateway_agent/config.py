@@ -3,7 +3,7 @@
     agent.toml ──load_agent──► AgentConfig ──plane_config──► PlaneConfig, the part of one data plane
 
 The parent checks all of it before it starts a child: names, sockets, addresses, that each export has its
-plane. It then gives its children a copy of the file (``agent.child_specs``), so that a child that is started
+plane. It then gives its children a copy of the file (``reload.RUNNING``), so that a child that is started
 again runs with what the others run with, whatever has become of the file since.
 """
 

@@ -5,7 +5,7 @@
     throttle group  qom-set /objects/NAME limits     qom-get             none
 
 Of a drive QEMU counts what its guest device did: I/Os, bytes, failures, summed times, and latencies in a
-histogram once it was told the edges of one (block-latency-histogram-set); ours are the edges of
+histogram once it was given the edges of one (block-latency-histogram-set); ours are the edges of
 ``wire.histogram``, so its bins are our buckets. A time runs from the guest's request to its answer, with what
 QEMU's throttle held it back. It does not know what is outstanding. Of an NBD export of qemu-storage-daemon
 nothing is counted at all: such a daemon has no guest devices.

@@ -10,8 +10,8 @@ comes instead of the answers that are still open. Every step has a limit of time
 again with backoff, for ever. A socket of QMP serves one client at a time: a second one is not refused, but
 waits for its greeting until the first has gone.
 
-``QmpConnected.daemon`` names the process behind the socket, so that a QEMU that was started again is told
-from one that was away for a moment.
+``QmpConnected.daemon`` names the process behind the socket, so that a QEMU that was started again is not
+taken for one that was away for a moment.
 
 The protocol is that of the library ``qemu.qmp``. Its log lines are left out; what they say is in ``QmpLost``.
 Threads: ``post`` and ``stop`` from the link's loop; all else in the thread ``qmp``.

@@ -54,7 +54,7 @@ function showRecipients(rows) {
     }},
     {label: "Recipient", cls: "wrap head", text: (row) => [row.name, row.recipient_kind]},
     {label: "Waiting", cls: "num",
-      text: (row) => f.count(row.delivery?.waiting) + (row.delivery?.is_least ? "+" : "")},
+      text: (row) => (row.delivery?.waiting_is_at_most ? "≤ " : "") + f.count(row.delivery?.waiting)},
     {label: "Given up", cls: "num", text: (row) => f.count(row.delivery?.dead_letters)},
     {label: "Last answer", cls: "wrap", text: (row) => row.delivery?.last_answer || f.DASH},
     {label: "", cls: "full", fill: (td, row) => {

@@ -142,7 +142,7 @@ class LimitedGroup:
             self._lost(exc)
             return None
         before, self._before = self._before, now
-        if limits != self._limits:  # its unit was started again, or somebody else has written them
+        if limits != self._limits:  # its unit was started again, or another program has written them
             self._limits = limits
             self._note(f"{group.path}: its limits were {tuple(limits)}, not those that were written")
         if before is not None and is_later(before, now):

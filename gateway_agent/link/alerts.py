@@ -1,7 +1,8 @@
-"""Alerts: what the link tells the server unasked, and the same lines in the agent's log.
+"""Alerts: what the link reports to the server unasked, and the same lines in the agent's log.
 
-One (kind, subject) is told at most every ``EVERY_NS``: a plane that dies in a loop must not fill the server's
-event log. I/Os held for too long are told once in ``LATE_EVERY_NS``, with their sum since the last time.
+One (kind, subject) is reported at most every ``EVERY_NS``: a plane that dies in a loop must not fill the
+server's event log. I/Os held for too long are reported once in ``LATE_EVERY_NS``, with their sum since the
+last time.
 Alerts raised without a session wait in it (``session.MAX_DEFERRED``).
 """
 
@@ -25,7 +26,7 @@ Severity = Literal["info", "warning", "critical"]
 
 
 class Alerts:
-    """State: when each (kind, subject) was told last. Thread: the link's loop only."""
+    """State: when each (kind, subject) was reported last. Thread: the link's loop only."""
 
     def __init__(self, session: AgentSession, clock: Clock) -> None:
         self._session = session

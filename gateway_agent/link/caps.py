@@ -2,7 +2,7 @@
 
 The planes hold the caps and count the lease themselves; the link keeps the newest set so that a plane that
 comes back gets it at once, *if its lease still runs* and only for what is left of it; with the next renewal
-it gets the set for the whole lease, as it renews for as long as it was told last. Control groups and QEMU
+it gets the set for the whole lease, as it renews for as long as it was ordered last. Control groups and QEMU
 know no lease: their limits are what the link says. So the set outlives the link (``KeptCaps``): the next one
 puts it in force again for what is left of the lease, also while the server is away. CAPS_ACK is due when
 every reachable enforcer has proved that it took the set (see ``enforcers.base``). Caps of volumes that no

@@ -37,7 +37,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki.certificates import SERVER_URI
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.sockets import why_not
+from pmdaemon.runtime.sockets import accept, why_not
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, Transport, prepare
 
 log = structlog.get_logger("connection")
@@ -306,34 +306,47 @@ class LinkListener:
         self._server_name = server_name
         self._candidate: TlsTransport | None = None
         self._since_ns = 0
+        self._resume_ns: int | None = None  # until then nothing is accepted; None: it is
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
         selector.register(self._listener, selectors.EVENT_READ, self)
 
     @property
     def due_ns(self) -> int | None:
-        """When the candidate's time ends."""
-        return self._since_ns + CANDIDATE_LIMIT_NS if self._candidate is not None else None
+        """When the candidate's time ends, or a pause in accepting."""
+        due = [] if self._resume_ns is None else [self._resume_ns]
+        if self._candidate is not None:
+            due.append(self._since_ns + CANDIDATE_LIMIT_NS)
+        return min(due, default=None)
 
     def turn(self) -> None:
-        """Give up a candidate that takes too long."""
-        if (due_ns := self.due_ns) is not None and self._clock.monotonic_ns() >= due_ns:
+        """Give up a candidate that takes too long; accept again after a pause."""
+        now_ns = self._clock.monotonic_ns()
+        if self._candidate is not None and now_ns >= self._since_ns + CANDIDATE_LIMIT_NS:
             self._refuse("it did not prove to be the server within 5 s")
+        if self._resume_ns is not None and now_ns >= self._resume_ns:
+            self._resume_ns = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+
+    def _pause(self, for_ns: int) -> None:
+        self._resume_ns = self._clock.monotonic_ns() + for_ns
+        self._selector.unregister(self._listener)
 
     def ready(self, _events: int) -> None:
         """The selector says that a connection or bytes of the candidate have arrived."""
-        try:
-            self._accepted(*self._listener.accept())
-        except BlockingIOError:
-            pass
-        except OSError as exc:  # a connection that was gone before we came must not end the link
-            log.warning("cannot-answer", reason=exc.strerror or str(exc))
+        if self._resume_ns is None and (accepted := accept(self._listener, self._pause)) is not None:
+            self._accepted(*accepted)
         if self._candidate is not None:
             self._prove(self._candidate)
 
     def _accepted(self, sock: socket.socket, peer: tuple[str, int]) -> None:
         if self._tls is None:
-            prepare(sock)
+            try:
+                prepare(sock)
+            except OSError as exc:  # a connection that was gone before we came must not end the link
+                log.warning("cannot-answer", reason=exc.strerror or str(exc))
+                sock.close()
+                return
             log.info("dialled-by-server", address=f"{peer[0]}:{peer[1]}")
             self._connection.take(sock)
             return
@@ -374,7 +387,8 @@ class LinkListener:
     def close(self) -> None:
         """Stop listening."""
         self._refuse("the link stops")
-        self._selector.unregister(self._listener)
+        if self._resume_ns is None:
+            self._selector.unregister(self._listener)
         self._listener.close()
 
 

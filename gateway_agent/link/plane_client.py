@@ -3,7 +3,7 @@
     DP_HELLO ◄── on every connection, first        DP_COLLECT, DP_CAPS, DP_THRESHOLDS, DP_LEASE ──►
     DP_CUT   ◄── exactly one for each DP_COLLECT
 
-Unknown kinds are ignored (a newer plane may announce something); a DP_CUT that nobody asked for, or anything
+Unknown kinds are ignored (a newer plane may announce something); a DP_CUT that was not asked for, or anything
 before DP_HELLO, closes the connection.
 """
 

@@ -9,7 +9,7 @@
 ``look`` asks for everything that the places need: query-blockstats and query-block if one is a drive, the
 limits of each group. Requests are answered in their order (``gateway_agent.qmp``).
 
-Drives are told once the edges of our histogram's buckets. Where that cannot be (an old QEMU), or another
+Drives are sent the edges of our histogram's buckets once. Where that cannot be (an old QEMU), or another
 program has set edges of its own, there are mean latencies and no percentiles; it is said once.
 
 Thread: the link's loop only.
@@ -65,7 +65,7 @@ class _Open(NamedTuple):
 class QemuClient:
     """State of one monitor; ``source`` and ``enforcer`` are its two faces.
 
-    State: the requests that are not answered, what the newest look found, and the drives that were told to
+    State: the requests that are not answered, what the newest look found, and the drives that were asked to
     keep a histogram on this connection.
 
     Args:

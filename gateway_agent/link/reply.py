@@ -21,7 +21,7 @@ def answer(session: AgentSession, spool: Spool, poll: Poll, wall_us: int) -> int
 
     Args:
         session: where the frames go.
-        spool: where the cuts stand.
+        spool: where the cuts are.
         poll: what is answered.
         wall_us: this host's wall clock now.
 

@@ -61,7 +61,7 @@ REFUSED_BIT: Final = 8  # by the gateway, for what it asks: its client's error
 LENGTH_SHIFT: Final = 4
 PACK_IOS: Final = 256  # more tuples than that cost a stream more memory, and no less time
 FOLD_IOS: Final = 2048  # a fold of so many takes about 0.4 ms, its longest pause
-MOST_MEMBERS: Final = 4096  # names, for people; whoever is counted is counted without one
+MOST_MEMBERS: Final = 4096  # names, for people; a stream is counted without one, too
 _FINISHED_INTS: Final = 5
 
 

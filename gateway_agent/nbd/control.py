@@ -19,6 +19,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -26,6 +27,7 @@ import structlog
 from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.loop import IN, OUT, EventLoop
 from pmdaemon.errors import WireError
+from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.ends import Error, Unsupported
@@ -85,15 +87,14 @@ class ControlServer:
         loop.watch(listener.fileno(), IN, self._on_connection, lambda _exc: None)
 
     def _on_connection(self, _events: int) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # it was gone before we came, or we are out of descriptors: the link tries again
+        accepted = accept(self._listener, partial(self._loop.pause_input, self._listener.fileno()))
+        if accepted is None:
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             idle = [each for each in self._connections if each not in (self._link, self._heir)]
             idle[0].close("too many connections that are no link")
         made = _ControlConnection(
-            self._loop, sock, self._commands, self._is_link, self._take_over, self._forget
+            self._loop, accepted[0], self._commands, self._is_link, self._take_over, self._forget
         )
         self._connections.append(made)
         made.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))

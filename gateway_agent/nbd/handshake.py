@@ -37,7 +37,7 @@ from gateway_agent.nbd.protocol import ExportFacts, Opt, Rep, ReplyMode
 
 
 class HandshakeState(Enum):
-    """Where a negotiation stands (both sides)."""
+    """How far a negotiation has come (both sides)."""
 
     FLAGS = "waiting for the client's flags"
     OPTIONS = "waiting for an option"

@@ -79,12 +79,18 @@ class EventLoop:
             self._epoll.modify(fd, mask)
             watched.mask = mask
 
+    def pause_input(self, fd: int, for_ns: int) -> None:
+        """Watch ``fd`` for nothing, and for ``IN`` again after ``for_ns``."""
+        self.want(fd, 0)
+        self.at(("pause", fd), self.clock.monotonic_ns() + for_ns, lambda _now_ns: self.want(fd, IN))
+
     def is_watched_for(self, fd: int, mask: int) -> bool:
         """Whether ``fd`` is watched for all of ``mask``."""
         return self._watched[fd].mask & mask == mask
 
     def forget(self, fd: int) -> None:
         """Stop watching; call it before the descriptor is closed. Unknown descriptors are ignored."""
+        self.cancel(("pause", fd))
         if self._watched.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)

@@ -60,6 +60,7 @@ from pmdaemon.runtime import logs
 from pmdaemon.runtime.clock import Clock, SystemClock
 from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
+from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.planes import DpHandOver
@@ -216,7 +217,6 @@ class Plane:
             log.error("cannot-hand-over", problem=str(exc))
             return None
         for sock in self._listeners.values():
-            self._loop.cancel(sock)
             self._loop.forget(sock.fileno())
         self._was_alone, self._other.may_serve = not self._other.may_serve, True
         return data, list(self._listeners.values())
@@ -371,7 +371,6 @@ class Plane:
     def _listen_no_more(self, text: str) -> None:
         sock = self._listeners.pop(text)
         address = bound_address(sock)
-        self._loop.cancel(sock)  # a pause after a failed accept
         self._loop.forget(sock.fileno())
         sock.close()
         unlink_own(address)
@@ -380,22 +379,10 @@ class Plane:
 
     def _accept(self, listener: socket.socket, _events: int) -> None:
         for _ in range(MAX_ACCEPTS):
-            try:
-                sock, _ = listener.accept()
-            except BlockingIOError:
+            accepted = accept(listener, partial(self._loop.pause_input, listener.fileno()))
+            if accepted is None:
                 return
-            except OSError as exc:
-                # Out of descriptors, most likely; the connection waits in the backlog. Pause, or we spin.
-                log.error("accept-failed", error=exc.strerror)
-                self._loop.want(listener.fileno(), 0)
-                self._loop.at(
-                    listener, self._clock.monotonic_ns() + 10**9, lambda _now: self._resume(listener)
-                )
-                return
-            self._begin(sock)
-
-    def _resume(self, listener: socket.socket) -> None:
-        self._loop.want(listener.fileno(), IN)
+            self._begin(accepted[0])
 
     def _begin(self, sock: socket.socket) -> None:
         try:

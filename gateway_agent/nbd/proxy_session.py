@@ -416,7 +416,7 @@ class ProxySession(NbdSession):
             self._asked.forget()
 
     def _on_failure(self, exc: Exception) -> None:
-        # A reply that nobody asked for, or a bug: nothing that follows on this connection can be trusted.
+        # A reply that was not asked for, or a bug: nothing that follows on this connection can be trusted.
         self._is_lost = True
         if not self.is_closed and not self._ending:
             self._fail_all(p.EIO, can_reply=False)

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from gateway_agent.errors import BadCaps
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire.cut import IO_KINDS
 
 MAX_THRESHOLD_US: Final = 0xFFFF_FFFF  # a u32 on the wire: 71 minutes
@@ -55,17 +56,19 @@ def parse_thresholds(header: dict[str, Any]) -> PlaneThresholds:
     """
     version, entries = header.get("version"), header.get("entries")
     if type(version) is not int or version < 0 or not isinstance(entries, list):
-        raise BadCaps("thresholds", f"version {version!r} or the list of entries is not well-formed")
+        raise BadCaps("thresholds", f"version {excerpt(version)} or the list of entries is not well-formed")
     return PlaneThresholds(version, tuple(_entry(version, entry) for entry in entries))
 
 
 def _entry(version: int, entry: Any) -> ThresholdEntry:
     if not isinstance(entry, dict):
-        raise BadCaps(f"thresholds {version}", f"entry {entry!r} is not a map")
+        raise BadCaps(f"thresholds {version}", f"entry {excerpt(entry)} is not a map")
     volume, client, io = entry.get("volume"), entry.get("client"), entry.get("io")
     threshold_us = entry.get("threshold_us")
-    if not isinstance(volume, str) or not isinstance(client, str) or io not in IO_KINDS:
-        raise BadCaps(f"thresholds {version}", f"entry {entry!r} lacks volume, client or a known io kind")
+    if not (isinstance(volume, str) and isinstance(client, str) and isinstance(io, str) and io in IO_KINDS):
+        problem = f"entry {excerpt(entry)} lacks volume, client or a known io kind"
+        raise BadCaps(f"thresholds {version}", problem)
     if type(threshold_us) is not int or not 0 < threshold_us <= MAX_THRESHOLD_US:
-        raise BadCaps(f"thresholds {version}", f"threshold_us is {threshold_us!r}, expected 1 to 2**32 - 1")
+        problem = f"threshold_us is {excerpt(threshold_us)}, expected 1 to 2**32 - 1"
+        raise BadCaps(f"thresholds {version}", problem)
     return ThresholdEntry(volume, client, IO_KINDS[io], threshold_us)

@@ -50,7 +50,7 @@ class Upstream:
     """A connection in transmission, non-blocking, not watched.
 
     Attributes:
-        sock: owned by whoever has this.
+        sock: owned by the holder of this.
         agreed: how it replies.
         facts: as it says them.
         plan: to open another one.

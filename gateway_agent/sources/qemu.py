@@ -1,7 +1,7 @@
 """Statistics of the drives of one QEMU process (``gateway_agent.qemu``): beside the I/O path.
 
 One row a drive: volume ``qemu:<gateway>:<name>``, client ``qemu``. I/Os, bytes, failures and summed times are
-exact; latencies are in our own buckets from the moment on that QEMU was told their edges. Limits, all visible
+exact; latencies are in our own buckets as soon as QEMU was given their edges. Limits, all visible
 in the cuts:
 
 - what is outstanding is not known, so that storage that hangs looks idle: nothing of availability, IOPS or

@@ -122,7 +122,7 @@ class QueueState:
         return entries, runs
 
     def mark(self) -> tuple[int, tuple[int, int, int]]:
-        """What ``_undo`` needs. Lock held."""
+        """What ``undo`` needs. Lock held."""
         return self.next_seq, self.ring.mark()
 
     def undo(self, mark: tuple[int, tuple[int, int, int]], entries: list[IndexEntry]) -> None:

@@ -203,11 +203,11 @@ class CertificateWorker:
             return CertificateRefused(question.conn, PeerRefused(exc.code, str(exc)))
         except PkiError as exc:
             # The peer learns only that it is the server's fault; the log says what.
-            log.error("no-certificate", asked_by=question.who, error=str(exc))
+            log.error("certificate-failed", asked_by=question.who, error=str(exc))
             return CertificateRefused(question.conn, _unusable())
         except BaseException:  # the request is a peer's bytes, and a panic in Rust code is no Exception
             self._counters["authority_faults"] += 1
-            log.exception("no-certificate", asked_by=question.who)
+            log.exception("certificate-failed", asked_by=question.who)
             return CertificateRefused(question.conn, _unusable())
         self._counters["certificates_issued"] += 1
         log.info("certificate-issued", to=question.who, address=question.conn.address)

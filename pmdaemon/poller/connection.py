@@ -11,7 +11,7 @@ arrive. Closing at once with unread input would make the kernel answer with a re
 last frame before the peer reads it.
 
 Lock ``_lock`` guards ``_out``, ``_closed`` and changes of ``session.state``. Receiving, ``finish``,
-``close`` and the attributes below belong to the inbound thread; ``doom`` may be called by any.
+``close`` and the attributes below belong to the inbound thread; ``doomed`` may be set by any.
 
 Source: P10 (optimistic, never blocking), P13 (one write); DESIGN.md 3.
 """

@@ -237,7 +237,7 @@ class ShardMigrator:
         except OSError as exc:
             os.close(descriptor)
             self._counters["mail_not_passed_on"] += 1
-            log.warning("connection-not-passed-on", address=conn.address, problem=exc.strerror)
+            log.warning("connection-forward-failed", address=conn.address, problem=exc.strerror)
             return
         header = {"op": "moved", "shard": shard_of(gateway_id), "gw": gateway_id, "hops": hops}
         header |= {"address": conn.address, "dialled": conn.is_dialled, "opened_ns": conn.opened_ns}
@@ -312,7 +312,7 @@ class ShardMigrator:
         except OSError as exc:
             self._counters["mail_not_passed_on"] += 1
             log.warning(
-                "mail-not-passed-on", shard=message.shard, sender=message.sender, problem=exc.strerror
+                "mail-forward-failed", shard=message.shard, sender=message.sender, problem=exc.strerror
             )
             return
         self._counters["mail_passed_on"] += 1

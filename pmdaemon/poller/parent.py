@@ -71,13 +71,12 @@ from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.runtime.sockets import open_listener
+from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire.messages.server import RecordRows
 
 REVIEW_NS: Final = 10**9
 ACCEPTS_A_ROUND: Final = 64  # a storm of reconnects must not keep the parent from noticing a dead pair
-ACCEPT_PAUSE_NS: Final = 10**9  # without descriptors: connections wait in the backlog, no loop spins
 FULL_PAUSE_NS: Final = 20_000_000  # while no pair has room for one more: those in the backlog keep their turn
 NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
@@ -295,7 +294,7 @@ class PairManager:
         control = self.children[owner].control if owner < len(self.children) else None
         if control is None:
             self.lost += 1
-            log.warning("not-passed-on", op=message.op, shard=message.header["shard"], pair=owner)
+            log.warning("forward-failed", op=message.op, shard=message.header["shard"], pair=owner)
             return
         self.passed_on += 1
         control.send(message.header, message.descriptors)
@@ -438,17 +437,10 @@ class Daemon:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_ROUND):
-            try:
-                sock, peer = self._listener.accept()
-            except BlockingIOError:
+            accepted = accept(self._listener, self._pause_accepting)
+            if accepted is None:
                 return
-            except ConnectionAbortedError:  # the peer is gone already
-                continue
-            except OSError as exc:  # out of descriptors, or of memory
-                now_ns = self._clock.monotonic_ns()
-                self._refusals.warning(now_ns, "accept-failed", error=exc.strerror, again_in_s=1)
-                self._pause_accepting(ACCEPT_PAUSE_NS)
-                return
+            sock, peer = accepted
             if not self._give(sock, f"{peer[0]}:{peer[1]}"):
                 return
 

@@ -51,7 +51,7 @@ FIRST_US: Final = 2  # of a counter; LAST_US is 3 in both
 
 
 class MappedReserve:
-    """The mapped file. Whoever uses it keeps to its own words; see the module.
+    """The mapped file. Each side keeps to its own words; see the module.
 
     Args:
         fd: of the file, open for reading and writing; may be closed afterwards.

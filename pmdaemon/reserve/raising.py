@@ -5,12 +5,12 @@ that the supervisor sets (a part that runs alone, a test) there are none, and ra
 ``initialized`` events go to the reserve of the initialization period, which syncs each of them; it is
 delivered first (E6).
 
-``raise_event`` never raises and never waits for another process: whoever notices trouble must not get into
+``raise_event`` never raises and never waits for another process: code that notices trouble must not get into
 more of it. Memory for one event is kept aside, and given back to the system for the moment when there is
 none.
 
-State: ``_raiser``, of the process; set once, by its main thread or, where the reserves come late, by whoever
-raises the event with which they do. ``_late``: what waits until then.
+State: ``_raiser``, of the process; set once, by its main thread or, where the reserves come late, by the
+thread that raises the event with which they do. ``_late``: what waits until then.
 """
 
 from __future__ import annotations

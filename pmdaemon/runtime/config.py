@@ -49,7 +49,7 @@ class StrictModel(BaseModel):
     """Base of all configuration models: unknown keys are refused, values are validated on assignment."""
 
     # Without use_attribute_docstrings: to read its own source costs a process more than all else of a model.
-    # docs.reference finds what stands below the fields.
+    # docs.reference finds what is below the fields.
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
 

@@ -1,8 +1,10 @@
 """How programs end by themselves: one line for people, and why for those who ask later.
 
 ``outermost`` is around everything a program does: whatever comes out of it becomes one line and an exit
-status. The traceback of a fault of ours goes to a file that the line names (``of_a_fault`` says which are
-kept).
+status. The traceback of a fault of ours goes to a file that the line names (``traceback_file`` says which are
+kept). So does that of an error which a program logs and survives: ``logs`` calls ``traceback_file``, too.
+
+State: ``_written``, the files of this process's faults. A thread that misses an entry looks on the disk.
 
 RUNTIME_DIR/NAME.failed says why a part of the server ended, from its end until its next start. While a part
 cannot start, ``sla-server status`` finds the reason nowhere else. A note that cannot be written or read is no
@@ -18,6 +20,7 @@ import stat
 import sys
 import tempfile
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -28,6 +31,7 @@ from pmdaemon.runtime.files import write_whole
 EX_SOFTWARE: Final = 70  # of sysexits
 EX_IOERR: Final = 74
 MOST_FAULTS: Final = 10  # files a program: one that fails again and again must not fill the disk
+_written: Final[dict[str, Path]] = {}  # beginning of its path -> file of this process's faults
 
 
 @contextlib.contextmanager
@@ -66,31 +70,57 @@ def in_words(error: BaseException) -> tuple[str, int]:
 
 
 def of_a_fault(program: str, error: BaseException) -> str:
-    """One line about a mistake in the program; its traceback is in a file that the line names.
-
-    A fault that comes again at the same place has its file already. Of the others the newest ``MOST_FAULTS``
-    are kept, so that a new fault always has one.
-    """
+    """One line about a mistake in the program; its traceback is in a file that the line names."""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     try:
-        path = _fault_file(f"{program.replace(' ', '-')}-fault-", error)
+        path = traceback_file(program, error)
     except OSError as exc:
         return f"{text}. This is a fault of the program; its traceback cannot be written ({exc.strerror})"
     return f"{text}. This is a fault of the program; please report it with {path}"
 
 
-def _fault_file(prefix: str, error: BaseException) -> Path:
-    """Write the traceback, unless there is one of the same place; other users' files are left alone."""
-    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+def traceback_file(program: str, error: BaseException) -> Path:
+    """The file with the traceback of an error.
+
+    An error that comes again at the same place has its file already. Of the others the newest ``MOST_FAULTS``
+    are kept, so that a new one always has a file; other users' files are left alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    prefix = f"{program.replace(' ', '-')}-fault-"
+    places = [f"{line.tb_frame.f_code.co_filename}:{number}" for line, number in _lines(error)]
     place = hashlib.blake2b("\n".join([type(error).__name__, *places]).encode(), digest_size=4).hexdigest()
+    name = f"{prefix}{place}-"
+    beginning = os.path.join(tempfile.gettempdir(), name)
+    if (path := _written.get(beginning)) is not None:  # a fault that peers cause comes by the thousand
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+            return path
+    path = _fault_file(prefix, name, error)
+    if len(_written) >= MOST_FAULTS:
+        _written.clear()
+    _written[beginning] = path
+    return path
+
+
+def _lines(error: BaseException) -> Iterator[tuple[types.TracebackType, int]]:
+    """The frames of its traceback and the line in each; their source is not read."""
+    line = error.__traceback__
+    while line is not None:
+        yield line, line.tb_lineno
+        line = line.tb_next
+
+
+def _fault_file(prefix: str, beginning: str, error: BaseException) -> Path:
     known = [path for _, path in sorted(_own_files(prefix))]
     for path in known:
-        if path.name.startswith(f"{prefix}{place}-"):
+        if path.name.startswith(beginning):
             os.utime(path)
             return path
     for path in known[: max(0, len(known) - MOST_FAULTS + 1)]:
         path.unlink(missing_ok=True)
-    fd, name = tempfile.mkstemp(prefix=f"{prefix}{place}-", suffix=".txt")
+    fd, name = tempfile.mkstemp(prefix=beginning, suffix=".txt")
     with os.fdopen(fd, "w", errors="backslashreplace") as file:
         file.writelines(traceback.format_exception(error))
     return Path(name)

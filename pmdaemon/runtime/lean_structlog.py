@@ -2,7 +2,7 @@
 
 structlog looks for rich, to colour lines that ours never are. Where the command line's tables have brought
 it, finding it costs each process a tenth of a second of CPU and some MB. So the mains of the processes import
-this before anything else that imports structlog. Whoever needs rich imports it afterwards as ever.
+this before anything else that imports structlog. A module that needs rich imports it afterwards as ever.
 """
 
 from __future__ import annotations

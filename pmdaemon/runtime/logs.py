@@ -8,6 +8,9 @@ Nothing here raises, and nothing waits for a reader: pipes and terminals are ope
 alone, without blocking, and sockets are sent to without blocking. ``sys.stderr`` becomes the same sink, so
 that prints, warnings and the interpreter's own words take the same way.
 
+A line that comes with an exception has its text (``error``) and names the file of its traceback
+(``traceback``, see ``failures``): no traceback is written to the log.
+
 State: ``LineSink``; its lock guards all of it.
 """
 
@@ -30,11 +33,14 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.excerpt import printable
+from pmdaemon.runtime.failures import traceback_file
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 STDERR: Final = 2
 MOST_NESTED: Final = 16  # lines that one line may cause while it is written; more are dropped
 LINES_A_SECOND: Final = 10  # of one ``LimitedLog``
+MOST_ERROR_CHARACTERS: Final = 500  # of an exception's text, which may quote a peer
 
 
 class LineSink:
@@ -198,9 +204,24 @@ class _Renderer:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
+            self._tracebacks_to_files,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "process", "event"]),
         )
+
+    def _tracebacks_to_files(
+        self, _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        given = event.pop("exc_info", None)
+        if isinstance(given, tuple):
+            given = given[1]
+        error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given else None
+        if error is not None:
+            event.setdefault("error", printable(f"{type(error).__name__}: {error}", MOST_ERROR_CHARACTERS))
+            try:
+                event["traceback"] = str(traceback_file(self._process, error))
+            except OSError as exc:
+                event["traceback"] = f"cannot be written: {exc.strerror or exc}"
+        return event
 
     def __call__(self, logger: object, method: str, event: structlog.typing.EventDict) -> str:
         name = event.get("event")
@@ -280,7 +301,7 @@ class LimitedLog:
     def _has_room(self, now_ns: int) -> bool:
         if now_ns // 10**9 != self._window_s:
             if self._left_out:
-                self._log.warning("more-like-these", left_out=self._left_out)
+                self._log.warning("log-suppressed", left_out=self._left_out)
             self._window_s, self._written, self._left_out = now_ns // 10**9, 0, 0
         if self._written >= LINES_A_SECOND:
             self._left_out += 1

@@ -1,4 +1,8 @@
-"""Sockets of this machine: opening a listener, and the user behind a local connection or listener.
+"""Sockets of this machine: opening a listener, accepting, and the user behind a local connection or listener.
+
+Without descriptors or memory ``accept`` fails, and the connection stays in the backlog: the listener remains
+readable, and a loop that goes on without a pause spins. Every accept loop calls ``accept`` here, which makes
+it pause.
 
 TCP on the loopback interface says nothing about its other end; the kernel's tables ``/proc/net/tcp`` and
 ``/proc/net/tcp6`` do: each socket of this machine is listed with its two addresses, its state and the number
@@ -12,20 +16,26 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import structlog
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.excerpt import printable
 
+log = structlog.get_logger("sockets")
+
 BACKLOG: Final = 1024
 """Connections between the start and the first accept wait here; a fleet dials in at once."""
+ACCEPT_PAUSE_NS: Final = 10**9
+"""Descriptors come back when connections end, which takes seconds; a try a second costs nothing."""
 TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 PROCESSES: Final = Path("/proc")
 UNKNOWN: Final = "?"
 MOST_COMMAND: Final = 80
-"""Characters of a command line shown: its program, and what it was told first."""
+"""Characters of a command line shown: its program, and its first arguments."""
 _LISTEN: Final = "0A"
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -55,6 +65,27 @@ def open_listener(setting: str, host: str, port: int) -> socket.socket:
             f"another data directory), or choose another port for {setting}; 0 takes a free one",
         ) from exc
     return listener
+
+
+def accept(
+    listener: socket.socket, pause: Callable[[int], None]
+) -> tuple[socket.socket, tuple[str, int]] | None:
+    """Accept one connection of a non-blocking listener; None if none waits, or accepting failed.
+
+    Args:
+        listener: of IPv4 or IPv6; of a Unix socket, the address that is returned means nothing.
+        pause: called with ``ACCEPT_PAUSE_NS`` after a failure that will recur: its loop must not watch the
+            listener for so long.
+    """
+    try:
+        sock, peer = listener.accept()
+    except (BlockingIOError, ConnectionAbortedError):  # the peer is gone already
+        return None
+    except OSError as exc:  # out of descriptors, or of memory
+        log.warning("accept-failed", error=exc.strerror or str(exc), again_in_s=ACCEPT_PAUSE_NS // 10**9)
+        pause(ACCEPT_PAUSE_NS)
+        return None
+    return sock, peer
 
 
 class Socket(NamedTuple):

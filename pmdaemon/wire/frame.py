@@ -1,4 +1,4 @@
-r"""Frames: a length word, a small msgpack header, and columns that nobody has to parse.
+r"""Frames: a length word, a small msgpack header, and columns that need no parsing.
 
 Every message, on a socket, in a mailbox and in the spool, has this form (little-endian):
 
@@ -253,7 +253,7 @@ def _decode_whole(view: memoryview, total: int, *, is_own: bool = False) -> Fram
 
 
 def split(view: memoryview | bytes) -> Iterator[memoryview]:
-    """Yield the raw frames that stand one behind another in ``view``.
+    """Yield the raw frames that lie one behind another in ``view``.
 
     Raises:
         MalformedFrame: bytes are left over behind the last whole frame.

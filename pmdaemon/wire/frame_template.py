@@ -20,7 +20,7 @@ same order and numbers of the same types, so decoding it would have given the sa
 The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt),
 and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are not free.
 Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
-learned. An answer of another shape (longer numbers, an older agent) is nobody's fault: it is decoded.
+learned. An answer of another shape (longer numbers, an older agent) is no fault: it is decoded.
 
 Pure; no clock, no sockets.
 
@@ -226,7 +226,7 @@ class FrameTemplates:
         cut, reply = frames
         head = _unpadded(cut.raw)
         if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
-            return False  # a key stands there twice: which one counts no shape can say
+            return False  # a key is there twice: which one counts no shape can say
         try:
             shape = FrameTemplate(head, bytes(reply.raw))
         except _Unlearnable:

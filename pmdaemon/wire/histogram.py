@@ -1,7 +1,7 @@
 """The latency histogram: the one module that owns its bucket layout.
 
 Log-linear, unit 1.024 us (1,024 ns), 4 sub-buckets an octave, 99 buckets from 1 us to 60 s. A bucket is at
-most 25 % wide, so its upper edge flatters nobody by more than that and its geometric midpoint is within
+most 25 % wide, so its upper edge is too high by that at most and its geometric midpoint is within
 11.8 %. Adding neighbours (0+1, 2+3, ...) gives the 50-bucket form with 2 sub-buckets an octave.
 
 A stream has four histograms, addressed on the wire by one running bucket number:

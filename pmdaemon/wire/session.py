@@ -12,9 +12,9 @@ is ``closed``.
         any state --ERROR or BYE sent--> draining --end of stream--> closed
 
 A frame of a kind this side does not know is *not* an error: ``feed`` yields it and the shell answers
-UNSUPPORTED, so that a newer peer may try something and be told. Kinds for our own processes (64 and above)
-count as unknown here. A frame that contradicts the table, a limit or the framing raises; the shell answers
-ERROR (``error_code``), closes that connection and nothing else.
+UNSUPPORTED, so that a newer peer may try something and get an answer. Kinds for our own processes (64 and
+above) count as unknown here. A frame that contradicts the table, a limit or the framing raises; the shell
+answers ERROR (``error_code``), closes that connection and nothing else.
 
 A peer without a certificate stays connected: it may ask for the CA (CA_QUERY) and enrol (ENROL), once each
 as far as its time goes, and dials again with what it got. ``admit_enrolment_alone`` says so: of any other

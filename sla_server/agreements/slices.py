@@ -95,13 +95,13 @@ class StreamSlot:
     Attributes:
         hist_read: int64, shape (99,), total latency of reads; ``hist_write`` likewise.
         missed: (io, threshold_us) to what was counted.
-        errors: failed I/Os of any kind; of agents that tell them by kind all are in ``failed``.
+        errors: failed I/Os of any kind; of agents that report them by kind all are in ``failed``.
         oldest_ms: age of the oldest outstanding I/O at the end of a cut, the largest; ``oldest_read_ms`` and
             ``oldest_write_ms`` of one kind; ``kindless_oldest_ms`` of any request, of agents of before.
         stalled_ms: longest time without a completion while I/O was outstanding; the others likewise.
         covered_us: duration of the cuts that have this stream.
         spread_us: of that, of cuts that were shared out over several slots.
-        told_us: of that, of cuts in which the agent told what waits, or what failed.
+        told_us: of that, of cuts in which the agent reported what waits, or what failed.
         outstanding: I/Os held or in flight at the end of a cut, at most.
         stream: tells the streams of a slice apart.
         is_beside: its source knows completions only, though it may have latencies; see ``DueSlices``.

@@ -144,7 +144,7 @@ def check(
     volumes: Collection[str],
     carried: Mapping[str, Collection[str]],
 ) -> list[DocumentProblem]:
-    """What stands against having all of these promises in force together.
+    """What speaks against having all of these promises in force together.
 
     Args:
         promises: all that would be in force.

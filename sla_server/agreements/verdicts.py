@@ -278,7 +278,7 @@ class _Judging:
         by_kind = ("oldest_read_ms", "stalled_read_ms", "oldest_write_ms", "stalled_write_ms")
         kindless = ("kindless_oldest_ms", "kindless_stalled_ms")
         said = np.bitwise_or.reduce([c[name] for name in (*by_kind, *kindless)])
-        # Stored before kinds were told: what is known is of all kinds together.
+        # Stored before kinds were reported: what is known is of all kinds together.
         oldest, stalled = (
             np.where(said > 0, c[name], c[whole])
             for name, whole in zip(kindless, ("oldest_ms", "stalled_ms"), strict=True)

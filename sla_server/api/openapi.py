@@ -16,7 +16,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "ListedGateway": GatewayName.model_json_schema(),
     "VolumesDecision": VolumesDecision.model_json_schema(),
     "Acknowledge": AcknowledgeBody.model_json_schema(),
-    "Event": event_schema(),
+    "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

@@ -342,7 +342,7 @@ ROUTES: Final = (
         "POST",
         "/preview",
         "preview",
-        "Who would get an event now, and why; delivers nothing.",
+        "Who would get an event now, and why; delivers nothing. `kind` is enough; the rest is filled in.",
         body="Event",
         changes=True,  # it costs what routing costs
     ),

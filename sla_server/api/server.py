@@ -194,6 +194,19 @@ class HttpListener:
             ident=None,
         )
         self._server.channel_class = HttpConnection
+        self._accept_at_s = 0.0  # until then nothing is accepted: without descriptors
+        self._accepts = self._server.readable
+        self._server.readable = self._is_accepting
+        self._server.accept = self._accept
+
+    def _accept(self) -> Any:
+        return sockets.accept(self._server.socket, self._pause_accepting)
+
+    def _pause_accepting(self, for_ns: int) -> None:
+        self._accept_at_s = self._now_s() + for_ns / 1e9
+
+    def _is_accepting(self) -> bool:
+        return self._now_s() >= self._accept_at_s and bool(self._accepts())
 
     def serve(self, stop: Stop, end_streams: Callable[[], None]) -> None:
         """Serve until the stop; then let live streams end, stop the threads, close every connection."""

@@ -37,9 +37,9 @@ def _delivery(key: str) -> Any:
 
 
 def _waiting(row: Row) -> str:
-    """How many events wait; with + where there may be more."""
+    """How many events wait, or at most how many."""
     delivery = row.get("delivery") or {}
-    return formatting.count(delivery.get("waiting")) + ("+" if delivery.get("is_least") else "")
+    return ("<= " if delivery.get("waiting_is_at_most") else "") + formatting.count(delivery.get("waiting"))
 
 
 def _state(row: Row) -> Text:

@@ -124,11 +124,11 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
         again = (
             f"; the next try is at {formatting.when(row['next_try_us'])}" if row.get("next_try_us") else ""
         )
-        yield f"It fails{since}{counted}{again}."
+        yield f"It has failed{since}{counted}{again}."
     waiting = int(row.get("waiting") or 0)
     if waiting > 1:
-        least = "At least " if row.get("is_least") else ""
-        yield f"{least}{waiting:,} events wait for it, the test among them; they are sent in their order."
+        most = "At most " if row.get("waiting_is_at_most") else ""
+        yield f"{most}{waiting:,} events wait for it, the test among them; they are sent in their order."
     if found.state == "dead-letter":
         yield "It refused the test for good: it is not sent again. Mend what receives it, and test again."
     elif found.state == "failing":

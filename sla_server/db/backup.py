@@ -114,7 +114,7 @@ def make(
     if unfiled_head is not None and unfiled_head["row"] is not None:
         rows.append(FileRow(**unfiled_head["row"]))
     state = sorted(path.name for path in _state_files(engine, data_dir))
-    make_directory(target / "state", 0o700)
+    make_directory(target / "state", 0o700)  # syncs the names of dump and folders, too
     for name in state:
         copy_durably(data_dir / name, target / "state" / name)
     size_bytes = sum(row.bytes for row in rows)
@@ -130,7 +130,6 @@ def make(
         state,
         unfiled_head,
     )
-    sync_directory(target)
     write_whole(target / HEAD, json.dumps(asdict(made), indent=1) + "\n", synced=True)
     return made
 

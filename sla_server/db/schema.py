@@ -300,7 +300,7 @@ throttles = Table(
     *(_text(name) for name in ("volume", "backend", "source")),
     *(_float(name) for name in ("cost_per_s", "ops_per_s", "bytes_per_s")),
     *(_text(name) for name in ("reason", "text", "victim", "who", "state")),
-    _big("gen"),  # none: observed only, no gateway was ever told
+    _big("gen"),  # none: observed only, no gateway was ever sent it
     *(_big(name) for name in ("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us")),
     *(_float(name) for name in ("loop_start", "loop_ceiling")),
     _text("client"),  # none: the whole volume

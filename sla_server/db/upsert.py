@@ -104,7 +104,7 @@ def params(columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> Params:
 def upsert_columns(
     connection: Connection, into: Table, columns: Mapping[str, Column], **changes: Unpack[ColumnChanges]
 ) -> None:
-    """``upserts.upsert`` of rows given as columns of one length.
+    """``upsert`` of rows given as columns of one length.
 
     Args:
         connection: in a transaction.

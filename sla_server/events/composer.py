@@ -130,9 +130,9 @@ class BatchComposer:
             self._routes[queue, item.seq] = found
         return found.get(recipient)
 
-    def waiting(self, lane: Lane, most: int) -> list[QueuedEvent]:
-        """Events behind a lane's cursors that go to it; some ``most`` events are looked at."""
-        found = list[QueuedEvent]()
+    def waiting(self, lane: Lane, most: int) -> tuple[list[QueuedEvent], int]:
+        """Events behind a lane's cursors that go to it, of some ``most``; and the count of the others."""
+        found, unread = list[QueuedEvent](), 0
         for queue in self._queues.values():
             after = lane.cursors[queue.name]
             while most > 0:
@@ -141,7 +141,8 @@ class BatchComposer:
                     break
                 after, most = through, most - len(items)
                 found += [item for item in items if self._goes_to(lane, queue, item)]
-        return found
+            unread += queue.newest_seq - after
+        return found, unread
 
     def _goes_to(self, lane: Lane, queue: EventQueue, item: QueuedEvent) -> bool:
         is_end_of_known = not item.recipient and ends_one_of(item.event, lane.firing)

@@ -42,7 +42,6 @@ from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.pair import open_pair
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
 from sla_server.events.receiver.service import EventReceiver
-from sla_server.events.recipient_state import Waiting, WaitingEvents
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
 from sla_server.events.recipients.inbox import InboxStore
@@ -173,7 +172,7 @@ class Delivery:
         self._initial = EventQueue(directory, "initial", INITIAL_BYTES)
         self._main = EventQueue(directory, "main", settings.queue_bytes)
         self._later = LaterQueue(EventQueue(directory, "later", LATER_BYTES))
-        self._report_damage()
+        self._damaged = 0
         self._sql: EventRecords = records or SqlLink(config.runtime_dir / "main.mbx", clock)
         self._intake = EventIntake(
             directory / RESERVES,
@@ -200,7 +199,6 @@ class Delivery:
         sender = ThreadSender(NAME, self._sql.recipient, self._inbox.put, threads)
         self._record_lane = LaneSettings(NAME, sender, MOST_NOTICES, TIMEOUT_S)
         self._engine.set_recipients([self._record_lane], from_start=[NAME], unknown=None)
-        self._waiting = WaitingEvents(queues)
         self._status_dir = config.runtime_dir / "metrics"
 
     @property
@@ -215,6 +213,7 @@ class Delivery:
 
     def start(self, stop: Stop) -> None:
         """First what the last run left in the reserves, then new events."""
+        self._report_damage()
         if self._pair is not None:
             self._pair.start()
         self._poll_routing()
@@ -238,6 +237,7 @@ class Delivery:
             if second.passed:
                 second = Deadline(LONGEST_S)
                 self._poll_routing()
+                self._report_damage()
                 self._write_status()
             if hangup.take():
                 self._outlets.reopen()
@@ -318,8 +318,10 @@ class Delivery:
         self._raise(kind, "critical", "delivery", text, {})
 
     def _report_damage(self) -> None:
-        damaged = self._initial.damaged + self._main.damaged + self._later.damaged
-        if damaged:
+        """An event about records that were found to be unreadable since the last one."""
+        found = self._initial.damaged + self._main.damaged + self._later.damaged
+        if damaged := found - self._damaged:
+            self._damaged = found
             text = f"{damaged} events that were on disk are gone: check the disk; the log names the places"
             self._raise("event-queue-damage", "critical", "delivery", text, {"events": damaged})
 
@@ -330,7 +332,6 @@ class Delivery:
             self._engine.set_router(RecordingRouter(router))
             lanes = [self._record_lane, *self._outlets.lanes(router.table.recipients)]
             self._engine.set_recipients(lanes, unknown=router.table.unreadable)
-            self._waiting.forget()
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
@@ -341,17 +342,9 @@ class Delivery:
         busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
         return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
-    def _for_recipients(self) -> dict[str, Waiting]:
-        """How many events wait for each recipient; rows for SQL are none of theirs."""
-        router = self._routing.router
-        cursors = {name: lane.cursors for name, lane in self._engine.lanes.items() if name != NAME}
-        return self._waiting.look(cursors, lambda event: (routed.recipient for routed in router.route(event)))
-
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
-        recipients, undelivered = rows_of(
-            self._engine, self._later, self._for_recipients(), self._outlets.kind_of, self._clock
-        )
+        recipients, undelivered = rows_of(self._engine, self._later, self._outlets.kind_of, self._clock)
         recipients += self._outlets.pulse_rows()
         fullness = {queue.name: queue.fullness_ratio for queue in (self._initial, self._main)}
         pair = self._pair.status() if self._pair is not None else None

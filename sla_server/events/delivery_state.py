@@ -1,19 +1,18 @@
 """The file in which the delivery process reports how each recipient is: delivery.json beside the metrics.
 
-    {"recipients": [{"name", "kind", "state", "waiting", "is_least", "attempt", "is_trying",
-                     "failing_since_us", "next_try_us", "last_answer", "last_confirmed_us", "confirmed",
-                     "dead_letters", "waiting_since_us"}],
+    {"recipients": [{"name", "kind", "state", "waiting", "waiting_is_at_most", "waiting_since_us",
+                     "attempt", "is_trying", "failing_since_us", "next_try_us", "last_answer",
+                     "last_confirmed_us", "confirmed", "dead_letters"}],
      "undelivered": [{"event_id", "recipient", "state", "attempt", "since_us", "reason"}]}
 
 Further keys are figures: ``queue_fullness``, ``reserves`` (share in use of each), ``later`` (held back,
 reminders, escalations), ``accepted``, ``repeated``, ``skipped`` (by reason), ``pair`` (of a server that has a
 partner: ``pair_core.PairCore.status``).
 
-``state`` of a recipient: ``ok``, ``failing`` (its newest answer was no confirmation), ``held`` (silences).
-``waiting`` counts the events for it that it has not confirmed; there may be more where ``is_least`` is true:
-they are counted later. ``attempt``: tries of what it has not confirmed, with the one under way
-(``is_trying``). ``waiting_since_us`` is when the oldest that waits was
-recorded, 0 for none. ``failing_since_us`` and ``next_try_us`` are null where there is no such time.
+``state`` of a recipient: ``ok``, ``failing`` (its newest answer was no confirmation), ``held`` (silences). Of
+a long backlog ``waiting`` is an upper bound (``waiting_is_at_most``); ``waiting_since_us`` is when the oldest
+that waits was recorded, 0 for none. ``attempt`` counts the tries of what it has not confirmed, with the one
+under way (``is_trying``); ``failing_since_us`` and ``next_try_us`` are null where there is no such time.
 
 Of what is undelivered the oldest ``MOST_UNDELIVERED`` are listed. The application server shows it; a file
 that is old or missing means that it is not known.

@@ -1,4 +1,4 @@
-"""Who is told of events, as documents: ``kind: Recipient``, ``kind: Route``, ``kind: Silence``.
+"""Who is notified of events, as documents: ``kind: Recipient``, ``kind: Route``, ``kind: Silence``.
 
 A recipient is one way out of the server, a route says which events go to which recipients and how, a silence
 holds events back for a time: once, or again and again (quiet hours). They are applied, versioned and audited

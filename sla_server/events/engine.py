@@ -142,7 +142,7 @@ class DeliveryEngine:
         cursors = self._lanes[name].cursors
         return any(cursors[queue.name] < queue.newest_seq for queue in self._queues.values())
 
-    def waiting(self, name: str, most: int) -> list[QueuedEvent]:
+    def waiting(self, name: str, most: int) -> tuple[list[QueuedEvent], int]:
         """What waits in the queues for a recipient; see ``BatchComposer.waiting``."""
         return self._composer.waiting(self._lanes[name], most)
 

@@ -142,10 +142,11 @@ class EventIntake:
     def _add(self, items: Iterable[QueuedEvent], *, is_initial: bool) -> int:
         now_us, new, ids, repeated = self._clock.unix_us(), list[QueuedEvent](), dict[str, None](), 0
         for item in items:
-            if item.identity in self._ids or item.identity in ids:
+            identity = item.identity
+            if identity in self._ids or identity in ids:
                 repeated += 1
                 continue
-            ids[item.identity] = None
+            ids[identity] = None
             new.append(item)
         self._queues[is_initial].append(new, now_us)
         self._ids.update(ids)

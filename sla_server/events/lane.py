@@ -226,7 +226,7 @@ class DeliveryState:
 
     @property
     def names(self) -> list[str]:
-        """Lanes that are known and that nobody has taken."""
+        """Lanes that are known and that are not taken."""
         return list(self._kept)
 
     def lane(self, settings: LaneSettings, newest: Mapping[str, int]) -> Lane:
@@ -252,15 +252,15 @@ class DeliveryState:
         self._kept[lane.name] = _stored(lane)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """All others that nobody has taken are those of recipients that have ended."""
+        """All others that are not taken are those of recipients that have ended."""
         self._kept = {name: lane for name, lane in self._kept.items() if name in names}
 
     def needed(self, queue: str) -> list[int]:
-        """Cursors of the lanes that nobody has taken."""
+        """Cursors of the lanes that are not taken."""
         return [lane.cursors.get(queue, 0) for lane in self._kept.values()]
 
     def relieve(self, queue: EventQueue, oldest: int, raise_event: Raise) -> bool:
-        """The lane that is furthest behind gives up a chunk, if nobody has taken it; whether one did.
+        """The lane that is furthest behind gives up a chunk, if it is not taken; whether one did.
 
         Args:
             queue: is nearly full.
@@ -280,7 +280,7 @@ class DeliveryState:
         return True
 
     def write(self, lanes: Mapping[str, Lane], *, synced: bool = True) -> None:
-        """Replace the file; lanes that nobody has taken stay in it.
+        """Replace the file; lanes that are not taken stay in it.
 
         Durability: it is on disk on return, also after a power cut; unsynced, it survives a kill.
 

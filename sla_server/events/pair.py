@@ -124,7 +124,7 @@ class CooperatingPair:
     def has_changed(self, lanes: Mapping[str, Lane]) -> bool:
         """Whether lanes have to look again at what they are about to send."""
         self._take_later()
-        return self._under_way.look_again(lanes, has_changed=self._ledger.take_change())
+        return self._under_way.must_compose(lanes, has_changed=self._ledger.take_change())
 
     def publish(self, engine: DeliveryEngine) -> None:
         """How far recipients have come, and that there may be new events."""

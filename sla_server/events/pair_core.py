@@ -374,7 +374,7 @@ class BatchesUnderWay:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
 
-    def look_again(self, lanes: Mapping[str, Lane], *, has_changed: bool) -> bool:
+    def must_compose(self, lanes: Mapping[str, Lane], *, has_changed: bool) -> bool:
         """Whether batches have to be made again: at a change, and when one of those was answered."""
         if has_changed:
             self._tokens = {name: lane.token for name, lane in lanes.items() if lane.token}

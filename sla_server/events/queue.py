@@ -7,7 +7,7 @@ Nothing is locked. Chunks that were read are kept for the other readers, which u
 read whole at the start and in memory from then on; a record is deleted once it is in the queue of events.
 
 Durability: ``append`` and ``add`` return when the records are on disk. A deletion that a crash undoes is
-repeated by whoever made it.
+repeated by its sender.
 
 Thread: ``EventQueue.append`` and ``records`` by any, reading by one (main); ``LaterQueue`` by one.
 """
@@ -140,7 +140,7 @@ class EventQueue:
         storage: the two files, for tests.
 
     Attributes:
-        damaged: records that could not be read back.
+        damaged: records that could not be read back, or that hold no event.
 
     Raises:
         DiskQueueError, OSError: it cannot be opened.
@@ -248,7 +248,9 @@ class EventQueue:
             try:
                 items.append(decode(message.seq, message.data))
             except EventUnreadable as exc:
+                self.damaged += 1
                 log.error("event-unreadable", queue=self.name, seq=message.seq, problem=str(exc))
+                self._queue.discard([message.seq])  # so that it is counted once
         return items, messages[-1].seq if messages else durable
 
 

@@ -75,7 +75,7 @@ def fit(moments: Mapping[str, Any]) -> CostFit:
         return _unknown(n, "there are no reads to count in")
     mean, square = float(moments["x2"]) / total, xx[2, 2] / total
     if mean <= 0 or max(square - mean * mean, 0.0) ** 0.5 < LEAST_VARIATION * mean:
-        return _unknown(n, "its I/Os are nearly all of one size: what a byte costs cannot be told")
+        return _unknown(n, "its I/Os are nearly all of one size: what a byte costs cannot be measured")
     present = [i for i in range(3) if xx[i, i] > 0]
     if _condition(xx[np.ix_(present, present)]) > MOST_CONDITION:
         return _unknown(n, "reads, writes and sizes always change together: they cannot be told apart")

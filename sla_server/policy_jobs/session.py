@@ -84,7 +84,7 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
     }
-    if is_local(master):  # nobody else may call the driver; executors of a cluster must
+    if is_local(master):  # no other process may call the driver; executors of a cluster must
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         found |= {"spark.local.dir": str(scratch_of(work_dir)), "spark.executor.extraJavaOptions": temporary}
     return found

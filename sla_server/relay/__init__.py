@@ -5,5 +5,5 @@ delivery with its queues, lanes, routes and recipients (``events.delivery``). On
 of SQL is here: its configuration and documents (``config``, ``documents``), the memory of identities
 (``records``), the final confirmation (``final``), and the process (``process``).
 
-Design: docs/design/8-event-delivery.md; for operators: docs/operations/relay.md.
+Design: docs/design/8-event-delivery.md, ADR 27; for operators: docs/operations/relay.md.
 """

@@ -47,9 +47,13 @@ class RelayConfig(ReceiverConfig):
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
 
     @model_validator(mode="after")
-    def _receives_once(self) -> Self:
+    def _is_no_server(self) -> Self:
         if self.events.receive is not None:
             raise ValueError("events.receive: the top of a relay's file has these keys; move them there")
+        if self.events.pair.enabled:
+            raise ValueError(
+                "events.pair: a relay has no partner; send the server's events to two relays instead"
+            )
         return self
 
 

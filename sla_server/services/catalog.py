@@ -424,8 +424,8 @@ class AgreementChange:
     """One change.
 
     Attributes:
-        make: builds it from the catalog and the time (us); None: there is nothing to do, and it has told
-            its asker so
+        make: builds it from the catalog and the time (us); None: there is nothing to do, and it has
+            answered so
         done: called with the change and an error text, empty if it is in force
     """
 

@@ -90,7 +90,7 @@ class Services:
         routing: RoutingFile | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
-        # The start of this process: tells the pairs that a new services knows nobody yet.
+        # The start of this process: tells the pairs that a new services knows no gateway yet.
         self._incarnation = now_us
         self.controller = controller
         self.sql_worker = sql_worker
@@ -267,15 +267,15 @@ class Services:
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
-    # What requests act on (``requests.Desk``).
+    # What requests act on (``requests.RequestTarget``).
 
     @property
     def documents(self) -> DocumentReader:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         return self._documents
 
     def respond(self, request: str, code: int, body: Row) -> None:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         try:
             answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
         except FrameTooLarge as exc:
@@ -284,26 +284,26 @@ class Services:
         self._outbox.put("appserver", answer)
 
     def set_mode(self, mode: str) -> None:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         self.mode = mode
         self.controller.set_mode(mode)
 
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
     def policy_version(self) -> int | None:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         return self._policy.version or None
 
     @property
     def gate(self) -> VolumeGate:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         return self._gate
 
     def carried(self) -> Mapping[str, Collection[str]]:
-        """See ``requests.Desk``."""
+        """See ``requests.RequestTarget``."""
         return self._thresholds.volumes
 
     def _catalog_changed(self, catalog: Catalog) -> None:

@@ -89,7 +89,7 @@ class Episodes:
         return [_progress(row)]
 
     def look(self, states: Mapping[Key, Row], now_us: int) -> Rows:
-        """Once a second with the live states of the open ones: worst value, and those nobody closed."""
+        """Once a second with the live states of the open ones: worst value, and those left open."""
         rows: Rows = []
         for key, row in list(self._open.items()):
             live = states.get(key)

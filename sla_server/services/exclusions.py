@@ -1,9 +1,9 @@
 """Of which agreements nothing is promised at present: maintenance, and times outside service hours.
 
 Judging asks the same of slices (``InForce.excluded``). Here it is asked of the moment, once a second, so that
-control slows nobody down, and no page shows a violation, for what is not promised. Agreements without either
-are not asked at all. Those with the same hours are asked together; the others take turns, ``MOST_ASKED`` a
-time, so a change may be seen some seconds late where there are very many.
+control slows no volume down, and no page shows a violation, for what is not promised. Agreements without
+either are not asked at all. Those with the same hours are asked together; the others take turns,
+``MOST_ASKED`` a time, so a change may be seen some seconds late where there are very many.
 
 State: the answer of each agreement. Belongs to the main loop.
 """

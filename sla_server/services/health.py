@@ -135,7 +135,7 @@ class Problems:
         self._names[gateway_id] = name
 
     def name_of(self, gateway_id: str) -> str:
-        """What people call a gateway; its id while nobody has told."""
+        """What people call a gateway; its id as long as the name is not known."""
         return self._names.get(gateway_id, gateway_id)
 
     def alert(self, gateway_id: str, kind: str, text: str, at_us: int, now_ns: int) -> None:
@@ -212,7 +212,7 @@ class AwaitedGateways:
         self._due[gateway_id] = name, now_ns + round(LIMIT_S * 1e9)
 
     def settled(self, gateway_id: str) -> None:
-        """It is back, or its loss was told."""
+        """It is back, or its loss was reported."""
         self._due.pop(gateway_id, None)
 
     def overdue(self, now_ns: int, now_us: int) -> Rows:

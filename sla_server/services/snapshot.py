@@ -59,7 +59,7 @@ class _LeftOut(NamedTuple):
 
 
 class Shown:
-    """The newest events, whoever raised them, and the processes. Belongs to the main loop.
+    """The newest events, whichever process raised them, and the processes. Belongs to the main loop.
 
     An event that cannot be shown (its time lies ahead, a key is missing, it is too large) is left out,
     logged, and counted in ``problems``: no event takes the others with it.

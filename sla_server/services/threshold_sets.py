@@ -1,8 +1,9 @@
-"""The threshold set of every gateway: made when something about it may have changed, told when it did.
+"""The threshold set of every gateway: compiled when something about it may have changed, sent when it did.
 
-State: what is promised, the volumes of each gateway announced, the version each was told last, and which are
-*due*: to be compiled again. A gateway that is announced is told in any case: its pair keeps no sets, and what
-the agent remembers may be old. One that is announced again, after a restart of anybody, is so told again.
+State: what is promised, the volumes of each gateway announced, the version each was sent last, and which are
+*due*: to be compiled again. A gateway that is announced is sent its set in any case: its pair keeps no sets,
+and what the agent remembers may be old. After a restart of agent, pair or services it is announced again, and
+so sent its set again.
 
 Belongs to the main loop.
 """
@@ -24,7 +25,7 @@ from sla_server.agreements.thresholds import (
 from sla_server.services.rows import Row, event_row
 
 MOST_SETS: Final = 512
-"""Sets compiled between two ticks: some 60 ms, so a fleet that registers at once is told within 2 s."""
+"""Sets compiled between two ticks: some 60 ms, so a fleet that registers at once has its sets within 2 s."""
 
 
 class ThresholdSets:
@@ -87,7 +88,7 @@ def _not_in(
 
 
 def left_out_event(gateway_id: str, found: ThresholdSet, now_us: int) -> tuple[str, Row]:
-    """That a gateway cannot be told all it should count."""
+    """That a gateway cannot be sent all that it should count."""
     text = (
         f"{found.left_out} latency thresholds of this gateway find no room in its set: all would take "
         f"{found.wanted_bytes} bytes, the limit is {MAX_SET_BYTES}. Agreements of the lowest priority are "

@@ -51,10 +51,15 @@ class FakeLoop:
         assert fd in self.masks
         self.masks[fd] = mask
 
+    def pause_input(self, fd, for_ns):
+        self.want(fd, 0)
+        self.at(("pause", fd), self.clock.monotonic_ns() + for_ns, lambda _now_ns: self.want(fd, IN))
+
     def is_watched_for(self, fd, mask):
         return self.masks[fd] & mask == mask
 
     def forget(self, fd):
+        self.cancel(("pause", fd))
         self.masks.pop(fd, None)
 
     def set_buffered(self, fd, has_input):

@@ -117,7 +117,7 @@ class PartnerServer:
         while self.core.later_items:
             self.rig.later.add([self.core.later_items.popleft()])
         lanes, changed = self.rig.engine.lanes, self.ledger.take_change()
-        if self.under_way.look_again(lanes, has_changed=changed):
+        if self.under_way.must_compose(lanes, has_changed=changed):
             self.rig.engine.set_router(self.rig.router)
 
     def kill(self) -> None:

@@ -155,7 +155,8 @@ class DpCut(WireMessage):
         header = received.header
         for key in ("id", "start_ns", "end_ns", "start_us"):
             if type(header.get(key)) is not int or header[key] < 0:
-                raise BadCut(f"DP_CUT key {key!r} is {header.get(key)!r}, expected a non-negative integer")
+                found = excerpt(header.get(key))
+                raise BadCut(f"DP_CUT key {key!r} is {found}, expected a non-negative integer")
         if header["id"] == 0 or header["end_ns"] < header["start_ns"]:
             raise BadCut(
                 f"DP_CUT id {header['id']} must be positive, and its interval must not run backwards"

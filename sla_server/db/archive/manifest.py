@@ -2,7 +2,7 @@
 
 A row's life: inserted in the transaction that makes the file count; ``replaced_us`` set in the transaction
 that puts a merged file in its place, or gives it up; deleted once the file is deleted, after a grace time.
-Whoever read the rows before keeps a valid list of files for that long: that is the readers' snapshot.
+A reader of the rows before keeps a valid list of files for that long: that is the readers' snapshot.
 
 All functions work in the caller's transaction. Thread: any.
 """

@@ -110,7 +110,7 @@ class LocalFiles:
         final = self._root / name
         sync_file(aside)
         aside.rename(final)
-        # Whoever made the directories may have died before their names were on disk.
+        # The process that made the directories may have died before their names were on disk.
         for directory in (final.parent, final.parent.parent, self._root):
             sync_directory(directory)
 

@@ -256,7 +256,7 @@ class ArchiveUpkeep:
             try:
                 self.step()
             except (DbError, OSError) as exc:
-                log.warning("files-not-looked-after", error=str(exc), retry_s=self._config.interval_s)
+                log.warning("archive-upkeep-skipped", error=str(exc), retry_s=self._config.interval_s)
 
     def _rested(self) -> bool:
         watchdog.rest()

@@ -63,7 +63,7 @@ FINISH_NS: Final = 5_000_000_000  # of process.JOIN_S: the last transaction and 
 STEP_S: Final = 2 * COMMIT_S  # waits for the transaction under way, and makes some of its own
 REMEMBERED: Final = 512  # records: the cuts of some seconds, from at most 128 MB
 ANNOUNCED_S: Final = 5.0
-"""A failover or a lock takes less; who is told of it can do something about what lasts longer."""
+"""A failover or a lock takes less; a person can do something about what lasts longer."""
 SPACING_S: Final = 0.1  # RECORDs are committed at once, but no more than ten times a second
 
 

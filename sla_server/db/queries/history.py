@@ -41,7 +41,7 @@ _GAUGES: Final = ("held_max", "inflight_max")
 
 
 def read_history(connection: Connection, stream_ids: Sequence[int], from_us: int, to_us: int) -> list[Row]:
-    """Rows of some streams together, oldest first; see ``Reader.rollup_history`` for what they hold."""
+    """Rows of some streams together, oldest first; see ``SqlReader.rollup_history`` for what they hold."""
     slot_us, moved_us = _settings(connection)
     is_fine = from_us >= moved_us and (to_us - from_us) // slot_us <= SLOTS_MAX
     table = schema.rollups if is_fine else schema.rollup_hours

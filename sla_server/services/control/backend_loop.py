@@ -351,8 +351,8 @@ class BackendControl:
     def _release(self, victims: Sequence[Victim], now_ns: int) -> LoopStep | None:
         waiting = [v for v in victims if v.key in self.victims]
         if self.settling:
-            # Just restarted: gateways and their streams are still coming in. Nobody is gone before a lease is
-            # over.
+            # Just restarted: gateways and their streams are still coming in. No gateway is gone before a
+            # lease has ended.
             self.settling = (
                 not all(v.need is not Need.UNKNOWN for v in waiting)
                 or {v.key for v in waiting} != self.victims
@@ -543,7 +543,7 @@ class BackendControl:
         worst = max(others, key=lambda v: v.signal.r)
         wanted = self._target(worst.signal.r, now_ns)
         if wanted <= self.allowed or not biting:
-            self.phase = Phase.HOLD  # a cap that nobody feels is not evidence for a higher one
+            self.phase = Phase.HOLD  # a cap that is not felt is not evidence for a higher one
             return NOTHING
         self.decreases = self.futile = 0
         names = named(throttled)

@@ -397,7 +397,7 @@ class FeedForward:
         return np.array([scope.row.row for scope in found if scope is not None], dtype=np.int64)
 
     def _count_bad(self, expected: Expected) -> None:
-        """Windows in which a promise of the backend was broken, whoever was slowed down; each once."""
+        """Windows in which a promise of the backend was broken, whatever was slowed down; each once."""
         if not len(expected.rows):
             return
         changes, is_bad = self._scopes.table.newest_over(expected.rows)

@@ -1,4 +1,4 @@
-"""Backends that hang or fail: nobody is slowed down for them, for that cannot help.
+"""Backends that hang or fail: no volume is slowed down for them, for that cannot help.
 
 Slow storage and storage that does not answer look alike to one promise: both miss it. The other volumes on
 the backend tell them apart. A backend is at *fault* while

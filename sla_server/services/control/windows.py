@@ -34,7 +34,7 @@ State of ``WindowTable``, all of it in arrays that grow by doubling:
                were outstanding, ``m_unsure`` that it may be longer, for its beginning was not seen;
                ``m_stuck``: I/Os stuck, at most in the present slice (``slice_sums``);
                ``m_aged_us``: age of the oldest I/O outstanding that its pieces have counted, of a mean
-               latency, and ``m_aged``, for how many it stands;
+               latency, and ``m_aged``, for how many it counts;
                ``m_measures``: its source measures what is promised, so windows wait for it,
                unless it is ``m_mute``: its gateway's cuts have said nothing of its streams for a while;
                ``m_lacks``: the newest said nothing of some of them, whose data plane has stopped

@@ -202,7 +202,7 @@ class Judge:
         self._queue.reset(name for name in self._tracks if name not in self._unread)
 
     def _load(self, now_us: int) -> None:
-        """Read what SQL has of some of the tracks that are new here; nobody judges the others yet."""
+        """Read what SQL has of some of the tracks that are new here; the others are not judged yet."""
         reads = 0
         for name in list(self._unread):
             if reads >= MOST_LOADS:
@@ -292,7 +292,7 @@ class Judge:
             # Streams after progress: a gateway that has passed a slice's end has brought the streams in it.
             self._has_more, self._progress = False, _believed(self._store.progress(), now_us)
             self._progress_us = now_us
-            return self._streams_are_read(now_us)  # nobody may be judged without a stream that is in SQL
+            return self._streams_are_read(now_us)  # nothing may be judged without a stream that is in SQL
         return True
 
     def _streams_are_read(self, now_us: int) -> bool:

@@ -1,4 +1,4 @@
-"""The books of the judge: of each objective in force its judged slices, where it stands, active alerts.
+"""History of each objective in force: its judged slices, its state, its active alerts.
 
 Status is computed again for objectives whose slices were judged in a pass, and for some of the others by
 turns, since they change with the time alone. Which alerts were active before is computed from the slices in

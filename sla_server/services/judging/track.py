@@ -32,10 +32,10 @@ RETIRED_US: Final = DAY_US
 OPEN_US: Final = 2 * DAY_US
 """How long late data may revise a slice: rollups stay in SQL 48 h."""
 JUDGE_BACK_US: Final = 7 * DAY_US
-"""Slices older than this that nobody judged (server away) stay unjudged."""
+"""Slices older than this that were not judged (server away) stay unjudged."""
 RECHECK_SLICES: Final = 3
 NEVER_US: Final = 1 << 62
-MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up delays nobody
+MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up delays no other track
 
 Fingerprint = tuple[Any, ...]
 
@@ -109,7 +109,7 @@ class Track:
         return self.promise.key
 
     def restore(self, rows: Iterable[Row], now_us: int) -> None:
-        """Take up where SQL says this version stood; rows oldest first."""
+        """Continue where SQL says this version was; rows oldest first."""
         if self._is_from_the_future(now_us):
             self.next_us = now_us // self.length_us * self.length_us
         for row in rows:
@@ -160,7 +160,7 @@ class Track:
         """Gateways whose data a slice needs: with a stream in scope that counts by its end, and not retired.
 
         One that has a volume in scope which no other one has that reports is not retired, however long it is
-        silent: what nobody observes is no_data.
+        silent: what is not observed is no_data.
         """
         seen = frozenset([s.gateway_id for s in scope if s.first_seen_us < end_us <= s.until_us])
         if len(seen) < 2:
@@ -234,7 +234,7 @@ class Track:
             if lacking is None:
                 lacking = self.gateways(scope, progress, start_us, end_us)
             if any(progress.get(name, 0) >= end_us for name in lacking):
-                self._wake = None  # until it is settled nobody knows what it waits for
+                self._wake = None  # until it is settled it is not known what it waits for
                 yield start_us
             elif self._wake is not None:
                 self._await(lacking, end_us)

@@ -1,5 +1,6 @@
 """What one agent can hold: exports, names, and clients in negotiation."""
 
+import errno
 import socket
 
 import pytest
@@ -14,6 +15,7 @@ from gateway_agent.config import (
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
@@ -86,4 +88,39 @@ def test_strangers_that_say_nothing_are_few_and_the_plane_serves_the_next(tmp_pa
     assert len(plane._negotiations) == 3
     for sock in clients:
         sock.close()
+    plane.close()
+
+
+def test_without_descriptors_a_plane_accepts_no_client_for_a_second(tmp_path):
+    export, clock, tries = (
+        ExportConfig(volume="v", backend="b", file=str(tmp_path / "disk.img")),
+        FakeClock(),
+        [],
+    )
+    (tmp_path / "disk.img").write_bytes(bytes(4096))
+    text = f"unix:{tmp_path}/nbd.sock"
+    plane = Plane(PlaneConfig("nbd-0", [text], f"{tmp_path}/control.sock", [export]), clock)
+    listener = plane._listeners[text]
+
+    class Exhausted:
+        """As the listener, in a process without descriptors."""
+
+        def accept(self):
+            tries.append(clock.monotonic_ns())
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def __getattr__(self, name):
+            return getattr(listener, name)
+
+    plane._loop.forget(listener.fileno())
+    plane._watch(text, Exhausted())
+    first_ns = clock.monotonic_ns()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"{tmp_path}/nbd.sock")
+        for second in range(2):
+            for _ in range(20):
+                plane._loop.at("turn", clock.monotonic_ns(), lambda _now: None)  # the step does not wait
+                plane.step()
+            assert tries == [first_ns + number * 10**9 for number in range(second + 1)]
+            clock.advance(1.0)
     plane.close()

@@ -187,6 +187,8 @@ def test_the_table_fits_80_columns() -> None:
 
 
 def test_a_demonstration_says_first_how_long_it_takes_and_how_it_ends() -> None:
-    assert "about 60 s together" in demonstration.plan(60, endless=True)
-    assert demonstration.plan(60, endless=True).endswith("everything stays up, under load, until Ctrl-C.")
-    assert demonstration.plan(30, endless=False).endswith("then it ends by itself.")
+    endless, short = (demonstration.plan(60, endless=True), demonstration.plan(30, endless=False))
+    assert "about 60 s together" in " ".join(endless.split())
+    assert " ".join(endless.split()).endswith("then everything stays up, under load, until Ctrl-C.")
+    assert " ".join(short.split()).endswith("then it ends by itself.")
+    assert max(map(len, endless.splitlines())) <= 80

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,59 @@ def test_an_allowance_that_is_not_needed_any_more_is_named(monkeypatch: pytest.M
     monkeypatch.setitem(house_lint.ALLOWED_LITERALS, "no text has this piece", "a reason")
     (said,) = house_lint.unused_allowances()
     assert "'no text has this piece'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        ("look", "look"),
+        ("_look_at_lease", "look"),
+        ("take_up", "take_up"),
+        ("take", None),
+        ("settled", None),
+        ("notebook", None),
+        ("__enter__", None),
+    ],
+)
+def test_a_vague_verb_begins_a_name(name: str, verb: str | None) -> None:
+    assert house_lint.vague_verb(name) == verb
+
+
+def test_a_function_with_a_vague_verb_is_named_and_so_is_an_exception_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = ast.parse("def look() -> None: ...\ndef _welcome_all() -> None: ...\n")
+    monkeypatch.setattr(house_lint, "modules", lambda: [(Path("a.py"), tree, "")])
+    monkeypatch.setattr(house_lint, "VERBS_LEFT", frozenset({"look", "breathe"}))
+    assert list(house_lint.vague_verbs()) == [
+        "a.py:2: _welcome_all: say accept, add, not welcome",
+        "docs/house_lint.py: no function is called 'breathe' any more: remove it from VERBS_LEFT",
+    ]
+
+
+def test_long_prose_and_long_cells_are_named_and_code_is_not() -> None:
+    lines = [
+        "x " * 70,
+        "",
+        f"| a | {'y' * 121} |",
+        "",
+        "```",
+        "z" * 200,
+        "```",
+        f"| {'b' * 70} | {'c' * 70} |",
+    ]
+    assert [number for number, _ in house_lint.too_long(lines, are_cells_wide=False)] == [1, 3]
+    assert [number for number, _ in house_lint.too_long(lines, are_cells_wide=True)] == [1]
+
+
+def test_a_file_or_link_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "there.py").touch()
+    text = "`there.py`, `docs/there.py`, `gone.py`, `agent.toml`\n[one](there.py#part) [two](away.md)\n"
+    (tmp_path / "docs" / "page.md").write_text(text)
+    monkeypatch.setattr(house_lint, "ROOT", tmp_path)
+    monkeypatch.setattr(house_lint, "documents", lambda: [Path("docs/page.md")])
+    assert list(house_lint.missing_files()) == [
+        "docs/page.md:1: gone.py does not exist",
+        "docs/page.md:2: the link away.md leads nowhere",
+    ]

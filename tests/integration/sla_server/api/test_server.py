@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -288,3 +289,38 @@ def test_a_stalled_reader_loses_its_place_and_its_thread_ends(
     now_s[0] = server.ANSWER_LIMIT_S
     listener.make_room()
     assert not channel.is_open
+
+
+def test_without_descriptors_the_listener_is_not_polled_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try at the first turn and one after the pause, in 60 turns with a connection in the backlog."""
+    monkeypatch.setattr(server, "LOOP_S", 0)
+    listener, stop, tries, turns = open_listener("127.0.0.1:0"), Stop(), [], []
+
+    class Exhausted:
+        """As the listener, in a process without descriptors."""
+
+        def accept(self) -> object:
+            tries.append(len(turns))
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listener, name)
+
+    class CountingListener(HttpListener):
+        def make_room(self) -> None:
+            super().make_room()
+            turns.append(1)
+            if len(turns) == 60:
+                stop.set("enough turns")
+
+    def now_s() -> float:
+        return 1000.0 if len(turns) < 30 else 1001.0
+
+    http = CountingListener(
+        lambda *_call: [], listener, threads=1, places=4, max_body_bytes=1000, now_s=now_s
+    )
+    http._server.socket = Exhausted()  # waitress offers no other way
+    peer = socket.create_connection(listener.getsockname())
+    http.serve(stop, lambda: None)
+    peer.close()
+    assert tries == [0, 30]

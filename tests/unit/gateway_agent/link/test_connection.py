@@ -124,19 +124,42 @@ class Taken:
         self.sockets.append(sock)
 
 
-@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
-def test_a_failed_accept_is_no_end_and_the_next_is_let_in(number, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "pause_s"), [(errno.ECONNABORTED, 0), (errno.EPROTO, 1), (errno.EMFILE, 1)]
+)
+def test_a_failed_accept_is_no_end_and_the_next_is_let_in(number, pause_s, monkeypatch):
     listener, taken = FakeListener(), Taken()
     monkeypatch.setattr(module, "_listen", lambda _address: listener)
     with selectors.DefaultSelector() as selector:
-        listening = LinkListener(("127.0.0.1", 0), taken, selector, FakeClock(), tls=None)
+        clock = FakeClock()
+        listening = LinkListener(("127.0.0.1", 0), taken, selector, clock, tls=None)
         near, far = socket.socketpair()
         listener.outcomes = [OSError(number, "gone"), near]
         listening.ready(selectors.EVENT_READ)
         assert taken.sockets == []
+        if pause_s:  # nothing watches the listener, and the loop wakes when the pause ends
+            assert not selector.get_map()
+            assert listening.due_ns == clock.monotonic_ns() + pause_s * 10**9
+            listening.turn()
+            listening.ready(selectors.EVENT_READ)
+            assert (taken.sockets, len(selector.get_map())) == ([], 0)
+            clock.advance(pause_s)
+            listening.turn()
+        assert (listening.due_ns, [key.fileobj for key in selector.get_map().values()]) == (None, [listener])
         listening.ready(selectors.EVENT_READ)
         assert taken.sockets == [near]
         assert not near.getblocking()
         near.close()
         far.close()
         listening.close()
+
+
+def test_a_listener_that_pauses_can_be_closed(monkeypatch):
+    listener = FakeListener()
+    monkeypatch.setattr(module, "_listen", lambda _address: listener)
+    with selectors.DefaultSelector() as selector:
+        listening = LinkListener(("127.0.0.1", 0), Taken(), selector, FakeClock(), tls=None)
+        listener.outcomes = [OSError(errno.EMFILE, "Too many open files")]
+        listening.ready(selectors.EVENT_READ)
+        listening.close()
+        assert listener.ours.fileno() == -1

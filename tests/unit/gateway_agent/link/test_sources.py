@@ -252,3 +252,14 @@ def test_a_dp_cut_that_contradicts_itself_is_refused(changes, problem):
     assert from_dp_cut("p", good).streams == (StreamKey("vol-1", "c", "b0"),)
     with pytest.raises(BadCut, match=problem):
         from_dp_cut("p", bad)
+
+
+@pytest.mark.parametrize("key", ["id", "start_ns", "end_ns", "start_us"])
+def test_what_a_dp_cut_has_in_place_of_a_number_is_quoted_in_short(key):
+    good = answer(FakePlane(), 0)
+    header = {**good.header, key: ["\x1b[2J" * 10_000, *range(1000)]}
+    with pytest.raises(BadCut, match=f"'{key}' is ") as caught:
+        from_dp_cut("p", frame.decode(frame.encode(Kind.DP_CUT, header, good.blob)))
+    text = str(caught.value)
+    assert len(text) < 300
+    assert text.isprintable()

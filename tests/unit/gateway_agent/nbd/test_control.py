@@ -1,3 +1,4 @@
+import errno
 import json
 from collections import deque
 
@@ -20,6 +21,8 @@ class Listener(FakeSocket):
     def accept(self):
         if not self.waiting:
             raise BlockingIOError
+        if isinstance(self.waiting[0], OSError):
+            raise self.waiting.popleft()
         return self.waiting.popleft(), ""
 
 
@@ -184,3 +187,23 @@ def test_caps_that_are_folded_are_unfolded():
     desk.say(sock, encoded[:40_000])
     desk.say(sock, encoded[40_000:])
     assert desk.plane.orders == [header]
+
+
+def test_without_descriptors_the_control_socket_is_not_watched_for_a_second(desk):
+    fd = desk.listener.fileno()
+    desk.listener.waiting.append(OSError(errno.EMFILE, "Too many open files"))
+    desk.loop.handlers[fd](IN)
+    assert desk.loop.masks == {fd: 0}
+    desk.loop.fire(0.9)
+    assert desk.loop.masks == {fd: 0}
+    desk.loop.fire(0.1)
+    assert desk.loop.masks == {fd: IN}
+    assert not desk.connect().is_closed
+
+
+def test_a_control_socket_that_moves_while_it_pauses_leaves_no_timer(desk):
+    desk.listener.waiting.append(OSError(errno.EMFILE, "Too many open files"))
+    desk.loop.handlers[desk.listener.fileno()](IN)
+    other = Listener()
+    desk.server.move(other)
+    assert (desk.loop.masks, desk.loop.timers) == ({other.fileno(): IN}, {})

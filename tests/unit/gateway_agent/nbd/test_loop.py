@@ -146,7 +146,7 @@ def test_a_crowd_of_bad_connections_writes_few_lines_and_they_are_counted(pipe):
         clock.advance(1)
         loop.step()
     assert [line["event"] for line in lines] == ["connection-failed"] * 10 + [
-        "more-like-these",
+        "log-suppressed",
         "connection-failed",
     ]
     assert lines[10]["left_out"] == 990
@@ -201,4 +201,29 @@ def test_input_that_epoll_does_not_see_counts_while_the_descriptor_is_watched_fo
     loop.set_buffered(read_fd, True)
     loop.forget(read_fd)
     assert loop._timeout_s() > 0
+    loop.close()
+
+
+def test_a_pause_ends_in_its_time_and_with_the_descriptor(pipe):
+    read_fd, write_fd = pipe
+    clock, seen = FakeClock(), []
+    loop = EventLoop(clock)
+
+    def handler(_events):
+        seen.append(clock.monotonic_ns())
+        loop.pause_input(read_fd, 10**9)
+
+    loop.watch(read_fd, IN, handler, lambda _exc: None)
+    os.write(write_fd, b"x")
+    for _ in range(3):
+        loop.at("turn", clock.monotonic_ns(), lambda _now: None)  # the step does not wait
+        loop.step()
+    assert len(seen) == 1
+    clock.advance(1.0)
+    loop.step()  # the pause ends
+    loop.step()
+    assert len(seen) == 2
+    loop.forget(read_fd)
+    clock.advance(1.0)
+    assert loop._timeout_s() > 1.0, "no timer is left"
     loop.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import random
 from pathlib import Path
 
@@ -195,6 +196,45 @@ def test_records_torn_by_a_power_cut_are_skipped_and_counted(path: Path) -> None
     writer._file.bytes[writer._file.slot(1) * WORD + PAYLOAD_AT] ^= 1
     reader = ReserveReader(path)
     assert (numbers(reader.take(9)), reader.damaged) == ([1, 2], 1)
+
+
+class WatchedMap:
+    """A mapping that says which ranges were synced, or fails to."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._mapped = mapped
+        self.synced: list[tuple[int, int]] = []
+        self.fails = False
+
+    def flush(self, offset: int, size: int) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        self._mapped.flush(offset, size)
+        self.synced.append((offset, size))
+
+    def close(self) -> None:
+        self._mapped.close()
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_each_record_of_the_initialization_period_is_on_disk_when_it_is_recorded(
+    path: Path, monkeypatch: pytest.MonkeyPatch, synced: bool
+) -> None:
+    writer = ReserveWriter(path, 4, synced=synced)
+    watched = WatchedMap(writer._file._map)
+    monkeypatch.setattr(writer._file, "_map", watched)  # there is no other way to see a sync of a mapping
+    for number in (1, 2, 3):
+        assert record(writer, number, subject=str(number)) is RecordOutcome.KEPT
+        expected = [(PAGE_BYTES * (1 + made % 4), PAGE_BYTES) for made in range(1, number + 1)]
+        assert watched.synced == (expected if synced else [])
+    watched.fails = True
+    if synced:
+        with pytest.raises(OSError, match="Input/output"):
+            record(writer, 4, subject="4")
+    else:
+        assert record(writer, 4, subject="4") is RecordOutcome.KEPT
+    assert numbers(ReserveReader(path).take(9)) == [1, 2, 3, 4]
+    writer.close()
 
 
 def test_a_file_has_one_writer(path: Path) -> None:

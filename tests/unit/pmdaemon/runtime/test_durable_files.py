@@ -5,16 +5,24 @@ A writer makes its file on the first call and replaces it on the second, where i
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import functools
+import hashlib
+import json
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import Engine
 
-from gateway_agent.errors import StateFileBroken
+from gateway_agent import enrol
+from gateway_agent.errors import GatewayError, StateFileBroken
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import ThresholdStore
 from gateway_agent.link.collection import StreamNames
@@ -24,15 +32,21 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.pki import certificates
 from pmdaemon.pki.errors import StateUnusable
 from pmdaemon.pki.store import CaStore
+from pmdaemon.reserve.layout import make_reserve
 from pmdaemon.runtime import files
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
 from pmdaemon.wire.messages.agent import Thresholds
 from sla_server.api.security import load_or_make_token
+from sla_server.db import backup
 from sla_server.db.archive.store import LocalFiles
+from sla_server.db.config import DatabaseConfig
+from sla_server.db.engine import make_engine
 from sla_server.db.ingest.batch import put_aside
 from sla_server.db.ingest.queue import IngestQueue, IngestRecord
+from sla_server.db.migrate import newest_revision, upgrade
 from sla_server.db.process import directory_lock
-from sla_server.directories import prepare_data_dir
+from sla_server.directories import data_identity, prepare_data_dir
 
 KEY = certificates.make_key()
 CERTIFICATE = certificates.der(certificates.make_authority(KEY, 1_800_000_000_000_000, 86_400.0))
@@ -91,6 +105,96 @@ def copied(directory: Path, content: str) -> None:
     copy_durably(directory / "source", directory / "copy")
 
 
+class EnrolServer:
+    """In place of the connection to a server: it signs what it is asked to."""
+
+    def __init__(self, *_given: object) -> None:
+        """As the connection's, which gets address, context and deadline."""
+
+    def __enter__(self) -> EnrolServer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Nothing is open."""
+
+    def ask(self, _kind: object, body: dict[str, Any], _answer: object) -> dict[str, Any]:
+        if not body:
+            return {"ca": CERTIFICATE}
+        signer = certificates.Signer(KEY, certificates.certificate_in(certificates.pem_of_der(CERTIFICATE)))
+        key = certificates.public_key_of_request(body["csr"])
+        made = signer.gateway(key, body["gw"], "gw-a", 1_800_000_000_000_000, 3600.0)
+        return {"cert": certificates.der(made)}
+
+
+def enrolled(directory: Path, _content: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enrol, "_EnrolConnection", EnrolServer)  # the network
+        fingerprint = certificates.fingerprint(CERTIFICATE)
+        enrol.enrol(directory, "5c2e7f4e-1f0f-4f4e-9a6e-0d8f0b1c2d3e", ("server", 1), "t", fingerprint)
+
+
+def identity(directory: Path, _content: str) -> None:
+    if not data_identity(directory)[0]:
+        raise OSError("it says so by an empty one: the next start tries again")
+
+
+def reserve(directory: Path, content: str) -> None:
+    make_reserve(directory / "events/services.initial.reserve", len(content))
+
+
+@functools.cache
+def database() -> bytes:
+    """An SQLite database with the schema and no rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = make_engine(DatabaseConfig(), Path(folder))
+        upgrade(engine)
+        engine.dispose()
+        return (Path(folder) / "sla.db").read_bytes()
+
+
+def engine_in(folder: Path) -> Engine:
+    return make_engine(DatabaseConfig(), folder)
+
+
+def unused(directory: Path, name: str, marker: str) -> Path:
+    """A directory for the next backup or restore: that of one that failed is given up, as people do."""
+    if (directory / name / marker).exists():
+        return directory / f"{name}-{len(list(directory.iterdir()))}"
+    shutil.rmtree(directory / name, ignore_errors=True)
+    return directory / name
+
+
+def backed_up(directory: Path, _content: str) -> None:
+    server, target = directory / "server", unused(directory, "saved", backup.HEAD)
+    make_directory(server)
+    (server / "sla.db").write_bytes(database())
+    (server / "api.token").write_text("secret")
+    engine = engine_in(server)
+    try:
+        backup.make(engine, LocalFiles(server / "parquet"), server, server / "queue", target, FakeClock())
+    finally:
+        engine.dispose()
+
+
+def dumped(directory: Path, content: str) -> None:
+    backed_up(directory, content)
+
+
+def restored(directory: Path, _content: str) -> None:
+    saved, data = directory / "saved", unused(directory, "data", "sla.db")
+    make_directory(saved)
+    (saved / "sla.db").write_bytes(database())
+    head = backup.BackupHead(
+        backup.FORMAT, 1, "0", newest_revision(), "sqlite", 0, 0, hashlib.sha256(database()).hexdigest(), []
+    )
+    (saved / backup.HEAD).write_text(json.dumps(dataclasses.asdict(head)))
+    engine = engine_in(data)
+    try:
+        backup.restore(engine, LocalFiles(data / "parquet"), data, saved)
+    finally:
+        engine.dispose()
+
+
 class Case(NamedTuple):
     write: Callable[[Path, str], None]
     file: str
@@ -108,6 +212,12 @@ CASES = [
     Case(refused, "refused/00000000000000000007.rec", OSError),
     Case(parquet, "parquet/cuts/2027-01-15/a-1-5.parquet", OSError),
     Case(copied, "copy", OSError),
+    Case(enrolled, "tls/ca.crt", GatewayError),
+    Case(identity, "identity", OSError),
+    Case(reserve, "events/services.initial.reserve", OSError),
+    Case(backed_up, "saved/backup.json", OSError),
+    Case(dumped, "saved/sla.db", OSError),
+    Case(restored, "data/sla.db", OSError),
 ]
 NAMES = [case.write.__name__ for case in CASES]
 
@@ -182,6 +292,20 @@ def test_a_disk_that_fails_at_any_sync_is_an_error_and_costs_neither_the_old_nor
         assert final.read_bytes()
         made = [path for path in directory.rglob("*") if path.is_dir()]
         assert {path.parent for path in made} <= disk.done
+
+
+def test_all_that_a_backup_is_made_of_is_on_disk_before_its_head(tmp_path: Path, disk: Disk) -> None:
+    """Without it the directory is no backup; with it everything that it names must be there."""
+    backed_up(tmp_path, "")
+    saved = tmp_path / "saved"
+    [head] = [number for number, path in enumerate(disk.synced) if backup.HEAD in path.name]
+    before = disk.synced[:head]
+    for name in ("sla.db", "state/.api.token"):
+        content = [path for path in before if str(path).startswith(str(saved / name))]
+        assert len(content) == 1, name
+    last = len(before) - 1 - before[::-1].index(saved)
+    assert last > before.index(saved / "sla.db"), "the name of the dump, and of the folders"
+    assert disk.synced[head + 1 :] == [saved]
 
 
 def test_a_failed_sync_of_the_content_leaves_the_old_file(tmp_path: Path, disk: Disk) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -48,6 +50,50 @@ def test_a_line_is_one_write_and_names_the_process(capfd: pytest.CaptureFixture[
     device = Device()
     LineSink("pair-0", device).line("a line")
     assert device.pieces == [b"a line\n"]
+
+
+@pytest.mark.parametrize("given", ["exception", "exc_info", "tuple"])
+def test_a_traceback_goes_to_a_file_that_the_line_names(
+    given: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    logs.configure("pair-0")
+    log = structlog.get_logger("x")
+    for _ in range(3):
+        try:
+            raise ZeroDivisionError("by\x1b nothing\nat all")
+        except ZeroDivisionError as exc:
+            if given == "exception":
+                log.exception("handler-failed", peer="a")
+            else:
+                info = exc if given == "exc_info" else (type(exc), exc, exc.__traceback__)
+                log.error("handler-failed", peer="a", exc_info=info)
+    (file,) = tmp_path.iterdir()  # the same place, the same file
+    assert "Traceback" in file.read_text()
+    assert file.name.startswith("pair-0-fault-")
+    said = (
+        f'event=handler-failed peer=a error="ZeroDivisionError: by\ufffd nothing at all" traceback={file}\n'
+    )
+    lines = capfd.readouterr().err.splitlines(keepends=True)
+    assert [line.partition("event=")[2] for line in lines] == [said.partition("event=")[2]] * 3
+
+
+def test_a_traceback_without_room_leaves_the_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_given: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logs, "traceback_file", no_room)
+    logs.configure("pair-0")
+    try:
+        raise ZeroDivisionError("by nothing")
+    except ZeroDivisionError:
+        structlog.get_logger("x").exception("handler-failed")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith(
+        'error="ZeroDivisionError: by nothing" traceback="cannot be written: No space left on device"'
+    )
 
 
 def test_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

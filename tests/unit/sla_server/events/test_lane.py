@@ -245,8 +245,7 @@ def test_batches_of_all_lanes_are_written_once_and_before_any_recipient_has_its_
     done.clear()
     rig.add(event(1))
     rig.engine.step()
-    assert done[:11] == ["written"] + ["sent"] * 10
-    assert done[11:] in ([], ["synced"])
+    assert done == ["written"] + ["sent"] * 10  # there is nothing to delete yet
     assert [sender.got() for sender in senders] == [["e1"]] * 10
     rig.restart()
     assert [lane.sent for lane in rig.engine.lanes.values()] == [("main", 1)] * 10

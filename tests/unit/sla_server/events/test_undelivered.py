@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sla_server.events.event import Event
-from sla_server.events.recipient_state import Waiting
-from sla_server.events.recipients.base import CONFIRMED, Held, Routed, retry
+from sla_server.events.recipients.base import CONFIRMED, Held, Routed, refused, retry
+from sla_server.events.stages.confirm import RetryRules
 from sla_server.events.undelivered import rows_of
 from tests.support.deliveries import InlineSender, Rig, ToAll, event
 
@@ -22,13 +22,15 @@ class ByKind(ToAll):
         return self.routed if event.kind == "clock-skew" else []
 
 
-def shown(
-    rig: Rig, waiting: Mapping[str, Waiting] | None = None
-) -> tuple[dict[str, Any], list[tuple[str, str, int, str]]]:
+def shown(rig: Rig) -> tuple[dict[str, Any], list[tuple[str, str, int, str]]]:
     """The row of ``r``, and what is undelivered."""
-    (row,), undelivered = rows_of(rig.engine, rig.later, waiting or {}, lambda _name: "webhook", rig.clock)
+    (row,), undelivered = rows_of(rig.engine, rig.later, lambda _name: "webhook", rig.clock)
     listed = [(each["event_id"], each["state"], each["attempt"], each["reason"]) for each in undelivered]
     return row, listed
+
+
+def row_of(rig: Rig) -> dict[str, Any]:
+    return shown(rig)[0]
 
 
 def test_all_that_waits_behind_a_batch_is_listed_and_counted(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_all_that_waits_behind_a_batch_is_listed_and_counted(tmp_path: Path) -> 
     rig.run()
     row, listed = shown(rig)
     assert (row["state"], row["waiting"], row["attempt"]) == ("failing", 6, 1)
-    assert (row["is_least"], row["waiting_since_us"]) == (False, rig.clock.unix_us())
+    assert (row["waiting_is_at_most"], row["waiting_since_us"]) == (False, rig.clock.unix_us())
     failing = [(name, "failing", 1, "retry: HTTP 503") for name in ("e1", "e3")]
     behind = [(f"e{n}", "waiting", 0, "behind what fails: retry: HTTP 503") for n in (5, 7, 9, 11)]
     assert listed == failing + behind
@@ -72,12 +74,60 @@ def test_what_is_held_back_waits(tmp_path: Path) -> None:
     assert (row["state"], row["waiting"], listed) == ("held", 1, [("e1", "held", 0, "")])
 
 
-def test_of_a_long_backlog_the_oldest_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_backlog_the_oldest_are_listed_and_the_rest_is_an_upper_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sla_server.events.undelivered.MOST_READ", 10)
     rig = Rig(tmp_path, ToAll("r"), [InlineSender("r", retry("away"))])
     rig.add(*(event(n, text="x" * 2000) for n in range(1, 201)))
     rig.run()
-    row, listed = shown(rig, {"r": Waiting(200, is_least=True)})
-    assert (row["waiting"], row["is_least"]) == (200, True)
+    row, listed = shown(rig)
+    assert (row["waiting"], row["waiting_is_at_most"]) == (200, True)
     assert [name for name, *_ in listed] == [f"e{n}" for n in range(1, len(listed) + 1)]
     assert 10 <= len(listed) < 200
+
+
+def test_a_recipient_fails_from_its_first_answer_that_confirms_nothing(tmp_path: Path) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender], rules=RetryRules(first_s=8, max_s=60, jitter_ratio=0.0))
+    assert row_of(rig)["state"] == "ok"
+    rig.add(event(1))
+    rig.run()
+    found = row_of(rig)
+    assert (found["state"], found["attempt"], found["is_trying"]) == ("ok", 1, True)
+    rig.clock.advance(3.0)
+    rig.engine.answered(sender.reply(retry("HTTP 503")))
+    now_us = rig.clock.unix_us()
+    found = row_of(rig)
+    assert (found["state"], found["attempt"], found["is_trying"]) == ("failing", 1, False)
+    assert (found["failing_since_us"], found["next_try_us"]) == (now_us, now_us + 8_000_000)
+    assert found["last_answer"] == "retry: HTTP 503"
+    rig.engine.set_router(rig.router)  # the batch is made again, and still waits
+    rig.clock.advance(5.0)
+    assert row_of(rig)["failing_since_us"] == now_us
+    assert row_of(rig)["next_try_us"] == now_us + 8_000_000
+    rig.run(4)
+    assert (row_of(rig)["state"], row_of(rig)["attempt"]) == ("failing", 2)
+    rig.engine.answered(sender.reply(CONFIRMED))
+    found = row_of(rig)
+    assert (found["state"], found["failing_since_us"], found["next_try_us"]) == ("ok", None, None)
+
+
+def test_what_was_refused_is_no_success(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r", refused("HTTP 400"))])
+    rig.add(event(1))
+    rig.run()
+    found = row_of(rig)
+    assert (found["state"], found["dead_letters"], found["next_try_us"]) == ("failing", 1, None)
+
+
+def test_who_failed_before_a_restart_fails_until_it_confirms(tmp_path: Path) -> None:
+    sender = InlineSender("r", retry("away"))
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    rig.add(event(1))
+    rig.run(60)
+    rig.restart()
+    assert row_of(rig)["state"] == "failing"
+    sender.answer = CONFIRMED
+    rig.run(600)
+    assert row_of(rig)["state"] == "ok"

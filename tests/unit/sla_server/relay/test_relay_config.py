@@ -43,6 +43,10 @@ def test_paths_begin_at_the_file_which_may_be_given_by_its_folder(tmp_path: Path
         (f'{SENDER}[tls]\ncert_file = "a"\n', "cert_file and key_file go together"),
         ('[[sender]]\nname = "../x"\nsecret_file = "a"\n', "sender.0.name: does not have the form"),
         (f"{SENDER}[[upstream]]\n", "upstream: no such key"),
+        (
+            f'{SENDER}[events.pair]\nenabled = true\nname = "a"\npartner = "b"\naddress = "127.0.0.1:1"\n',
+            "a relay has no partner",
+        ),
         (f"{SENDER}[events.receive]\n{SENDER.replace('[[', '[[events.receive.')}", "move them there"),
     ],
 )

@@ -1,0 +1,45 @@
+"""Records on disk that hold no event any more: delivery goes on, and one event says how many there were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sla_server.events.delivery import INITIAL_BYTES
+from sla_server.events.queue import LATER_BYTES, EventQueue
+from tests.support.delivery_process import delivering, until
+from tests.support.receivers import HttpReceiver
+
+DOCUMENTS = """
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {{name: outside}}
+spec: {{webhook: {{url: "{url}"}}}}
+---
+apiVersion: storage-sla/v1
+kind: Route
+metadata: {{name: all}}
+spec: {{recipients: [outside]}}
+"""
+
+
+def damage(receiver: HttpReceiver) -> list[dict[str, Any]]:
+    """Details of the events about damage that have come."""
+    alerts = [alert for _, _, _, body in receiver.requests for alert in json.loads(body)["alerts"]]
+    found = [alert["delivery"]["event"] for alert in alerts]
+    return [each["details"] for each in found if each["kind"] == "event-queue-damage"]
+
+
+@pytest.mark.parametrize(("name", "size"), [("later", LATER_BYTES), ("initial", INITIAL_BYTES)])
+def test_damage_of_a_queue_is_one_event(tmp_path: Path, name: str, size: int) -> None:
+    events = tmp_path / "data" / "events"
+    events.mkdir(parents=True, mode=0o700)
+    queue = EventQueue(events, name, size)
+    queue._queue.put_many([b"no event", b"{}"])
+    queue.close()
+    with HttpReceiver() as receiver, delivering(tmp_path, DOCUMENTS.format(url=receiver.url)):
+        until(lambda: bool(damage(receiver)), "the event has come")
+        assert damage(receiver) == [{"events": 2}]
