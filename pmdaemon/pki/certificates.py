@@ -250,6 +250,15 @@ def certificate_in(data: bytes) -> x509.Certificate:
     return x509.load_pem_x509_certificate(data[max(data.find(b"-----BEGIN CERTIFICATE"), 0) :])
 
 
+def ends_us(data: bytes) -> int:
+    """When the certificate of a PEM file ends.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return unix_us(certificate_in(data).not_valid_after_utc)
+
+
 def pem_of_der(data: bytes) -> bytes:
     """PEM of a certificate given as DER."""
     return pem(x509.load_der_x509_certificate(data))

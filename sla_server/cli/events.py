@@ -79,6 +79,8 @@ def lines(state: Mapping[str, Any]) -> list[str]:
     if state["replaying"] or state["taken_over"]:
         doing = "replaying" if state["replaying"] else "not replaying"
         shown.append(f"taken over   {state['taken_over']} of its events since it was lost, {doing}")
+    if state["certificate_until_us"]:
+        shown.append(f"certificate  good until {formatting.when(state['certificate_until_us'])}")
     if state["last_failure"]:
         shown.append(f"last failure {state['last_failure']}")
     return shown

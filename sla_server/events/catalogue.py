@@ -249,6 +249,9 @@ DELIVERY: Final = {
     "pair-refused": EventKind(
         "warning", "A connection between the partners was refused.", "The text says why; see its certificate."
     ),
+    "pair-certificate-ends": EventKind(
+        "warning", "The certificate for the partner ends within 14 days.", "`sla ca pair`; replace the files."
+    ),
     "pair-failed": EventKind(
         "critical", "Events are mirrored no more.", "The text says why; then restart the server."
     ),

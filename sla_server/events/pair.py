@@ -27,6 +27,7 @@ import structlog
 from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.errors import SlaError
 from pmdaemon.pki import contexts
+from pmdaemon.pki.certificates import ends_us
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
@@ -92,6 +93,7 @@ class CooperatingPair:
             clock,
             arrived,
             self._settled.set,
+            self._certificate_ends_us,
         )
         self._inbox: ThreadInbox[None] = ThreadInbox()
         self._link = PairLink(config, self._core, self._context, self._inbox, clock)
@@ -195,6 +197,12 @@ class CooperatingPair:
             self._data_dir / path for path in (self._config.authority, self._config.certificate)
         )
         return contexts.partner(authority, certificate, server_side=server_side)
+
+    def _certificate_ends_us(self) -> int | None:
+        try:
+            return ends_us((self._data_dir / self._config.certificate).read_bytes())
+        except (OSError, ValueError):  # the next connection says what is wrong with it
+            return None
 
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
         raise_event(

@@ -53,6 +53,9 @@ ROOM_RATIO: Final = 0.4
 AGAIN_NS: Final = 1_000_000_000
 REFUSED_NS: Final = 600_000_000_000
 """An event of the same reason is raised once in so long."""
+CERTIFICATE_NS: Final = 86_400_000_000_000
+"""The certificate is looked at once a day."""
+EXPIRING_S: Final = 14 * 86_400.0
 PAUSE: Final = 10
 """The notes are written for a tenth of the time at most."""
 QUIET_CODES: Final = ("closed", "not-tls", "handshake", "tls-version")
@@ -77,6 +80,7 @@ class PairCore:
         clock: both time bases.
         arrived: called when something was taken over.
         settled: called when the partner has said what it delivered, or cannot be reached.
+        certificate_ends_us: when ours ends; None while its file cannot be read.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class PairCore:
         clock: Clock,
         arrived: Callable[[], None] = lambda: None,
         settled: Callable[[], None] = lambda: None,
+        certificate_ends_us: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._names = names
         self._directory = directory
@@ -103,12 +108,15 @@ class PairCore:
         self._clock = clock
         self._arrived = arrived
         self._settled = settled
+        self._certificate_ends_us = certificate_ends_us
         self._origin: OriginSession | None = None
         self._keeper: KeeperSession | None = None
         self._heard_ns = clock.monotonic_ns()
         self._since_us = clock.unix_us()
         self._taken_through: dict[str, int] = {}
         self._take_ns = self._notes_ns = self._prune_ns = 0
+        self._certificate_ns = 0
+        self._until_us: int | None = None
         self._refused: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
@@ -185,6 +193,8 @@ class PairCore:
             self._origin.step(self.confirmed)
             if self._origin.state is MirrorState.MIRRORING:
                 due_ns = min(due_ns, self._origin.due_ns(self.confirmed))
+        if now_ns >= self._certificate_ns:
+            self._watch_certificate(now_ns)
         if self._ledger.is_prunable and now_ns >= self._prune_ns:
             self._prune_ns = now_ns + AGAIN_NS
             self._ledger.prune()
@@ -230,6 +240,7 @@ class PairCore:
             "store_fullness": self._store.fullness_ratio,
             "replaying": lost and len(self._store) > 0,
             "taken_over": self._taken,
+            "certificate_until_us": self._until_us,
         }
 
     def _done(self, queues: Sequence[EventQueue]) -> list[int]:
@@ -339,6 +350,18 @@ class PairCore:
             self._is_behind = False
             text = f"partner {self._names.partner} has caught up with the events of this server"
             self._raise("pair-mirror-caught-up", "info", text, {"events": behind})
+
+    def _watch_certificate(self, now_ns: int) -> None:
+        """A connection outlives its certificate, the next one cannot be made: say so before."""
+        self._certificate_ns = now_ns + CERTIFICATE_NS
+        self._until_us = self._certificate_ends_us()
+        if self._until_us is None:
+            return
+        left_s = (self._until_us - self._clock.unix_us()) / 1e6
+        if left_s < EXPIRING_S:
+            days = max(0, int(left_s // 86_400))
+            text = f"the certificate for partner {self._names.partner} ends in {days} days"
+            self._raise("pair-certificate-ends", "warning", text, {"until_us": self._until_us})
 
     def _is_mirroring(self) -> bool:
         return self._origin is not None and self._origin.state is MirrorState.MIRRORING

@@ -50,6 +50,7 @@ class PartnerServer:
         self.clock = clock
         self.store_bytes = store_bytes
         self.raised: list[str] = []
+        self.certificate_ends_us: int | None = None
         self.is_up = True
         self.got: dict[str, list[str]] = {name: [] for name in recipients}
         folder.mkdir(exist_ok=True)
@@ -75,6 +76,7 @@ class PartnerServer:
             self._raise,
             self.clock,
             settled=self._settled,
+            certificate_ends_us=lambda: self.certificate_ends_us,
         )
         rig.engine.set_partner(self.ledger.decide)
         self._reported = len(rig.rows)

@@ -28,6 +28,7 @@ PAIR: dict[str, Any] = {
     "store_fullness": 0.25,
     "replaying": False,
     "taken_over": 0,
+    "certificate_until_us": 1_800_000_000_000_000,
     "last_failure": "",
 }
 

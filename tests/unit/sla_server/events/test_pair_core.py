@@ -305,3 +305,18 @@ def test_later_events_that_the_partner_has_sent_leave_the_store(tmp_path: Path) 
     pair.a.add(event(9, "violation-closed", subject="s2", event_id="a9"))
     pair.run()
     assert len(pair.b.store) == 2
+
+
+def test_a_certificate_that_ends_soon_is_an_event_once_a_day(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.certificate_ends_us = pair.clock.unix_us() + 13 * 86_400_000_000
+    pair.b.certificate_ends_us = pair.clock.unix_us() + 15 * 86_400_000_000
+    pair.run()
+    pair.run()
+    assert pair.a.raised == ["pair-certificate-ends"]
+    assert pair.b.raised == []
+    pair.a.core.step()
+    assert pair.a.core.status()["certificate_until_us"] == pair.a.certificate_ends_us
+    pair.clock.advance(86_400)
+    pair.a.core.step()
+    assert pair.a.raised.count("pair-certificate-ends") == 2
