@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
@@ -51,4 +53,17 @@ def test_reasons_of_any_length_are_recorded_cut(tmp_path: Path) -> None:
     supervisor._part_event(part, "process-restarted", f"services was restarted: {'x' * 70_000}")
     (_, state), (_, event) = [row for _to, posted in box.posted for row in posted.header["rows"]]
     assert (len(state["reason"]), len(event["text"])) == (MOST_REASON, 2 * MOST_REASON)
+    supervisor._pipe.close()
+
+
+def test_systemd_gets_a_beat_at_each_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor, beats, is_due = Supervisor(config, None, Stop()), [], [False]
+    monkeypatch.setattr(supervisor._second, "is_due", lambda: is_due[0])
+    monkeypatch.setattr(supervisor._manager, "beat", lambda: beats.append(1))
+    supervisor._step()
+    assert not beats
+    is_due[0] = True
+    supervisor._step()
+    assert len(beats) == 1
     supervisor._pipe.close()
