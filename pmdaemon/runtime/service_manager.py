@@ -28,7 +28,7 @@ class ServiceManager:
         self._address = f"\0{given[1:]}" if given.startswith("@") else given
 
     def beat(self) -> None:
-        """This process goes on. Neither waits nor raises: a beat that cannot be sent is one that is missed."""
+        """This process goes on. Neither waits nor raises: a beat that cannot be sent is one missed."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -11,8 +11,8 @@ back by waiting, so the process ends with ``HUNG_STATUS`` and a text that names 
 it again, and all state that counts is on disk.
 
 A parent that takes nothing from the eventfd hangs: its children say so, in their logs and, on a gateway, in
-an alert of the link. No child ends its parent: what it does beside (application I/O) goes on. The parent of all
-that runs on the server is watched by systemd (``service_manager``).
+an alert of the link. No child ends its parent: what it does beside (application I/O) goes on. The parent of
+all that runs on the server is watched by systemd (``service_manager``).
 
 Checks are counted, not seconds: after a suspension of the process, or of the machine, no check was made and
 no thread is blamed.
