@@ -65,8 +65,12 @@ def _entry(version: int, entry: Any) -> ThresholdEntry:
         raise BadCaps(f"thresholds {version}", f"entry {excerpt(entry)} is not a map")
     volume, client, io = entry.get("volume"), entry.get("client"), entry.get("io")
     threshold_us = entry.get("threshold_us")
-    are_texts = isinstance(volume, str) and isinstance(client, str) and isinstance(io, str)
-    if not are_texts or io not in IO_KINDS:
+    if (
+        not isinstance(volume, str)
+        or not isinstance(client, str)
+        or not isinstance(io, str)
+        or io not in IO_KINDS
+    ):
         problem = f"entry {excerpt(entry)} lacks volume, client or a known io kind"
         raise BadCaps(f"thresholds {version}", problem)
     if type(threshold_us) is not int or not 0 < threshold_us <= MAX_THRESHOLD_US:
