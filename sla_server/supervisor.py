@@ -37,6 +37,7 @@ from pmdaemon.runtime.clock import CLOCK_FILE, HOLD_S, ClockFile, ClockStep, Ste
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.hangup import Hangup, blocked
+from pmdaemon.runtime.service_manager import ServiceManager
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire.messages.server import Problem
@@ -85,6 +86,7 @@ class Supervisor:
     records: Recorder = field(default_factory=Recorder)
     _reports: Reports | None = None
     _second: EachSecond = field(default_factory=EachSecond)
+    _manager: ServiceManager = field(default_factory=ServiceManager)
     _is_drained: bool = False  # dbmanager has ended in order, and with everything that was posted to it
     _status: int = 0
 
@@ -184,6 +186,7 @@ class Supervisor:
             self._renew_segments(damaged)
         self.records.flush(self.clock.monotonic_ns())
         if self._second.is_due():
+            self._manager.beat()
             self._check_progress()
 
     def _ended(self, part: Child, status: int) -> None:

@@ -225,6 +225,10 @@ class LinkCore:
         if plane.source.exports():
             self._register_again()
 
+    def parent_stalled(self, text: str) -> None:
+        """Report that the agent's parent hangs, or goes on again; ``text``: what it does."""
+        self._alerts.tell("process-stalled", "warning", "agent", f"the agent's parent {text}")
+
     def reload_ended(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload; ``record``: as in the parent's ``agent.json``."""
         number = record.get("number")

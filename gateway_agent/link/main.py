@@ -56,7 +56,7 @@ from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
-from pmdaemon.runtime.threads import set_os_thread_name, watch
+from pmdaemon.runtime.threads import ThreadInbox, set_os_thread_name, watch
 from pmdaemon.wire.rates import NO_CAPS
 
 if TYPE_CHECKING:
@@ -284,8 +284,10 @@ def volumes_of_planes(config: AgentConfig) -> dict[str, list[str]]:
     }
 
 
-def run(config: AgentConfig, stop: Stop, path: Path, hangup: Hangup) -> None:
-    """Serve until the stop; ``path`` is read again at each ``hangup``.
+def run(
+    config: AgentConfig, stop: Stop, path: Path, hangup: Hangup, said_of_parent: ThreadInbox[str]
+) -> None:
+    """Serve until the stop; ``path`` is read again at each ``hangup``; ``said_of_parent``: see ``watch``.
 
     Raises:
         SlaError: this host cannot run the link; the parent starts it again with backoff.
@@ -313,6 +315,7 @@ def run(config: AgentConfig, stop: Stop, path: Path, hangup: Hangup) -> None:
     server = None if listen else resolve_server(config.server)
     loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen, hangup)
     loop.on_turn = facts.look
+    loop.add_inbox(said_of_parent, core.parent_stalled)
     loop.on_hangup = lambda: take_reload(path, core, loop, identity)
     if qmp is not None:
         loop.add_inbox(qmp.inbox, core.qemu_event)
@@ -370,9 +373,10 @@ def main(path: Path) -> None:
         hangup = Hangup()
         hangup.install()
         stop.watch_parent()
-        watch(stop)
+        said_of_parent = ThreadInbox[str]()
+        watch(stop, on_parent=said_of_parent.put)
         with failure_recorded(config.runtime_dir, "link"):
-            run(config, stop, path, hangup)
+            run(config, stop, path, hangup, said_of_parent)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,26 @@ def configure(process: str) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
+    if threading.excepthook is threading.__excepthook__:  # a test runner has its own, which must see all
+        threading.excepthook = _thread_died
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _exception_ignored
     logging.basicConfig(handlers=[_Libraries()], level=max(LEVELS[name], logging.WARNING), force=True)
+
+
+def _thread_died(given: threading.ExceptHookArgs) -> None:
+    """A thread that no ``ThreadGroup`` of ours has started."""
+    if given.exc_type is SystemExit:  # an end in order
+        return
+    name = given.thread.name if given.thread is not None else ""
+    structlog.get_logger("threads").error("thread-died", thread=name, exc_info=given.exc_value)
+
+
+def _exception_ignored(given: sys.UnraisableHookArgs) -> None:
+    """What a ``__del__`` or a callback of the interpreter has raised."""
+    with contextlib.suppress(Exception):  # at the end of the interpreter little is left
+        where = getattr(given.object, "__qualname__", type(given.object).__name__)
+        structlog.get_logger("interpreter").error("exception-ignored", where=where, exc_info=given.exc_value)
 
 
 class _Libraries(logging.Handler):

@@ -5,6 +5,13 @@ and a stop path with a deadline. A thread whose target raises is logged and repo
 the owner decides by its stated policy (all our processes stop, and the supervisor restarts them). Each is
 watched for progress from its start to its end (``watchdog``), in processes that call ``watch``.
 
+Three threads are not started here, and not watched, since each only waits in one call:
+
+    watch-parent  for the end of the parent's pipe (``stop``); it ends with the process
+    apprise       for a library without deadlines; the recipient's thread, which is watched, has one and
+                  starts no second thread
+    dns-HOST      for the system's resolver, which has no deadline either; those who asked have theirs
+
 Lock ``_lock`` guards ``_threads`` and ``_failure``.
 """
 
@@ -157,7 +164,11 @@ class ThreadInbox(Generic[Item]):
         os.close(self._fd)
 
 
-def watch(stop: Stop, record: Callable[[str], None] = lambda _text: None) -> None:
+def watch(
+    stop: Stop,
+    record: Callable[[str], None] = lambda _text: None,
+    on_parent: Callable[[str], None] = lambda _text: None,
+) -> None:
     """Start the thread ``watchdog`` of this process, which ends it when a thread hangs, until the stop.
 
     From the stop on deadlines of its own hold. A check that fails for want of memory is repeated.
@@ -165,15 +176,17 @@ def watch(stop: Stop, record: Callable[[str], None] = lambda _text: None) -> Non
     Args:
         stop: of the process.
         record: keeps the reason for those who ask why the process ended (``failures.record_failure``).
+        on_parent: called with what is said of a parent that hangs, or goes on, in the thread ``watchdog``.
     """
-    pulse_fd = watchdog.pulse_fd_of_parent()
+    pulse = watchdog.pulse_to_parent()
 
     def run() -> None:
         while not stop.wait(watchdog.CHECK_S):
             with contextlib.suppress(MemoryError, OSError):
                 watchdog.beat()
-                if pulse_fd is not None:
-                    os.eventfd_write(pulse_fd, 1)
+                if pulse is not None and (text := pulse.beat()):
+                    log.error("parent-stalled" if pulse.silent_s else "parent-goes-on", problem=text)
+                    on_parent(text)
                 if text := watchdog.find_hung():
                     _end_hung(text, record)
 

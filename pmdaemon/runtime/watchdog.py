@@ -2,12 +2,17 @@
 
     thread ── beat() at each turn of its loop ──► ``Progress`` ◄── a check a second ── thread ``watchdog``
     process ── the watchdog adds 1 to an eventfd a second ──► ``Pulse`` ◄── a check a second ── parent
+    parent ── takes what is in the eventfd a second ──► ``ParentPulse`` ◄── a look before each beat ── process
 
 Being alive is no progress: a thread that waits for a lock for ever is alive. Each thread says itself how long
 its next step may take (``LIMIT_S`` unless it says otherwise), and that it has nothing to do (``rest``). Work
 that is known to be long declares a longer limit (``within``). A thread beyond its limit does not come
 back by waiting, so the process ends with ``HUNG_STATUS`` and a text that names the thread; its parent starts
 it again, and all state that counts is on disk.
+
+A parent that takes nothing from the eventfd hangs: its children say so, in their logs and, on a gateway, in
+an alert of the link. No child ends its parent: what it does beside (application I/O) goes on. The parent of
+all that runs on the server is watched by systemd (``service_manager``).
 
 Checks are counted, not seconds: after a suspension of the process, or of the machine, no check was made and
 no thread is blamed.
@@ -22,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 import time
 import weakref
@@ -41,6 +47,8 @@ KILLED_S: Final = 60
 """Then it is killed: its restart takes seconds, and whatever keeps a thread that only sleeps from its turn
 for a minute (SIGSTOP, a held interpreter) does not end by itself. Long work is no silence: the watchdog
 beats on."""
+PARENT_REPORTED_S: Final = 120
+"""Longer than a parent's longest step, the check of another program at an upgrade, which may take 60 s."""
 FIRST_BEAT_S: Final = 180
 """From its start to its first beat a process loads Python's modules: 20 s were seen on a loaded machine."""
 HUNG_STATUS: Final = 70  # EX_SOFTWARE of sysexits
@@ -222,12 +230,39 @@ class EachSecond:
         return True
 
 
-def pulse_fd_of_parent() -> int | None:
-    """In a child: the eventfd that its parent listens to; taken out of the environment."""
+class ParentPulse:
+    """In a child: its beats to its parent, and whether the parent still takes them.
+
+    Attributes:
+        silent_s: beats in a row that found the one before not taken; a second apart.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.silent_s = 0
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def beat(self) -> str:
+        """One beat; returns what is known of the parent, in words, when that changes, else nothing."""
+        former_s = self.silent_s
+        self.silent_s = former_s + 1 if self._poll.poll(0) else 0
+        os.eventfd_write(self._fd, 1)
+        if self.silent_s == PARENT_REPORTED_S:
+            return (
+                f"has made no progress for {self.silent_s} s: what ends is not started again, nothing stops"
+            )
+        if not self.silent_s and former_s >= PARENT_REPORTED_S:
+            return f"makes progress again, after {former_s} s"
+        return ""
+
+
+def pulse_to_parent() -> ParentPulse | None:
+    """In a child: what its parent listens to, if it does; taken out of the environment."""
     value = os.environ.pop(PULSE_FD_VARIABLE, "")
     if not value.isdigit():
         return None
     with contextlib.suppress(OSError):
         os.set_inheritable(int(value), False)
-        return int(value)
+        return ParentPulse(int(value))
     return None

@@ -32,6 +32,7 @@ ALERT_KINDS: Final = frozenset(
         "plane-died",
         "plane-stalled",
         "process-restarted",
+        "process-stalled",
         "qemu-lost",
         "reload-incomplete",
         "reload-refused",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from pmdaemon.runtime.clock import HOLD_S, ClockFile, FakeClock, SharedClock, SteadyClock
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
@@ -80,3 +82,16 @@ def test_a_hangup_goes_on_to_delivery_once(tmp_path: Path) -> None:
     part.process = None
     supervisor._pipe.close()
     supervisor.hangup.close()
+
+
+def test_systemd_gets_a_beat_at_each_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configuration.resolve(configuration.ServerConfig(data_dir=tmp_path / "d", runtime_dir=tmp_path))
+    supervisor, beats, is_due = Supervisor(config, None, Stop()), [], [False]
+    monkeypatch.setattr(supervisor._second, "is_due", lambda: is_due[0])
+    monkeypatch.setattr(supervisor._manager, "beat", lambda: beats.append(1))
+    supervisor._step()
+    assert not beats
+    is_due[0] = True
+    supervisor._step()
+    assert len(beats) == 1
+    supervisor._pipe.close()

@@ -39,3 +39,8 @@ def test_nobody_else_reads_what_they_keep(name: str) -> None:
     found = service(name)
     modes = {found["statedirectorymode"], found["runtimedirectorymode"]}
     assert modes == {"0700"}, "the default is 0755: database and statistics would be anybody's to read"
+
+
+def test_systemd_watches_the_supervisor_and_never_the_parent_of_data_planes() -> None:
+    assert float(service("sla-server")["watchdogsec"]) >= 120, "it stops five parts, 10 s each at most"
+    assert "watchdogsec" not in service("gateway-agent"), "application I/O would end with a parent that hangs"

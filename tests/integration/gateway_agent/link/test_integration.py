@@ -14,6 +14,7 @@ import pytest
 
 from pmdaemon.runtime.children import REASON_ENV, RESTARTS_ENV
 from pmdaemon.runtime.clock import Deadline, SystemClock
+from pmdaemon.runtime.watchdog import PARENT_REPORTED_S, Pulse
 from pmdaemon.wire.kinds import Kind
 from tests.support.link import GATEWAY, FakePlane, FakeServer, caps
 
@@ -113,7 +114,7 @@ def world(tmp_path):
 def start_link(tmp_path, world):
     started = []
 
-    def start(**environment):
+    def start(pulse=None, **environment):
         (tmp_path / "gateway_id").write_text(GATEWAY)
         path = tmp_path / "agent.toml"
         path.write_text(
@@ -124,7 +125,15 @@ def start_link(tmp_path, world):
             '[[export]]\nvolume = "vol-1"\nbackend = "b0"\nfile = "/dev/zero"\n'
         )
         argv = [sys.executable, "-m", "gateway_agent.link.main", "--config", str(path)]
-        started.append(subprocess.Popen(argv, env={**os.environ, **environment}))
+        fds = ()
+        if pulse is not None:  # of a parent; seconds of its checks are hundredths
+            code = (
+                "from pmdaemon.runtime import watchdog; watchdog.CHECK_S = 0.01; "
+                "from gateway_agent.link.main import main; main()"
+            )
+            argv[1:3], fds = ["-c", code], (pulse.fd,)
+            environment |= pulse.env()
+        started.append(subprocess.Popen(argv, env={**os.environ, **environment}, pass_fds=fds))
         return started[-1]
 
     yield start
@@ -166,6 +175,18 @@ def test_a_restarted_link_tells_the_server(world, start_link):
     alert = world.server.last(Kind.ALERT)
     assert (alert["kind"], alert["details"]["restarts"]) == ("process-restarted", 2)
     assert alert["text"] == "the link was restarted: it was killed by SIGKILL; restart 2"
+
+
+def test_the_link_of_a_parent_that_hangs_tells_the_server(world, start_link):
+    pulse = Pulse()
+    start_link(pulse)
+    world.wait_registered()
+    world.poll((world.server.last(Kind.HELLO)["ep"], 1))
+    world.until(lambda: Kind.ALERT in world.server.headers, "an alert")
+    alert = world.server.last(Kind.ALERT)
+    assert (alert["kind"], alert["details"]["subject"]) == ("process-stalled", "agent")
+    assert alert["text"].startswith(f"the agent's parent has made no progress for {PARENT_REPORTED_S} s")
+    pulse.close()
 
 
 def test_a_stopping_link_spools_a_last_cut_and_says_goodbye(world, start_link):

@@ -67,3 +67,34 @@ def test_no_process_imports_what_it_never_uses() -> None:
     assert done.stdout == "[]\n"
     agent = f"import sys, gateway_agent.cli; {said.replace('sqlalchemy', 'numpy')}"
     assert subprocess.run([sys.executable, "-c", agent], capture_output=True, check=True).stdout == b"[]\n"
+
+
+BESIDE = """
+import threading
+from pmdaemon.runtime import logs
+logs.configure("beside")
+thread = threading.Thread(target=lambda: 1 // 0, name="apprise")
+thread.start()
+thread.join()
+class Broken:
+    def __del__(self):
+        raise ValueError("no end")
+Broken()
+"""
+
+
+def test_what_a_thread_of_a_library_or_the_interpreter_meets_is_a_line_and_a_file(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    died, ignored = done.stderr.splitlines()
+    assert 'event=thread-died thread=apprise error="ZeroDivisionError: ' in died
+    assert 'event=exception-ignored where=Broken.__del__ error="ValueError: no end"' in ignored
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    assert all("Traceback" in file.read_text() for file in files)

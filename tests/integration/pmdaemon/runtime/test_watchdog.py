@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.service_manager import NOTIFY_SOCKET, ServiceManager
 from pmdaemon.runtime.threads import ThreadGroup
-from pmdaemon.runtime.watchdog import HUNG_STATUS, Pulse, beat, rest, within
+from pmdaemon.runtime.watchdog import (
+    HUNG_STATUS,
+    PARENT_REPORTED_S,
+    ParentPulse,
+    Pulse,
+    beat,
+    rest,
+    within,
+)
 
 LIMIT_S = 60
 
@@ -193,3 +204,70 @@ def test_a_parent_hears_a_child_until_it_is_silent() -> None:
     assert [pulse.check() for _ in range(3)] == [1, 2, 3]
     assert pulse.env() == {watchdog.PULSE_FD_VARIABLE: str(pulse.fd)}
     pulse.close()
+
+
+def test_a_parent_that_takes_no_beat_is_reported_once_and_when_it_goes_on() -> None:
+    pulse = Pulse()
+    child = ParentPulse(pulse.fd)
+    for _ in range(300):  # a parent that is late now and then takes two at a time
+        assert [child.beat(), child.beat()] == ["", ""]
+        pulse.check()
+    said = [child.beat() for _ in range(3 * PARENT_REPORTED_S)]  # the first finds nothing left
+    found = {number: text for number, text in enumerate(said) if text}
+    silent = f"has made no progress for {PARENT_REPORTED_S} s: what ends is not started again, nothing stops"
+    assert found == {PARENT_REPORTED_S: silent}
+    assert pulse.check() == 0, "all of them are one"
+    assert child.beat() == f"makes progress again, after {3 * PARENT_REPORTED_S - 1} s"
+    pulse.check()
+    assert (child.beat(), child.silent_s) == ("", 0)
+    pulse.close()
+
+
+HUNG_PARENT = """
+import threading
+from pmdaemon.runtime import logs, watchdog
+from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import watch
+logs.configure("orphan")
+watchdog.CHECK_S = 0.01
+said = threading.Event()
+def on_parent(text):
+    print(text, flush=True)
+    said.set()
+watch(Stop(), on_parent=on_parent)
+said.wait()
+"""
+
+
+def test_a_process_says_that_its_parent_hangs_and_goes_on() -> None:
+    pulse = Pulse()
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG_PARENT],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        pass_fds=[pulse.fd],
+        env={**os.environ, **pulse.env()},
+    )
+    pulse.close()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"has made no progress for {PARENT_REPORTED_S} s")
+    assert "event=parent-stalled" in done.stderr
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_gets_a_beat_and_children_are_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool
+) -> None:
+    name = f"sla-test-{os.getpid()}" if is_abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{name}" if is_abstract else name)
+        systemd.settimeout(LIMIT_S)
+        monkeypatch.setenv(NOTIFY_SOCKET, f"@{name}" if is_abstract else name)
+        manager = ServiceManager()
+        assert NOTIFY_SOCKET not in os.environ
+        manager.beat()
+        assert systemd.recv(100) == b"WATCHDOG=1"
+    manager.beat()  # systemd is away
+    ServiceManager().beat()  # it never asked

@@ -626,3 +626,12 @@ def test_what_a_plane_could_not_take_is_an_alert_and_published_once(bench, plane
     assert published == [("tcp:x: cannot listen",)]
     [alert] = bench.server.headers[Kind.ALERT]
     assert (alert["kind"], alert["text"]) == ("reload-incomplete", "tcp:x: cannot listen")
+
+
+def test_a_parent_that_hangs_is_told_to_the_server(bench):
+    bench.poll(start=(EPOCH, 1))
+    bench.core.parent_stalled("has made no progress for 120 s")
+    bench.carry()
+    alert = bench.server.last(Kind.ALERT)
+    assert (alert["kind"], alert["details"]) == ("process-stalled", {"subject": "agent"})
+    assert alert["text"] == "the agent's parent has made no progress for 120 s"

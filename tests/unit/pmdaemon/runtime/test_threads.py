@@ -8,6 +8,7 @@ import pytest
 
 from pmdaemon.runtime import threads, watchdog
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup
+from tests.support.paths import ROOT
 
 
 def test_a_thread_has_its_name_and_is_joined() -> None:
@@ -102,3 +103,14 @@ def test_a_thread_that_did_not_stop_is_waited_for_by_the_next_join() -> None:
     release.set()
     group.join(60)
     assert seen == [True]
+
+
+def test_threads_are_started_here_but_for_those_that_wait_in_one_call() -> None:
+    """Each of them has its reason in the module's docstring."""
+    folders = ("pmdaemon", "gateway_agent", "sla_server", "dashboard")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    starting = {path.name: text.count("threading.Thread(") for path in sources if (text := path.read_text())}
+    found = {name: count for name, count in starting.items() if count}
+    assert found == {"threads.py": 1, "stop.py": 1, "apprise_services.py": 1, "network.py": 1}
+    for name in ("watch-parent", "apprise", "dns-HOST"):
+        assert f"\n    {name} " in str(threads.__doc__)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from pmdaemon.wire.cut import Cut
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.decisions import SetCaps
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.signal import SignalTable
-from sla_server.services.control.simulation import SimClient, SimHost, Simulation
+from sla_server.services.control.simulation import SimClient, SimGateway, SimHost, Simulation
 from sla_server.services.control.verdicts import Signal
 from tests.support.worlds import A, Feeder, controller, cut, piece_of, pieces_of, promise
 
@@ -130,3 +132,50 @@ def test_a_piece_carries_what_is_excused_into_its_window():
         pieces = pieces_of([piece], gold, second * 10**9)
         table.windows.add(table.windows.member[[row.row]], np.array([0]), pieces)
     assert row.signal().excused_ratio == pytest.approx(0.3)
+
+
+class BusyServer(Simulation):
+    """A server whose own processor others want, too: polls, cuts, decisions and caps come late, by bursts."""
+
+    host: SimHost | None = None
+    late_s = 0.0
+
+    def _when_it_runs(self, do: Callable[[], None]) -> None:
+        now = self.world.now
+        at = self.host.runs_at(now) if self.host is not None else now
+        self.late_s = max(self.late_s, at - now)
+        if at > now:
+            self.world.at(at, do)
+        else:
+            do()
+
+    def _poll(self, gateway: SimGateway) -> None:
+        self._when_it_runs(lambda: super(BusyServer, self)._poll(gateway))
+
+    def _deliver(self, cut: Cut, offset_us: int) -> None:
+        self._when_it_runs(lambda: super(BusyServer, self)._deliver(cut, offset_us))
+
+    def _tick(self) -> None:
+        self._when_it_runs(super()._tick)
+
+    def _send(self, gateway: SimGateway, decision: SetCaps) -> None:
+        self._when_it_runs(lambda: super(BusyServer, self)._send(gateway, decision))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("ratio", "waits_s"), [(0.4, 1.0), (1.0, 0.5)])
+def test_load_on_the_server_itself_makes_decisions_late_and_squeezes_no_neighbour(seed, ratio, waits_s):
+    """Cuts are made and timed on gateways: late ones say the same as those that come at once. See ADR 16."""
+    seconds = noisy_seconds(seed, ratio) if ratio < 1 else set(range(ENFORCES_S, ENDS_S))
+    sim = BusyServer(controller(mode="observe"), seed)
+    sim.host = SimHost(100 + seed, lambda now: int(now) in seconds, 0.05, waits_s)
+    front, back = sim.gateway("A", ["gold"], {"gold": [12_000]}), sim.gateway("B", ["greedy"])
+    gold = SimClient(front, "gold", rate=80)
+    greedy = SimClient(back, "greedy", depth=32, active=lambda now: now >= JOINS_S)
+    sim.run(ENFORCES_S)
+    sim.controller.set_mode("enforce")
+    sim.run(ENDS_S)
+    assert sim.late_s > 1, "whole windows came late"
+    assert kept(greedy) >= 0.68
+    assert sim.of_kind("unattributed") == []
+    assert len(gold.bad_seconds(20, ENDS_S, LIMIT_S)) <= 0.15 * (ENDS_S - 20)
