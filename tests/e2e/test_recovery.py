@@ -98,7 +98,7 @@ def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 120
     while True:
         found = stored_ios(stage)
         if found == expected or time.monotonic() > end_s:
-            wait_for_more_cuts(stage, 3)  # a double count would arrive late, yet before newer cuts
+            wait_for_more_cuts(stage, 4)  # a double count would arrive late, yet before newer cuts
             return stored_ios(stage)
         time.sleep(0.2)
 
