@@ -21,7 +21,8 @@ from benchmarks.chaos_events import Arrival, EventsSpan, journal, lines_of
 from benchmarks.chaos_receiver import TAKEN
 from sla_server.events.delivery_state import read_delivery_state
 from sla_server.events.stages.inhibit import OWN
-from tests.support.stage import Stage, free_port
+from tests.support.ports import free_port
+from tests.support.stage import Stage
 
 BROKEN: Final = "broken"
 HEALTHY: Final = "healthy"

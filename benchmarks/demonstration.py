@@ -32,6 +32,7 @@ import click
 
 from benchmarks.verdict import Figures, bad_seconds_ratio, keeps, rate, summary, time_to_restore, told
 from tests.support.load import Load, between, percentile_ms
+from tests.support.ports import free_port
 from tests.support.stage import (
     GOLD_IOPS,
     GREEDY_DEPTH,
@@ -39,7 +40,6 @@ from tests.support.stage import (
     Agent,
     Stage,
     StageError,
-    free_port,
 )
 
 PAGE_PORT = 8411
@@ -278,14 +278,10 @@ def measure(seconds: float, folder: Path, endless: bool = False, api_port: int =
 
 def _page_port() -> int:
     """The usual port of the page if it is free, else any."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", PAGE_PORT))
-            return PAGE_PORT
-    return free_port()
+    try:
+        return free_port(PAGE_PORT)
+    except OSError:
+        return free_port()
 
 
 def _words(exc: Exception) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from benchmarks import harness
 from tests.support.nbd_certificates import NbdAuthority
-from tests.support.stage import free_port
+from tests.support.ports import free_port
 
 SECONDS: Final = 5
 ROUNDS: Final = 3

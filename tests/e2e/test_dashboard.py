@@ -122,6 +122,10 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             assert "of the last 15 min" not in text(driver, "#chart-title")
             assert from_module(driver, "chart.js", OVER_A_SILENCE).count("M") == 2, "no line is drawn over it"
             assert "to keep b/x, a/x" in from_module(driver, "format.js", WORDS_OF_A_LOOP)
+            states = ["ok", "at-risk", "idle", "out-of-curve", "not-known-yet"]
+            words = ["kept", "at risk", "idle", "above demand", "not-known-yet"]
+            assert from_module(driver, "format.js", f"{states}.map(m.stateWords)") == words
+            assert text(driver, "#chart-title").partition("; now ")[2].startswith("9.20 ms of 12.0 ms, kept.")
     finally:
         site.close()
         site.mailbox.close()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sla_server.db.config import DatabaseConfig
-from sla_server.db.queries.reader import open_reader
 from tests.support.stage import Stage
+from tests.support.stored_cuts import stored_cuts, wait_for_more_cuts
 
 PARTS = {
     "delivery": ("sla_server.process delivery", "delivery has made no progress for"),
@@ -57,25 +56,21 @@ def test_a_part_that_hangs_is_named_until_it_goes_on(stage: Stage, part: str) ->
         )
 
 
-def stored(stage: Stage) -> dict[tuple[str, int], int]:
-    """The newest cut of each gateway and epoch in SQL."""
-    with contextlib.closing(open_reader(DatabaseConfig(), stage.folder / "data")) as reader:
-        return {(gateway_id, epoch): seq for gateway_id, epoch, seq in reader.watermarks()}
-
-
-def has_stored_more(stage: Stage, before: dict[tuple[str, int], int], cuts: int) -> bool:
-    """Whether SQL has so many more cuts of every gateway."""
-    now = stored(stage)
-    return all(now[key] >= seq + cuts for key, seq in before.items())
-
-
 def test_a_database_manager_without_memory_for_a_thread_comes_back(stage: Stage) -> None:
     """CPython waits for ever for a thread that dies before it has begun."""
-    [pid] = stage.pids(PARTS["dbmanager"][0])
-    before = stored(stage)
+    fragment = PARTS["dbmanager"][0]
+    [pid] = stage.pids(fragment)
+    before, since_us = stored_cuts(stage), time.time() * 1e6
     size_bytes = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (size_bytes, hard))
-    stage.wait(lambda: has_stored_more(stage, before, 10), "more cuts in SQL", limit_s=120)
+    stage.wait(lambda: stage.pids(fragment) not in ([], [pid]), "another process", limit_s=120)
+    wait_for_more_cuts(stage, 10, before)
     stage.wait(lambda: not problems(stage), "a server without problems", limit_s=LIMIT_S)
-    assert len(stage.pids(PARTS["dbmanager"][0])) == 1
+    assert len(stage.pids(fragment)) == 1
+    restarts = [
+        row["text"]
+        for row in stage.get("events?limit=100")["items"]
+        if (row["kind"], row["subject"]) == ("process-restarted", "dbmanager") and row["at_us"] > since_us
+    ]
+    assert len(restarts) == 1, restarts  # which call found no memory, and so the status, differs

@@ -22,7 +22,7 @@ from tests.e2e.test_nbd_fio import DEADLINE_S, SIZE, Processes, upstream, wait_f
 from tests.fuzz.nbd_clients import exactly, negotiate
 from tests.support.nbd_certificates import NbdAuthority, ProductAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, start_tls, tls_settings
-from tests.support.stage import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.e2e
 

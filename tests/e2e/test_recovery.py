@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.conftest import Driver
 from tests.support.browser import text_of
 from tests.support.stage import Stage
+from tests.support.stored_cuts import wait_for_more_cuts
 
 KILLED = {
     "delivery": "sla_server.process delivery",
@@ -97,8 +98,7 @@ def wait_for_counts(stage: Stage, expected: dict[str, int], limit_s: float = 120
     while True:
         found = stored_ios(stage)
         if found == expected or time.monotonic() > end_s:
-            # Wait one more round: a double count would arrive late.
-            time.sleep(1.5)
+            wait_for_more_cuts(stage, 4)  # a double count would arrive late, yet before newer cuts
             return stored_ios(stage)
         time.sleep(0.2)
 

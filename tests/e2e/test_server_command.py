@@ -25,7 +25,7 @@ from pmdaemon.mailbox.layout import C_HEAD, H_CREATED_US
 from pmdaemon.mailbox.segment import start_ticks
 from pmdaemon.runtime.clock import Deadline
 from sla_server.directories import running_pid
-from tests.support.stage import free_port
+from tests.support.ports import free_port
 
 
 class Operator:

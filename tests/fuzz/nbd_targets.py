@@ -20,7 +20,7 @@ from tests.fuzz.nbd_clients import Client, Connect
 from tests.fuzz.nbd_model import GATEWAY, PEER, READ_ONLY, STUCK_S, Rules
 from tests.support.nbd_certificates import NbdAuthority
 from tests.support.nbd_tls import TlsTunnel, client_context, tls_settings
-from tests.support.stage import free_port
+from tests.support.ports import free_port
 
 REGION_BYTES: Final = 10 << 20
 WRITERS: Final = 3

@@ -247,13 +247,14 @@ class Bench:
         qemu=(),
         enforcers=(),
         boot_ns=None,
+        spool_bytes=1 << 20,
     ):
         self.clock = clock or (planes[0].clock if planes else FakeClock())
         self.fakes = {plane.name: plane for plane in planes}
         former = self._spools.pop(tmp_path, None)
         if former is not None:  # the former link of this directory is dead
             abandon(former)
-        self.spool = self._spools[tmp_path] = Spool(tmp_path / "spool", 1 << 20)
+        self.spool = self._spools[tmp_path] = Spool(tmp_path / "spool", spool_bytes)
         self.core = LinkCore(
             AgentFacts(GATEWAY, "gw-a", epoch, "test"),
             self.spool,

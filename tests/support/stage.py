@@ -2,7 +2,7 @@
 
 Used by the demonstration, the benchmarks and the end-to-end tests. Everything lives in one folder of its own
 (sockets in a short one beside it, because a Unix socket's path is limited to 107 bytes), on loopback and on
-ports that were free a moment before. Everything started is stopped by pid, newest first.
+ports that are held for it (``ports``). Everything started is stopped by pid, newest first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 import httpx
 
 from pmdaemon.pki.authority import Authority
+from tests.support.ports import free_port
 
 # The set-up of the demonstration and of the end-to-end tests. All its times dwarf what a busy machine adds: a
 # process waits for its turn of the processor for some milliseconds, five processes handle each request.
@@ -61,13 +61,6 @@ spec:
   guarantee: {floor_iops: 50}
   window: {type: calendar, period: month, tz: UTC}
 """
-
-
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class StageError(RuntimeError):

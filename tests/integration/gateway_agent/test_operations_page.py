@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.stage import free_port
+from tests.support.ports import free_port
 
 PAGE = ROOT / "docs" / "operations" / "gateway.md"
 LIMIT_S = 240

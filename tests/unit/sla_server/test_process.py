@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +30,36 @@ def test_configuration_is_checked_and_shown(tmp_path: Path, part: str) -> None:
     assert shown.exit_code == 0
     assert "interval_s = 2.0" in shown.output
     assert not (tmp_path / "data").exists()
+
+
+def test_what_a_part_makes_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def run(_config: ResolvedConfig, stop: Stop) -> int:
+        (tmp_path / "made").touch()
+        return 0
+
+    def end(status: int) -> NoReturn:
+        ended.append(status)
+        raise SystemExit(status)
+
+    # What the command sets for the whole process: the test process keeps its own.
+    monkeypatch.setattr(importlib, "import_module", lambda _name: SimpleNamespace(run=run))
+    monkeypatch.setattr(Stop, "install_signals", lambda _stop: None)
+    monkeypatch.setattr(Stop, "watch_parent", lambda _stop: None)
+    monkeypatch.setattr(part.logs, "configure", lambda _name: None)
+    monkeypatch.setattr(part, "set_os_thread_name", lambda _name: None)
+    monkeypatch.setattr(part, "watch", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", end)
+    path = tmp_path / "server.toml"
+    path.write_text(f'data_dir = "{tmp_path}/data"\nruntime_dir = "{tmp_path}"\n')
+    before = os.umask(0)
+    try:
+        CliRunner().invoke(main, ["services", "--config", str(path)])
+    finally:
+        os.umask(before)
+    assert ended == [0]
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_wrong_key_is_named(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.integration.pmdaemon.poller.test_daemon import Server
 from tests.support.gateways import DEADLINE_S, Agent, hello
+from tests.support.ports import free_port
 
 DAY_S = 86_400.0
 
@@ -385,12 +386,6 @@ def test_a_flood_of_half_open_handshakes_costs_bounded_memory_and_delays_nobody(
     finally:
         for sock in flood:
             sock.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until_told(server: TlsServer, port: int, reason: str) -> dict[str, str]:

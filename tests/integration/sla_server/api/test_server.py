@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.runtime.stop import Stop
 from sla_server.api import server
@@ -96,6 +97,20 @@ def test_half_requests_lock_no_client_out(running: Running) -> None:
     finally:
         for connection in slow:
             connection.close()
+
+
+def test_no_line_of_the_log_lets_anyone_in(running: Running, tmp_path: Path) -> None:
+    transport = httpx.HTTPTransport(uds=str(running.path))
+    headers = {"Authorization": f"Bearer {api.TOKEN}"}
+    with capture_logs() as lines:
+        running.server.announce(tmp_path)
+        with httpx.Client(base_url="http://localhost", transport=transport, headers=headers) as ours:
+            code = ours.post("/api/v1/logins").json()["address"].partition("code=")[2]
+    assert [line["event"] for line in lines if "code=" in str(line)] == []
+    assert "page-ready" in [line["event"] for line in lines]
+    assert code
+    assert code not in str(lines)
+    assert api.TOKEN not in str(lines)
 
 
 SCRIPT = "GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n{}\r\n"

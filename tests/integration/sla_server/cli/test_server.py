@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from pmdaemon.errors import ConfigError, SlaError
+from sla_server import config as configuration
+from sla_server import directories
 from sla_server.cli.client import Client
 from sla_server.cli.errors import RequestRefused, ServerDown
 from sla_server.cli.server import cli, is_below
@@ -158,6 +160,26 @@ def test_a_runtime_directory_open_to_others_is_reported_in_a_line(tmp_path: Path
     assert result.exit_code == 77, result.output
     assert "is open to others (mode 0777)" in result.stderr
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("option", ["--background", ""])
+@pytest.mark.parametrize("has_neighbour", [False, True])
+def test_a_start_that_fails_leaves_nothing_of_its_own_in_shared_memory(
+    tmp_path: Path, option: str, has_neighbour: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "sla-7"
+    for module in (configuration, directories):
+        monkeypatch.setattr(module, "default_runtime_dir", lambda: home)
+    if has_neighbour:
+        (home / "server-of-another").mkdir(parents=True, mode=0o700)
+    path = tmp_path / "server.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(f'data_dir = "{tmp_path}/data"\n[api]\nlisten = "127.0.0.1:{port}"\n')
+        result = CliRunner().invoke(cli, ["start", "--config", str(path), *filter(None, [option])])
+    assert result.exit_code == 78, result.output
+    assert sorted(home.glob("*")) == [home / "server-of-another"] * has_neighbour
+    assert home.exists() == has_neighbour
 
 
 @pytest.mark.parametrize("option", ["--background", ""])

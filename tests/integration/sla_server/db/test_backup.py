@@ -125,10 +125,13 @@ def test_cuts_that_no_file_has_yet_are_in_the_backup(site, empty_site, tmp_path,
     assert rig.writer.sql_seq > rig.writer.parquet_seq
     if not is_running:
         rig.die()
-    site.do("backup", tmp_path / "saved")
+    assert "7 files" in site.do("backup", tmp_path / "saved")
     if is_running:
         rig.close()
-    empty_site.do("restore", tmp_path / "saved")
+    head = backup.read_head(tmp_path / "saved")
+    sizes = [path.stat().st_size for path in (tmp_path / "saved" / "parquet").rglob("*.parquet")]
+    assert (head.files, head.bytes) == (7, sum(sizes)), "the file of the backup's own counts"
+    assert "7 files restored" in empty_site.do("restore", tmp_path / "saved")
     told = empty_site.do("verify")
     assert "7 files are whole" in told
     assert "note" not in told, told

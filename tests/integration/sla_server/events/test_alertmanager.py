@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pmdaemon.runtime.clock import Deadline
 from sla_server.events.recipients.base import CONFIRMED, Notice, Status
 from sla_server.events.recipients.build import RecipientBuilder
 from tests.support.notices import notice
+from tests.support.ports import free_port
 from tests.support.receivers import HttpReceiver
 
 CONFIG = """
@@ -55,9 +55,7 @@ def receiver() -> Iterator[HttpReceiver]:
 @pytest.fixture
 def address(tmp_path: Path, receiver: HttpReceiver) -> Iterator[str]:
     """Of an Alertmanager that sends to the receiver."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path / "alertmanager.yml"
     config.write_text(CONFIG.format(url=receiver.url))
     arguments = [

@@ -444,6 +444,20 @@ def test_a_full_disk_loses_nothing_and_is_told(bench, plane, monkeypatch):
     assert bench.server.reads() == 5
 
 
+def test_a_full_spool_drops_its_oldest_cuts_and_each_time_is_an_alert(tmp_path, plane):
+    bench = Bench(tmp_path, plane, spool_bytes=4096)
+    bench.connect_server()
+    while bench.spool.dropped == 0:
+        assert Kind.ALERT not in bench.server.headers
+        plane.io(reads=1)
+        bench.poll()
+    alert = bench.server.last(Kind.ALERT)
+    lost = bench.spool.dropped
+    assert (alert["kind"], alert["severity"]) == ("spool-overflow", "critical")
+    assert alert["details"]["dropped"] == lost
+    assert f"the spool is full: {lost} cuts were dropped so far; their time is no-data" in alert["text"]
+
+
 def test_what_caps_held_for_too_long_is_in_the_cut_and_one_event_tells_of_ten_minutes(bench, plane):
     for second in range(1, 700):
         plane.late = {"vol-1": [10, 6_000_000 + second]}
