@@ -34,8 +34,8 @@ from gateway_agent.errors import (
 from gateway_agent.link import state_files
 from pmdaemon.errors import ConfigError, WireError
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.config import read_toml
 from pmdaemon.runtime.failures import failures
+from pmdaemon.runtime.toml_file import read_toml
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.planes import DpStatus

@@ -18,15 +18,12 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pmdaemon.errors import ConfigError
+from pmdaemon.runtime.toml_file import SHOWN, TOO_DEEP, TOO_LONG, read_toml
 
 Model = TypeVar("Model", bound=BaseModel)
 ENV_PREFIX = "SLA__"
 AGENT_ENV_PREFIX = "SLA_AGENT__"
-TOO_DEEP: Final = ("is nested too deeply", "Remove brackets: no setting needs more than 5 levels")
-_SHOWN: Final = 32  # characters of a value that is too long
 _MOST_BITS: Final = 1000  # floats hold 1,024; Python shows numbers up to 4,300 digits
-_TOO_LONG: Final = "has more than 4,300 digits; write a smaller number"
-_DIGITS: Final = re.compile(r"\d[\d_]{4300,}")
 _BARE_KEY: Final = re.compile("[A-Za-z0-9_-]+")
 _SECRETS: Final = ("password", "secret", "token")
 # The secret ends at the last @ before the next URL of the line; it may hold blanks.
@@ -69,7 +66,7 @@ def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, 
         except RecursionError as exc:
             raise ConfigError(variable, *TOO_DEEP) from exc
         except ValueError as exc:
-            raise ConfigError(variable, f"{text[:_SHOWN]}... {_TOO_LONG}") from exc
+            raise ConfigError(variable, f"{text[:SHOWN]}... {TOO_LONG}") from exc
     return tree
 
 
@@ -81,37 +78,6 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
-
-
-def read_toml(path: Path | None) -> dict[str, Any]:
-    """The file's tables, or nothing for no path.
-
-    Raises:
-        ConfigError: unreadable, not TOML (with line and column), or nested too deeply.
-    """
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as exc:
-        raise ConfigError(
-            str(path), f"cannot be read: {exc.strerror}", "Give --config an existing file"
-        ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(str(path), f"is not TOML: {exc}") from exc
-    except RecursionError as exc:
-        raise ConfigError(str(path), *TOO_DEEP) from exc
-    except ValueError as exc:  # of int(), which says neither where nor what
-        raise ConfigError(str(path), _long_number(path.read_text())) from exc
-
-
-def _long_number(text: str) -> str:
-    """Where the number is that Python does not read."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if found := _DIGITS.search(line):
-            key = line[: found.start()].partition("=")[0].strip()
-            return f"line {number}: {key[:_SHOWN]}: {found[0][:_SHOWN]}... {_TOO_LONG}"
-    return f"a number {_TOO_LONG}"
 
 
 def _check_values(value: Any, key: str) -> None:
@@ -128,7 +94,7 @@ def _check_values(value: Any, key: str) -> None:
         for number, item in enumerate(value):
             _check_values(item, f"{key}.{number}")
     elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise ValueError(f"{key}: {hex(value)[:_SHOWN]}... is a number of more than {_MOST_BITS} bits")
+        raise ValueError(f"{key}: {hex(value)[:SHOWN]}... is a number of more than {_MOST_BITS} bits")
     elif isinstance(value, str):
         shown = "***" if key.endswith(_SECRETS) else masked(repr(value))
         if "\0" in value:

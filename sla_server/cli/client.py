@@ -27,7 +27,7 @@ from typing import Any, Final
 import httpx
 
 from pmdaemon.runtime import sockets
-from pmdaemon.runtime.config import read_toml
+from pmdaemon.runtime.toml_file import read_toml
 from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import click
 
-from pmdaemon.runtime.config import read_toml
 from pmdaemon.runtime.excerpt import printable_lines
+from pmdaemon.runtime.toml_file import read_toml
 from sla_server.agreements.difference import FieldChange, differences, unified, value_text
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused

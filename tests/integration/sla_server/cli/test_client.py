@@ -18,7 +18,9 @@ from pmdaemon.runtime import sockets
 from sla_server.cli.client import DEFAULT_SERVER, Client
 from sla_server.cli.errors import NoToken, ServerDown
 from sla_server.cli.main import COMMANDS, cli
+from tests.support import api
 from tests.support.cli import Terminal
+from tests.support.site import Site
 
 
 @pytest.fixture
@@ -293,7 +295,17 @@ def test_the_socket_in_the_data_directory_is_preferred(
     assert Client.find(None, None, config).local is None, "the server that made it is gone"
 
 
-HEAVY = ("sqlalchemy", "numpy", "cryptography", "pyarrow", "flask", "alembic", "psycopg")
+HEAVY = (
+    "sqlalchemy",
+    "numpy",
+    "cryptography",
+    "pyarrow",
+    "flask",
+    "alembic",
+    "psycopg",
+    "pydantic",
+    "rich.traceback",
+)
 
 
 @pytest.mark.parametrize(
@@ -333,6 +345,41 @@ def test_everyday_commands_import_nothing_heavy(
         assert (
             "volumes" in done.stdout if "get " in environment.get("COMP_WORDS", "") else "get" in done.stdout
         )
+
+
+PACKAGES = """
+import atexit, sys
+def tell():
+    names = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+    print(*(name for name in names if name[0] != "_"), file=sys.stderr)
+atexit.register(tell)
+"""
+LEAST = "import click, httpcore, httpx, rich.table"
+COMMAND = "from sla_server.cli.__main__ import main; main()"
+
+
+def test_a_table_takes_no_package_beyond_those_of_the_call_and_the_table(tmp_path: Path) -> None:
+    """Each import is CPU of every call: pydantic, for one value of a file, was a seventh of it."""
+    site = Site(api.data_dir(tmp_path))
+
+    def ran(code: str) -> tuple[str, set[str]]:
+        done = subprocess.run(
+            [sys.executable, "-c", PACKAGES + code, "get", "slas"],
+            env={**os.environ, "SLA_SERVER": site.url},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout, set(done.stderr.split())
+
+    try:
+        _, least = ran(LEAST)
+        shown, all_packages = ran(COMMAND)
+    finally:
+        site.close()
+        site.mailbox.close()
+    assert "erp-gold/latency" in shown
+    assert all_packages - least == {"pmdaemon", "sla_server", "structlog"}
 
 
 def test_the_table_of_commands_says_what_they_say_themselves() -> None:
