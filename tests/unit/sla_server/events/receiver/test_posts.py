@@ -34,8 +34,9 @@ def test_what_a_webhook_sends_is_read_with_identity_count_and_reminder() -> None
         QueuedEvent(closed(2).event),
         QueuedEvent(event(4), escalated=True),
     ]
-    assert [each.identity for each in found] == ["event-1", "event-1/2", "event-2", "event-4"]
+    assert [each.identity for each in found] == ["event-1", "event-1/2", "event-2", "event-4/escalated"]
     assert found[1].identity == again.delivery_id
+    assert found[3].identity == notice(4, escalated=True).delivery_id
 
 
 def test_times_of_recording_are_our_own() -> None:
