@@ -75,7 +75,7 @@ def test_a_condition_that_begins_again_is_reminded_of_once_an_interval(tmp_path:
     rig = Rig(tmp_path, OnlyTo(), [sender, boss])
     rig.add(opened(1), ended(2), opened(3))
     rig.run(130)
-    assert (sender.got(), boss.got()) == (["e1", "e2", "e3", "e3/1", "e3/2"], ["e3"])
+    assert (sender.got(), boss.got()) == (["e1", "e2", "e3", "e3/1", "e3/2"], ["e3/escalated"])
 
 
 def test_a_reminder_that_was_due_before_the_end_was_seen_is_the_last(tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_who_was_escalated_to_is_told_the_end(tmp_path: Path) -> None:
     rig.run(95)
     rig.add(ended(2), ended(3))
     rig.run(5)
-    assert boss.got() == ["e1", "e2"]
+    assert boss.got() == ["e1/escalated", "e2"]
