@@ -389,7 +389,7 @@ def test_reminders_and_escalation_until_a_person_acknowledges(tmp_path: Path) ->
     assert [notice.escalated for batch in boss.batches for notice in batch] == [True]
     assert rig.engine.acknowledge("e1") == 1
     rig.run(200)
-    assert (sender.got(), boss.got()) == (["e1", "e1/1", "e1/2"], ["e1"])
+    assert (sender.got(), boss.got()) == (["e1", "e1/1", "e1/2"], ["e1/escalated"])
 
 
 def test_information_is_not_reminded_of(tmp_path: Path) -> None:
