@@ -28,7 +28,6 @@ import os
 import resource
 import socket
 import time
-import uuid
 from collections import Counter
 from collections.abc import Collection
 from typing import Final, Literal
@@ -54,7 +53,7 @@ from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.unified import UnifiedCore
-from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.reserve import attach_reserves, event_row, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
@@ -326,16 +325,9 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
     }
     rows: list[list[object]] = [["processes", row]]
     if restarts:
-        event = {
-            "event_id": str(uuid.uuid4()),
-            "at_us": at_us,
-            "kind": "process-restarted",
-            "severity": "warning",
-            "element": "pmdaemon",
-            "subject": name,
-            "text": f"{name} was restarted: {reason}; restart {restarts}",
-            "details": {"restarts": restarts},
-        }
+        text = f"{name} was restarted: {reason}; restart {restarts}"
+        details = {"restarts": restarts}
+        event = event_row("process-restarted", "warning", "pmdaemon", name, text, at_us, details)
         raise_event(event)
         rows.append(["events", event])
     try:

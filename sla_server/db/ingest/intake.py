@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
@@ -383,16 +383,9 @@ def _lost_event(header: dict[str, Any], lost: int) -> dict[str, Any]:
         f"{lost} cuts of gateway {name} are lost: this server does not have them and the agent does not hold "
         "them any more. The database was restored from an older backup, or the ingest queue was lost"
     )
-    return {
-        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}")),
-        "at_us": at_us,
-        "kind": "cuts-lost",
-        "severity": "critical",
-        "element": "gateway",
-        "subject": name,
-        "text": text,
-        "details": {"gateway_id": gateway_id, "cuts": lost},
-    }
+    details = {"gateway_id": gateway_id, "cuts": lost}
+    event_id = str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}"))
+    return event_row("cuts-lost", "critical", "gateway", name, text, at_us, details, event_id)
 
 
 def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:
