@@ -48,7 +48,7 @@ from pmdaemon.poller.inbound import Inbound, ToInbound
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.publisher import CutPublisher
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
@@ -139,6 +139,9 @@ class Pair:
     Args:
         control: the pair's end of the control socket to the parent.
 
+    Attributes:
+        publisher: posts for the inbound thread, and before it starts for the main thread.
+
     Raises:
         PkiError: TLS is configured and the certificate authority cannot be used.
     """
@@ -168,11 +171,11 @@ class Pair:
         self._busy = BusyMeter(clock)
         self._last_report = (0.0, 0)  # CPU seconds and polls at the last report
         standing_caps = StandingCaps()
-        self._publisher = CutPublisher(mailbox, index, self.registry.refused)
+        self.publisher = CutPublisher(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
         handlers = FrameHandlers(
             self.registry,
-            self._publisher,
+            self.publisher,
             clock,
             interval_us=settings.interval_ns // 1000,
             on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
@@ -184,7 +187,7 @@ class Pair:
             self.ownership,
             self.registry,
             handlers,
-            self._publisher.post_cuts,
+            self.publisher.post_cuts,
             standing_caps,
             self._to_outbound,
             self.in_counters,
@@ -193,7 +196,7 @@ class Pair:
         self.inbound = Inbound(
             self.registry,
             handlers,
-            self._publisher,
+            self.publisher,
             clock,
             TimeoutPolicy.for_interval(settings.interval_ns),
             to_inbound=self._to_inbound,
@@ -279,7 +282,7 @@ class Pair:
 
     def _refused(self) -> dict[str, int]:
         """Counts of what found no room, since the start."""
-        publisher = self._publisher
+        publisher = self.publisher
         return {
             "batches_to_keep": publisher.refused_keeping,
             "live_cuts": publisher.dropped_live_cuts,
@@ -288,7 +291,7 @@ class Pair:
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""
-        publisher = self._publisher
+        publisher = self.publisher
         records = [gateway.record for gateway in self.registry.all()]
         return {
             **self.ca_counters,
@@ -309,11 +312,8 @@ class Pair:
         }
 
 
-def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
-    """Announce this process: its row, and an event if it is not the first of its name.
-
-    Thread: the main thread, before the threads start (one poster a mailbox).
-    """
+def announcement(index: int, restarts: int, reason: str) -> bytes:
+    """RECORD with the row of this process; if it is not the first of its name, with an event, which is raised."""
     at_us, name = server_clock().unix_us(), f"pair-{index}"
     row = {
         "name": name,
@@ -330,8 +330,16 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
         event = event_row("process-restarted", "warning", "pmdaemon", name, text, at_us, details)
         raise_event(event)
         rows.append(["events", event])
+    return RecordRows(rows, None, name).encode()
+
+
+def announce(publisher: CutPublisher, message: bytes) -> None:
+    """Post the announcement of this process; the publisher keeps it while dbmanager has no room.
+
+    Thread: the main thread, before the threads start (one poster a mailbox).
+    """
     try:
-        mailbox.post("dbmanager", RecordRows(rows, None, name).encode())
+        publisher.news(message, DBMANAGER)
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))
 
@@ -347,12 +355,14 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
         attach_reserves(f"pair-{index}")
-        announce(mailbox, index, restarts, reason)
+        message = announcement(index, restarts, reason)
         initialized()
         pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
         status = EX_SOFTWARE
         try:
-            status = Pair(config, index, mailbox, control).run(stop)
+            pair = Pair(config, index, mailbox, control)
+            announce(pair.publisher, message)
+            status = pair.run(stop)
         finally:
             # After a failure, what it has taken and not carried out is its successor's.
             mailbox.close(release=status == 0)
