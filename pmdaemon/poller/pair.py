@@ -313,7 +313,7 @@ class Pair:
 
 
 def announcement(index: int, restarts: int, reason: str) -> bytes:
-    """RECORD with the row of this process; if it is not the first of its name, with an event, which is raised."""
+    """RECORD with the row of this process, and with an event, which is raised, if it was restarted."""
     at_us, name = server_clock().unix_us(), f"pair-{index}"
     row = {
         "name": name,
