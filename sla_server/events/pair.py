@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ssl
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,7 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.errors import SlaError
 from pmdaemon.pki import contexts
 from pmdaemon.pki.certificates import ends_us
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
@@ -205,18 +204,8 @@ class CooperatingPair:
             return None
 
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
-        raise_event(
-            {
-                "event_id": str(uuid.uuid4()),
-                "at_us": self._clock.unix_us(),
-                "kind": kind,
-                "severity": severity,
-                "element": "server",
-                "subject": self._config.partner,
-                "text": text,
-                "details": details,
-            }
-        )
+        at_us = self._clock.unix_us()
+        raise_event(event_row(kind, severity, "server", self._config.partner, text, at_us, details))
 
 
 def open_pair(
@@ -235,16 +224,7 @@ def open_pair(
         return CooperatingPair(config, data_dir, directory, queues, later, clock, arrived)
     except (SlaError, OSError) as exc:
         log.error("pair-failed", problem=str(exc))
-        raise_event(
-            {
-                "event_id": str(uuid.uuid4()),
-                "at_us": clock.unix_us(),
-                "kind": "pair-failed",
-                "severity": "critical",
-                "element": "server",
-                "subject": config.partner,
-                "text": f"events are not mirrored to partner {config.partner}: {exc}",
-                "details": {"problem": str(exc)},
-            }
-        )
+        text, details = f"events are not mirrored to partner {config.partner}: {exc}", {"problem": str(exc)}
+        at_us = clock.unix_us()
+        raise_event(event_row("pair-failed", "critical", "server", config.partner, text, at_us, details))
         return None

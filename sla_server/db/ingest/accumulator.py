@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
+from pmdaemon.wire.messages.server import spool_floors
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut, columns_of
 from sla_server.db.ingest.counters import CounterMemory
-from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.ingest.planes import PlaneMemory
 from sla_server.db.ingest.refusals import RefusedClients
 from sla_server.db.ingest.spread import overlap_us, shares, spread
