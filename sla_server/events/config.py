@@ -82,3 +82,9 @@ class EventsConfig(StrictModel):
     receive: ReceiverConfig | None = None
     """Take events of relays and other servers, by their webhook recipients; without the table none."""
     pair: EventPairConfig = Field(default_factory=EventPairConfig)
+
+    @model_validator(mode="after")
+    def _takes_bodies(self) -> Self:
+        if self.receive is not None:
+            self.receive.check_body(self.queue_bytes)
+        return self

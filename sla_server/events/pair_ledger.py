@@ -24,7 +24,6 @@ from typing import Any, Final
 from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
-from sla_server.events.recipients.base import Notice
 from sla_server.events.sql_link import NAME
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 
@@ -235,7 +234,7 @@ class PartnerLedger:
 
 
 def _delivery_id(item: QueuedEvent) -> str:
-    return Notice(item.event, item.recipient, 0, reminder=item.reminder).delivery_id
+    return item.identity
 
 
 def _skip(text: str) -> StageDecision:

@@ -5,8 +5,10 @@
 
 A connection is open once TLS has been agreed on and the other side's certificate names the partner; until
 then nothing it sends is read. Connections that do not get so far within ``PROVE_S`` are closed; of those that
-others dialled there are ``MOST_CANDIDATES`` at most, and the oldest makes room. So a stranger costs some
-descriptors, and keeps the partner out for a moment at worst.
+others dialled there are ``MOST_CANDIDATES`` at most. Who makes room for the newest is decided by ``makes_room``:
+the host of ``address`` can have all places, other hosts half of them, and of these the one with the most loses
+its oldest. So a stranger costs some descriptors and does not keep the partner out, however long its handshake
+takes; only a stranger at the partner's own address can, for as long as it goes on connecting.
 
 Nothing here blocks but the store's sync: local delivery goes on in other threads whatever the partner does. A
 partner that does not read is disconnected when ``MOST_OUTGOING_BYTES`` wait for it. Certificates are read
@@ -19,12 +21,14 @@ Thread: ``ev-pair``.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import random
 import selectors
 import socket
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -59,7 +63,11 @@ Context = Callable[[bool], ssl.SSLContext]
 
 
 class MirrorConnection:
-    """One connection. ``session`` is None until the other side has proved to be the partner."""
+    """One connection. ``session`` is None until the other side has proved to be the partner.
+
+    Raises:
+        OSError: the other side is gone already.
+    """
 
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, *, is_dialled: bool, until_ns: int
@@ -67,6 +75,7 @@ class MirrorConnection:
         self.is_dialled = is_dialled
         self.until_ns = until_ns
         self.session: MirrorSession | None = None
+        self.host: str = sock.getpeername()[0]
         self.transport = TlsTransport(sock, context, server_side=not is_dialled)
 
     def secure(self, partner: str) -> int | None:
@@ -80,6 +89,27 @@ class MirrorConnection:
             found = ", ".join(self.transport.peer_uris()) or "no name"
             raise HandshakeFailed("wrong-certificate", f"its certificate is for {found}, not for {partner}")
         return wanted
+
+
+def makes_room(hosts: Sequence[str], partner: str) -> int | None:
+    """Place of the connection that is closed for the newest; None: there is room.
+
+    Args:
+        hosts: addresses of those that have not proved it, the oldest first, the one that has just come last.
+        partner: address of the partner.
+    """
+    sources, known = [_plain(host) for host in hosts], _plain(partner)
+    counts = Counter(source for source in sources if source != known)
+    if counts.total() > MOST_CANDIDATES // 2:
+        most = max(counts.values())
+        return next(place for place, source in enumerate(sources) if counts[source] == most)
+    return sources.index(known) if len(hosts) > MOST_CANDIDATES else None
+
+
+def _plain(host: str) -> str:
+    """An address of IPv4 as such also where the listener is of IPv6."""
+    address = ipaddress.ip_address(host)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 class PairLink:
@@ -246,9 +276,10 @@ class PairLink:
             sock.close()
             self._failed(str(exc))
             return
-        if len(self._candidates) >= MOST_CANDIDATES:
-            self._end(self._candidates[0], "others came before it proved to be the partner")
         self._candidates.append(connection)
+        hosts, partner = [each.host for each in self._candidates], parse_address(self._config.address)[0]
+        if (place := makes_room(hosts, partner)) is not None:
+            self._end(self._candidates[place], "others came before it proved to be the partner")
         self._selector.register(connection.transport, selectors.EVENT_READ, connection)
 
     def _secure(self, connection: MirrorConnection) -> None:

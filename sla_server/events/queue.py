@@ -33,7 +33,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import make_directory
 from sla_server.events import catalogue
 from sla_server.events.event import Event, EventUnreadable, from_row
-from sla_server.events.recipients.base import Status
+from sla_server.events.recipients.base import Status, delivery_identity
 
 log = structlog.get_logger("events")
 ENTRY_BYTES: Final = 512  # an event is rarely smaller
@@ -93,8 +93,8 @@ class QueuedEvent:
 
     @property
     def identity(self) -> str:
-        """Identity of the event, or of a reminder of it; see ``Notice.delivery_id``."""
-        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
+        """Identity of the event, or of a reminder or escalation of it; see ``delivery_identity``."""
+        return delivery_identity(self.event, self.reminder, self.escalated)
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

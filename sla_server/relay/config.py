@@ -54,6 +54,7 @@ class RelayConfig(ReceiverConfig):
             raise ValueError(
                 "events.pair: a relay has no partner; send the server's events to two relays instead"
             )
+        self.check_body(self.events.queue_bytes)
         return self
 
 

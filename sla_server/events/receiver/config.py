@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from pmdaemon.runtime.config import StrictModel, parse_address
 
+QUEUE_PART: Final = 5
+"""A body takes a fifth of the queue of events at most: below ``engine.FULL_RATIO`` nothing makes room."""
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Of a sender, and of a file in a directory of the configuration: no path."""
 
@@ -52,7 +54,8 @@ class ReceiverConfig(StrictModel):
     plain: bool = False
     """Listen without TLS on an address that is not loopback: whoever is on the way can read the events."""
     max_body_bytes: int = Field(default=4 << 20, ge=64 << 10, le=64 << 20)
-    """A larger body is refused (413) unread; the sender then sends its notices singly."""
+    """A larger body is refused (413) unread; the sender then sends its notices singly. At most a fifth of
+    `queue_bytes` of [events]."""
     requests_per_s: float = Field(default=50.0, gt=0, le=100_000)
     """Of one host; what is more is asked to come again (429)."""
     tls: ReceiverTlsConfig = Field(default_factory=ReceiverTlsConfig)
@@ -72,3 +75,17 @@ class ReceiverConfig(StrictModel):
                 "tls.cert_file and tls.key_file, listen on 127.0.0.1, or set plain = true"
             )
         return self
+
+    def check_body(self, queue_bytes: int) -> None:
+        """Check that a body, which is taken whole or not at all, fits while the engine makes no room for it.
+
+        Raises:
+            ValueError: it may not.
+        """
+        if self.max_body_bytes * QUEUE_PART > queue_bytes:
+            raise ValueError(
+                f"max_body_bytes: {self.max_body_bytes:,} is more than a fifth of events.queue_bytes "
+                f"({queue_bytes:,}), so that a body may never find room; set max_body_bytes to "
+                f"{queue_bytes // QUEUE_PART:,} at most, or events.queue_bytes to "
+                f"{self.max_body_bytes * QUEUE_PART:,} at least"
+            )

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
-from sla_server.events.event import EventUnreadable, from_row
+from sla_server.events.event import NAME_CHARACTERS, EventUnreadable, from_row
 from sla_server.events.queue import QueuedEvent
 
 MOST_ALERTS: Final = 1000
@@ -73,6 +73,11 @@ def _item(where: str, alert: Any) -> QueuedEvent:
         event = from_row({**row, "recorded_us": 0})
     except EventUnreadable as exc:
         raise PostRefused(f"{where}.{exc}") from exc
+    if event.event_id != row["event_id"]:  # cut, it could be that of another event, which would be dropped
+        raise PostRefused(
+            f"{where}.event: 'event_id' is {excerpt(row['event_id'])} of {len(row['event_id'])} characters, "
+            f"expected at most {NAME_CHARACTERS} characters, all of them printable"
+        )
     if not 0 <= event.at_us < MOST_US:
         said = excerpt(event.at_us)
         raise PostRefused(f"{where}.event: 'at_us' is {said}, expected microseconds since 1970")

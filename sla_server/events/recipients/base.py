@@ -30,6 +30,16 @@ class Status(Enum):
     """An event with no end: nothing will resolve it."""
 
 
+def delivery_identity(event: Event, reminder: int, escalated: bool) -> str:
+    """The event's identity; with ``/N`` for its N-th reminder, ``/escalated`` for an escalation.
+
+    Several recipients can have one address, such as a relay's: by the event's identity alone, it would drop
+    an escalation as a repeat of the first notice.
+    """
+    number = f"/{reminder}" if reminder else ""
+    return f"{event.event_id}{number}{'/escalated' if escalated else ''}"
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """An event on its way to one recipient.
@@ -63,8 +73,8 @@ class Notice:
 
     @property
     def delivery_id(self) -> str:
-        """Identity of this delivery: the event's, with the number of the reminder if it is one."""
-        return f"{self.event.event_id}/{self.reminder}" if self.reminder else self.event.event_id
+        """Identity of this delivery; see ``delivery_identity``."""
+        return delivery_identity(self.event, self.reminder, self.escalated)
 
     def as_json(self) -> dict[str, Any]:
         """All fields, for bodies, files and commands."""

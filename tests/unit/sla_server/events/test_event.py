@@ -83,6 +83,7 @@ def test_what_an_event_is_about() -> None:
 def test_the_identity_of_a_delivery_counts_reminders() -> None:
     assert Notice(event(), "mail", 1).delivery_id == "e1"
     assert Notice(event(), "mail", 2, reminder=3).delivery_id == "e1/3"
+    assert Notice(event(), "mail", 3, escalated=True).delivery_id == "e1/escalated"
     assert json.loads(json.dumps(Notice(event(), "mail", 1).as_json()))["event"]["kind"] == "violation-opened"
 
 

@@ -203,6 +203,14 @@ def test_a_queue_that_a_pass_of_the_reserves_fills_is_refused() -> None:
     assert EventsConfig(queue_bytes=16 << 20).queue_bytes == 16 << 20
 
 
+def test_a_body_that_may_never_find_room_is_refused_at_the_start() -> None:
+    receive = {"sender": [{"name": "site-a", "secret_file": "a.key"}], "max_body_bytes": 3_355_444}
+    with pytest.raises(ValidationError, match="set max_body_bytes to 3,355,443 at most"):
+        EventsConfig.model_validate({"queue_bytes": 16 << 20, "receive": receive})
+    receive["max_body_bytes"] = 3_355_443
+    assert EventsConfig.model_validate({"queue_bytes": 16 << 20, "receive": receive}).receive is not None
+
+
 def test_a_first_try_under_way_is_waited_for_until_the_queue_is_fuller_still(tmp_path: Path) -> None:
     slow = InlineSender("slow", None)
     rig = Rig(tmp_path, ToAll("slow"), [slow])

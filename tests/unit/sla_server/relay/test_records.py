@@ -77,6 +77,22 @@ def test_a_reminder_is_another_identity_and_known_too(tmp_path: Path) -> None:
     assert (rig.post(1), rig.intake.accept([reminder])) == (0, 0)
 
 
+def test_an_escalation_is_another_identity_and_known_too(tmp_path: Path) -> None:
+    rig = Remembering(tmp_path)
+    rig.post(1)
+    escalation = QueuedEvent(event(1), escalated=True)
+    assert (rig.intake.accept([escalation]), rig.intake.accept([escalation])) == (1, 0)
+    rig.restart()
+    assert (rig.post(1), rig.intake.accept([escalation])) == (0, 0)
+    notices = [Notice(event(1), "@sql", 1), Notice(event(1), "@sql", 2, escalated=True)]
+    assert rig.records.recipient().deliver(notices, Deadline(1)) == CONFIRMED
+    rig.queue.delete_through(rig.queue.newest_seq)
+    rig.queue.close()  # else the deletion is not on disk
+    rig.restart()
+    assert rig.queue.read(0)[0] == []
+    assert (rig.post(1), rig.intake.accept([escalation])) == (0, 0)
+
+
 def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
     rig = Remembering(tmp_path, most=1000)
     for number in range(1200):

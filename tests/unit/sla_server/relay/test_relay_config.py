@@ -40,6 +40,13 @@ def test_paths_begin_at_the_file_which_may_be_given_by_its_folder(tmp_path: Path
         (f'listen = "here"\n{SENDER}', 'listen: expected "address:port"'),
         (f'confirm = "soon"\n{SENDER}', "confirm: "),
         (f"max_body_bytes = 5\n{SENDER}", "max_body_bytes: should be at least 65,536 (value: 5)"),
+        (
+            f"max_body_bytes = 22000000\n{SENDER}",
+            "max_body_bytes: 22,000,000 is more than a fifth of events.queue_bytes (33,554,432), so that a "
+            "body may never find room; set max_body_bytes to 6,710,886 at most, or events.queue_bytes to "
+            "110,000,000 at least",
+        ),
+        (f"{SENDER}[events]\nqueue_bytes = 16777216\n", "set max_body_bytes to 3,355,443 at most"),
         (f'{SENDER}[tls]\ncert_file = "a"\n', "cert_file and key_file go together"),
         ('[[sender]]\nname = "../x"\nsecret_file = "a"\n', "sender.0.name: does not have the form"),
         (f"{SENDER}[[upstream]]\n", "upstream: no such key"),

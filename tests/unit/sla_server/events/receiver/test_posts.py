@@ -34,8 +34,9 @@ def test_what_a_webhook_sends_is_read_with_identity_count_and_reminder() -> None
         QueuedEvent(closed(2).event),
         QueuedEvent(event(4), escalated=True),
     ]
-    assert [each.identity for each in found] == ["event-1", "event-1/2", "event-2", "event-4"]
+    assert [each.identity for each in found] == ["event-1", "event-1/2", "event-2", "event-4/escalated"]
     assert found[1].identity == again.delivery_id
+    assert found[3].identity == notice(4, escalated=True).delivery_id
 
 
 def test_times_of_recording_are_our_own() -> None:
@@ -56,6 +57,9 @@ def test_times_of_recording_are_our_own() -> None:
         (b'{"alerts":[7]}', "alerts[0].delivery is None"),
         (changed(event={"kind": "x"}), "alerts[0].delivery.event: 'severity' is None"),
         (changed(event=[]), "expected a notice with its event"),
+        (changed(event={**event(1).as_json(), "event_id": "e" * 257}), "'event_id' is 'eee"),
+        (changed(event={**event(1).as_json(), "event_id": "e" * 300 + "1"}), "at most 256 characters"),
+        (changed(event={**event(1).as_json(), "event_id": "e\n1"}), "all of them printable"),
         (changed(repeats=0), "alerts[0].delivery: 'repeats' is 0, expected a whole number from 1 on"),
         (changed(repeats=True), "'repeats' is True"),
         (changed(reminder=-1), "'reminder' is -1, expected a whole number from 0 on"),
