@@ -11,7 +11,8 @@ delivered for the other (``pair_ledger``), and the rest is left to the server wh
 *Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
 store: they leave it when the partner says that no recipient needs them. None is taken over while the queue is
 fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
-the partner has lost with its disk is taken over at once, and leaves the store when the queue here has it.
+the partner has lost with its disk is taken over at once, and leaves the store when a queue here has it on
+disk: that of events, or the one of what is due later, which the main loop fills.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -300,10 +301,16 @@ class PairCore:
             if not self._take(queue_id, records):
                 return False
             self._taken_through[queue_id] = records[-1][0]
-            if queue_id in gone:  # no other server has them, and ours has now
-                self._store.discard_through(queue_id, records[-1][0])
+            self._discard_taken(gone)
             return True
+        self._discard_taken(gone)
         return False
+
+    def _discard_taken(self, gone: Sequence[str]) -> None:
+        """Forget what no other server has, once it is on disk here: also what the main loop has to keep."""
+        if not self.later_items:
+            for queue_id in gone:
+                self._store.discard_through(queue_id, self._taken_through.get(queue_id, 0))
 
     def _take(self, queue_id: str, records: Sequence[tuple[int, bytes]]) -> bool:
         own = {queue.queue_id for queue in self._mirrored}

@@ -34,6 +34,7 @@ class PartnerServer:
 
     Attributes:
         raised: kinds of the events about its partner. is_up: whether it runs.
+        is_main_loop_busy: the main loop does not come to what the other thread has left for it.
         got: by recipient, the identities in the order in which it got them, over all lives of the server.
     """
 
@@ -52,6 +53,7 @@ class PartnerServer:
         self.raised: list[str] = []
         self.certificate_ends_us: int | None = None
         self.is_up = True
+        self.is_main_loop_busy = False
         self.got: dict[str, list[str]] = {name: [] for name in recipients}
         folder.mkdir(exist_ok=True)
         senders = [InlineSender(name) for name in recipients]
@@ -116,6 +118,8 @@ class PartnerServer:
             sender.batches.clear()
 
     def look(self) -> None:
+        if self.is_main_loop_busy:
+            return
         while self.core.later_items:
             self.rig.later.add([self.core.later_items.popleft()])
         lanes, changed = self.rig.engine.lanes, self.ledger.take_change()

@@ -11,20 +11,23 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 RELEASED_S: Final = 60.0
+Request = tuple[str, str, dict[str, str], bytes]
+"""Method, path, headers and body."""
 
 
 class HttpReceiver:
     """An HTTP server; ``answers`` are used one after another, the last one again and again.
 
     Attributes:
-        requests: (method, path, headers, body) in the order of arrival.
+        requests: (method, path, headers, body) in the order of arrival. An answer finds its own with
+            ``request_of``: the newest here may have come over another connection meanwhile.
         released: set by the test to let handlers go that hang.
     """
 
     def __init__(
         self, *answers: Callable[[BaseHTTPRequestHandler], None], context: ssl.SSLContext | None = None
     ):
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.requests: list[Request] = []
         self.released = threading.Event()
         self._answers = list(answers) or [status(200)]
         self._lock = threading.Lock()  # guards requests and _answers
@@ -32,12 +35,14 @@ class HttpReceiver:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            received: Request
 
             def handle_request(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 content = self.rfile.read(length)
+                self.received = self.command, self.path, dict(self.headers), content
                 with receiver._lock:
-                    receiver.requests.append((self.command, self.path, dict(self.headers), content))
+                    receiver.requests.append(self.received)
                     answers = receiver._answers
                     answer = answers.pop(0) if len(answers) > 1 else answers[0]
                 with contextlib.suppress(OSError):
@@ -78,6 +83,12 @@ class HttpReceiver:
 
 
 Responder = Callable[[BaseHTTPRequestHandler], None]
+
+
+def request_of(handler: BaseHTTPRequestHandler) -> Request:
+    """The request that this handler answers."""
+    found: Request = handler.received  # type: ignore[attr-defined]
+    return found
 
 
 def status(code: int, content: bytes = b"", **headers: str) -> Responder:

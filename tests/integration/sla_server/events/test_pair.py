@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.deliveries import event
-from tests.support.receivers import HttpReceiver, status
+from tests.support.receivers import HttpReceiver, request_of, status
 from tests.support.stage import free_port
 
 LIMIT_S = 90.0
@@ -92,12 +93,11 @@ class Hook(HttpReceiver):
         self.taken: list[str] = []
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        with self._lock:
-            content = next(body for _, _, _, body in reversed(self.requests))
         if not self.is_well:
             status(500)(handler)
             return
-        self.taken += [alert["delivery"]["event"]["event_id"] for alert in json.loads(content)["alerts"]]
+        alerts = json.loads(request_of(handler)[3])["alerts"]
+        self.taken += [alert["delivery"]["event"]["event_id"] for alert in alerts]
         status(200)(handler)
 
 
@@ -161,9 +161,13 @@ class Server:
     def logged(self, kind: str = "") -> list[dict[str, Any]]:
         """Events that its own file recipient got."""
         path = self.data / "notices" / "log.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []  # whole lines
         events = [json.loads(line)["event"] for line in lines]
         return [each for each in events if not kind or each["kind"] == kind]
+
+    def logged_ids(self) -> list[str]:
+        """Identities of them."""
+        return [each["event_id"] for each in self.logged()]
 
     def partners_cursor(self, recipient: str) -> int:
         """How far the partner's recipient has come, as this server has noted it."""
@@ -192,7 +196,13 @@ class Rigged:
         self.wait(lambda: self.a.is_connected() and self.b.is_connected())
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, lambda: f"{self.a.tail()}\n{self.b.tail()}\n{sorted(self.hook.taken)}")
+        wait_for(condition, lambda: f"{self.a.tail()}\n{self.b.tail()}\nmissing: {self.missing()}")
+
+    def missing(self) -> dict[str, list[str]]:
+        """Accepted events that a recipient has not got, and from neither server."""
+        accepted = {*self.a.accepted, *self.b.accepted}
+        got = {"hook": set(self.hook.taken), "log": {*self.a.logged_ids(), *self.b.logged_ids()}}
+        return {recipient: sorted(accepted - ids) for recipient, ids in got.items()}
 
     def taken(self) -> Counter[str]:
         """What the hook confirmed of what this test has raised."""
@@ -216,6 +226,31 @@ def rig(tmp_path: Path) -> Iterator[Rigged]:
             yield made
         finally:
             made.close()
+
+
+def test_the_hook_takes_each_of_two_requests_that_come_at_once() -> None:
+    both = threading.Barrier(2)
+
+    class Slow(Hook):
+        def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+            both.wait(LIMIT_S)  # so both have come before one is taken
+            super()._answer(handler)
+
+    def post(name: str) -> None:
+        body = json.dumps({"alerts": [{"delivery": {"event": {"event_id": name}}}]})
+        connection = HTTPConnection("127.0.0.1", hook.port, timeout=LIMIT_S)
+        connection.request("POST", "/", body)
+        assert connection.getresponse().status == 200
+        connection.close()
+
+    hook = Slow()
+    with hook:
+        threads = [threading.Thread(target=post, args=(name,)) for name in ("a0", "b0")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert sorted(hook.taken) == ["a0", "b0"]
 
 
 def test_the_survivor_delivers_what_a_killed_server_had_left_and_hands_back(rig: Rigged) -> None:
@@ -294,13 +329,14 @@ def test_kills_of_either_server_lose_no_event(rig: Rigged) -> None:
         thread.join()
     both = {*rig.a.accepted, *rig.b.accepted}
     rig.wait(lambda: set(rig.taken()) == both)
+    rig.wait(lambda: rig.missing() == {"hook": [], "log": []})
     rig.wait(lambda: rig.a.pair()["kept"] == rig.b.pair()["kept"] == 0)
     found = rig.taken()
     repeats = sum(found.values()) - len(found)
     print(f"{KILLS} kills, {len(both)} events accepted and delivered, {repeats} came again")
     assert repeats <= 4 * BATCH * KILLS
     for server in (rig.a, rig.b):
-        got = [each["event_id"] for each in server.logged()]
+        got = server.logged_ids()
         for owner in (rig.a, rig.b):
             firsts = [int(each[1:]) for each in dict.fromkeys(got) if each in set(owner.accepted)]
             assert firsts == sorted(firsts), (server.name, owner.name)

@@ -13,7 +13,7 @@ from sla_server.events.recipients.base import CONFIRMED, Outcome
 from sla_server.events.recipients.build import RecipientBuilder
 from sla_server.events.recipients.webhook import signature
 from tests.support.notices import notice
-from tests.support.receivers import HttpReceiver, status
+from tests.support.receivers import HttpReceiver, request_of, status
 
 
 def test_what_is_sent_twice_is_handled_once(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_what_is_sent_twice_is_handled_once(tmp_path: Path) -> None:
         handled.append(number)
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        _, _, headers, content = receiver.requests[-1]
+        _, _, headers, content = request_of(handler)
         with sqlite3.connect(tmp_path / "seen.db") as seen:
             try:
                 code = receive(seen, b"shared", headers, content, handle)

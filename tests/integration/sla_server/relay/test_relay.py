@@ -18,7 +18,7 @@ import pytest
 
 from sla_server.events.recipients.webhook import body, signature
 from tests.support.notices import notice
-from tests.support.receivers import HttpReceiver, status
+from tests.support.receivers import HttpReceiver, request_of, status
 from tests.support.relays import SECRET, Chain, documents, without_repeats
 from tests.support.stage import free_port
 
@@ -34,7 +34,7 @@ class Moody:
         self.receiver = HttpReceiver(self._answer)
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        code, content = self.code, self.receiver.requests[-1][3]
+        code, content = self.code, request_of(handler)[3]
         if code == 200:
             self.good += [each["delivery"]["delivery_id"] for each in json.loads(content)["alerts"]]
         status(code)(handler)

@@ -172,6 +172,31 @@ def test_a_partner_that_lost_its_disk_has_its_events_delivered_here(tmp_path: Pa
     assert len(pair.b.store) == 0
 
 
+def test_what_a_lost_disk_held_back_stays_in_the_store_until_it_is_durable_here(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + 60_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda _event, _recipient, now_us: (
+            Held("quiet hours", until_us) if now_us < until_us else None
+        )
+    pair.a.add(*numbered("a", 2))
+    pair.run()
+    pair.kill(pair.a)
+    pair.run()
+    pair.b.is_main_loop_busy = True
+    pair.a.restart(disk_is_lost=True)
+    pair.run()
+    assert len(pair.b.core.later_items) == 2  # handed to the main loop, which has not come to it
+    assert len(pair.b.store) == 2
+    pair.kill(pair.b)
+    pair.b.is_main_loop_busy = False
+    pair.b.restart()
+    pair.run(3)
+    assert len(pair.b.store) == 0
+    pair.run(60)
+    assert pair.b.got["r"] == ids("a", 2)
+
+
 def test_the_partners_events_leave_room_in_the_queue(tmp_path: Path) -> None:
     pair = Partners(tmp_path, ("r", "dead"))
     for server in (pair.a, pair.b):
