@@ -345,3 +345,25 @@ def test_a_certificate_that_ends_soon_is_an_event_once_a_day(tmp_path: Path) -> 
     pair.clock.advance(86_400)
     pair.a.core.step()
     assert pair.a.raised.count("pair-certificate-ends") == 2
+
+
+def test_a_flapping_link_costs_no_repeat_in_a_batch(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, most_notices=50)
+    for server in (pair.a, pair.b):
+        server.answers("r", retry("down"))
+    pair.b.add(*numbered("b", 1))
+    pair.run()  # under way at b, and fails
+    pair.a.add(*numbered("a", 2))
+    pair.run()
+    for _ in range(3):
+        pair.cut()
+        pair.lose()
+        pair.mend()
+        pair.run(2)
+    pair.kill(pair.a)
+    pair.lose()
+    pair.b.got["r"].clear()
+    pair.b.answers("r")
+    pair.run(200)
+    counts = Counter(pair.b.got["r"])
+    assert counts["a1"] == counts["a2"] == 1
