@@ -121,7 +121,7 @@ class PairCore:
         self._refused: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
-        self._is_behind = False
+        self._is_behind = self._is_unwritten = False
         self._taken = 0
         self.later_items: deque[QueuedEvent] = deque()
         """What the partner has held back, or has to remind of; the main loop takes it over."""
@@ -375,7 +375,20 @@ class PairCore:
 
     def _write_notes(self) -> None:
         begun_ns = self._clock.monotonic_ns()
-        self._ledger.notes().write(self._directory)
+        try:
+            self._ledger.notes().write(self._directory)
+        except OSError as exc:  # a full disk: what was confirmed here is known in memory, and tried again
+            self._ledger.is_dirty = True
+            if not self._is_unwritten:
+                self._is_unwritten = True
+                log.error("partner-notes-not-written", problem=str(exc))
+                text = f"what was delivered for partner {self._names.partner} cannot be written: {exc}"
+                self._raise("event-state-not-written", "critical", text, {"problem": str(exc)})
+        else:
+            if self._is_unwritten:
+                self._is_unwritten = False
+                text = f"what was delivered for partner {self._names.partner} is written again"
+                self._raise("event-state-written", "info", text, {})
         took_ns = self._clock.monotonic_ns() - begun_ns
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 

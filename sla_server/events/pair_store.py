@@ -20,7 +20,6 @@ Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -235,6 +234,9 @@ class PartnerNotes(BaseModel):
             return cls()
 
     def write(self, directory: Path) -> None:
-        """Replace the file; on a full disk it stays as it is."""
-        with contextlib.suppress(OSError):
-            write_whole(directory / NOTES, self.model_dump_json())
+        """Replace the file.
+
+        Raises:
+            OSError: it is as it was.
+        """
+        write_whole(directory / NOTES, self.model_dump_json())

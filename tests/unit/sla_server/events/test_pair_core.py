@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from sla_server.events import pair_store
 from sla_server.events.event import Event
 from sla_server.events.pair_core import ROOM_RATIO
 from sla_server.events.recipients.base import Held, Routed, retry
@@ -367,3 +371,28 @@ def test_a_flapping_link_costs_no_repeat_in_a_batch(tmp_path: Path) -> None:
     pair.run(200)
     counts = Counter(pair.b.got["r"])
     assert counts["a1"] == counts["a2"] == 1
+
+
+def test_notes_that_a_full_disk_did_not_take_are_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Partners(tmp_path, most_notices=10)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 30))
+    pair.run(2)
+    pair.kill(pair.a)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:  # the notes are no file of the modelled disk
+        patch.setattr(pair_store, "write_whole", full)
+        pair.run(15)
+    assert pair.b.got["r"] == ids("a", 30)
+    assert pair.b.raised == ["pair-lost", "event-state-not-written"]
+    pair.run(5)  # nothing new is confirmed
+    assert pair.b.raised == ["pair-lost", "event-state-not-written", "event-state-written"]
+    pair.kill(pair.b)
+    pair.b.restart()
+    pair.run(15)
+    assert pair.b.got["r"] == ids("a", 30)
