@@ -172,14 +172,14 @@ class BatchComposer:
         """
         entries: list[tuple[Notice, QueuedEvent, Routed]] = []
         held: list[QueuedEvent] = []
-        taken_over = set[tuple[str, int, int, bool]]()  # a partner that is lost again is taken over again
+        taken_over = set[tuple[str, bool]]()  # a partner that is lost again is taken over again
         firing, start = dict(lane.firing), lane.cursors[queue.name]
         limit, passed, reached = lane.limit(queue.name), start, start
         for item in items:
             if held and catalogue.status_of(item.event) is not Status.INFO:
                 self._keep(lane, queue, held)  # what ends a condition must find its beginning among it
             routed, decision = self._look(lane, queue, item, firing, now_us)
-            place = item.origin, item.origin_seq, item.reminder, item.escalated
+            place = item.identity, item.escalated
             if decision is None and item.origin and place in taken_over:
                 text = "it was taken over twice, and is in this batch already"
                 decision = StageDecision(StageVerdict.SKIP, StageReason.PARTNER, text)

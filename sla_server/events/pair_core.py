@@ -12,7 +12,8 @@ delivered for the other (``pair_ledger``), and the rest is left to the server wh
 store: they leave it when the partner says that no recipient needs them. None is taken over while the queue is
 fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
 the partner has lost with its disk is taken over at once, and leaves the store when a queue here has it on
-disk: that of events, or the one of what is due later, which the main loop fills.
+disk: that of events, or the one of what is due later, which the main loop fills. If the partner's disk was
+set back (a snapshot, a restored copy), what the partner had behind that is such a queue, under an id of its own.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -22,6 +23,7 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -257,12 +259,26 @@ class PairCore:
 
     def _greeted(self, queues: Sequence[MirroredQueue]) -> None:
         was_lost = self._ledger.is_lost
+        for queue in queues:
+            if self._store.newest_seq(queue.queue_id) > queue.newest_seq:
+                self._set_back(queue)
         for queue_id in self._ledger.greeted(queues):
             self._taken_through.pop(queue_id, None)  # what was left to the partner is needed after all
             self._take_ns = 0
             log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
         if was_lost:
             self._is_back()
+
+    def _set_back(self, queue: MirroredQueue) -> None:
+        """The partner's disk was set back: what it had and has lost is delivered here, like a lost queue."""
+        lost_id = secrets.token_hex(8)
+        self._ledger.set_back(queue.queue_id, queue.newest_seq, lost_id)
+        self._write_notes()  # before the store: what was confirmed at the partner must not come again
+        events = self._store.set_back(queue.queue_id, queue.newest_seq, lost_id)
+        through = self._taken_through.get(queue.queue_id, 0)
+        self._taken_through[queue.queue_id] = min(through, queue.newest_seq)
+        self._take_ns = 0
+        log.warning("partner-set-back", queue=queue.queue_id, newest=queue.newest_seq, events=events)
 
     def _is_lost_now(self) -> None:
         self._ledger.lost()

@@ -116,6 +116,24 @@ class PartnerLedger:
             self.is_dirty = True
             return gone
 
+    def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> None:
+        """The partner has a queue up to ``newest_seq`` only; what it had behind that is ``lost_id`` now."""
+        with self._lock:
+            notes = self._notes
+            notes.gone = [*notes.gone, lost_id][-MOST_GONE:]
+            for seqs in (notes.done, *notes.cursors.values()):
+                if seqs.get(queue_id, 0) > newest_seq:
+                    seqs[lost_id], seqs[queue_id] = seqs[queue_id], newest_seq
+            if queue_id == notes.open_queue and notes.open_through > newest_seq:
+                notes.open_through = newest_seq
+                notes.open_seqs = [seq for seq in notes.open_seqs if seq <= newest_seq]
+                self._open = frozenset(notes.open_seqs)
+            for events in (*notes.delivered.values(), self._taken):
+                for key, (where, seq) in events.items():
+                    if where == queue_id and seq > newest_seq:
+                        events[key] = lost_id, seq
+            self.is_dirty = True
+
     def back(self) -> None:
         """The partner was heard again."""
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -396,3 +398,33 @@ def test_notes_that_a_full_disk_did_not_take_are_written_when_there_is_room(
     pair.b.restart()
     pair.run(15)
     assert pair.b.got["r"] == ids("a", 30)
+
+
+def test_a_partner_whose_disk_was_set_back_loses_no_event(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.add(*numbered("a", 3))
+    pair.run()
+    pair.kill(pair.a)
+    disk, notes = copy.deepcopy(pair.a.rig.disk), tmp_path / "copy"
+    shutil.copytree(pair.a.rig.folder, notes)
+    pair.a.restart()
+    pair.run(2)
+    pair.a.add(*numbered("a", 30, first=4))
+    pair.run(2)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("lost", 2))
+    pair.run(2)
+    assert len(pair.b.store) == 2
+    pair.kill(pair.a)
+    pair.a.rig.disk = disk
+    shutil.copytree(notes, pair.a.rig.folder, dirs_exist_ok=True)
+    pair.a.restart()
+    pair.run(2)
+    assert pair.b.got["r"] == ids("lost", 2)  # no other server has them
+    pair.a.add(*numbered("new", 5))  # under numbers that were given before
+    pair.run(2)
+    assert len(pair.b.store) == 5
+    assert pair.a.core.behind() == 0
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == [*ids("lost", 2), *ids("new", 5)]
