@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from pmdaemon.wire.messages.mirror import MOST_RECIPIENTS, MirrorConfirmed, MirroredQueue
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
 from sla_server.events.recipients.base import Notice
@@ -160,6 +160,7 @@ class PartnerLedger:
                 places = zip(said.queues, seqs, strict=True)
                 known = notes.cursors.setdefault(recipient, {})
                 known.update((queue_id, seq) for queue_id, seq in places if queue_id in ids)
+            notes.cursors = {name: seqs for name, seqs in notes.cursors.items() if seqs}
             self.is_dirty = self.is_prunable = True
 
     def prune(self) -> None:
@@ -206,6 +207,8 @@ class PartnerLedger:
         """The partner has delivered these of ours."""
         with self._lock:
             known = self._delivered_there.setdefault(recipient, OrderedDict())
+            while len(self._delivered_there) > MOST_RECIPIENTS:
+                del self._delivered_there[next(iter(self._delivered_there))]
             new = [identity for identity in identities if identity not in known]
             known.update(dict.fromkeys(new))
             while len(known) > MOST_DELIVERED:
