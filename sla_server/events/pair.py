@@ -36,7 +36,7 @@ from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
+from sla_server.events.pair_core import SETTLE_S, BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
@@ -44,7 +44,6 @@ from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
-SETTLE_S: Final = 2.0
 JOIN_S: Final = 2.0
 
 
@@ -105,7 +104,7 @@ class CooperatingPair:
         self.problem = ""
 
     def start(self) -> None:
-        """Begin, and wait for what the partner has delivered for us, if it can be reached at once."""
+        """Begin, and wait for what the partner has delivered for us, ``SETTLE_S`` at most."""
         if self._store.damaged:
             text = (
                 f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"

@@ -13,7 +13,7 @@ store: they leave it when the partner says that no recipient needs them. None is
 fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
 the partner has lost with its disk is taken over at once, and leaves the store when a queue here has it on
 disk: that of events, or the one of what is due later, which the main loop fills. If the partner's disk was
-set back (a snapshot, a restored copy), what the partner had behind that is such a queue, under an id of its own.
+set back (a snapshot, a restored copy), what it had behind that is such a queue, under an id of its own.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -51,6 +51,8 @@ from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
 TAKE: Final = 256
+SETTLE_S: Final = 2.0
+"""At the start the partner is waited for so long: what it has delivered for us is not sent again."""
 ROOM_RATIO: Final = 0.4
 """The partner's events fill our queue so far: half of what it holds before recipients give up events."""
 AGAIN_NS: Final = 1_000_000_000
@@ -82,7 +84,7 @@ class PairCore:
         raise_event: for trouble with the partner.
         clock: both time bases.
         arrived: called when something was taken over.
-        settled: called when the partner has said what it delivered, or cannot be reached.
+        settled: called when the partner has said what it delivered, or cannot be reached for ``SETTLE_S``.
         certificate_ends_us: when ours ends; None while its file cannot be read.
     """
 
@@ -115,6 +117,7 @@ class PairCore:
         self._origin: OriginSession | None = None
         self._keeper: KeeperSession | None = None
         self._heard_ns = clock.monotonic_ns()
+        self._settle_ns = self._heard_ns + round(SETTLE_S * 1e9)
         self._since_us = clock.unix_us()
         self._taken_through: dict[str, int] = {}
         self._take_ns = self._notes_ns = self._prune_ns = 0
@@ -163,8 +166,9 @@ class PairCore:
             self._settled()
 
     def dial_failed(self) -> None:
-        """We cannot reach the partner for now."""
-        self._settled()
+        """We cannot reach the partner for now; at the start it may begin in the same moment as we do."""
+        if self._clock.monotonic_ns() >= self._settle_ns:
+            self._settled()
 
     def refused(self, code: str, reason: str) -> None:
         """What dialled us, or answered, is not the partner, or not as it should be."""

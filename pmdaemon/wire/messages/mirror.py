@@ -43,8 +43,8 @@ _MOST_NAME: Final = 256
 class MirroredQueue(NamedTuple):
     """One queue of the origin: ``name`` says what it is for, ``queue_id`` which one it is.
 
-    ``newest_seq``: the newest number that it has on disk; a keeper that has newer ones knows that the origin's
-    disk was set back, and that it gives their numbers again.
+    ``newest_seq``: the newest number that it has on disk; a keeper that has newer ones knows that the disk of
+    the origin was set back, and that it gives their numbers again.
     """
 
     name: str

@@ -12,7 +12,7 @@ import pytest
 
 from sla_server.events import pair_store
 from sla_server.events.event import Event
-from sla_server.events.pair_core import ROOM_RATIO
+from sla_server.events.pair_core import ROOM_RATIO, SETTLE_S
 from sla_server.events.recipients.base import Held, Routed, retry
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners
@@ -428,3 +428,26 @@ def test_a_partner_whose_disk_was_set_back_loses_no_event(tmp_path: Path) -> Non
     pair.kill(pair.a)
     pair.lose()
     assert pair.b.got["r"] == [*ids("lost", 2), *ids("new", 5)]
+
+
+def test_a_failed_dial_at_the_start_does_not_end_the_wait_for_the_partner(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 3))
+    pair.run()
+    before = list(pair.a.got["r"])
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == ids("a", 3)
+    pair.a.answers("r")
+    pair.a.restart()
+    pair.cut()
+    pair.run(SETTLE_S / 2)  # dials fail meanwhile
+    pair.mend()
+    pair.run(2)
+    assert pair.a.got["r"] == before
+    pair.kill(pair.a)
+    pair.a.restart()
+    pair.cut()
+    pair.run(SETTLE_S + 1)
+    assert pair.a.is_settled  # it goes on alone
