@@ -35,7 +35,7 @@ from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
+from sla_server.events.pair_core import SETTLE_S, BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
@@ -43,7 +43,6 @@ from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
-SETTLE_S: Final = 2.0
 JOIN_S: Final = 2.0
 
 
@@ -104,7 +103,7 @@ class CooperatingPair:
         self.problem = ""
 
     def start(self) -> None:
-        """Begin, and wait for what the partner has delivered for us, if it can be reached at once."""
+        """Begin, and wait for what the partner has delivered for us, ``SETTLE_S`` at most."""
         if self._store.damaged:
             text = (
                 f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
