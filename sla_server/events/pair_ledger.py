@@ -127,7 +127,8 @@ class PartnerLedger:
                 notes.open_through = newest_seq
                 notes.open_seqs = [seq for seq in notes.open_seqs if seq <= newest_seq]
                 self._open = frozenset(notes.open_seqs)
-            for events in (*notes.delivered.values(), self._taken):
+            positions: list[dict[Any, Position]] = [*notes.delivered.values(), self._taken]
+            for events in positions:
                 for key, (where, seq) in events.items():
                     if where == queue_id and seq > newest_seq:
                         events[key] = lost_id, seq

@@ -4,11 +4,12 @@
     accepted   securing ──► open (keeper): it takes the place of an older one ──fault──► gone
 
 A connection is open once TLS has been agreed on and the other side's certificate names the partner; until
-then nothing it sends is read. Connections that do not get so far within ``PROVE_S`` are closed; of those that
-others dialled there are ``MOST_CANDIDATES`` at most. Who makes room for the newest is decided by ``makes_room``:
-the host of ``address`` can have all places, other hosts half of them, and of these the one with the most loses
-its oldest. So a stranger costs some descriptors and does not keep the partner out, however long its handshake
-takes; only a stranger at the partner's own address can, for as long as it goes on connecting.
+then nothing it sends is read. Connections that do not get so far within ``PROVE_S`` are closed; of those
+that others dialled there are ``MOST_CANDIDATES`` at most. Who makes room for the newest is decided by
+``makes_room``: the host of ``address`` can have all places, other hosts half of them, and of these the one
+with the most loses its oldest. So a stranger costs some descriptors and does not keep the partner out,
+however long its handshake takes; only a stranger at the partner's own address can, for as long as it goes
+on connecting.
 
 Nothing here blocks but the store's sync: local delivery goes on in other threads whatever the partner does. A
 partner that does not read is disconnected when ``MOST_OUTGOING_BYTES`` wait for it. Certificates are read
