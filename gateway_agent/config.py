@@ -29,6 +29,7 @@ from gateway_agent.host_config import (
     UNIX_PATH_BYTES,
     CgroupEntry,
     HostConfig,
+    Name,
     QemuEntry,
     Rate,
     StaticCap,
@@ -102,9 +103,9 @@ def may_be_far(address: Address) -> bool:
 class ExportConfig(StrictModel):
     """``[[export]]``: one volume."""
 
-    volume: str
+    volume: Name
     """Site-global name; also the NBD export name. Through two gateways it is the same volume."""
-    backend: str
+    backend: Name
     """What this volume shares with others: judging and throttling go by it."""
     plane: str = ""
     """Which ``[[plane]]`` serves it; may be left out when there is only one."""
@@ -152,13 +153,6 @@ class ExportConfig(StrictModel):
     """Networks or addresses of the clients that may see it, `unix` for Unix sockets; empty: any client."""
     plain_networks: tuple[str, ...] = ()
     """Networks in which `upstream` may be on another host: NBD to it is not encrypted."""
-
-    @field_validator("volume", "backend")
-    @classmethod
-    def _are_names(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     @field_validator("upstream")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from gateway_agent.devices import name_of
 from pmdaemon.runtime.config import StrictModel
@@ -18,6 +18,15 @@ from pmdaemon.wire.rates import LEAST_RATE, MOST_RATE, Rates
 NAME_RULE: Final = "must be 1-128 of letters, digits and . _ : @ -, beginning with a letter or digit"
 UNIX_PATH_BYTES: Final = 107  # sun_path of Linux, less its final NUL
 
+
+def _checked_name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError(NAME_RULE)
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+"""A name of a volume or backend."""
 Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False)]
 
 
@@ -78,7 +87,7 @@ class HostConfig(StrictModel):
 class CgroupEntry(StrictModel):
     """``[[cgroup]]``: processes of this host that use a block device, counted and slowed by the kernel."""
 
-    name: str
+    name: Name
     """Its volume is ``cgroup:GATEWAY:NAME``."""
     group: str
     """Path below ``/sys/fs/cgroup``, systemd unit (``mysql.service``), ``container:ID``, ``container:NAME``
@@ -86,17 +95,10 @@ class CgroupEntry(StrictModel):
     device: str
     """Block device: ``sda``, ``/dev/mapper/vg-lv``, ``vg/lv``, ``/dev/disk/by-id/...``, a device-mapper name,
     or ``MAJOR:MINOR``."""
-    backend: str
+    backend: Name
     """What this device shares with others: judging and throttling go by it."""
     cap: StaticCap | None = None
     """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
-
-    @field_validator("name", "backend")
-    @classmethod
-    def _are_names(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     def volume(self, gateway: str) -> str:
         """Its name at the server."""
@@ -106,9 +108,9 @@ class CgroupEntry(StrictModel):
 class QemuVolume(StrictModel):
     """``[[qemu.volume]]``: a drive or a throttle group of a QEMU process."""
 
-    name: str
+    name: Name
     """Its volume is ``qemu:GATEWAY:NAME``, or ``throttle-group:GATEWAY:NAME`` for a group without drive."""
-    backend: str
+    backend: Name
     """What it shares with others: judging and throttling go by it."""
     drive: str = ""
     """Drive of a VM, by id of ``-drive`` or ``-device``, or node name: it is counted, and limited unless
@@ -117,13 +119,6 @@ class QemuVolume(StrictModel):
     """Throttle group, by id or path in the object model: it is limited; QEMU counts nothing of it."""
     cap: StaticCap | None = None
     """Static limits, in force while the agent runs: ``{ops_per_s, bytes_per_s, cost_per_s}``."""
-
-    @field_validator("name", "backend")
-    @classmethod
-    def _are_names(cls, value: str) -> str:
-        if not is_name(value):
-            raise ValueError(NAME_RULE)
-        return value
 
     @model_validator(mode="after")
     def _is_something(self) -> QemuVolume:

@@ -19,7 +19,7 @@ from pmdaemon.errors import FrameTooLarge, MailboxError, WireError
 from pmdaemon.mailbox import MailboxSender, Message, Resend
 from pmdaemon.mailbox.errors import MailboxCorrupt, MessageDamaged
 from pmdaemon.mailbox.sender import PostingMailbox
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import RecordRows
@@ -91,16 +91,8 @@ class Recorder:
         now_ns: int,
     ) -> None:
         """Raise an event, and keep its row."""
-        row = {
-            "event_id": str(uuid.uuid5(NAMESPACE, f"{kind}/{subject}/{at_us}")),
-            "at_us": at_us,
-            "kind": kind,
-            "severity": severity,
-            "element": "supervisor",
-            "subject": subject,
-            "text": text,
-            "details": details,
-        }
+        event_id = str(uuid.uuid5(NAMESPACE, f"{kind}/{subject}/{at_us}"))
+        row = event_row(kind, severity, "supervisor", subject, text, at_us, details, event_id)
         raise_event(row)
         self.add("events", row, now_ns)
 

@@ -16,10 +16,13 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gateway_agent.nbd.sockets import IpAddress, IpNetwork, as_name, parse_network
 from pmdaemon.runtime.excerpt import printable
+
+if TYPE_CHECKING:
+    from gateway_agent.config import ExportConfig
 
 ClientRule = Literal["address", "export-suffix", "tls-name"]
 UNIX: Final = "unix"
@@ -57,19 +60,7 @@ def _shown(name: str) -> str:
     return printable(name, SHOWN_CHARACTERS)
 
 
-class RestrictedExport(Protocol):
-    """What an export says of its clients (``config.ExportConfig``)."""
-
-    @property
-    def allow_names(self) -> tuple[str, ...]:
-        """Names of certificates, or patterns of them; empty for any."""
-
-    @property
-    def allow_networks(self) -> tuple[str, ...]:
-        """Networks, or ``unix``; empty for any."""
-
-
-def why_refused(export: RestrictedExport, client: ClientIdentity) -> str:
+def why_refused(export: ExportConfig, client: ClientIdentity) -> str:
     """Why a client may not see an export; empty if it may."""
     if export.allow_names and not is_one_of(client.names, export.allow_names):
         shown = ", ".join(map(_shown, client.names[:4])) or "none"

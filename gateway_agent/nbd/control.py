@@ -19,6 +19,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -31,7 +32,7 @@ from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.ends import Error, Unsupported
-from pmdaemon.wire.messages.planes import DpCollect
+from pmdaemon.wire.messages.planes import DpCollect, DpHello, DpReport
 
 log = structlog.get_logger("control")
 MAX_UNSENT_BYTES: Final = 8 << 20  # eight largest frames: a link that far behind is stuck, not slow
@@ -43,8 +44,8 @@ _ORDERS: Final = frozenset((Kind.DP_COLLECT, Kind.DP_CAPS, Kind.DP_THRESHOLDS, K
 class LinkCommands(Protocol):
     """What the link may ask of the plane."""
 
-    def hello(self) -> dict[str, Any]:
-        """Header of DP_HELLO."""
+    def hello(self) -> DpHello:
+        """DP_HELLO."""
 
     def collect(self, got: int) -> bytes | None:
         """The DP_CUT frame to answer with; None when there is nothing more, ever."""
@@ -97,7 +98,7 @@ class ControlServer:
             self._loop, accepted[0], self._commands, self._is_link, self._take_over, self._forget
         )
         self._connections.append(made)
-        made.send(frame.encode(Kind.DP_HELLO, self._commands.hello()))
+        made.send(self._commands.hello().encode())
 
     def _is_link(self, connection: _ControlConnection) -> None:
         if self._link is connection:
@@ -144,10 +145,10 @@ class ControlServer:
         """Whether a link is connected, or a program that may yet become it."""
         return bool(self._connections)
 
-    def send_hello(self, **more: Any) -> None:
-        """Send name, addresses and exports of this plane to the link, if there is one; ``more``: keys."""
+    def send_hello(self, leaving: str | None = None) -> None:
+        """Send name, addresses and exports of this plane to the link, if there is one."""
         for connection in tuple(self._connections):
-            connection.send(frame.encode(Kind.DP_HELLO, self._commands.hello() | more))
+            connection.send(replace(self._commands.hello(), leaving=leaving).encode())
 
     def close(self) -> None:
         """Close the connection and the listening socket."""
@@ -216,7 +217,7 @@ class _ControlConnection:
             self._on_order(self)
         if received.kind == Kind.DP_STATUS:
             report = json.dumps(self._commands.report()).encode()
-            self.send(frame.encode(Kind.DP_REPORT, {"plane": self._commands.hello()["plane"]}, report))
+            self.send(DpReport(self._commands.hello().plane).encode_with(report))
         elif received.kind == Kind.DP_COLLECT:
             answer = self._commands.collect(DpCollect.parse(header).got)
             if answer is None:

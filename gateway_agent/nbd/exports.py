@@ -32,6 +32,7 @@ from gateway_agent.nbd.storage_jobs import LoopRunner, SyncedRunner, WorkerPool
 from gateway_agent.nbd.upstream import Upstream
 from gateway_agent.nbd.upstream_tls import UpstreamTls
 from gateway_agent.nbd.volume import PlaneContext, ThrottledSession, Volume
+from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import RateSet
@@ -178,7 +179,7 @@ class ExportTable:
 
     def _open_first(self, volume: Volume) -> None:
         if volume.export.file is not None:
-            self._try(volume, RETRY_FIRST_S)
+            self._try(volume, Backoff(RETRY_FIRST_S, RETRY_MOST_S))
         if (storage := self._storages.get(volume.export.volume)) is not None:
             volume.facts = self._as_seen(volume, storage.facts)
 
@@ -327,19 +328,19 @@ class ExportTable:
         self._storages[name] = fresh
         return fresh
 
-    def _try(self, volume: Volume, wait_s: float) -> None:
+    def _try(self, volume: Volume, backoff: Backoff) -> None:
         """Open the file of a volume; if that fails, say so and plan the next try."""
         try:
             self._open(volume)
         except BackingFileError as exc:
+            wait_s = backoff.failed()
             log.error("export-refused", volume=volume.export.volume, error=str(exc), again_in_s=wait_s)
             due_ns = self._context.clock.monotonic_ns() + round(wait_s * 1e9)
-            later = min(2 * wait_s, RETRY_MOST_S)
-            self._context.loop.at(("open", volume), due_ns, lambda _now: self._retry(volume, later))
+            self._context.loop.at(("open", volume), due_ns, lambda _now: self._retry(volume, backoff))
 
-    def _retry(self, volume: Volume, wait_s: float) -> None:
+    def _retry(self, volume: Volume, backoff: Backoff) -> None:
         if volume.export.volume not in self._storages:  # a client's try may have succeeded
-            self._try(volume, wait_s)
+            self._try(volume, backoff)
             self._report_if_open(volume)
 
     def _report_if_open(self, volume: Volume) -> None:

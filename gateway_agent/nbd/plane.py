@@ -63,7 +63,7 @@ from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
-from pmdaemon.wire.messages.planes import DpHandOver
+from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from pmdaemon.wire.rates import Rates
 
 log = structlog.get_logger("plane")
@@ -428,23 +428,23 @@ class Plane:
 
     # -- the link's commands --------------------------------------------------------------------------------
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> DpHello:
         """See ``control.LinkCommands``."""
-        return {
-            "plane": self._name,
-            "pid": os.getpid(),
-            "exports": self._exports.describe() if self.listens else [],
-            "listening": [str(address) for address in self.listening],
-            "stopping": self._is_stopping,
-            "config": self._part.digest if self._part is not None else None,
-            "problems": [text[:MOST_CHARACTERS] for text in self._problems.values()][:MOST_PROBLEMS],
-        }
+        return DpHello(
+            plane=self._name,
+            pid=os.getpid(),
+            exports=self._exports.describe() if self.listens else [],
+            listening=[str(address) for address in self.listening],
+            is_stopping=self._is_stopping,
+            config=self._part.digest if self._part is not None else None,
+            problems=tuple(text[:MOST_CHARACTERS] for text in self._problems.values())[:MOST_PROBLEMS],
+        )
 
     def report(self) -> dict[str, Any]:
         """See ``control.LinkCommands``."""
         now_ns = self._clock.monotonic_ns()
         self._expire(now_ns)
-        found = self.hello() | plane_report(self._exports, self._caps, self._cuts, now_ns)
+        found = self.hello().header() | plane_report(self._exports, self._caps, self._cuts, now_ns)
         if self._drain_at_ns is not None:
             left_s = max(self._drain_at_ns - now_ns, 0) / 1e9
             found["handed_over"] = {"connections": self.connections, "drain_left_s": left_s}

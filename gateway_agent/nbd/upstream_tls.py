@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway_agent.nbd.loop import EventLoop
 from gateway_agent.nbd.sockets import parse_upstream
@@ -23,16 +23,8 @@ from gateway_agent.nbd.tls import (
     load_own,
 )
 
-
-class SecureUpstream(Protocol):
-    """What an export says of its upstream (``config.ExportConfig``)."""
-
-    volume: str
-    upstream: str | None
-    upstream_ca: str
-    upstream_name: str
-    upstream_certificate: str
-    upstream_key: str
+if TYPE_CHECKING:
+    from gateway_agent.config import ExportConfig
 
 
 class UpstreamTls:
@@ -44,7 +36,7 @@ class UpstreamTls:
         export: whose upstream is ``nbds://``.
     """
 
-    def __init__(self, loop: EventLoop, engine: TlsEngine, export: SecureUpstream) -> None:
+    def __init__(self, loop: EventLoop, engine: TlsEngine, export: ExportConfig) -> None:
         self.export = export
         self._loop = loop
         self._engine = engine
@@ -71,7 +63,7 @@ class UpstreamTls:
         return connection, TlsOpening(self._engine, connection, on_ready, on_failed, is_client=True)
 
 
-def upstream_context(export: SecureUpstream) -> ssl.SSLContext:
+def upstream_context(export: ExportConfig) -> ssl.SSLContext:
     """TLS 1.2 and newer, as the client of an upstream.
 
     Raises:

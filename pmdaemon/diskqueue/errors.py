@@ -9,8 +9,7 @@ SlaError (pmdaemon.errors)
     ├── QueueBusy       75  another process owns this queue (retryable)
     ├── QueueNoSpace    74  the file system cannot reserve the files
     ├── QueueUnreadable 65  not a disk queue, or made with other settings or by another version
-    ├── RecordDamaged   65  a record that was durable cannot be read back
-    └── NotHeld          1  the record is not there, or not locked by this owner
+    └── RecordDamaged   65  a record that was durable cannot be read back
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pmdaemon.errors import SlaError
 
 
 class DiskQueueError(SlaError):
-    """Root of the disk queue's errors."""
+    """Root of the disk queue's errors, and that a record is not there or not locked by this owner."""
 
 
 class QueueFull(DiskQueueError):
@@ -114,11 +113,3 @@ class RecordDamaged(DiskQueueError):
             f"disk queue {queue}: record {seq} at byte {offset} ({size_bytes} bytes) fails its checksum. "
             "Keep a copy of the files, then run: sla queue recover --dry-run"
         )
-
-
-class NotHeld(DiskQueueError):
-    """The record is gone, or not locked by this owner."""
-
-    def __init__(self, queue: str, seq: int) -> None:
-        self.seq = seq
-        super().__init__(f"disk queue {queue}: record {seq} is not locked by this owner")

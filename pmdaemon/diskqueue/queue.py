@@ -307,7 +307,7 @@ class DiskQueue:
         """Processed: the records leave the queue. Touches memory only; the index file follows.
 
         Raises:
-            NotHeld: one of them is not locked by this owner; those before it are deleted.
+            DiskQueueError: one of them is not locked by this owner; those before it are deleted.
         """
         state = self._state
         owner = owner or myself()
@@ -332,8 +332,8 @@ class DiskQueue:
         Past ``retry_limit`` it goes to the secondary queue, or is discarded without one.
 
         Raises:
-            NotHeld: not locked by this owner. QueueFull, RecordTooLarge and other errors of the secondary:
-            it did not take the record, which stays, ready after the delay.
+            DiskQueueError: not locked by this owner. QueueFull, RecordTooLarge and other errors of the
+            secondary: it did not take the record, which stays, ready after the delay.
         """
         state = self._state
         owner = owner or myself()

@@ -23,7 +23,7 @@ from typing import Any
 
 from pmdaemon.diskqueue.commit import Request, Run
 from pmdaemon.diskqueue.consumer import LockOwner, Ready
-from pmdaemon.diskqueue.errors import DiskQueueError, NotHeld, QueueFull, RecordTooLarge
+from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
 from pmdaemon.diskqueue.format import (
     BODY,
     FRONT,
@@ -255,10 +255,10 @@ class QueueState:
         return work is None or (work.owner is None and work.not_before_ns <= self.clock.monotonic_ns())
 
     def held(self, seq: int, owner: LockOwner) -> IndexEntry:
-        """The record, if this owner has locked it; raises NotHeld. Lock held."""
+        """The record, if this owner has locked it; raises DiskQueueError. Lock held."""
         entry = self.live.get(seq)
         if entry is None or entry.work is None or entry.work.owner != owner:
-            raise NotHeld(self.name, seq)
+            raise DiskQueueError(f"disk queue {self.name}: record {seq} is not locked by this owner")
         return entry
 
     def unlock(self, entry: IndexEntry, delay_s: float) -> None:

@@ -36,10 +36,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pmdaemon.pki import certificates, tokens
 from pmdaemon.pki.certificates import Credential
 from pmdaemon.pki.errors import (
-    AuthorityExists,
     CredentialRefused,
     NoAuthority,
     NothingToRevoke,
+    PkiError,
     StateUnusable,
 )
 from pmdaemon.pki.store import CA_CERTIFICATE, CA_KEY, ISSUED, REVOKED, SERVER, CaStore
@@ -94,13 +94,16 @@ class Authority:
         """Make key and certificate of the CA; returns its fingerprint.
 
         Raises:
-            AuthorityExists: there is one already.
-            UnsafeState, StateUnusable: the directory cannot be used.
+            PkiError: there is one already, or the directory cannot be used.
         """
         self.store.create()
         with self.store.locked():
             if self.store.path(CA_KEY).exists():
-                raise AuthorityExists(str(self.store.directory))
+                raise PkiError(
+                    f"{self.store.directory}: a certificate authority exists already, and a new one would "
+                    "refuse every gateway that is enrolled. To begin again on purpose, move the directory "
+                    "away first"
+                )
             key = certificates.make_key()
             made = certificates.make_authority(key, self._clock.unix_us(), lifetime_s)
             # The key last: its presence is what says that the authority is complete.
@@ -112,7 +115,7 @@ class Authority:
         """The CA's certificate.
 
         Raises:
-            NoAuthority, UnsafeState, StateUnusable: there is none, or it cannot be used.
+            PkiError: there is none, or it cannot be used.
         """
         return certificates.der(self._certificate())
 
@@ -124,7 +127,7 @@ class Authority:
         """The server's key and certificate, made again from two thirds of its life on; returns the file.
 
         Raises:
-            NoAuthority, UnsafeState, StateUnusable: there is no CA, or it cannot be used.
+            PkiError: there is no CA, or it cannot be used.
         """
         with self.store.locked():
             if self._clock.unix_us() >= self.server_due_us():

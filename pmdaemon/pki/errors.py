@@ -1,10 +1,8 @@
 """Errors of the certificate authority and of enrolment.
 
     SlaError (pmdaemon.errors)
-    └── PkiError
+    └── PkiError                 and what has no class of its own: a second CA, a key that others can read
         ├── NoAuthority          there is no CA here yet
-        ├── AuthorityExists      there is one; a second would lock every gateway out
-        ├── UnsafeState          a directory or key that others can read, or that is another user's
         ├── StateUnusable        a file that cannot be read, written or understood
         ├── NothingToRevoke      no valid certificate is known by that name
         └── CredentialRefused    a peer's token, request or certificate is not accepted; has a ``code``
@@ -18,7 +16,7 @@ from pmdaemon.errors import SlaError
 
 
 class PkiError(SlaError):
-    """Root of the certificate authority's errors."""
+    """Root of the certificate authority's errors; a directory or key that is not private, a second CA."""
 
     exit_status = 77  # EX_NOPERM
 
@@ -31,26 +29,6 @@ class NoAuthority(PkiError):
     def __init__(self, directory: str) -> None:
         self.directory = directory
         super().__init__(f"{directory}: there is no certificate authority here. Make one: sla ca init")
-
-
-class AuthorityExists(PkiError):
-    """A CA exists already."""
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        super().__init__(
-            f"{directory}: a certificate authority exists already, and a new one would refuse every gateway "
-            "that is enrolled. To begin again on purpose, move the directory away first"
-        )
-
-
-class UnsafeState(PkiError):
-    """A directory or a key is not private."""
-
-    def __init__(self, path: str, problem: str, fix: str) -> None:
-        self.path = path
-        self.problem = problem
-        super().__init__(f"{path}: {problem}. {fix}")
 
 
 class StateUnusable(PkiError):

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from pmdaemon.pki.errors import NoAuthority, StateUnusable, UnsafeState
+from pmdaemon.pki.errors import NoAuthority, PkiError, StateUnusable
 from pmdaemon.runtime.files import make_directory, sync_directory, write_whole
 
 CA_KEY: Final = "ca.key"
@@ -54,7 +54,7 @@ class CaStore:
 
         Raises:
             StateUnusable: they cannot be made.
-            UnsafeState: the directory exists and is not private.
+            PkiError: the directory exists and is not private.
         """
         try:
             make_directory(self.directory, 0o700)
@@ -69,7 +69,7 @@ class CaStore:
 
         Raises:
             NoAuthority: it does not exist.
-            UnsafeState: another owner, or a mode above 0700.
+            PkiError: another owner, or a mode above 0700.
         """
         try:
             status = self.directory.stat()
@@ -78,15 +78,14 @@ class CaStore:
         except OSError as exc:
             raise StateUnusable(str(self.directory), f"cannot be opened ({exc.strerror})") from exc
         if status.st_uid != os.geteuid():
-            raise UnsafeState(
-                str(self.directory),
-                f"belongs to user {status.st_uid}, this command runs as user {os.geteuid()}",
-                "Run it as the server's user",
+            raise PkiError(
+                f"{self.directory}: belongs to user {status.st_uid}, this command runs as user "
+                f"{os.geteuid()}. Run it as the server's user"
             )
         if stat.S_IMODE(status.st_mode) & 0o077:
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            raise UnsafeState(
-                str(self.directory), f"others can enter it (mode {mode})", f"chmod 0700 {self.directory}"
+            raise PkiError(
+                f"{self.directory}: others can enter it (mode {mode}). chmod 0700 {self.directory}"
             )
 
     def read(self, name: str) -> bytes:
@@ -94,15 +93,15 @@ class CaStore:
 
         Raises:
             FileNotFoundError: there is none.
-            UnsafeState: a key that others can read.
+            PkiError: a key that others can read.
             StateUnusable: it cannot be read.
         """
         path = self.path(name)
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077 and name in (CA_KEY, SERVER):
-                raise UnsafeState(
-                    str(path), f"a private key that others can read (mode {mode:04o})", f"chmod 0600 {path}"
+                raise PkiError(
+                    f"{path}: a private key that others can read (mode {mode:04o}). chmod 0600 {path}"
                 )
             return path.read_bytes()
         except FileNotFoundError:

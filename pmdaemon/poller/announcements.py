@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
-from uuid import uuid4
 
 from pmdaemon.poller.gateway import Gateway
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.wire.messages.agent import Hello, StreamEntry
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.server import CapsState, GatewayAlert, GatewayReport, RecordRows, StreamsSeen
@@ -85,16 +84,7 @@ def caps_state(
 
 def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **details: Any) -> bytes:
     """Raise an event about a gateway; returns a RECORD frame with its row."""
-    row = {
-        "event_id": str(uuid4()),
-        "at_us": unix_us,
-        "kind": kind,
-        "severity": severity,
-        "element": "gateway",
-        "subject": subject,
-        "text": text,
-        "details": details,
-    }
+    row = event_row(kind, severity, "gateway", subject, text, unix_us, details)
     raise_event(row)
     return RecordRows([["events", row]], None, "pmdaemon").encode()
 

@@ -29,11 +29,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 
 from pmdaemon.errors import MailboxError, PeerGone, WireError
+from pmdaemon.mailbox.mailbox import HasFileno
 from pmdaemon.pki.errors import CredentialRefused
 from pmdaemon.poller.admission import Admission
 from pmdaemon.poller.balance import DecayingMax
@@ -70,13 +71,6 @@ _INTEREST: Final = {
 }
 
 
-class Readable(Protocol):
-    """Something with a descriptor."""
-
-    def fileno(self) -> int:
-        """The descriptor; the same while it is registered."""
-
-
 class Readiness:
     """Sources and what is awaited of them (``selectors.EVENT_READ``, ``EVENT_WRITE``).
 
@@ -87,20 +81,20 @@ class Readiness:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self.owners: dict[int, Readable] = {}
+        self.owners: dict[int, HasFileno] = {}
         self.wait = self._epoll.poll
 
-    def register(self, source: Readable, interest: int) -> None:
+    def register(self, source: HasFileno, interest: int) -> None:
         """Begin to wait for it."""
         descriptor = source.fileno()
         self._epoll.register(descriptor, _INTEREST[interest])
         self.owners[descriptor] = source
 
-    def modify(self, source: Readable, interest: int) -> None:
+    def modify(self, source: HasFileno, interest: int) -> None:
         """Wait for something else of it."""
         self._epoll.modify(source.fileno(), _INTEREST[interest])
 
-    def unregister(self, source: Readable) -> None:
+    def unregister(self, source: HasFileno) -> None:
         """Wait for it no more; its descriptor is still open."""
         descriptor = source.fileno()
         del self.owners[descriptor]

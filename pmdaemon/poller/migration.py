@@ -42,6 +42,8 @@ from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.ends import Bye
+from pmdaemon.wire.messages.server import CapsOrder, DurableNotice
 from pmdaemon.wire.sni import gateway_named
 
 if TYPE_CHECKING:
@@ -283,7 +285,7 @@ class ShardMigrator:
         self._counters["moves_by_reconnect"] += 1
         self._post_cuts()  # nothing of it may be posted after the new owner's first post
         self._send_ahead(gateway)
-        bye = frame.encode(Kind.BYE, {"reason": "its shard has moved to another pair: connect again"})
+        bye = Bye("its shard has moved to another pair: connect again").encode()
         conn.finish(Kind.BYE, bye, "its shard has moved to another pair", now_ns)
         self._handlers.lost(conn, conn.end_reason, by_us=True)
 
@@ -293,13 +295,14 @@ class ShardMigrator:
         They reach the new owner before the agent does: the parent keeps their order.
         """
         incarnation, durable = self._registry.forget(gateway.gateway_id)
-        for first in range(0, len(durable), ROWS_A_NOTICE):
-            rows = durable[first : first + ROWS_A_NOTICE]
-            notice = frame.encode(Kind.DURABLE, {"inc": incarnation, "hw": rows})
-            self.forward(Forward(gateway.shard, DBMANAGER, notice))
+        if incarnation is not None:  # else dbmanager has named nothing yet
+            for first in range(0, len(durable), ROWS_A_NOTICE):
+                rows = durable[first : first + ROWS_A_NOTICE]
+                self.forward(Forward(gateway.shard, DBMANAGER, DurableNotice(incarnation, rows).encode()))
         if (caps := self._standing_caps.caps_of(gateway.gateway_id)) is not None:
-            order = {"gw": gateway.gateway_id, **frame.unfold(frame.decode(caps[1])).header}
-            self.forward(Forward(gateway.shard, SERVICES, frame.encode_folding(Kind.SET_CAPS, order)))
+            generation, encoded = caps
+            order = CapsOrder(gateway.gateway_id, generation, frame.unfold(frame.decode(encoded)).header)
+            self.forward(Forward(gateway.shard, SERVICES, order.encode()))
 
     def forward(self, message: Forward) -> None:
         """Pass a message on to the owner of its shard.

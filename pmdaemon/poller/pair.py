@@ -28,7 +28,6 @@ import os
 import resource
 import socket
 import time
-import uuid
 from collections import Counter
 from collections.abc import Collection
 from typing import Final, Literal
@@ -49,12 +48,12 @@ from pmdaemon.poller.inbound import Inbound, ToInbound
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.migration import Ownership, ShardMigrator, ToOutbound
 from pmdaemon.poller.outbound import Outbound
-from pmdaemon.poller.publisher import CutPublisher
+from pmdaemon.poller.publisher import DBMANAGER, CutPublisher
 from pmdaemon.poller.schedule import Schedule
 from pmdaemon.poller.standing_caps import StandingCaps
 from pmdaemon.poller.timeouts import TimeoutPolicy
 from pmdaemon.poller.unified import UnifiedCore
-from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.reserve import attach_reserves, event_row, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.stop import Stop
@@ -140,6 +139,9 @@ class Pair:
     Args:
         control: the pair's end of the control socket to the parent.
 
+    Attributes:
+        publisher: posts for the inbound thread, and before it starts for the main thread.
+
     Raises:
         PkiError: TLS is configured and the certificate authority cannot be used.
     """
@@ -169,11 +171,11 @@ class Pair:
         self._busy = BusyMeter(clock)
         self._last_report = (0.0, 0)  # CPU seconds and polls at the last report
         standing_caps = StandingCaps()
-        self._publisher = CutPublisher(mailbox, index, self.registry.refused)
+        self.publisher = CutPublisher(mailbox, index, self.registry.refused)
         self._schedule = Schedule(settings.interval_ns)
         handlers = FrameHandlers(
             self.registry,
-            self._publisher,
+            self.publisher,
             clock,
             interval_us=settings.interval_ns // 1000,
             on_registered=lambda gateway_id: migrator.registered(gateway_id),  # noqa: PLW0108  # made below
@@ -185,7 +187,7 @@ class Pair:
             self.ownership,
             self.registry,
             handlers,
-            self._publisher.post_cuts,
+            self.publisher.post_cuts,
             standing_caps,
             self._to_outbound,
             self.in_counters,
@@ -194,7 +196,7 @@ class Pair:
         self.inbound = Inbound(
             self.registry,
             handlers,
-            self._publisher,
+            self.publisher,
             clock,
             TimeoutPolicy.for_interval(settings.interval_ns),
             to_inbound=self._to_inbound,
@@ -280,7 +282,7 @@ class Pair:
 
     def _refused(self) -> dict[str, int]:
         """Counts of what found no room, since the start."""
-        publisher = self._publisher
+        publisher = self.publisher
         return {
             "batches_to_keep": publisher.refused_keeping,
             "live_cuts": publisher.dropped_live_cuts,
@@ -289,7 +291,7 @@ class Pair:
 
     def summary(self) -> dict[str, object]:
         """Counters since the start, and gauges."""
-        publisher = self._publisher
+        publisher = self.publisher
         records = [gateway.record for gateway in self.registry.all()]
         return {
             **self.ca_counters,
@@ -310,11 +312,8 @@ class Pair:
         }
 
 
-def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
-    """Announce this process: its row, and an event if it is not the first of its name.
-
-    Thread: the main thread, before the threads start (one poster a mailbox).
-    """
+def announcement(index: int, restarts: int, reason: str) -> bytes:
+    """RECORD with the row of this process, and with an event, which is raised, if it was restarted."""
     at_us, name = server_clock().unix_us(), f"pair-{index}"
     row = {
         "name": name,
@@ -326,20 +325,21 @@ def announce(mailbox: Mailbox, index: int, restarts: int, reason: str) -> None:
     }
     rows: list[list[object]] = [["processes", row]]
     if restarts:
-        event = {
-            "event_id": str(uuid.uuid4()),
-            "at_us": at_us,
-            "kind": "process-restarted",
-            "severity": "warning",
-            "element": "pmdaemon",
-            "subject": name,
-            "text": f"{name} was restarted: {reason}; restart {restarts}",
-            "details": {"restarts": restarts},
-        }
+        text = f"{name} was restarted: {reason}; restart {restarts}"
+        details = {"restarts": restarts}
+        event = event_row("process-restarted", "warning", "pmdaemon", name, text, at_us, details)
         raise_event(event)
         rows.append(["events", event])
+    return RecordRows(rows, None, name).encode()
+
+
+def announce(publisher: CutPublisher, message: bytes) -> None:
+    """Post the announcement of this process; the publisher keeps it while dbmanager has no room.
+
+    Thread: the main thread, before the threads start (one poster a mailbox).
+    """
     try:
-        mailbox.post("dbmanager", RecordRows(rows, None, name).encode())
+        publisher.news(message, DBMANAGER)
     except MailboxError as exc:
         log.warning("not-announced", error=str(exc))
 
@@ -355,12 +355,14 @@ def run(config: PmFile, index: int, control_fd: int, stop: Stop, restarts: int =
             log.error("no-mailbox", error=str(exc))
             return exc.exit_status
         attach_reserves(f"pair-{index}")
-        announce(mailbox, index, restarts, reason)
+        message = announcement(index, restarts, reason)
         initialized()
         pin(index, config.pmdaemon.most_pairs, config.pmdaemon.pinning)
         status = EX_SOFTWARE
         try:
-            status = Pair(config, index, mailbox, control).run(stop)
+            pair = Pair(config, index, mailbox, control)
+            announce(pair.publisher, message)
+            status = pair.run(stop)
         finally:
             # After a failure, what it has taken and not carried out is its successor's.
             mailbox.close(release=status == 0)

@@ -37,7 +37,6 @@ import random
 import resource
 import selectors
 import socket
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -65,7 +64,7 @@ from pmdaemon.poller.channel import Channel, ChannelMessage
 from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmConfig, PmFile
 from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
-from pmdaemon.reserve import initialized, raise_event
+from pmdaemon.reserve import event_row, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -99,16 +98,8 @@ def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
 
 
 def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> None:
-    event = {
-        "event_id": str(uuid.uuid4()),
-        "at_us": at_us,
-        "kind": "no-room-for-pair",
-        "severity": "warning",
-        "element": "pmdaemon",
-        "subject": name,
-        "text": f"{name} is not started: {problem}. The pairs that run serve its gateways, too",
-        "details": {},
-    }
+    text = f"{name} is not started: {problem}. The pairs that run serve its gateways, too"
+    event = event_row("no-room-for-pair", "warning", "pmdaemon", name, text, at_us)
     raise_event(event)
     try:
         with attach(segment, "pmdaemon") as mailbox:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any, Final
 import structlog
 
 from pmdaemon.reserve.layout import MOST_PAYLOAD
+from pmdaemon.reserve.row import event_row
 from pmdaemon.reserve.writer import RecordOutcome, ReserveWriter
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock, SystemClock
@@ -130,15 +130,11 @@ class EventRaiser:
             text = (
                 f"the reserve of events of {self._name} is {ratio:.0%} full: events are folded, then counted"
             )
-            event_id = str(uuid.uuid4())
-            row = {
-                "event_id": event_id, "at_us": at_us, "kind": "event-reserve-filling",
-                "severity": "warning", "element": "server", "subject": self._name, "text": text,
-                "details": {"fill_ratio": ratio, "waiting": reserve.waiting}, "source": self._name,
-            }  # fmt: skip
+            details = {"fill_ratio": ratio, "waiting": reserve.waiting}
+            row = event_row("event-reserve-filling", "warning", "server", self._name, text, at_us, details)
             reserve.record(
-                packed(row), event_id=event_id, subject=f"server/{self._name}",
-                kind="event-reserve-filling", at_us=at_us,
+                packed({**row, "source": self._name}), event_id=row["event_id"],
+                subject=f"server/{self._name}", kind=row["kind"], at_us=at_us,
             )  # fmt: skip
 
 

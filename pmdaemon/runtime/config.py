@@ -51,14 +51,22 @@ class StrictModel(BaseModel):
 
 
 def _from_environment(environment: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """The tables that the variables make. A table's own variable is read before those of its keys."""
     tree: dict[str, Any] = {}
-    for variable, text in environment.items():
-        if not variable.startswith(prefix):
-            continue
+    names = (variable for variable in environment if variable.startswith(prefix))
+    for variable in sorted(names, key=lambda name: (name.count("__"), name)):
+        text = environment[variable]
         *sections, key = variable[len(prefix) :].lower().split("__")
         node = tree
-        for section in sections:
+        for depth, section in enumerate(sections, 1):
             node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                table = prefix + "__".join(sections[:depth]).upper()
+                raise ConfigError(
+                    variable,
+                    f"sets a key of [{'.'.join(sections[:depth])}], which {table} sets to a single value",
+                    f"Remove one of the two, or give {table} a table: {{key = value}}",
+                )
         try:
             node[key] = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:

@@ -127,6 +127,19 @@ IO_KINDS: Final = {"any": IO_ANY, "read": IO_READ, "write": IO_WRITE}
 OVERDUE: Final = 4
 FAILED: Final = 8
 OUTSTANDING: Final = 12
+OUTSTANDING_COLUMNS: Final = (
+    "oldest_ms",
+    "stalled_ms",
+    "oldest_read_ms",
+    "stalled_read_ms",
+    "oldest_write_ms",
+    "stalled_write_ms",
+    "kindless_oldest_ms",
+    "kindless_stalled_ms",
+)
+"""What the cuts of a slot said of outstanding I/O, the largest of each, as SQL and verdicts call it: of reads
+and writes together, of each, and of all kinds together by agents that do not tell them apart (these are in
+the first two, too)."""
 _COMPARED: Final = np.array([kind <= IO_WRITE or FAILED <= kind <= FAILED + IO_WRITE for kind in range(16)])
 _KNOWN_KINDS: Final = np.array([kind % 4 <= IO_WRITE for kind in range(16)])
 

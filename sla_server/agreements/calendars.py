@@ -17,6 +17,7 @@ from sla_server.agreements.fields import (
     CalendarDate,
     ClockTime,
     Document,
+    DocumentInForce,
     Metadata,
     Strict,
     TimeZone,
@@ -95,19 +96,8 @@ class CalendarDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class CalendarInForce:
+class CalendarInForce(DocumentInForce[CalendarDocument]):
     """One version of a calendar and the time it holds: instants in [applied_us, ended_us)."""
-
-    document: CalendarDocument
-    version: int
-    applied_us: int
-    ended_us: int | None = None
-    author: str = ""
-
-    @property
-    def name(self) -> str:
-        """The calendar's name."""
-        return self.document.name
 
 
 def version_at(versions: Sequence[CalendarInForce], at_us: int) -> CalendarSpec | None:

@@ -10,8 +10,9 @@ import json
 import math
 import re
 from collections.abc import Set
+from dataclasses import dataclass
 from datetime import date, datetime, time
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -259,3 +260,22 @@ class Document(Strict):
             pydantic.ValidationError: the row was written by an incompatible version.
         """
         return cls.model_validate(spec)
+
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentInForce(Generic[AnyDocument]):
+    """One version of a document, and the time it was in force: [applied_us, ended_us)."""
+
+    document: AnyDocument
+    version: int
+    applied_us: int
+    ended_us: int | None = None
+    author: str = ""
+
+    @property
+    def name(self) -> str:
+        """The document's name."""
+        return self.document.name

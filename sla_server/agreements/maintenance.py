@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from sla_server.agreements.document import Agreement
-from sla_server.agreements.fields import Document, Pattern, Strict, refuse
+from sla_server.agreements.fields import Document, DocumentInForce, Pattern, Strict, refuse
 from sla_server.agreements.periods import PlannedWindow, Span, occurrences
 from sla_server.agreements.selectors import can_meet, has_labels, matches
 
@@ -72,19 +72,8 @@ class MaintenanceDocument(Document):
 
 
 @dataclass(frozen=True)
-class AnnouncedWork:
+class AnnouncedWork(DocumentInForce[MaintenanceDocument]):
     """One version of a Maintenance document, and the time it was in force."""
-
-    document: MaintenanceDocument
-    version: int
-    applied_us: int
-    ended_us: int | None = None
-    author: str = ""
-
-    @property
-    def name(self) -> str:
-        """The document's name."""
-        return self.document.name
 
     @property
     def tz(self) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
+from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE, OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS, EDGES_NS
 
 Ints = npt.NDArray[np.int64]
@@ -31,14 +31,7 @@ SLOT_COLUMNS: Final = (
     "failed",
     "failed_reads",
     "failed_writes",
-    "oldest_ms",
-    "stalled_ms",
-    "oldest_read_ms",
-    "stalled_read_ms",
-    "oldest_write_ms",
-    "stalled_write_ms",
-    "kindless_oldest_ms",
-    "kindless_stalled_ms",
+    *OUTSTANDING_COLUMNS,
     "covered_us",
     "spread_us",
     "told_us",

@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "notify": ("notify", "Try recipients and routes: who is notified of an event, and does it arrive."),
     "silence": ("notify", "Hold events back for a time; list silences with sla get silences."),
     "ack": ("notify", "Acknowledge an event: you take care of it, and reminders end."),
-    "events": ("events", "The partner server of event delivery."),
+    "events": ("events", "Event delivery: the partner server."),
     "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),
     "delete": ("change", "End an agreement, a calendar, a recipient or a route."),
     "throttle": ("change", "Set and release throttles by hand."),

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from sqlalchemy import Engine
@@ -42,7 +42,6 @@ from sla_server.db import migrate
 from sla_server.db.archive.store import open_files
 from sla_server.db.archive.upkeep import ArchiveUpkeep, storage_lock
 from sla_server.db.archive.writer import CutFileWriter
-from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseDamaged, DatabaseUnavailable, DbError, FilesUnavailable
 from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
@@ -54,37 +53,15 @@ from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
-from sla_server.ownership import Ownership
+
+if TYPE_CHECKING:
+    from sla_server.config import ResolvedConfig
 
 log = structlog.get_logger("dbmanager")
 NAME: Final = "dbmanager"
 REPORT_S: Final = 2.0
 LISTING_S: Final = 600.0  # one statement of SQL; SQLite knows no limit for it
 JOIN_S: Final = 20.0  # a last transaction and a last Parquet file
-
-
-class ManagerConfig(Protocol):
-    """What this process needs of the server's configuration."""
-
-    @property
-    def runtime_dir(self) -> Path:
-        """Mailbox segments."""
-
-    @property
-    def data_dir(self) -> Path:
-        """Durable state."""
-
-    @property
-    def database(self) -> DatabaseConfig:
-        """Table ``[database]``."""
-
-    @property
-    def volume_ownership(self) -> Ownership:
-        """Which gateway a volume belongs to."""
-
-    @property
-    def first_sight_volumes(self) -> int:
-        """How many belong to a gateway because it showed them first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +83,7 @@ class DatabaseManager:
     engine: Engine
 
 
-def run(config: ManagerConfig, stop: Stop) -> int:
+def run(config: ResolvedConfig, stop: Stop) -> int:
     """Run until ``stop``; returns 0, or 1 if a thread died.
 
     Raises:
@@ -188,7 +165,7 @@ def _run_threads(
 
 
 def open_manager(
-    config: ManagerConfig,
+    config: ResolvedConfig,
     stop: Stop,
     stack: ExitStack,
     report: Callable[[Problem], None] = lambda _problem: None,

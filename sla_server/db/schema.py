@@ -26,6 +26,8 @@ from sqlalchemy import (
     true,
 )
 
+from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
+
 metadata: Final = MetaData()
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
@@ -46,19 +48,6 @@ COUNTERS: Final = (
 """Columns of a cut that are summed into rollups and hours, by the same names."""
 FAILED: Final = ("failed", "failed_reads", "failed_writes")
 """I/Os completed with an error, as agents since release 0.2 count them by kind; summed into rollups."""
-OUTSTANDING: Final = (
-    "oldest_ms",
-    "stalled_ms",
-    "oldest_read_ms",
-    "stalled_read_ms",
-    "oldest_write_ms",
-    "stalled_write_ms",
-    "kindless_oldest_ms",
-    "kindless_stalled_ms",
-)
-"""What a slot's cuts said of outstanding I/O, the largest of each (``wire.cut``): of reads and writes
-together, of each, and of all kinds together by agents that do not tell them apart (these are in the first
-two, too)."""
 LATE_SUMS: Final = (
     "counted",
     "missed",
@@ -163,7 +152,7 @@ rollups = Table(
     *(_count(name) for name in COUNTERS),
     *(_count(name) for name in ("covered_us", "held_max", "inflight_max")),
     Column("hist", LargeBinary, nullable=False),
-    *(_count(name) for name in (*FAILED, *OUTSTANDING, "spread_us", "told_us")),
+    *(_count(name) for name in (*FAILED, *OUTSTANDING_COLUMNS, "spread_us", "told_us")),
     postgresql_partition_by="RANGE (slot_us)",
 )
 

@@ -172,12 +172,17 @@ class BatchComposer:
         """
         entries: list[tuple[Notice, QueuedEvent, Routed]] = []
         held: list[QueuedEvent] = []
+        taken_over = set[tuple[str, bool]]()  # a partner that is lost again is taken over again
         firing, start = dict(lane.firing), lane.cursors[queue.name]
         limit, passed, reached = lane.limit(queue.name), start, start
         for item in items:
             if held and catalogue.status_of(item.event) is not Status.INFO:
                 self._keep(lane, queue, held)  # what ends a condition must find its beginning among it
             routed, decision = self._look(lane, queue, item, firing, now_us)
+            place = item.identity, item.escalated
+            if decision is None and item.origin and place in taken_over:
+                text = "it was taken over twice, and is in this batch already"
+                decision = StageDecision(StageVerdict.SKIP, StageReason.PARTNER, text)
             if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
                 self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
             if decision is None:
@@ -188,6 +193,7 @@ class BatchComposer:
                     passed = reached
                 entries.append((_notice(item, routed, lane.number + len(entries) + 1), item, routed))
                 known_after(item.event, firing)
+                taken_over.add(place)
             elif decision.verdict is StageVerdict.HOLD:
                 if entries:  # what is held must be durable before the cursor passes it: in the next batch
                     break

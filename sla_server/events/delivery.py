@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import select
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -25,7 +24,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from pmdaemon.errors import SlaError
-from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.reserve import attach_reserves, event_row, initialized, raise_event
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
@@ -300,18 +299,7 @@ class Delivery:
     def _raise(self, kind: str, severity: str, name: str, text: str, details: dict[str, Any]) -> None:
         """An event about a recipient: into our own reserve, as of any process."""
         log.warning(kind, recipient=name, text=text)
-        raise_event(
-            {
-                "event_id": str(uuid.uuid4()),
-                "at_us": self._clock.unix_us(),
-                "kind": kind,
-                "severity": severity,
-                "element": "recipient",
-                "subject": name,
-                "text": text,
-                "details": details,
-            }
-        )
+        raise_event(event_row(kind, severity, "recipient", name, text, self._clock.unix_us(), details))
 
     def report_trouble(self, kind: str, text: str) -> None:
         """An event about the process itself."""

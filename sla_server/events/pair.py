@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ssl
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,7 @@ from pmdaemon.diskqueue.errors import QueueFull
 from pmdaemon.errors import SlaError
 from pmdaemon.pki import contexts
 from pmdaemon.pki.certificates import ends_us
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
@@ -36,7 +35,7 @@ from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
-from sla_server.events.pair_core import BatchesUnderWay, PairCore, how_far
+from sla_server.events.pair_core import SETTLE_S, BatchesUnderWay, PairCore, how_far
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_link import PairLink
 from sla_server.events.pair_store import MirrorStore, PartnerNotes
@@ -44,7 +43,6 @@ from sla_server.events.queue import EventQueue, LaterQueue, QueuedEvent
 from sla_server.events.stages.base import StageDecision
 
 log = structlog.get_logger("pair")
-SETTLE_S: Final = 2.0
 JOIN_S: Final = 2.0
 
 
@@ -105,7 +103,7 @@ class CooperatingPair:
         self.problem = ""
 
     def start(self) -> None:
-        """Begin, and wait for what the partner has delivered for us, if it can be reached at once."""
+        """Begin, and wait for what the partner has delivered for us, ``SETTLE_S`` at most."""
         if self._store.damaged:
             text = (
                 f"{self._store.damaged} events of partner {self._config.partner} that were on disk are gone"
@@ -205,18 +203,8 @@ class CooperatingPair:
             return None
 
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
-        raise_event(
-            {
-                "event_id": str(uuid.uuid4()),
-                "at_us": self._clock.unix_us(),
-                "kind": kind,
-                "severity": severity,
-                "element": "server",
-                "subject": self._config.partner,
-                "text": text,
-                "details": details,
-            }
-        )
+        at_us = self._clock.unix_us()
+        raise_event(event_row(kind, severity, "server", self._config.partner, text, at_us, details))
 
 
 def open_pair(
@@ -235,16 +223,7 @@ def open_pair(
         return CooperatingPair(config, data_dir, directory, queues, later, clock, arrived)
     except (SlaError, OSError) as exc:
         log.error("pair-failed", problem=str(exc))
-        raise_event(
-            {
-                "event_id": str(uuid.uuid4()),
-                "at_us": clock.unix_us(),
-                "kind": "pair-failed",
-                "severity": "critical",
-                "element": "server",
-                "subject": config.partner,
-                "text": f"events are not mirrored to partner {config.partner}: {exc}",
-                "details": {"problem": str(exc)},
-            }
-        )
+        text, details = f"events are not mirrored to partner {config.partner}: {exc}", {"problem": str(exc)}
+        at_us = clock.unix_us()
+        raise_event(event_row("pair-failed", "critical", "server", config.partner, text, at_us, details))
         return None

@@ -12,7 +12,8 @@ delivered for the other (``pair_ledger``), and the rest is left to the server wh
 store: they leave it when the partner says that no recipient needs them. None is taken over while the queue is
 fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
 the partner has lost with its disk is taken over at once, and leaves the store when a queue here has it on
-disk: that of events, or the one of what is due later, which the main loop fills.
+disk: that of events, or the one of what is due later, which the main loop fills. If the partner's disk was
+set back (a snapshot, a restored copy), what it had behind that is such a queue, under an id of its own.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -22,6 +23,7 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +51,8 @@ from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
 TAKE: Final = 256
+SETTLE_S: Final = 2.0
+"""At the start the partner is waited for so long: what it has delivered for us is not sent again."""
 ROOM_RATIO: Final = 0.4
 """The partner's events fill our queue so far: half of what it holds before recipients give up events."""
 AGAIN_NS: Final = 1_000_000_000
@@ -80,7 +84,7 @@ class PairCore:
         raise_event: for trouble with the partner.
         clock: both time bases.
         arrived: called when something was taken over.
-        settled: called when the partner has said what it delivered, or cannot be reached.
+        settled: called when the partner has said what it delivered, or cannot be reached for ``SETTLE_S``.
         certificate_ends_us: when ours ends; None while its file cannot be read.
     """
 
@@ -113,6 +117,7 @@ class PairCore:
         self._origin: OriginSession | None = None
         self._keeper: KeeperSession | None = None
         self._heard_ns = clock.monotonic_ns()
+        self._settle_ns = self._heard_ns + round(SETTLE_S * 1e9)
         self._since_us = clock.unix_us()
         self._taken_through: dict[str, int] = {}
         self._take_ns = self._notes_ns = self._prune_ns = 0
@@ -121,7 +126,7 @@ class PairCore:
         self._refused: dict[str, int] = {}
         self._kept: dict[str, int] = {}
         self._most_events = store.most_events
-        self._is_behind = False
+        self._is_behind = self._is_unwritten = False
         self._taken = 0
         self.later_items: deque[QueuedEvent] = deque()
         """What the partner has held back, or has to remind of; the main loop takes it over."""
@@ -161,8 +166,9 @@ class PairCore:
             self._settled()
 
     def dial_failed(self) -> None:
-        """We cannot reach the partner for now."""
-        self._settled()
+        """We cannot reach the partner for now; at the start it may begin in the same moment as we do."""
+        if self._clock.monotonic_ns() >= self._settle_ns:
+            self._settled()
 
     def refused(self, code: str, reason: str) -> None:
         """What dialled us, or answered, is not the partner, or not as it should be."""
@@ -257,12 +263,26 @@ class PairCore:
 
     def _greeted(self, queues: Sequence[MirroredQueue]) -> None:
         was_lost = self._ledger.is_lost
+        for queue in queues:
+            if self._store.newest_seq(queue.queue_id) > queue.newest_seq:
+                self._set_back(queue)
         for queue_id in self._ledger.greeted(queues):
             self._taken_through.pop(queue_id, None)  # what was left to the partner is needed after all
             self._take_ns = 0
             log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
         if was_lost:
             self._is_back()
+
+    def _set_back(self, queue: MirroredQueue) -> None:
+        """The partner's disk was set back: what it had and has lost is delivered here, like a lost queue."""
+        lost_id = secrets.token_hex(8)
+        self._ledger.set_back(queue.queue_id, queue.newest_seq, lost_id)
+        self._write_notes()  # before the store: what was confirmed at the partner must not come again
+        events = self._store.set_back(queue.queue_id, queue.newest_seq, lost_id)
+        through = self._taken_through.get(queue.queue_id, 0)
+        self._taken_through[queue.queue_id] = min(through, queue.newest_seq)
+        self._take_ns = 0
+        log.warning("partner-set-back", queue=queue.queue_id, newest=queue.newest_seq, events=events)
 
     def _is_lost_now(self) -> None:
         self._ledger.lost()
@@ -375,7 +395,20 @@ class PairCore:
 
     def _write_notes(self) -> None:
         begun_ns = self._clock.monotonic_ns()
-        self._ledger.notes().write(self._directory)
+        try:
+            self._ledger.notes().write(self._directory)
+        except OSError as exc:  # a full disk: what was confirmed here is known in memory, and tried again
+            self._ledger.is_dirty = True
+            if not self._is_unwritten:
+                self._is_unwritten = True
+                log.error("partner-notes-not-written", problem=str(exc))
+                text = f"what was delivered for partner {self._names.partner} cannot be written: {exc}"
+                self._raise("event-state-not-written", "critical", text, {"problem": str(exc)})
+        else:
+            if self._is_unwritten:
+                self._is_unwritten = False
+                text = f"what was delivered for partner {self._names.partner} is written again"
+                self._raise("event-state-written", "info", text, {})
         took_ns = self._clock.monotonic_ns() - begun_ns
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pmdaemon.wire.messages.mirror import MirrorConfirmed, MirroredQueue
+from pmdaemon.wire.messages.mirror import MOST_RECIPIENTS, MirrorConfirmed, MirroredQueue
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
 from sla_server.events.sql_link import NAME
@@ -115,6 +115,25 @@ class PartnerLedger:
             self.is_dirty = True
             return gone
 
+    def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> None:
+        """The partner has a queue up to ``newest_seq`` only; what it had behind that is ``lost_id`` now."""
+        with self._lock:
+            notes = self._notes
+            notes.gone = [*notes.gone, lost_id][-MOST_GONE:]
+            for seqs in (notes.done, *notes.cursors.values()):
+                if seqs.get(queue_id, 0) > newest_seq:
+                    seqs[lost_id], seqs[queue_id] = seqs[queue_id], newest_seq
+            if queue_id == notes.open_queue and notes.open_through > newest_seq:
+                notes.open_through = newest_seq
+                notes.open_seqs = [seq for seq in notes.open_seqs if seq <= newest_seq]
+                self._open = frozenset(notes.open_seqs)
+            positions: list[dict[Any, Position]] = [*notes.delivered.values(), self._taken]
+            for events in positions:
+                for key, (where, seq) in events.items():
+                    if where == queue_id and seq > newest_seq:
+                        events[key] = lost_id, seq
+            self.is_dirty = True
+
     def back(self) -> None:
         """The partner was heard again."""
         with self._lock:
@@ -141,6 +160,7 @@ class PartnerLedger:
                 places = zip(said.queues, seqs, strict=True)
                 known = notes.cursors.setdefault(recipient, {})
                 known.update((queue_id, seq) for queue_id, seq in places if queue_id in ids)
+            notes.cursors = {name: seqs for name, seqs in notes.cursors.items() if seqs}
             self.is_dirty = self.is_prunable = True
 
     def prune(self) -> None:
@@ -187,6 +207,8 @@ class PartnerLedger:
         """The partner has delivered these of ours."""
         with self._lock:
             known = self._delivered_there.setdefault(recipient, OrderedDict())
+            while len(self._delivered_there) > MOST_RECIPIENTS:
+                del self._delivered_there[next(iter(self._delivered_there))]
             new = [identity for identity in identities if identity not in known]
             known.update(dict.fromkeys(new))
             while len(known) > MOST_DELIVERED:

@@ -4,11 +4,12 @@
     accepted   securing ──► open (keeper): it takes the place of an older one ──fault──► gone
 
 A connection is open once TLS has been agreed on and the other side's certificate names the partner; until
-then nothing it sends is read. Connections that do not get so far within ``PROVE_S`` are closed; of those that
-others dialled there are ``MOST_CANDIDATES`` at most. Which makes room for the newest is up to ``makes_room``:
-the host of ``address`` can have all places, other hosts half of them, and of these the one with the most
-loses its oldest. So a stranger costs some descriptors and does not keep the partner out, however long its
-handshake takes; only a stranger at the partner's own address can, for as long as it goes on connecting.
+then nothing it sends is read. Connections that do not get so far within ``PROVE_S`` are closed; of those
+that others dialled there are ``MOST_CANDIDATES`` at most. Who makes room for the newest is decided by
+``makes_room``: the host of ``address`` can have all places, other hosts half of them, and of these the one
+with the most loses its oldest. So a stranger costs some descriptors and does not keep the partner out,
+however long its handshake takes; only a stranger at the partner's own address can, for as long as it goes
+on connecting.
 
 Nothing here blocks but the store's sync: local delivery goes on in other threads whatever the partner does. A
 partner that does not read is disconnected when ``MOST_OUTGOING_BYTES`` wait for it. Certificates are read
@@ -41,7 +42,7 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.config import parse_address
-from pmdaemon.runtime.sockets import open_listener
+from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox
 from pmdaemon.runtime.transport import HandshakeFailed, TlsTransport, prepare
@@ -146,6 +147,7 @@ class PairLink:
         chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._dial_backoff, self._listen_backoff = Backoff(*RETRY_S, chance), Backoff(*RETRY_S, chance)
         self._dial_ns = self._listen_ns = 0
+        self._accept_ns = 0  # until then no connection is accepted; 0: the listener is watched
         self._listener: socket.socket | None = None
         self._connecting: tuple[socket.socket, int] | None = None
         self._dialled: MirrorConnection | None = None
@@ -204,7 +206,8 @@ class PairLink:
             self._connecting[0].close()
             self._connecting = None
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            if not self._accept_ns:
+                self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
         self._selector.close()
@@ -212,6 +215,9 @@ class PairLink:
     # The two ways to a connection.
 
     def _open_listener(self) -> None:
+        if self._listener is not None and self._accept_ns and self._clock.monotonic_ns() >= self._accept_ns:
+            self._accept_ns = 0
+            self._selector.register(self._listener, selectors.EVENT_READ)
         if self._listener is not None or self._clock.monotonic_ns() < self._listen_ns:
             return
         try:
@@ -224,12 +230,22 @@ class PairLink:
         self.port = self._listener.getsockname()[1]
         self._selector.register(self._listener, selectors.EVENT_READ)
 
+    def _pause_accepting(self, for_ns: int) -> None:
+        assert self._listener is not None  # it is what was ready
+        self._selector.unregister(self._listener)
+        self._accept_ns = self._clock.monotonic_ns() + for_ns
+
     def _dial(self) -> None:
         is_under_way = self._dialled is not None or self._connecting is not None
         if is_under_way or self._clock.monotonic_ns() < self._dial_ns:
             return
         address = parse_address(self._config.address)
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as exc:  # out of descriptors, or of memory
+            self._dial_failed(f"{self._config.address}: {exc.strerror}")
+            return
         prepare(sock)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
@@ -265,10 +281,10 @@ class PairLink:
 
     def _accept(self) -> None:
         assert self._listener is not None  # it is what was ready
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there is no descriptor for it
+        accepted = accept(self._listener, self._pause_accepting)
+        if accepted is None:
             return
+        sock, _ = accepted
         until_ns = self._clock.monotonic_ns() + round(PROVE_S * 1e9)
         try:
             connection = MirrorConnection(sock, self._context(True), is_dialled=False, until_ns=until_ns)
@@ -424,6 +440,8 @@ class PairLink:
 
     def _due_ns(self) -> int:
         due = [self._listen_ns] if self._listener is None else []
+        if self._accept_ns:
+            due.append(self._accept_ns)
         if self._connecting is not None:
             due.append(self._connecting[1])
         elif self._dialled is None:

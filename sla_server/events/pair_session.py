@@ -195,7 +195,7 @@ class OriginSession(MirrorSession):
             MIRROR_PROTO,
             names.name,
             names.partner,
-            tuple(MirroredQueue(queue.name, queue.queue_id) for queue in queues),
+            tuple(MirroredQueue(queue.name, queue.queue_id, queue.newest_seq) for queue in queues),
         )
         self.send(hello)
 

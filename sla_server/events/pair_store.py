@@ -20,7 +20,6 @@ Thread: ``ev-pair``; ``fullness_ratio`` and ``len`` any.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,6 +131,21 @@ class MirrorStore:
             del left[: len(now)]
         return self.newest_seq(queue_id), False
 
+    def set_back(self, queue_id: str, newest_seq: int, lost_id: str) -> int:
+        """The partner gives numbers behind ``newest_seq`` again: what is here of them is of ``lost_id`` now.
+
+        Durability: a crash leaves an event under one of the two ids, or under both.
+
+        Returns:
+            How many there were; those for which there was no room are gone.
+        """
+        count = 0
+        while records := self.read(queue_id, newest_seq, 1):
+            self.add(lost_id, records)
+            count += self._forget(queue_id, [records[0][0]])
+        self._newest[queue_id] = min(newest_seq, self.newest_seq(queue_id))
+        return count
+
     def read(self, queue_id: str, after_seq: int, most: int) -> list[tuple[int, bytes]]:
         """Number and record of events behind ``after_seq``; what is damaged is left out and forgotten."""
         found: list[tuple[int, bytes]] = []
@@ -191,7 +205,10 @@ class MirrorStore:
             for message in messages:
                 queue_id, seq = _HEAD.unpack_from(message.data)
                 name = queue_id.decode("ascii", "replace")
-                self._places.setdefault(name, {})[seq] = message.seq
+                places = self._places.setdefault(name, {})
+                if seq in places:  # the partner has given the number again, and a crash undid the deletion
+                    self._queue.discard([places[seq]])
+                places[seq] = message.seq
                 self._newest[name] = max(seq, self._newest.get(name, 0))
             after = messages[-1].seq
 
@@ -235,6 +252,9 @@ class PartnerNotes(BaseModel):
             return cls()
 
     def write(self, directory: Path) -> None:
-        """Replace the file; on a full disk it stays as it is."""
-        with contextlib.suppress(OSError):
-            write_whole(directory / NOTES, self.model_dump_json())
+        """Replace the file.
+
+        Raises:
+            OSError: it is as it was.
+        """
+        write_whole(directory / NOTES, self.model_dump_json())

@@ -21,7 +21,7 @@ import structlog
 from pydantic import ValidationError
 
 from pmdaemon.runtime.files import write_whole
-from sla_server.agreements.fields import Document
+from sla_server.agreements.fields import Document, DocumentInForce
 from sla_server.events.documents import RecipientDocument, RouteDocument, SilenceDocument
 from sla_server.events.event import Event
 from sla_server.events.recipients.base import Held, Routed
@@ -40,19 +40,8 @@ NOTIFICATION_KINDS: Final[dict[str, type[Document]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class NotificationInForce:
+class NotificationInForce(DocumentInForce[Document]):
     """One version of a document about delivery."""
-
-    document: Document
-    version: int
-    applied_us: int
-    ended_us: int | None = None
-    author: str = ""
-
-    @property
-    def name(self) -> str:
-        """The document's name."""
-        return self.document.name
 
 
 @dataclass(frozen=True, slots=True)

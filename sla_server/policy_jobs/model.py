@@ -99,6 +99,11 @@ def water_fill(total: float, demand: Floats, floor: Floats, weight: Floats) -> F
     """Weighted max-min shares with floors: ``min(demand, max(floor, weight * level))`` summing to ``total``.
 
     Shapes (n,). Where the floors alone exceed ``total`` they are returned: a floor is a promise.
+
+    ``services.control.sharing.water_fill`` gives a volume its floor where its demand is below: it caps
+    volumes as they are now, and one may begin to use its floor at any moment. Here demands are what is
+    expected of an hour, and what a volume will not use is planned for the others; ``caps_for_hour`` gives no
+    cap below a floor either.
     """
     lowest = np.minimum(demand, floor)
     if lowest.sum() >= total:

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from typing import Any, Final
 
 import structlog
 
-from pmdaemon.reserve import attach_reserves, initialized, raise_event
+from pmdaemon.reserve import attach_reserves, event_row, initialized, raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.config import parse_address
@@ -172,11 +171,8 @@ class Relay:
         self._raise("relay-documents-refused", "critical", text, {"problem": problem[:2000]})
 
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
-        row = {
-            "event_id": str(uuid.uuid4()), "at_us": self._clock.unix_us(), "kind": kind, "severity": severity,
-            "element": "relay", "subject": self._config.name, "text": text, "details": details,
-        }  # fmt: skip
-        raise_event(row)
+        at_us = self._clock.unix_us()
+        raise_event(event_row(kind, severity, "relay", self._config.name, text, at_us, details))
 
     def _write_state(self) -> None:
         state = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
@@ -30,13 +30,6 @@ log = structlog.get_logger("documents")
 MAX_WAITING: Final = 16
 WAKE_S: Final = 0.5  # how long a stop may take
 Then = Callable[[list[Loaded], list[DocumentProblem]], None]
-
-
-class DocumentParser(Protocol):
-    """What requests need of it."""
-
-    def submit(self, text: str, rollup_s: int, then: Then) -> bool:
-        """Read a text; False if too many wait."""
 
 
 class DocumentReader:

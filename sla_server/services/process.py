@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -28,11 +28,8 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
-from sla_server.db.config import DatabaseConfig
-from sla_server.events.recipients.config import NotifyConfig, NotifyDirectories
+from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.events.routing import RoutingFile
-from sla_server.ownership import Ownership
-from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
@@ -40,6 +37,9 @@ from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
 from sla_server.services.startup import Start, marker_event, read_start
 from sla_server.services.store import SqlReads, open_store
+
+if TYPE_CHECKING:
+    from sla_server.config import ResolvedConfig
 
 log = structlog.get_logger("services")
 TICK_S: Final = 0.25
@@ -55,39 +55,7 @@ up with every large array operation, hundreds of times a second; with Python's 5
 while slices were judged, that its mailbox overflowed."""
 
 
-class ProcessConfig(Protocol):
-    """The part of the server's configuration that this process reads."""
-
-    @property
-    def runtime_dir(self) -> Path:
-        """Where the mailbox segments are."""
-
-    @property
-    def data_dir(self) -> Path:
-        """Where an SQLite database is."""
-
-    @property
-    def services(self) -> ServicesConfig:
-        """Table ``[services]``."""
-
-    @property
-    def database(self) -> DatabaseConfig:
-        """Table ``[database]``."""
-
-    @property
-    def notify(self) -> NotifyConfig:
-        """Table ``[notify]``."""
-
-    @property
-    def volume_ownership(self) -> Ownership:
-        """Which gateway a volume belongs to."""
-
-    @property
-    def first_sight_volumes(self) -> int:
-        """How many belong to a gateway because it showed them first."""
-
-
-def run(config: ProcessConfig, stop: Stop) -> int:
+def run(config: ResolvedConfig, stop: Stop) -> int:
     """Run until ``stop``; the exit status.
 
     Raises:

@@ -40,7 +40,7 @@ from sla_server.requests import (
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
 from sla_server.services.control.controller import Controller
-from sla_server.services.documents import DocumentParser
+from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
 from sla_server.services.sql_worker import SqlWorker
@@ -65,7 +65,7 @@ class RequestTarget(Protocol):
     backend_modes: Mapping[str, str]
 
     @property
-    def documents(self) -> DocumentParser:
+    def documents(self) -> DocumentReader:
         """Reads YAML aside."""
 
     def respond(self, request: str, code: int, body: Body) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
+from pmdaemon import reserve
+
 Row = dict[str, Any]
 Rows = list[tuple[str, Row]]
 NAMESPACE: Final = uuid.UUID("5d2b3f0e-6a57-4f0c-9d5b-3a9f1c7e8b21")
@@ -28,29 +30,9 @@ def event_row(
     details: Row | None = None,
     event_id: str | None = None,
 ) -> tuple[str, Row]:
-    """An event as ("events", row).
-
-    Args:
-        kind: e.g. ``policy-applied``.
-        severity: info, warning or critical.
-        element: kind of thing it is about: sla, volume, gateway, policy, server.
-        subject: that thing's name.
-        text: for people.
-        at_us: when.
-        details: figures.
-        event_id: default: made of kind, element, subject and time.
-    """
-    row = {
-        "event_id": event_id or identity("event", kind, element, subject, at_us),
-        "at_us": at_us,
-        "kind": kind,
-        "severity": severity,
-        "element": element,
-        "subject": subject,
-        "text": text,
-        "details": details or {},
-    }
-    return "events", row
+    """An event as ("events", row); the default of ``event_id`` is made of kind, element, subject and time."""
+    event_id = event_id or identity("event", kind, element, subject, at_us)
+    return "events", reserve.event_row(kind, severity, element, subject, text, at_us, details, event_id)
 
 
 def audit_row(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -55,3 +57,10 @@ def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     context.live.put(api.snapshot())
     yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)), clock)
     mailbox.close()
+
+
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, module: Any, sleep: Callable[[float], None]) -> None:
+    """Let one module sleep in another way; ``time.sleep`` itself is also that of threads of libraries."""
+    clock = SimpleNamespace(**{name: getattr(time, name) for name in dir(time) if not name.startswith("_")})
+    clock.sleep = sleep
+    monkeypatch.setattr(module, "time", clock)

@@ -200,7 +200,7 @@ class Model:
                 for name in schema.COUNTERS:
                     sums[name] += int(item.counters[COL[name]][row])
                 sums["covered_us"] += item.duration_us
-                for name in (*schema.FAILED, *schema.OUTSTANDING, "spread_us"):
+                for name in (*schema.FAILED, *cuts.OUTSTANDING_COLUMNS, "spread_us"):
                     sums[name] += 0
                 sums["told_us"] += item.duration_us if row in telling else 0
                 sums["held_max"] = max(sums["held_max"], int(item.counters[COL["held"]][row]))

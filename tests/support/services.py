@@ -12,11 +12,12 @@ from pmdaemon.errors import SlaError
 from pmdaemon.mailbox.sender import MailboxSender
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
+from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS, bucket_of_ns
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.rates import Rates
 from sla_server.db.queries.slice_inputs import SliceInputs
-from sla_server.db.schema import FAILED, LATE_SUMS, OUTSTANDING
+from sla_server.db.schema import FAILED, LATE_SUMS
 from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
 from sla_server.services.catalog import Catalog
@@ -212,7 +213,7 @@ class FakeStore:
                 {"slot_us": slot_us, "stream_id": stream_id, "arrived": reads, "reads": reads, "writes": 0,
                  "read_bytes": reads * 4096, "write_bytes": 0, "hist_read": hist,
                  "hist_write": np.zeros(BUCKETS, dtype=np.int64), "lat_sum_us": reads * 5_000,
-                 **dict.fromkeys(("errors", *FAILED, *OUTSTANDING, "held_max", "inflight_max"), 0),
+                 **dict.fromkeys(("errors", *FAILED, *OUTSTANDING_COLUMNS, "held_max", "inflight_max"), 0),
                  "covered_us": covered_us, **more}
             )  # fmt: skip
             self.missed.append(

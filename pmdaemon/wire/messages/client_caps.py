@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.wire.messages.base import Header
+
+if TYPE_CHECKING:  # the command line uses this module, and no msgpack
+    from pmdaemon.wire.messages.base import Header
 
 OTHER_CLIENTS: Final = "*"
 """As the client of an entry: all that ``except`` does not name. No name of a client is a glob."""

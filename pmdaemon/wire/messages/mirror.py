@@ -41,10 +41,15 @@ _MOST_NAME: Final = 256
 
 
 class MirroredQueue(NamedTuple):
-    """One queue of the origin: ``name`` says what it is for, ``queue_id`` which one it is."""
+    """One queue of the origin: ``name`` says what it is for, ``queue_id`` which one it is.
+
+    ``newest_seq``: the newest number that it has on disk; a keeper that has newer ones knows that the disk of
+    the origin was set back, and that it gives their numbers again.
+    """
 
     name: str
     queue_id: str
+    newest_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class MirrorHello(WireMessage):
     proto: int
     name: str
     partner: str
-    queues: Annotated[tuple[MirroredQueue, ...], Key(form="[[name, queue_id]]")]
+    queues: Annotated[tuple[MirroredQueue, ...], Key(form="[[name, queue_id, newest_seq]]")]
 
     @classmethod
     def parse(cls, header: Header) -> MirrorHello:
@@ -66,9 +71,12 @@ class MirrorHello(WireMessage):
         """
         queues = []
         for row in rows(header, "MIRROR_HELLO", "queues", MOST_QUEUES):
-            if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
-                raise MalformedFrame(f"MIRROR_HELLO: key 'queues' has {excerpt(row)}, expected [name, id]")
-            queues.append(MirroredQueue(printable(row[0], 20), _queue_id(row[1], "MIRROR_HELLO")))
+            if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+                raise MalformedFrame(
+                    f"MIRROR_HELLO: key 'queues' has {excerpt(row)}, expected [name, id, newest number]"
+                )
+            newest = whole({"queues": row[2]}, "MIRROR_HELLO", "queues", 0, MOST_SEQ)
+            queues.append(MirroredQueue(printable(row[0], 20), _queue_id(row[1], "MIRROR_HELLO"), newest))
         return cls(
             proto=whole(header, "MIRROR_HELLO", "proto", 1, 1 << 16),
             name=name(header, "MIRROR_HELLO", "name"),

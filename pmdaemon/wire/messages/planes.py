@@ -231,6 +231,10 @@ class DpReport(WireMessage):
     KIND: ClassVar = Kind.DP_REPORT
     plane: str
 
+    def encode_with(self, report: bytes) -> bytes:
+        """The frame with its report, JSON."""
+        return frame.encode(self.KIND, self.header(), report)
+
 
 @dataclass(frozen=True, slots=True)
 class DpTakeOver(WireMessage):

@@ -128,6 +128,20 @@ class GatewayReport(WireMessage):
         )
 
 
+def spool_floors(header: Header) -> list[tuple[str, int, int]]:
+    """(gateway_id, epoch, first - 1) for each well-formed entry of a GATEWAY's ``spool``, of any release."""
+    gateway_id, spool = header.get("gw"), header.get("spool")
+    if header.get("state") != "up" or not isinstance(gateway_id, str) or not isinstance(spool, list):
+        return []
+    floors = []
+    for entry in spool:
+        if isinstance(entry, list | tuple) and len(entry) >= 2:
+            epoch, first = entry[0], entry[1]
+            if type(epoch) is int and type(first) is int and 0 < epoch < 1 << 64 and 1 < first < 1 << 63:
+                floors.append((gateway_id, epoch, first - 1))
+    return floors
+
+
 @dataclass(frozen=True, slots=True)
 class StreamsSeen(WireMessage):
     """Streams of a gateway, as in STREAMS, at most 100 a message."""
@@ -429,6 +443,17 @@ class RecordRows(WireMessage):
     request: Annotated[str | None, Key("req")]
     sender: Annotated[str, Key("from")]
     together: Annotated[bool | None, Key(form="bool", is_optional=True)] = None
+
+    @classmethod
+    def parse(cls, header: Header) -> RecordRows:
+        """Read leniently, and ``rows`` as they are: a request is answered, also one with wrong rows."""
+        request, sender = header.get("req"), header.get("from")
+        return cls(
+            rows=header.get("rows", ()),
+            request=request if isinstance(request, str) else None,
+            sender=sender if isinstance(sender, str) else "",
+            together=True if header.get("together") is True else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,20 +22,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
+from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE, OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
+from pmdaemon.wire.messages.server import spool_floors
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut, columns_of
 from sla_server.db.ingest.counters import CounterMemory
-from sla_server.db.ingest.intake import spool_floors
 from sla_server.db.ingest.planes import PlaneMemory
 from sla_server.db.ingest.refusals import RefusedClients
 from sla_server.db.ingest.spread import overlap_us, shares, spread
-from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, OUTSTANDING, STREAM_SUMS
+from sla_server.db.schema import COUNTERS, FAILED, HOUR_US, LATE_SUMS, STREAM_SUMS
 
 SUMS: Final = (*COUNTERS, "covered_us", "caps_us", "missed_any", "cuts", "spread_us", "told_us", *FAILED)
 """Summed columns of an accumulator; the first ones are those of a cut, the last ones come as entries."""
-MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING)
+MAXIMA: Final = ("held_max", "inflight_max", "last_us", *OUTSTANDING_COLUMNS)
 _FIRST_ROWS: Final = 256
 MISSED_COMPACT: Final = 1 << 20  # entries that wait to be added up: 24 MB
 FULL_BYTES: Final = 512 << 20  # accumulators of 4 slots of 64,000 streams
@@ -47,9 +47,9 @@ _CUTS: Final = SUMS.index("cuts")
 ROLLUP_SUMS: Final = (*COUNTERS, "covered_us", "spread_us", "told_us", *FAILED)
 HOUR_SUMS: Final = (*COUNTERS, "covered_us", "caps_us")
 GAUGES: Final = ("held_max", "inflight_max")
-ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING)
+ROLLUP_GAUGES: Final = (*GAUGES, *OUTSTANDING_COLUMNS)
 _FIRST_FAILED: Final = SUMS.index(FAILED[0])
-_FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING[0])
+_FIRST_OUTSTANDING: Final = MAXIMA.index(OUTSTANDING_COLUMNS[0])
 _EVERY_KIND: Final = np.array((IO_ANY, IO_READ, IO_WRITE))
 _KEY: Final = (1 << 59) - 1  # of a key of MissedSums, without what is counted
 OPEN_SLOTS: Final = 15
@@ -161,7 +161,7 @@ class Accumulator:
         Args:
             number: stream of each row, shape (rows,).
             sums: a column of shape (rows,) for each of SUMS, but FAILED.
-            maxima: the same for MAXIMA, but OUTSTANDING.
+            maxima: the same for MAXIMA, but OUTSTANDING_COLUMNS.
         """
         for into, column in zip(self.sums[:_FIRST_FAILED], sums, strict=True):
             np.add.at(into, number, column)

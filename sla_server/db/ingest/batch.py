@@ -38,6 +38,7 @@ from pmdaemon.wire.cut import (
     problem_of,
 )
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import RecordRows
 from sla_server.db.errors import BadRecord
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.queue import IngestRecord
@@ -193,7 +194,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
         elif message.kind == Kind.STREAMS_SEEN:
             batch.streams_seen.append(message.header)
         elif message.kind == Kind.RECORD:
-            _add_rows(batch, record.queue_seq, message.header.get("rows"))
+            _add_rows(batch, record.queue_seq, RecordRows.parse(message.header).rows)
     _take_sound(batch, found)
     return batch
 

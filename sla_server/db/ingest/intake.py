@@ -26,19 +26,27 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from pmdaemon.errors import WireError
-from pmdaemon.reserve import raise_event
+from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import DurableNotice, Recorded, RecordRows, WatermarksNotice
+from pmdaemon.wire.messages.server import (
+    CutsHeader,
+    DurableNotice,
+    GatewayReport,
+    Recorded,
+    RecordRows,
+    WatermarksNotice,
+    spool_floors,
+)
 from sla_server.db.errors import BadRecord
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.records import EVENT_NAMESPACE, check_row
@@ -104,20 +112,6 @@ class HighWater:
         return [
             [name, epoch, self._seq[name, epoch]] for name in names for epoch in self._epochs.get(name, ())
         ]
-
-
-def spool_floors(header: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """(gateway_id, epoch, first - 1) for each well-formed entry of a GATEWAY header's ``spool``."""
-    gateway_id, spool = header.get("gw"), header.get("spool")
-    if header.get("state") != "up" or not isinstance(gateway_id, str) or not isinstance(spool, list):
-        return []
-    floors = []
-    for entry in spool:
-        if isinstance(entry, list | tuple) and len(entry) >= 2:
-            epoch, first = entry[0], entry[1]
-            if type(epoch) is int and type(first) is int and 0 < epoch < 1 << 64 and 1 < first < 1 << 63:
-                floors.append((gateway_id, epoch, first - 1))
-    return floors
 
 
 class Incoming(Protocol):
@@ -246,9 +240,9 @@ class IngestIntake:
         return result
 
     def _absorb_cuts(self, parsed: frame.Frame, payload: bytes, result: IntakeResult) -> set[tuple[str, int]]:
-        header = parsed.header
         raws = list(frame.split(parsed.blob))
-        times = _times(header, len(raws))
+        header = CutsHeader.parse(parsed.header)
+        _check_times(header, len(raws))
         headers = [frame.decode_own(raw).header for raw in raws]
         identities = [cuts.identity(item) for item in headers]  # all, before the first is admitted
         fresh: list[int] = []
@@ -267,34 +261,38 @@ class IngestIntake:
         if len(fresh) == len(raws):
             result.records.append(payload)
         elif fresh:
-            kept = {name: [values[position] for position in fresh] for name, values in times.items()}
+            kept = CutsHeader(
+                header.pair,
+                len(fresh),
+                [header.recv_us[position] for position in fresh],
+                [header.offset_us[position] for position in fresh],
+                [header.live[position] for position in fresh],
+            )
             blob = b"".join(raws[position] for position in fresh)
-            result.records.append(frame.encode(Kind.CUTS, {**header, **kept, "n": len(fresh)}, blob))
+            result.records.append(frame.encode(Kind.CUTS, kept.header(), blob))
         return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
 
     def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
-        gateway_id, dropped = header.get("gw"), header.get("dropped")
-        payload, rows = message.payload, []
-        if isinstance(gateway_id, str):
-            reported = dropped if type(dropped) is int else 0
-            lost = self._raise_floors(header) - max(0, reported - self._dropped.get(gateway_id, 0))
-            self._dropped[gateway_id] = max(reported, self._dropped.get(gateway_id, 0))
-            if lost > 0:
-                payload = frame.encode(Kind.GATEWAY, {**header, "lost_cuts": lost})
-                event = _lost_event(header, lost)
-                raise_event(event)
-                rows = [["events", event]]
-        result.records.append(payload)
-        if rows:
-            result.records.append(RecordRows(rows, None, "dbmanager").encode())
-        if header.get("state") == "up" and isinstance(gateway_id, str):
+        report = GatewayReport.parse(header)
+        gateway_id, known_dropped = report.gateway_id, self._dropped.get(report.gateway_id, 0)
+        reported = report.dropped if type(report.dropped) is int else 0
+        lost = self._raise_floors(gateway_id, spool_floors(header)) - max(0, reported - known_dropped)
+        self._dropped[gateway_id] = max(reported, known_dropped)
+        if lost > 0:
+            event = _lost_event(report, lost)
+            raise_event(event)
+            result.records.append(replace(report, lost_cuts=lost).encode())
+            result.records.append(RecordRows([["events", event]], None, "dbmanager").encode())
+        else:
+            result.records.append(message.payload)
+        if report.state == "up":
             result.notices += self._watermarks(message.sender, self._high_water.rows(gateway_id))
 
-    def _raise_floors(self, header: dict[str, Any]) -> int:
+    def _raise_floors(self, gateway_id: str, floors: Iterable[tuple[str, int, int]]) -> int:
         """Pass what the agent does not hold any more; returns how many cuts this server lacks for good."""
         lacking = 0
-        is_known = self._high_water.knows(str(header.get("gw")))
-        for gateway_id, epoch, seq in spool_floors(header):
+        is_known = self._high_water.knows(gateway_id)
+        for _gateway_id, epoch, seq in floors:
             before = self._high_water.of(gateway_id, epoch)
             if self._high_water.raise_to(gateway_id, epoch, seq):
                 # Of a gateway that comes from another server, that one has them.
@@ -314,26 +312,25 @@ class IngestIntake:
 
     def _absorb_record(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:
         """A row that cannot be stored is left out; with ``together`` none is stored without the others."""
-        request = header.get("req")
-        rows = header.get("rows")
-        error = "" if isinstance(rows, list) else "`rows` is no list of [table, row]"
+        record = RecordRows.parse(header)
+        error = "" if isinstance(record.rows, list) else "`rows` is no list of [table, row]"
         sound: list[Any] = []
-        for pair in rows if isinstance(rows, list) else ():
+        for pair in record.rows if isinstance(record.rows, list) else ():
             if problem := _problem_of(pair):
                 self.counts["rows_refused"] += 1
                 error = error or problem
             else:
                 sound.append(pair)
         if error:
-            left = 0 if header.get("together") is True else len(sound)
+            left = 0 if record.together else len(sound)
             log.warning("record-refused", sender=message.sender, error=printable(error, 500), stored=left)
             sound = sound[:left]
         if sound or not error:
-            payload = frame.encode(Kind.RECORD, {**header, "rows": sound}) if error else message.payload
+            payload = replace(record, rows=sound).encode() if error else message.payload
             result.records.append(payload)
             result.is_urgent = True
-        if isinstance(request, str):
-            answer = Recorded(request, not error, error)
+        if record.request is not None:
+            answer = Recorded(record.request, not error, error)
             result.notices.append(IntakeNotice(message.sender, answer.encode()))
 
     def _watermarks(self, recipient: str, rows: Sequence[list[Any]]) -> list[IntakeNotice]:
@@ -376,37 +373,25 @@ def _kept_by(record: IngestRecord) -> Iterator[tuple[str, int, int]]:
         yield from spool_floors(message.header)
 
 
-def _lost_event(header: dict[str, Any], lost: int) -> dict[str, Any]:
-    gateway_id, at_us = str(header.get("gw")), header.get("at_us", 0)
-    name = str(header.get("name") or gateway_id)
+def _lost_event(report: GatewayReport, lost: int) -> dict[str, Any]:
+    gateway_id, at_us, name = report.gateway_id, report.at_us, report.name or report.gateway_id
     text = (
         f"{lost} cuts of gateway {name} are lost: this server does not have them and the agent does not hold "
         "them any more. The database was restored from an older backup, or the ingest queue was lost"
     )
-    return {
-        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}")),
-        "at_us": at_us,
-        "kind": "cuts-lost",
-        "severity": "critical",
-        "element": "gateway",
-        "subject": name,
-        "text": text,
-        "details": {"gateway_id": gateway_id, "cuts": lost},
-    }
+    details = {"gateway_id": gateway_id, "cuts": lost}
+    event_id = str(uuid.uuid5(EVENT_NAMESPACE, f"cuts-lost/{gateway_id}/{at_us}/{lost}"))
+    return event_row("cuts-lost", "critical", "gateway", name, text, at_us, details, event_id)
 
 
-def _times(header: dict[str, Any], n: int) -> dict[str, list[int]]:
-    """The per-cut columns of a CUTS header; those the writer needs are checked.
+def _check_times(header: CutsHeader, n: int) -> None:
+    """Check what the writer needs of the columns of CUTS.
 
     Raises:
-        LookupError, TypeError: they do not fit the number of cuts.
+        TypeError: they do not fit the number of cuts, or hold no times.
     """
-    columns: dict[str, list[int]] = {}
-    for name in ("recv_us", "offset_us", "live"):
-        values = header.get(name, [False] * n if name == "live" else None)
-        if not isinstance(values, list) or len(values) != n:
-            raise TypeError(f"key {name!r} does not have one value for each of the {n} cuts")
+    if header.cuts != n:
+        raise TypeError(f"CUTS says that it has {header.cuts} cuts, and has {n}")
+    for name, values in (("recv_us", header.recv_us), ("offset_us", header.offset_us)):
         if not all(isinstance(value, int) and abs(value) < 1 << 62 for value in values):
             raise TypeError(f"key {name!r} holds something that is no time")
-        columns[name] = values
-    return columns

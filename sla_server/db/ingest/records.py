@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Table, update
 
+from pmdaemon import reserve
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
@@ -61,17 +62,12 @@ def clean(text: str) -> str:
 
 
 def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
-    """A row of ``events`` whose id follows from ``identity``."""
-    unique_name = "\0".join(str(part) for part in (kind, *identity))
-    texts = {"element": "", "subject": "", "text": "", **columns}
-    texts["details"] = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
-    return {
-        "event_id": str(uuid.uuid5(EVENT_NAMESPACE, unique_name)),
-        "at_us": at_us,
-        "kind": kind,
-        "severity": severity,
-        **{name: clean(value) for name, value in texts.items()},
-    }
+    """A row of ``events`` as SQL has it (details as text); its id follows from ``identity``."""
+    event_id = str(uuid.uuid5(EVENT_NAMESPACE, "\0".join(str(part) for part in (kind, *identity))))
+    details = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
+    element, subject, text = (clean(columns.get(name, "")) for name in ("element", "subject", "text"))
+    row = reserve.event_row(kind, severity, element, subject, text, at_us, event_id=event_id)
+    return {**row, "details": clean(details)}
 
 
 def check_row(table_name: object, row: object) -> tuple[str, Row]:

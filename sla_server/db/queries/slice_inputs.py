@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, Connection, Executable, Table, select
 
+from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histogram_codec, schema
 from sla_server.db.queries.rows import IN_LIST, Row, chunks, one_of
@@ -34,7 +35,7 @@ SLOT_NAMES: Final = (
     "held_max",
     "inflight_max",
     *schema.FAILED,
-    *schema.OUTSTANDING,
+    *OUTSTANDING_COLUMNS,
     "spread_us",
     "told_us",
 )

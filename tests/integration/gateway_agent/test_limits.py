@@ -17,8 +17,6 @@ from gateway_agent.nbd.plane import Plane
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.config import load
-from pmdaemon.wire import frame
-from pmdaemon.wire.kinds import Kind
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ def test_a_plane_with_all_its_exports_and_streams_can_say_hello(tmp_path):
     for export in exports[:320]:
         plane._cuts.table.get(export, "host-a", plane._cuts.thresholds)
     assert 512 * (EXPORT_OVERHEAD_BYTES + 47) <= MAX_EXPORT_BYTES, "the configuration allows this"
-    assert frame.encode(Kind.DP_HELLO, plane.hello())
+    assert plane.hello().encode()
     plane.close()
 
 

@@ -17,12 +17,12 @@ from gateway_agent.nbd.takeover import has_former, take_over
 from pmdaemon.runtime.clock import SystemClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.planes import DpHandOver
+from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from tests.e2e.test_nbd_fio import DEADLINE_S, Link, Processes, can_connect, wait_for
 from tests.support.nbd import as_cut
 
 CAPS = {"gen": 3, "lease_us": 30_000_000, "caps": [{"volume": "vol-1", "ops_per_s": 5.0}]}
-HELLO = {"plane": "nbd-0", "pid": 1, "exports": [], "listening": [], "stopping": False}
+HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
 
 
 class Former:
@@ -146,7 +146,7 @@ def test_a_process_that_cannot_hand_over_says_so(former, tmp_path):
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (frame.encode(Kind.DP_HELLO, HELLO | {"plane": "nbd-1"}), "calls itself"),
+        (frame.encode(Kind.DP_HELLO, HELLO.header() | {"plane": "nbd-1"}), "calls itself"),
         (frame.encode(Kind.UNSUPPORTED, {"kind": 120}), "of a release without upgrade"),
         (frame.encode(Kind.DP_HAND_OVER, {"listeners": 3}), "hands over listeners 3"),
         (DpHandOver([], None, None, None, 1, 2).encode(), "names 0 listeners, and sends 0 sockets"),

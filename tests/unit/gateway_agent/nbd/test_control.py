@@ -10,7 +10,10 @@ from gateway_agent.nbd.loop import IN, OUT
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.planes import DpHello
 from tests.support.nbd import FakeLoop, FakeSocket
+
+HELLO = DpHello("nbd-0", 1, [], [], is_stopping=False)
 
 
 class Listener(FakeSocket):
@@ -32,7 +35,7 @@ class Plane:
         self.refuses = False
 
     def hello(self):
-        return {"plane": "nbd-0"}
+        return HELLO
 
     def collect(self, got):
         return frame.encode(Kind.DP_CUT, {"id": got + 1}, bytes(200_000))
@@ -80,7 +83,7 @@ def desk():
 def test_hello_first_and_again_when_something_is_learned(desk):
     sock = desk.connect()
     desk.server.send_hello()
-    assert desk.heard(sock) == [(Kind.DP_HELLO, {"plane": "nbd-0"})] * 2
+    assert desk.heard(sock) == [(Kind.DP_HELLO, frame.decode(HELLO.encode()).header)] * 2
 
 
 def test_orders_reach_the_plane_in_order(desk):

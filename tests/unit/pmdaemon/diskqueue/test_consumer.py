@@ -11,7 +11,7 @@ import pytest
 
 from pmdaemon.diskqueue import DiskQueue, LockOwner
 from pmdaemon.diskqueue.consumer import SLACK
-from pmdaemon.diskqueue.errors import NotHeld, QueueClosed, QueueFull, RecordDamaged, RecordTooLarge
+from pmdaemon.diskqueue.errors import DiskQueueError, QueueClosed, QueueFull, RecordDamaged, RecordTooLarge
 from pmdaemon.diskqueue.format import DATA_START
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.diskqueue import contents, drain, open_queue
@@ -49,10 +49,10 @@ def test_a_lock_is_its_owners(queue: DiskQueue) -> None:
     seq = queue.put(b"x")
     queue.lock(1, owner=OTHER)
     for act in (queue.delete, queue.unlock):
-        with pytest.raises(NotHeld):
+        with pytest.raises(DiskQueueError, match="is not locked by this owner"):
             act([seq])
     queue.delete([seq], owner=OTHER)
-    with pytest.raises(NotHeld):
+    with pytest.raises(DiskQueueError, match="is not locked by this owner"):
         queue.delete([seq], owner=OTHER)
 
 

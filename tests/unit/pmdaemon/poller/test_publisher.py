@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pmdaemon.poller import cut_batch
+from pmdaemon.poller import cut_batch, pair
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
 from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
 from pmdaemon.wire import frame
@@ -255,3 +255,18 @@ def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
     assert frame.decode(letter.message).header["n"] == BATCH_CUTS
     assert set(letter.gateway_ids) == {GATEWAY}
     assert len(batch) == 0
+
+
+def test_a_pair_is_announced_also_when_dbmanager_has_no_room_at_first(box: FakeMailbox) -> None:
+    publisher = Post(box).publisher
+    box.full = {"dbmanager"}
+    pair.announce(publisher, pair.announcement(3, restarts=2, reason="killed"))
+    assert (box.posted, publisher.waiting_news) == ([], 1)
+    box.full = set()
+    publisher.flush(0)
+    [(recipient, message)] = box.posted
+    assert (recipient, message.kind) == ("dbmanager", Kind.RECORD)
+    process, event = message.header["rows"]
+    assert process[0] == "processes"
+    assert (process[1]["name"], process[1]["restarts"]) == ("pair-3", 2)
+    assert (event[0], event[1]["kind"], event[1]["subject"]) == ("events", "process-restarted", "pair-3")

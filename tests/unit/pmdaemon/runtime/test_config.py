@@ -61,6 +61,21 @@ def test_a_variable_that_is_nested_too_deeply_is_named() -> None:
         config.load(Whole, None, environment={"SLA__NAME": "[" * 50_000})
 
 
+@pytest.mark.parametrize("names", [("SLA__PART", "SLA__PART__LISTEN"), ("SLA__PART__LISTEN", "SLA__PART")])
+def test_a_variable_below_one_with_a_single_value_is_refused_by_name(names: tuple[str, str]) -> None:
+    said = r"^SLA__PART__LISTEN: sets a key of \[part\], which SLA__PART sets to a single value\. Remove one"
+    with pytest.raises(ConfigError, match=said):
+        config.load(Whole, None, environment=dict.fromkeys(names, "x"))
+
+
+@pytest.mark.parametrize("is_table_first", [True, False])
+def test_a_variable_below_one_with_a_table_overrides_its_key(is_table_first: bool) -> None:
+    pairs = [("SLA__PART", '{listen = "a:1", interval_s = 2}'), ("SLA__PART__LISTEN", "b:2")]
+    environment = dict(pairs if is_table_first else pairs[::-1])
+    loaded = config.load(Whole, None, environment=environment)
+    assert (loaded.part.listen, loaded.part.interval_s) == ("b:2", 2.0)
+
+
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         config.load(Whole, tmp_path / "none.toml", environment={})

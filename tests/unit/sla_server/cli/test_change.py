@@ -13,7 +13,7 @@ from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.cli import client as client_module
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import duration_s
-from tests.support.cli import Terminal
+from tests.support.cli import Terminal, replace_sleep
 
 APPLIED = {
     "applied": [
@@ -222,7 +222,7 @@ def test_a_change_that_is_answered_late(sla: Terminal, monkeypatch: pytest.Monke
         header = {"req": sla.mailbox.posted[0]["req"], "ok": True, "code": 200, "body": {"mode": "observe"}}
         sla.context.operations.answer(ServiceResponse.parse(header))
 
-    monkeypatch.setattr(client_module.time, "sleep", services_comes_back)
+    replace_sleep(monkeypatch, client_module, services_comes_back)
     assert sla("mode", "observe").output == "observe\n"
 
 

@@ -14,7 +14,7 @@ from sla_server.agreements.periods import MAX_WINDOW_S
 from sla_server.cli import formatting, notify
 from sla_server.cli.notifications import routing_lines
 from sla_server.events.delivery_state import write_delivery_state
-from tests.support.cli import Terminal
+from tests.support.cli import Terminal, replace_sleep
 
 WAITING = {"event_id": "e0001", "recipient": "mail", "attempt": 4, "reason": "HTTP 503", "state": "failing"}
 
@@ -255,7 +255,7 @@ def test_a_next_try_that_comes_in_time_is_waited_for(
     }
     steps = [{"is_trying": True, "attempt": 3}, {"attempt": 3, "last_answer": "retry: HTTP 500"}]
     delivery([{**failing, "next_try_us": next_us}])
-    monkeypatch.setattr(notify.time, "sleep", lambda _s: delivery([{**failing, **steps.pop(0)}]))
+    replace_sleep(monkeypatch, notify, lambda _s: delivery([{**failing, **steps.pop(0)}]))
     done = sla("notify", "test", "mail")
     assert (done.exit_code, steps) == (1, [])
     assert done.stderr == f"mail fails; its next try is at {formatting.when(next_us)}\n"

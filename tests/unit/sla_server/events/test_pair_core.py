@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import errno
+import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from sla_server.events import pair_store
 from sla_server.events.event import Event
-from sla_server.events.pair_core import ROOM_RATIO
+from sla_server.events.pair_core import ROOM_RATIO, SETTLE_S
 from sla_server.events.recipients.base import Held, Routed, retry
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners
@@ -345,3 +351,103 @@ def test_a_certificate_that_ends_soon_is_an_event_once_a_day(tmp_path: Path) -> 
     pair.clock.advance(86_400)
     pair.a.core.step()
     assert pair.a.raised.count("pair-certificate-ends") == 2
+
+
+def test_a_flapping_link_costs_no_repeat_in_a_batch(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, most_notices=50)
+    for server in (pair.a, pair.b):
+        server.answers("r", retry("down"))
+    pair.b.add(*numbered("b", 1))
+    pair.run()  # under way at b, and fails
+    pair.a.add(*numbered("a", 2))
+    pair.run()
+    for _ in range(3):
+        pair.cut()
+        pair.lose()
+        pair.mend()
+        pair.run(2)
+    pair.kill(pair.a)
+    pair.lose()
+    pair.b.got["r"].clear()
+    pair.b.answers("r")
+    pair.run(200)
+    counts = Counter(pair.b.got["r"])
+    assert counts["a1"] == counts["a2"] == 1
+
+
+def test_notes_that_a_full_disk_did_not_take_are_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Partners(tmp_path, most_notices=10)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 30))
+    pair.run(2)
+    pair.kill(pair.a)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:  # the notes are no file of the modelled disk
+        patch.setattr(pair_store, "write_whole", full)
+        pair.run(15)
+    assert pair.b.got["r"] == ids("a", 30)
+    assert pair.b.raised == ["pair-lost", "event-state-not-written"]
+    pair.run(5)  # nothing new is confirmed
+    assert pair.b.raised == ["pair-lost", "event-state-not-written", "event-state-written"]
+    pair.kill(pair.b)
+    pair.b.restart()
+    pair.run(15)
+    assert pair.b.got["r"] == ids("a", 30)
+
+
+def test_a_partner_whose_disk_was_set_back_loses_no_event(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.add(*numbered("a", 3))
+    pair.run()
+    pair.kill(pair.a)
+    disk, notes = copy.deepcopy(pair.a.rig.disk), tmp_path / "copy"
+    shutil.copytree(pair.a.rig.folder, notes)
+    pair.a.restart()
+    pair.run(2)
+    pair.a.add(*numbered("a", 30, first=4))
+    pair.run(2)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("lost", 2))
+    pair.run(2)
+    assert len(pair.b.store) == 2
+    pair.kill(pair.a)
+    pair.a.rig.disk = disk
+    shutil.copytree(notes, pair.a.rig.folder, dirs_exist_ok=True)
+    pair.a.restart()
+    pair.run(2)
+    assert pair.b.got["r"] == ids("lost", 2)  # no other server has them
+    pair.a.add(*numbered("new", 5))  # under numbers that were given before
+    pair.run(2)
+    assert len(pair.b.store) == 5
+    assert pair.a.core.behind() == 0
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == [*ids("lost", 2), *ids("new", 5)]
+
+
+def test_a_failed_dial_at_the_start_does_not_end_the_wait_for_the_partner(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 3))
+    pair.run()
+    before = list(pair.a.got["r"])
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == ids("a", 3)
+    pair.a.answers("r")
+    pair.a.restart()
+    pair.cut()
+    pair.run(SETTLE_S / 2)  # dials fail meanwhile
+    pair.mend()
+    pair.run(2)
+    assert pair.a.got["r"] == before
+    pair.kill(pair.a)
+    pair.a.restart()
+    pair.cut()
+    pair.run(SETTLE_S + 1)
+    assert pair.a.is_settled  # it goes on alone

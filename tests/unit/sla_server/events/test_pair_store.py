@@ -102,3 +102,15 @@ def test_notes_that_cannot_be_read_are_forgotten(tmp_path: Path) -> None:
     assert PartnerNotes.read(tmp_path) == PartnerNotes()
     (tmp_path / NOTES).unlink()
     assert PartnerNotes.read(tmp_path) == PartnerNotes()
+
+
+def test_numbers_that_are_given_again_are_kept_beside_what_had_them_before(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.store.add(QUEUE, records(3, 4, 7))
+    assert kept.store.set_back(QUEUE, 3, OTHER) == 2
+    assert kept.store.add(QUEUE, [(4, b"another")]) == (4, False)
+    assert kept.store.read(QUEUE, 0, 10) == [*records(3), (4, b"another")]
+    assert kept.store.read(OTHER, 0, 10) == records(4, 7)
+    kept.restart()
+    assert kept.store.read(OTHER, 0, 10) == records(4, 7)
+    assert kept.store.read(QUEUE, 0, 10)[1] == (4, b"another")

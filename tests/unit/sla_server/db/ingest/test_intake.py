@@ -18,9 +18,10 @@ from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.server import spool_floors
 from sla_server.db.errors import IngestQueuePoisoned
 from sla_server.db.ingest import receiver as post_office_module
-from sla_server.db.ingest.intake import CutAdmission, HighWater, IngestIntake, spool_floors
+from sla_server.db.ingest.intake import CutAdmission, HighWater, IngestIntake
 from sla_server.db.ingest.queue import IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
 from sla_server.db.ingest.records import check_row
@@ -422,7 +423,7 @@ def test_run_greets_pairs_only_and_drains_after_the_stop():
 
 def test_gap_of_a_wrong_type_counts_as_none():
     raw = cuts.encode(dataclasses.replace(make_cut(5), extra={"gap": "many"}))
-    message = frame.encode(Kind.CUTS, {"recv_us": [1], "offset_us": [0]}, raw)
+    message = frame.encode(Kind.CUTS, {"n": 1, "recv_us": [1], "offset_us": [0], "live": [False]}, raw)
     intake = new_intake()
     assert intake.absorb([Message(message)]).records == []
     assert intake.counts == {"hole": 1}
@@ -480,3 +481,19 @@ def test_whatever_the_order_each_cut_is_new_once_and_in_sequence(order):
     high = HighWater()
     admitted = [seq for seq in order if high.admit("g", 1, seq) is NEW]
     assert admitted == list(range(1, len(admitted) + 1))
+
+
+@pytest.mark.parametrize("changed", [{"gw": 5}, {"state": None}, {"name": ["n"]}, {"exports": "all"}])
+def test_a_malformed_gateway_report_is_counted_and_not_stored(changed):
+    header = {**frame.decode(gateway_message()).header, **changed}
+    intake = new_intake()
+    absorbed = intake.absorb([Message(frame.encode(Kind.GATEWAY, header))])
+    assert (absorbed.records, absorbed.notices) == ([], [])
+    assert intake.counts == {"malformed": 1}
+
+
+def test_a_report_of_lost_cuts_keeps_all_else_of_what_the_pair_said():
+    intake = IngestIntake(4711, HighWater([(gateway(1), EPOCH, 100)]))
+    message = gateway_message(spool=[[EPOCH, 152, 160]])
+    [kept, _event] = intake.absorb([Message(message)]).records
+    assert frame.decode(kept).header == {**frame.decode(message).header, "lost_cuts": 51}

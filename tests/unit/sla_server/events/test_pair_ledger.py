@@ -1,0 +1,34 @@
+"""What each of two servers remembers of the other one's deliveries, and how much of it."""
+
+from __future__ import annotations
+
+from pmdaemon.wire.messages.mirror import MOST_RECIPIENTS, MirrorConfirmed, MirroredQueue
+from sla_server.events.pair_ledger import PartnerLedger
+from sla_server.events.pair_store import PartnerNotes
+from sla_server.events.queue import QueuedEvent
+from tests.support.deliveries import event
+
+QUEUE = "0123456789abcdef"
+
+
+def ledger() -> PartnerLedger:
+    made = PartnerLedger(PartnerNotes())
+    made.greeted([MirroredQueue("main", QUEUE)])
+    return made
+
+
+def test_recipients_that_the_partner_names_no_more_are_forgotten() -> None:
+    known = ledger()
+    for turn in range(5):
+        known.confirmed(MirrorConfirmed((QUEUE,), {f"r{turn}-{n}": (1,) for n in range(10)}, {QUEUE: 1}))
+    assert sorted(known.notes().cursors) == [f"r4-{n}" for n in range(10)]
+
+
+def test_deliveries_of_the_partner_are_kept_for_so_many_recipients() -> None:
+    known = ledger()
+    for number in range(MOST_RECIPIENTS + 1):
+        known.delivered_there(f"r{number}", ["e1"])
+    item = QueuedEvent(event(1, event_id="e1"))
+    assert known.decide(item, "r0") is None
+    assert known.decide(item, "r1") is not None
+    assert known.decide(item, f"r{MOST_RECIPIENTS}") is not None
