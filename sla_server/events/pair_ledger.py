@@ -28,7 +28,8 @@ from sla_server.events.sql_link import NAME
 from sla_server.events.stages.base import StageDecision, StageReason, StageVerdict
 
 MOST_DELIVERED: Final = 20_000
-"""Identities kept of what the partner has delivered for us; the oldest go first and may come twice."""
+"""Deliveries for the other server that are remembered for each recipient, here and there alike; the oldest
+go first, and may come twice."""
 MOST_GONE: Final = 8
 """Queues that the partner has lost with its disk, of which cursors are kept."""
 Addressed = tuple[str, str]
@@ -79,7 +80,10 @@ class PartnerLedger:
                 position = self._taken.get((event_id, recipient)) or self._taken.get((event_id, ""))
                 if position is None or row["state"] != "confirmed" or recipient == NAME:
                     continue
-                self._notes.delivered.setdefault(recipient, {})[identity] = position
+                events = self._notes.delivered.setdefault(recipient, {})
+                events[identity] = position
+                if len(events) > MOST_DELIVERED:
+                    del events[next(iter(events))]
                 self._unsent.append((recipient, identity))
                 self.is_dirty = True
 

@@ -364,9 +364,9 @@ class PairLink:
 
     def _send(self, connection: MirrorConnection) -> None:
         assert connection.session is not None  # it is open
-        outgoing = connection.session.outgoing
+        session, outgoing = connection.session, connection.session.outgoing
         try:
-            while outgoing:
+            while outgoing or session.refill():
                 del outgoing[: connection.transport.send(outgoing)]
         except (BlockingIOError, InterruptedError):
             if len(outgoing) > MOST_OUTGOING_BYTES:

@@ -19,6 +19,7 @@ Thread: ``ev-pair``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
@@ -51,6 +52,8 @@ from sla_server.events.queue import EventQueue, decode
 
 CHUNK_BYTES: Final = 128 << 10
 MOST_UNKEPT_BYTES: Final = 512 << 10
+PIECE_BYTES: Final = 256 << 10
+"""What was delivered goes to the socket in pieces: the link ends a connection with megabytes unread."""
 CONFIRMED_NS: Final = 50_000_000
 """Confirmations of this time go in one message: it is part of the bound on what may be delivered twice."""
 FULL_NS: Final = 1_000_000_000
@@ -138,6 +141,10 @@ class MirrorSession:
             self.handle(each)
             if self.state is MirrorState.MIRRORING:
                 self._reader.limit_bytes = MAX_FRAME_BYTES
+
+    def refill(self) -> bool:
+        """The socket has taken all: add what waited for that; whether there was anything."""
+        return False
 
     def handle(self, received: Frame) -> None:
         """Act on a frame that ``RECEIVE`` allows."""
@@ -306,6 +313,8 @@ class KeeperSession(MirrorSession):
         self._store = store
         self._ledger = ledger
         self._greeted = greeted
+        self._waiting: deque[MirrorDelivered] = deque()
+        self._is_welcome_due = False
 
     def handle(self, received: Frame) -> None:
         """See ``MirrorSession``."""
@@ -326,7 +335,19 @@ class KeeperSession(MirrorSession):
         found: dict[str, list[str]] = {}
         for recipient, identity in self._ledger.unsent():
             found.setdefault(recipient, []).append(identity)
-        self._send_delivered(found)
+        self._add_delivered(found)
+        self.refill()
+
+    def refill(self) -> bool:
+        """See ``MirrorSession``: deliveries, which may be megabytes, and behind the first ones WELCOME."""
+        before = len(self.outgoing)
+        while self._waiting and len(self.outgoing) < PIECE_BYTES:
+            self.send(self._waiting.popleft())
+        if self._is_welcome_due and not self._waiting:
+            self._is_welcome_due = False
+            kept = {queue.queue_id: self._store.newest_seq(queue.queue_id) for queue in self._ledger.queues}
+            self.send(MirrorWelcome(MIRROR_PROTO, self.names.name, kept, self._store.most_events))
+        return len(self.outgoing) > before
 
     def _begin(self, hello: MirrorHello) -> None:
         self._check_partner(hello.proto, hello.name)
@@ -336,14 +357,15 @@ class KeeperSession(MirrorSession):
             )
         self._greeted(hello.queues)
         self.state = MirrorState.MIRRORING
-        self._send_delivered(self._ledger.delivered())
-        kept = {queue.queue_id: self._store.newest_seq(queue.queue_id) for queue in hello.queues}
-        self.send(MirrorWelcome(MIRROR_PROTO, self.names.name, kept, self._store.most_events))
+        self._add_delivered(self._ledger.delivered())
+        self._is_welcome_due = True
+        self.refill()
 
-    def _send_delivered(self, delivered: Mapping[str, Sequence[str]]) -> None:
+    def _add_delivered(self, delivered: Mapping[str, Sequence[str]]) -> None:
         for recipient, identities in delivered.items():
             for start in range(0, len(identities), MOST_IDENTITIES):
-                self.send(MirrorDelivered(recipient, tuple(identities[start : start + MOST_IDENTITIES])))
+                piece = tuple(identities[start : start + MOST_IDENTITIES])
+                self._waiting.append(MirrorDelivered(recipient, piece))
 
     def _keep(self, events: MirrorEvents) -> None:
         if all(queue.queue_id != events.queue_id for queue in self._ledger.queues):

@@ -208,6 +208,8 @@ class Partners:
         for key, (origin, keeper) in list(self._links.items()):
             one, other = (self.a, self.b) if key == "a" else (self.b, self.a)
             for sender, target, owner in ((origin, keeper, other), (keeper, origin, one)):
+                if not sender.outgoing:
+                    sender.refill()
                 data = bytes(sender.outgoing)
                 sender.outgoing.clear()
                 if not data or self.is_cut:

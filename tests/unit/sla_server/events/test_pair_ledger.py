@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pmdaemon.wire.messages.mirror import MOST_RECIPIENTS, MirrorConfirmed, MirroredQueue
-from sla_server.events.pair_ledger import PartnerLedger
+from sla_server.events.pair_ledger import MOST_DELIVERED, PartnerLedger
 from sla_server.events.pair_store import PartnerNotes
 from sla_server.events.queue import QueuedEvent
 from tests.support.deliveries import event
@@ -32,3 +32,16 @@ def test_deliveries_of_the_partner_are_kept_for_so_many_recipients() -> None:
     assert known.decide(item, "r0") is None
     assert known.decide(item, "r1") is not None
     assert known.decide(item, f"r{MOST_RECIPIENTS}") is not None
+
+
+def test_both_servers_remember_as_many_deliveries() -> None:
+    survivor, origin = ledger(), ledger()
+    identities = [f"e{number}" for number in range(MOST_DELIVERED + 5)]
+    survivor.take({(identity, ""): (QUEUE, seq) for seq, identity in enumerate(identities, 1)})
+    survivor.report(
+        {"event_id": each, "recipient": "r", "delivery_id": each, "state": "confirmed"} for each in identities
+    )
+    assert survivor.delivered() == {"r": identities[5:]}
+    origin.delivered_there("r", survivor.delivered()["r"])
+    again = [each for each in identities if origin.decide(QueuedEvent(event(1, event_id=each)), "r") is None]
+    assert again == identities[:5]

@@ -24,6 +24,7 @@ from pmdaemon.wire.messages.mirror import (
 )
 from sla_server.events.pair_session import (
     MOST_UNKEPT_BYTES,
+    PIECE_BYTES,
     RECEIVE,
     STRANGER_BYTES,
     KeeperSession,
@@ -221,3 +222,24 @@ def test_a_keeper_without_room_is_tried_again_a_second_later(tmp_path: Path) -> 
     origin.step(None)
     again = [each for each in frames(origin.outgoing) if each.kind == Kind.MIRROR_EVENTS]
     assert [list(each.header["seqs"]) for each in again] == [[2]]
+
+
+def test_what_was_delivered_goes_out_in_pieces_before_the_welcome(tmp_path: Path) -> None:
+    server = Partners(tmp_path).a
+    server.ledger.greeted([MirroredQueue("main", QUEUE)])
+    identities = [f"{number:036}" for number in range(20_000)]
+    server.ledger.take({(each, ""): (QUEUE, seq) for seq, each in enumerate(identities, 1)})
+    server.ledger.report(
+        {"event_id": each, "recipient": recipient, "delivery_id": each, "state": "confirmed"}
+        for recipient in ("r", "s", "t")
+        for each in identities
+    )
+    keeper = server.core.accepted()
+    keeper.received(SAMPLES[Kind.MIRROR_HELLO].encode())
+    found = list[frame.Frame]()
+    while keeper.outgoing or keeper.refill():
+        keeper.step()  # the loop's turns add nothing while the socket is full
+        assert len(keeper.outgoing) < 2 * PIECE_BYTES
+        found += frames(keeper.outgoing)
+        keeper.outgoing.clear()
+    assert [each.kind for each in found] == [Kind.MIRROR_DELIVERED] * 120 + [Kind.MIRROR_WELCOME]
