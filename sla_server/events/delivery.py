@@ -235,7 +235,6 @@ class Delivery:
             wait_s = self._step()
             if second.passed:
                 second = Deadline(LONGEST_S)
-                self._poll_routing()
                 self._report_damage()
                 self._write_status()
             if hangup.take():
@@ -277,6 +276,9 @@ class Delivery:
         self._inbox.close()
 
     def _step(self) -> float:
+        for queue in (self._initial, self._main):
+            queue.show()  # before the look at the documents: a new recipient gets all that came after its own
+        self._poll_routing()
         for sent in self._inbox.drain():
             if sent is not None and not self._outlets.answered(sent):
                 self._engine.answered(sent)
@@ -286,6 +288,8 @@ class Delivery:
         self._sql.step()
         if self._pair is not None:
             self._pair.publish(self._engine)
+        if self._initial.has_more or self._main.has_more:
+            return 0.0
         lane = self._engine.lanes[NAME]
         return min(wait_s, SQL_STEP_S) if lane.token else wait_s
 

@@ -166,7 +166,7 @@ class DeliveryEngine:
         from_start: Iterable[str] = (),
         unknown: Collection[str] | None = (),
     ) -> None:
-        """These recipients from now on; a new one gets what comes from now on, or all that is still there.
+        """These recipients from now on; a new one gets what no step has read yet, or all that is still there.
 
         What was made ready by former settings or routes is made again, unless it is under way; what failed
         waits on, and is tried at once if its own recipient has changed.
@@ -253,11 +253,12 @@ class DeliveryEngine:
     # One lane.
 
     def _add(self, settings: LaneSettings, *, from_start: bool) -> None:
-        newest = {name: queue.newest_seq for name, queue in self._queues.items()}
+        seen = self._lanes.get(OBSERVER)
+        start = dict(seen.cursors) if seen else {name: queue.newest_seq for name, queue in self._queues.items()}
         is_new = settings.name not in self._state.names
-        lane = self._state.lane(settings, newest)
+        lane = self._state.lane(settings, start)
         if is_new and from_start:
-            lane.cursors = dict.fromkeys(newest, 0)
+            lane.cursors = dict.fromkeys(start, 0)
         self._lanes[settings.name] = lane
         self._is_dirty = True
 

@@ -163,6 +163,7 @@ class EventQueue:
         self._queue = DiskQueue(settings, data=data, index=index, clock=clock, helper=storage is None)
         self.damaged = sum(max(1, extent.records) for extent in self._queue.report.extents)
         self._chunks: OrderedDict[int, tuple[int, list[QueuedEvent]]] = OrderedDict()
+        self._shown: int | None = None
 
     @property
     def queue_id(self) -> str:
@@ -193,17 +194,26 @@ class EventQueue:
         if items:
             self._queue.put_many([item.encode(recorded_us) for item in items])
 
+    def show(self) -> None:
+        """From the first call on ``read`` gives only what was durable at the newest call."""
+        self._shown = self._queue.durable_seq
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are records that the next ``show`` would show."""
+        return self._shown is not None and self._shown < self._queue.durable_seq
+
     def read(self, after_seq: int) -> tuple[list[QueuedEvent], int]:
         """A chunk of the records behind ``after_seq``, and the number that it reaches up to."""
-        durable = self._queue.durable_seq
-        if after_seq >= durable:
+        newest = self._readable_seq()
+        if after_seq >= newest:
             return [], after_seq
         known = self._chunks.get(after_seq)
         if known is not None:
             self._chunks.move_to_end(after_seq)
             return known[1], known[0]
         items, through = self._read(after_seq)
-        if through < durable:  # the last chunk still grows
+        if through < newest:  # the last chunk still grows
             self._chunks[after_seq] = through, items
             if len(self._chunks) > CHUNKS:
                 self._chunks.popitem(last=False)
@@ -233,11 +243,15 @@ class EventQueue:
         """Sync the index and let go of the files."""
         self._queue.close()
 
+    def _readable_seq(self) -> int:
+        return self._queue.durable_seq if self._shown is None else self._shown
+
     def _read(self, after_seq: int) -> tuple[list[QueuedEvent], int]:
         while True:
-            durable = self._queue.durable_seq
+            newest = self._readable_seq()
             try:
-                messages = self._queue.peek(after_seq, CHUNK_BYTES)
+                found = self._queue.peek(after_seq, CHUNK_BYTES)
+                messages = [message for message in found if message.seq <= newest]
                 break
             except RecordDamaged as exc:
                 self.damaged += 1
@@ -251,7 +265,7 @@ class EventQueue:
                 self.damaged += 1
                 log.error("event-unreadable", queue=self.name, seq=message.seq, problem=str(exc))
                 self._queue.discard([message.seq])  # so that it is counted once
-        return items, messages[-1].seq if messages else durable
+        return items, messages[-1].seq if messages else newest
 
 
 class LaterQueue:

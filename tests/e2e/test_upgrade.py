@@ -86,10 +86,11 @@ def test_caps_hold_every_io_is_counted_once_and_no_client_sees_an_error(stage: S
     agent, made = stage.agents[0], list[socket.socket]()
 
     def connect() -> socket.socket:
-        made.append(socket.socket(socket.AF_UNIX))
-        made[-1].settimeout(120)
-        made[-1].connect(str(agent.socket(stage)))
-        return made[-1]
+        sock = socket.socket(socket.AF_UNIX)
+        made.append(sock)  # by both threads: the newest may be the other's
+        sock.settimeout(120)
+        sock.connect(str(agent.socket(stage)))
+        return sock
 
     stage.sla("throttle", "set", "vol-1", "--iops", str(IOPS), "--for", "30m", "--reason", "test")
     stage.wait(lambda: holds(stage), "the cap")
@@ -124,8 +125,10 @@ def test_caps_hold_every_io_is_counted_once_and_no_client_sees_an_error(stage: S
             lambda: "costs-in-force" in (stage.folder / "gateway-a.log").read_text(),
             "the costs, which the new release takes",
         )
-    finally:
         counts = [client.stop() for client in clients]
+    finally:
+        for client in clients:
+            client.end()
         for each in made:
             each.close()
     assert [client.connections for client in clients] == [2, 2]

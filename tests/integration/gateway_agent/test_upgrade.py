@@ -76,9 +76,12 @@ class Persistent:
         wait_for("the client goes on", lambda: self.errors or self.reads >= before + 3)
         assert not self.errors
 
-    def stop(self):
+    def end(self):
         self._stop.set()
         self._thread.join(DEADLINE_S)
+
+    def stop(self):
+        self.end()
         assert not self.errors
         return self.reads, self.writes
 
