@@ -1,18 +1,10 @@
-"""The arithmetic of policies, in numpy and without Spark: capacities, demands, caps by hour of the week.
+"""A policy from what Spark found: capacities of backends, and caps of volumes by hour of the week.
 
-**Capacity.** For one promise on one backend, every interval gives a point (total load U, I/Os counted, I/Os
-missed). More load never makes a shared backend faster, so the miss ratio as a function of U is fitted by
-isotonic regression (pool adjacent violators, weighted by I/Os). The capacity C_X is the largest load whose
-fitted miss ratio is within what the promise allows, never more than was seen. If no interval broke the
-promise, the data show no limit: C_X is unknown and nothing is capped. If all did, there is no load to
-recommend either.
-
-**Caps.** In each hour of the week, what is left of C_X after the p95 demand of protected volumes is shared
-between the others by weighted max-min (water-filling) with floors. A volume whose p95 demand fits its share
-gets no cap. From one hour to the next a cap falls by 25 % at most.
-
-Source: SLA-MODEL.md 3 (sharing) and 4 (points 2 to 4, in their simplest form: no bootstrap and no recency
-weights).
+Rows in, rows out; the arithmetic is in ``capacity`` and ``caps``. One backend may serve several promises,
+each with several steps of its demand curve. Each (promise, step) has a capacity of its own. In an hour of the
+week a promise is at the steps that its volumes' demand between p50 and p95 falls on, and needs the smallest
+capacity of them. A promise without a capacity of its own keeps the last valid one of its backend, marked as
+such, and never less than a load at which it was kept now; where there is none, nothing is capped for it.
 """
 
 from __future__ import annotations
@@ -23,140 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from sla_server.agreements.promise import VolumeClass
-from sla_server.policy_jobs.transforms import HOURS_A_WEEK
+from sla_server.agreements.promise import Priority, Promise, VolumeClass
+from sla_server.policy_jobs.capacity import Capacity, Intervals, capacity
+from sla_server.policy_jobs.caps import Demand, HourShare, LoadLimit, limit_change, shares_of_hour
 
-Floats = npt.NDArray[np.float64]
-MIN_POINTS: Final = 5  # fewer intervals say nothing about a curve
-MIN_IOS: Final = 20  # an interval with fewer I/Os cannot show a percentile
-MAX_CHANGE: Final = 0.25  # per hour, SLA-MODEL.md 4
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the data say of one promise on one backend. ``cost_per_s`` is None where they show no limit."""
-
-    cost_per_s: float | None
-    points: int
-    highest_load: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """One volume in one hour of the week, cost units a second."""
-
-    volume: str
-    p50: float
-    p95: float
-    weight: float
-    floor: float
-    protected: bool
-
-
-def isotonic(values: Floats, weights: Floats) -> Floats:
-    """Non-decreasing least-squares fit (pool adjacent violators); shapes (n,)."""
-    blocks: list[list[float]] = []  # mean, weight, length
-    for value, weight in zip(values, weights, strict=True):
-        blocks.append([float(value), float(weight), 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            mean, mass, length = blocks.pop()
-            below = blocks[-1]
-            total = below[1] + mass
-            below[0] = (below[0] * below[1] + mean * mass) / total
-            below[1] = total
-            below[2] += length
-    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks]).astype(np.float64)
-
-
-def capacity(load: Floats, counted: Floats, missed: Floats, allowed_ratio: float) -> Capacity:
-    """Largest load at which the promise was kept; arrays of shape (n,), one element an interval."""
-    enough = counted >= MIN_IOS
-    load, counted, missed = load[enough], counted[enough], missed[enough]
-    highest = float(load.max()) if len(load) else 0.0
-    if len(load) < MIN_POINTS:
-        return Capacity(
-            None, len(load), highest, f"only {len(load)} intervals with {MIN_IOS} I/Os, {MIN_POINTS} needed"
-        )
-    order = np.argsort(load, kind="stable")
-    load, counted, missed = load[order], counted[order], missed[order]
-    fitted = isotonic(missed / counted, counted)
-    kept = fitted <= allowed_ratio
-    if kept.all():
-        return Capacity(
-            None, len(load), highest, "the promise was kept at every load seen: no limit is known"
-        )
-    if not kept.any():
-        return Capacity(
-            None, len(load), highest, "the promise was broken at every load seen: no load to recommend"
-        )
-    return Capacity(float(load[kept].max()), len(load), highest, "largest load at which the promise was kept")
-
-
-def water_fill(total: float, demand: Floats, floor: Floats, weight: Floats) -> Floats:
-    """Weighted max-min shares with floors: ``min(demand, max(floor, weight * level))`` summing to ``total``.
-
-    Shapes (n,). Where the floors alone exceed ``total`` they are returned: a floor is a promise.
-
-    ``services.control.sharing.water_fill`` gives a volume its floor where its demand is below: it caps
-    volumes as they are now, and one may begin to use its floor at any moment. Here demands are what is
-    expected of an hour, and what a volume will not use is planned for the others; ``caps_for_hour`` gives no
-    cap below a floor either.
-    """
-    lowest = np.minimum(demand, floor)
-    if lowest.sum() >= total:
-        return lowest
-    if demand.sum() <= total:
-        return demand.copy()
-    low, high = 0.0, float((demand / weight).max())
-    for _ in range(60):  # halves the interval each time: exact to 1e-15 of its width
-        level = (low + high) / 2
-        if np.minimum(demand, np.maximum(floor, weight * level)).sum() > total:
-            high = level
-        else:
-            low = level
-    return np.minimum(demand, np.maximum(floor, weight * low))
-
-
-def caps_for_hour(capacity_cost_per_s: float, demands: Sequence[Demand]) -> dict[str, float | None]:
-    """Cap of each unprotected volume; None where its demand fits."""
-    head = capacity_cost_per_s - sum(item.p95 for item in demands if item.protected)
-    others = [item for item in demands if not item.protected]
-    if not others:
-        return {}
-    shares = water_fill(
-        max(head, 0.0),
-        np.array([item.p95 for item in others]),
-        np.array([item.floor for item in others]),
-        np.array([item.weight for item in others]),
-    )
-    return {
-        item.volume: None if item.p95 <= share * (1 + 1e-9) else float(max(share, item.floor))
-        for item, share in zip(others, shares, strict=True)
-    }
-
-
-def limit_change(caps: Mapping[int, float | None]) -> dict[int, float | None]:
-    """Keep a cap from falling by more than 25 % from one hour to the next (the week is a ring).
-
-    Hours without a cap are left alone: going from none to a cap is what a cap is for.
-    """
-    limited = dict(caps)
-    for _ in range(2):  # twice around the ring: the second round settles hour 0 against hour 167
-        for hour in range(HOURS_A_WEEK):
-            before, now = limited.get((hour - 1) % HOURS_A_WEEK), limited.get(hour)
-            if before is not None and now is not None:
-                limited[hour] = max(now, before * (1 - MAX_CHANGE))
-    return limited
-
-
-# -- From collected points and demands to a policy: caps by hour of the week, and a report
-#
-# One backend may serve several promises; its capacity is the smallest that any of them needs. A backend for
-# which the data show no limit keeps the last valid capacity of an earlier policy, marked as such; without
-# one, nothing on it is capped.
+BYTES_A_UNIT: Final = 65_536  # an I/O costs 1, and 1 more for so many bytes (docs/formats/messages.md)
+LEAST_UNIT: Final = 1 / 64  # of the bytes of a mean I/O, as ``services.control.sharing`` has it
 
 
 class Classes(Protocol):
@@ -165,6 +30,10 @@ class Classes(Protocol):
     @property
     def former_capacity(self) -> dict[str, float]:
         """Backend to the newest valid capacity of an earlier policy."""
+
+    @property
+    def promises(self) -> Sequence[Promise]:
+        """In force."""
 
     @property
     def protected(self) -> frozenset[str]:
@@ -180,7 +49,7 @@ class Policy:
 
     Attributes:
         caps: as ``PolicyStore.publish`` takes them.
-        capacity: one row a (backend, promise).
+        capacity: one row a (backend, promise, step).
         costs: one row a backend, as ``cost_model.cost_rows`` makes them.
     """
 
@@ -189,74 +58,200 @@ class Policy:
     costs: list[dict[str, Any]] = field(default_factory=list)
 
 
-def capacities(points: Iterable[Mapping[str, Any]], former: Mapping[str, float]) -> list[dict[str, Any]]:
-    """One row a (backend, promise), from the rows of ``transforms.promise_points``."""
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
+# -- Capacities
+
+
+def capacities(
+    points: Iterable[Mapping[str, Any]], former: Mapping[str, float], promises: Sequence[Promise] = ()
+) -> list[dict[str, Any]]:
+    """One row a (backend, promise, step), from the rows of ``transforms.promise_points``.
+
+    Args:
+        points: backend, sla, objective, allowed, load, counted, missed; where known step (0 is the first),
+            at_us, and latency_us, the promised percentile.
+        former: of backends, the newest valid capacity of an earlier policy.
+        promises: in force, for the steps' thresholds.
+    """
+    groups: dict[tuple[str, str, str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for point in points:
-        groups[point["backend"], point["sla"], point["objective"]].append(point)
+        groups[point["backend"], point["sla"], point["objective"], point.get("step", 0)].append(point)
+    by_key = {promise.key: promise for promise in promises}
     rows = []
-    for (backend, sla, objective), members in sorted(groups.items()):
-        load, counted, missed = (
-            np.array([float(member[name]) for member in members]) for name in ("load", "counted", "missed")
-        )
-        found = capacity(load, counted, missed, float(members[0]["allowed"]))
-        value, reason = found.cost_per_s, found.reason
-        if value is None and backend in former:
-            value, reason = former[backend], f"{found.reason}; the last valid value is kept"
-        rows.append(
-            {
-                "backend": backend,
-                "sla": sla,
-                "objective": objective,
-                "cost_per_s": value,
-                "points": found.points,
-                "highest_load": found.highest_load,
-                "reason": reason,
-            }
-        )
+    for (backend, sla, objective, step), members in sorted(groups.items()):
+        found = capacity(_intervals(members, step, by_key.get((sla, objective))))
+        rows.append(_capacity_row(found, former.get(backend)))
+        rows[-1] |= {"backend": backend, "sla": sla, "objective": objective, "step": step}
     return rows
+
+
+def _intervals(members: Sequence[Mapping[str, Any]], step: int, promise: Promise | None) -> Intervals:
+    load, counted, missed = (
+        np.array([float(member[name]) for member in members]) for name in ("load", "counted", "missed")
+    )
+    at_us = latency = None
+    if all(member.get("at_us") is not None for member in members):
+        at_us = np.array([member["at_us"] for member in members], dtype=np.int64)
+    if promise is not None and step < len(promise.curve):
+        raw = [member.get("latency_us") for member in members]
+        latency = np.array([np.nan if each is None else float(each) for each in raw])
+        latency /= promise.curve[step].threshold_us
+    return Intervals(load, counted, missed, float(members[0]["allowed"]), latency, at_us)
+
+
+def _capacity_row(found: Capacity, former: float | None) -> dict[str, Any]:
+    value, reason = found.cost_per_s, found.reason
+    if value is None and former is not None:
+        value, reason = former, f"{reason}; the last valid value is kept"
+        if found.unlimited and found.highest_kept > former:
+            value, reason = found.highest_kept, f"{found.reason}; more than the last valid value"
+    return {
+        "cost_per_s": value,
+        "points": found.points,
+        "highest_load": found.highest_load,
+        "isotonic": found.isotonic,
+        "bound": found.bound,
+        "queueing": found.queueing,
+        "reason": reason,
+    }
+
+
+# -- Caps
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a promise needs of a backend, by step: (up to so many I/Os a second, capacity)."""
+
+    promise: Promise | None
+    weight: float
+    steps: tuple[tuple[float, float], ...]
+
+    def limit(self, rows: Sequence[Mapping[str, Any]]) -> LoadLimit:
+        """In an hour with these demands of the backend's volumes."""
+        return LoadLimit(min(cost for _, cost in self._steps_at(rows)), self.weight)
+
+    def _steps_at(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[tuple[float, float]]:
+        if self.promise is None or len(self.steps) == 1:
+            return self.steps
+        own = [row for row in rows if self.promise.has_volume(row["volume"])]
+        if not own or any(row.get("iops_p95") is None for row in own):
+            return self.steps  # how much it asks for is not known: any of them
+        low, high = sum(row["iops_p50"] for row in own), sum(row["iops_p95"] for row in own)
+        found = []
+        below = 0.0
+        for up_to, cost in self.steps:
+            if up_to >= low and below <= high:
+                found.append((up_to, cost))
+            below = up_to
+        return found or self.steps[-1:]
+
+
+def _needs(rows: Iterable[Mapping[str, Any]], promises: Sequence[Promise]) -> dict[str, list[_Need]]:
+    """By backend, from the rows of ``capacities``; steps without a capacity need nothing."""
+    by_key = {promise.key: promise for promise in promises}
+    steps: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row["cost_per_s"] is not None:
+            promise = by_key.get((row["sla"], row["objective"]))
+            known = promise is not None and row["step"] < len(promise.curve)
+            up_to = promise.curve[row["step"]].up_to_iops if promise is not None and known else float("inf")
+            steps[row["backend"], row["sla"], row["objective"]].append((up_to, row["cost_per_s"]))
+    found: dict[str, list[_Need]] = defaultdict(list)
+    for (backend, *key), costs in steps.items():
+        promise = by_key.get((key[0], key[1]))
+        weight = float(promise.priority if promise is not None else Priority.GOLD)
+        found[backend].append(_Need(promise, weight, tuple(sorted(costs))))
+    return found
 
 
 def build(
     points: Iterable[Mapping[str, Any]], demands: Sequence[Mapping[str, Any]], known: Classes
 ) -> Policy:
-    """The policy, from rows of ``transforms.promise_points`` and ``transforms.hourly_demand``."""
-    found = capacities(points, known.former_capacity)
-    limits: dict[str, float] = {}
-    for limit in found:
-        if limit["cost_per_s"] is not None:
-            limits[limit["backend"]] = min(limit["cost_per_s"], limits.get(limit["backend"], float("inf")))
-    by_hour: dict[tuple[str, int], list[Demand]] = defaultdict(list)
-    # Once a volume, not once a row: there are 168 of each, and a class is found by matching patterns.
-    classes = {volume: known.class_of(volume) for volume in {row["volume"] for row in demands}}
+    """The policy, from rows of ``transforms.promise_points`` and ``transforms.hourly_demand``.
+
+    Args:
+        points: as for ``capacities``.
+        demands: backend, volume, hour_of_week (UTC: ``demand.expected_rows``), p50, p95 (cost a second);
+            where known iops_p50, iops_p95 (offered I/Os a second) and mean_cost (of an I/O).
+        known: agreements in force and the former capacities.
+    """
+    found = capacities(points, known.former_capacity, known.promises)
+    return Policy(caps_of_week(found, demands, known), found)
+
+
+def caps_of_week(
+    found: Sequence[Mapping[str, Any]], demands: Sequence[Mapping[str, Any]], known: Classes
+) -> list[dict[str, Any]]:
+    """Caps of all volumes and hours, from the rows of ``capacities`` and the demands as for ``build``."""
+    needs = _needs(found, known.promises)
+    by_hour: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for row in demands:
-        demand = _demand(row, classes[row["volume"]], row["volume"] in known.protected)
-        by_hour[row["backend"], row["hour_of_week"]].append(demand)
-    caps: dict[str, dict[int, float | None]] = defaultdict(dict)
-    for (backend, hour), members in by_hour.items():
-        if backend in limits:
-            for volume, cap in caps_for_hour(limits[backend], members).items():
-                caps[volume][hour] = cap
-    limited = {volume: limit_change(hours) for volume, hours in caps.items()}
-    rows = [
+        if row["backend"] in needs:
+            by_hour[row["backend"], row["hour_of_week"]].append(row)
+    # Once a volume, not once a row: there are 168 of each, and a class is found by matching patterns.
+    volumes = {row["volume"] for rows in by_hour.values() for row in rows}
+    terms = {volume: _terms(volume, known) for volume in volumes}
+    shares: dict[str, dict[int, HourShare]] = defaultdict(dict)
+    for (backend, hour), rows in by_hour.items():
+        members = [_demand(row, terms[row["volume"]]) for row in rows]
+        limits = [need.limit(rows) for need in needs[backend]]
+        for volume, share in shares_of_hour(limits, members).items():
+            shares[volume][hour] = share
+    caps = {volume: limit_change(hours) for volume, hours in shares.items()}
+    return [
         {
             "volume": row["volume"],
             "hour_of_week": row["hour_of_week"],
-            "cost_per_s": limited.get(row["volume"], {}).get(row["hour_of_week"]),
+            "cost_per_s": caps.get(row["volume"], {}).get(row["hour_of_week"]),
             "demand_p50": row["p50"],
             "demand_p95": row["p95"],
         }
         for row in sorted(demands, key=lambda row: (row["volume"], row["hour_of_week"]))
     ]
-    return Policy(rows, found)
 
 
-def _demand(row: Mapping[str, Any], volume_class: VolumeClass, is_protected: bool) -> Demand:
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What agreements say of a volume.
+
+    Attributes:
+        promised_iops: up to how much a promise of its own holds; 0 without one.
+    """
+
+    weight: float
+    floor_iops: float
+    floor_bytes_per_s: float
+    promised_iops: float
+
+
+def _terms(volume: str, known: Classes) -> _Terms:
+    own = [
+        promise
+        for promise in known.promises
+        if promise.curve and volume in known.protected and promise.has_volume(volume)
+    ]
+    volume_class = known.class_of(volume)
+    return _Terms(
+        weight=float(max([volume_class.priority, *(promise.priority for promise in own)])),
+        floor_iops=volume_class.floor_iops,
+        floor_bytes_per_s=volume_class.floor_bytes_per_s,
+        promised_iops=max((promise.curve[-1].up_to_iops for promise in own), default=0.0),
+    )
+
+
+def _demand(row: Mapping[str, Any], terms: _Terms) -> Demand:
+    mean_cost = row.get("mean_cost")
+    floor = terms.floor_iops
+    promised = row["p95"] if terms.promised_iops else 0.0
+    if mean_cost is not None:
+        mean_bytes = max(mean_cost - 1.0, LEAST_UNIT) * BYTES_A_UNIT
+        floor = max(floor * mean_cost, terms.floor_bytes_per_s / mean_bytes * mean_cost)
+        promised = min(promised, terms.promised_iops * mean_cost)
     return Demand(
         volume=row["volume"],
         p50=row["p50"],
         p95=row["p95"],
-        weight=float(volume_class.priority),
-        floor=volume_class.floor_iops,
-        protected=is_protected,
+        weight=terms.weight,
+        floor=floor,
+        promised=promised,
     )
