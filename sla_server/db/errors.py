@@ -77,7 +77,7 @@ class SnapshotGone(DbError):
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(
-            f"the statistics in {what} cannot be read: {reason}. Run the job again. With SQLite its Spark must "
+            f"the statistics in {what} cannot be read: {reason}. Run the job again. With SQLite, Spark must "
             "run on the machine of the database: use PostgreSQL for executors on others"
         )
 

@@ -1,4 +1,4 @@
-"""The policy job's door to SQL: what it asks (``statistics`` has the rows), and one transaction that publishes.
+"""The policy job's door to SQL: questions, and one transaction that publishes (``statistics`` has the rows).
 
 The job runs beside the server, so this is the one writer besides the dbmanager; it waits its turn
 (``lock_timeout_s``). Versions are numbered under a lock: two jobs never publish the same number. A

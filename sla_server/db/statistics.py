@@ -2,12 +2,13 @@
 
 Rollups move from SQL to Parquet files all the time, in transactions that delete the rows and make the file
 count (``archive.export``). One transaction here reads the manifest, the streams and where the rows begin and
-end; whatever reads rows later, in whichever process, sees what this transaction saw. So a row is in SQL or in a
-file, never in both and never in neither.
+end; whatever reads rows later, in whichever process, sees what this transaction saw. So a row is in SQL or in
+a file, never in both and never in neither.
 
 PostgreSQL: the transaction stays open, with an exported snapshot that readers import. SQLite: its readers in
 other processes would each see another moment; so this transaction copies the wanted columns to a file of its
-own, which readers open. Ingest goes on meanwhile in both. The files of the manifest stay for ``files.grace_s``.
+own, which readers open. Ingest goes on meanwhile in both. The files of the manifest stay for
+``files.grace_s``.
 
 State: one connection, and SQLite's copy, which the owner's directory is to be removed with.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -64,8 +66,8 @@ class StatisticsSnapshot:
     """See the module. Rows of [from_us, to_us) of some columns of the tables of statistics.
 
     Attributes:
-        slot_files, missed_files: files with further rows of ``rollups`` and ``rollup_missed``; a key may be in
-            several and in SQL: add them up.
+        slot_files, missed_files: files with further rows of ``rollups`` and ``rollup_missed``; a key may be
+            in several and in SQL: add them up.
         streams, volumes: the whole tables.
 
     Raises:
@@ -180,7 +182,7 @@ class StatisticsSnapshot:
         span = extent.last - extent.first + 1
         count = min(-(-extent.rows // ROWS_A_PART), MOST_PARTS, span)
         bounds = [extent.first + span * number // count for number in range(count + 1)]
-        return [Part(table, extent.key, *pair) for pair in zip(bounds, bounds[1:], strict=False)]
+        return [Part(table, extent.key, *pair) for pair in pairwise(bounds)]
 
     def close(self) -> None:
         """End it; nothing can be read any more on PostgreSQL."""

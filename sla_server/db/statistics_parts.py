@@ -1,8 +1,9 @@
 """Rows of a snapshot of the statistics, read a part at a time by any process that can reach it.
 
-``statistics.StatisticsSnapshot`` says where its rows are (``Source``); the readers, Spark's Python workers, get
-that with a ``Part`` and nothing else. PostgreSQL: every reader imports the same exported snapshot, so all parts,
-and a part that is read twice, are of one moment. SQLite has no such thing: ``path`` is a copy of the rows.
+``statistics.StatisticsSnapshot`` says where its rows are (``Source``); the readers, Spark's Python workers,
+get that with a ``Part`` and nothing else. PostgreSQL: every reader imports the same exported snapshot, so all
+parts, and a part that is read twice, are of one moment. SQLite has no such thing: ``path`` is a copy of the
+rows.
 
 This module imports no SQLAlchemy: it is loaded by every worker, for every read.
 
@@ -53,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a table whose key (``slot_us``, ``hour_us``; of a copy the number of the row) is in [from_, to)."""
+    """Rows of a table whose key (``slot_us``, ``hour_us``; of a copy the row's number) is in [from_, to)."""
 
     table: str
     key: str

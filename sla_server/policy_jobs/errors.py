@@ -47,7 +47,7 @@ class FilesNotForSpark(PolicyJobError):
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(
             f"Spark cannot read the Parquet files in {masked(url)}: {problem}. Keep them in a directory "
-            "([database] parquet_dir), or in a store that Spark has a connector for (docs/operations/spark.md)"
+            "([database] parquet_dir) or in a store that Spark has a connector for: docs/operations/spark.md"
         )
 
 

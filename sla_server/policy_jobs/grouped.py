@@ -1,8 +1,8 @@
 """The models inside Spark: a function for each, which gets the rows of one backend (or promise) as Arrow.
 
-Rows of a group come in any order, which differs from one cluster to another; so each function sorts them first,
-and sums in that order. The arithmetic is in ``model`` and ``cost_model``, which know nothing of Spark. Workers
-import this module: it must be installed there, or sent along.
+Rows of a group come in any order, which differs from one cluster to another; so each function sorts them
+first, and sums in that order. The arithmetic is in ``model`` and ``cost_model``, which know nothing of Spark.
+Workers import this module: it must be installed there, or sent along.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sla_server.policy_jobs import cost_model, model
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CAPACITY_DDL: Final = (
-    "backend string, sla string, objective string, cost_per_s double, points bigint, highest_load double, "
-    "reason string"
-)
-COST_DDL: Final = "backend string, cost_write double, cost_bytes bigint, read_us double, r2 double, slots bigint, reason string"
-CAP_DDL: Final = "volume string, hour_of_week int, cost_per_s double, demand_p50 double, demand_p95 double"
-_CAPACITY: Final = pa.schema(
+_SPARK_KINDS: Final = {
+    pa.string(): "string",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float64(): "double",
+}
+CAPACITY: Final = pa.schema(
     [
         ("backend", pa.string()),
         ("sla", pa.string()),
@@ -36,7 +36,7 @@ _CAPACITY: Final = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_COST: Final = pa.schema(
+COST: Final = pa.schema(
     [
         ("backend", pa.string()),
         ("cost_write", pa.float64()),
@@ -59,18 +59,18 @@ CAPS: Final = pa.schema(
 
 
 def capacities(points: DataFrame) -> DataFrame:
-    """One row a (backend, promise), of the rows of ``transforms.promise_points``; CAPACITY_DDL."""
-    return points.groupBy("backend", "sla", "objective").applyInArrow(capacity_of, CAPACITY_DDL)
+    """One row a (backend, promise), of the rows of ``transforms.promise_points``; CAPACITY."""
+    return points.groupBy("backend", "sla", "objective").applyInArrow(capacity_of, _ddl(CAPACITY))
 
 
 def costs(slots: DataFrame) -> DataFrame:
-    """One row a backend, of the rows of ``transforms.cost_slots``; COST_DDL."""
-    return slots.groupBy("backend").applyInArrow(cost_of, COST_DDL)
+    """One row a backend, of the rows of ``transforms.cost_slots``; COST."""
+    return slots.groupBy("backend").applyInArrow(cost_of, _ddl(COST))
 
 
 def caps(demand: DataFrame) -> DataFrame:
-    """Caps of all volumes, of the rows of ``transforms.demand_under_limits``; CAP_DDL."""
-    return demand.groupBy("backend").applyInArrow(caps_of, CAP_DDL)
+    """Caps of all volumes, of the rows of ``transforms.demand_under_limits``; CAPS."""
+    return demand.groupBy("backend").applyInArrow(caps_of, _ddl(CAPS))
 
 
 def capacity_of(points: pa.Table) -> pa.Table:
@@ -85,21 +85,21 @@ def capacity_of(points: pa.Table) -> pa.Table:
         "highest_load": found.highest_load,
         "reason": found.reason,
     }
-    return pa.Table.from_pylist([row], schema=_CAPACITY)
+    return pa.Table.from_pylist([row], schema=CAPACITY)
 
 
 def cost_of(slots: pa.Table) -> pa.Table:
     """What an I/O costs one backend."""
     slots = slots.sort_by("at_us")
     moments = {"backend": slots["backend"][0].as_py(), **cost_moments(slots)}
-    return pa.Table.from_pylist(cost_model.cost_rows([moments]), schema=_COST)
+    return pa.Table.from_pylist(cost_model.cost_rows([moments]), schema=COST)
 
 
 def cost_moments(slots: pa.Table) -> dict[str, Any]:
     """Sums for ``cost_model.fit``.
 
-    x is (reads, writes, bytes / 65,536) an I/O of the backend in a slot, y the time at the storage an I/O in us;
-    a slot counts as often as it has I/Os.
+    x is (reads, writes, bytes / 65,536) an I/O of the backend in a slot, y the time at the storage an I/O in
+    us; a slot counts as often as it has I/Os.
     """
     reads, writes, size, svc_us = (_floats(slots, name) for name in ("reads", "writes", "bytes", "svc_us"))
     weight = reads + writes
@@ -143,6 +143,11 @@ def caps_of(demand: pa.Table) -> pa.Table:
         ],
         schema=CAPS,
     )
+
+
+def _ddl(kind: pa.Schema) -> str:
+    """The same columns for Spark."""
+    return ", ".join(f"{field.name} {_SPARK_KINDS[field.type]}" for field in kind)
 
 
 def _floats(table: pa.Table, name: str) -> Any:

@@ -1,8 +1,8 @@
-"""What the job reads: a snapshot of the statistics for Spark, and in the driver what is as small as the fleet.
+"""What the job reads: a snapshot of the statistics for Spark; in the driver what is as small as the fleet.
 
-Rows of statistics never come into this process: Spark reads those in SQL by parts (``sql_source``) and older ones
-from Parquet files, whose paths are of the same snapshot (``db.statistics``). The driver has the streams, the
-distinct names among them, and the promises in force.
+Rows of statistics never come into this process: Spark reads those in SQL by parts (``sql_source``) and older
+ones from Parquet files, whose paths are of the same snapshot (``db.statistics``). The driver has the streams,
+the distinct names among them, and the promises in force.
 """
 
 from __future__ import annotations

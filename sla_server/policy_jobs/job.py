@@ -1,8 +1,8 @@
 """The policy job: ``python -m sla_server.policy_jobs.job --config FILE``. A plain command for timer and hand.
 
-Steps: lock, take a snapshot, compute (Spark, with the models in its workers), publish (one SQL transaction under
-a new version). Each run publishes a whole policy, and the newest is put in force. A crash before the last step
-leaves nothing.
+Steps: lock, take a snapshot, compute (Spark, with the models in its workers), publish (one SQL transaction
+under a new version). Each run publishes a whole policy, and the newest is put in force. A crash before the
+last step leaves nothing.
 
 What reaches this process: streams and agreements, one row for each promise on each backend, and the caps.
 """
@@ -225,18 +225,17 @@ def _computed(
             snapshot.rows(inputs.HOURS),
         )
         log_path = job_dir / "spark.log"
+
+        def action(spark: SparkSession) -> Found:
+            return compute(spark, inputs.statistics(spark, snapshot), read)
+
         click.echo(
             f"{in_sql} rollups and {hours} hours are in SQL, {in_files} rollups in "
-            f"{len(snapshot.slot_files.paths)} files; starting Spark, which writes its warnings to {log_path}",
+            f"{len(snapshot.slot_files.paths)} files; Spark starts, and writes its warnings to {log_path}",
             err=True,
         )
         with stderr_to(log_path):
-            found, memory = on_spark(
-                settings,
-                job_dir,
-                lambda spark: compute(spark, inputs.statistics(spark, snapshot), read),
-                log_path,
-            )
+            found, memory = on_spark(settings, job_dir, action, log_path)
     return found, {
         "window_days": settings.window_days,
         "rollups": in_sql + in_files,

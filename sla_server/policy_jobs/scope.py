@@ -1,7 +1,7 @@
 """Which volumes and clients are meant: patterns of agreements against names, once for each distinct name.
 
-What comes out are small tables, which Spark joins with the streams (``transforms.promised_streams``): no process
-goes through promises times streams. Pure.
+What comes out are small tables, which Spark joins with the streams (``transforms.promised_streams``): no
+process goes through promises times streams. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows in SQL as a Spark DataFrame: a Python data source over ``db.statistics``, for both databases alike.
 
-The driver has the snapshot and divides its rows into parts by time; each part is a partition, read by a Python
-worker. A part that is read again gives the same rows. Workers need this package, and reach the database (or
-the copy of an SQLite one): docs/operations/spark.md.
+The driver has the snapshot and divides its rows into parts by time; each part is a partition, read by a
+Python worker. A part that is read again gives the same rows. Workers need this package, and reach the
+database (or the copy of an SQLite one): docs/operations/spark.md.
 """
 
 from __future__ import annotations

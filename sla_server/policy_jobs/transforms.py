@@ -3,8 +3,8 @@
 Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
 cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
 
-Sums over a shuffle are sums of integers: those of floating-point numbers would depend on the order in which parts
-arrive, and a policy on the number of executors.
+Sums over a shuffle are sums of integers: those of floating-point numbers would depend on the order in which
+parts arrive, and a policy on the number of executors.
 
 Source: SLA-MODEL.md 4, points 2 and 3.
 """
@@ -64,8 +64,8 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
 
     Returns:
-        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, covered_us, demand (offered cost a
-        second), used (completed, the same).
+        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, covered_us, demand (offered
+        cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
@@ -124,7 +124,7 @@ def hourly_demand(rates: DataFrame) -> DataFrame:
 
 
 def without_covered_hours(hours: DataFrame, slots: DataFrame) -> DataFrame:
-    """Hours of volumes (``volume_slots``) for which no finer intervals are left, so that none counts twice."""
+    """Hours of volumes (``volume_slots``) for which no finer rows are left, so that none counts twice."""
     from pyspark.sql import functions as F
 
     covered = slots.select(
