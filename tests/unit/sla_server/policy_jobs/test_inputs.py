@@ -1,4 +1,4 @@
-"""What the job makes of the tables before Spark sees them."""
+"""What the driver makes of agreements and streams before Spark sees them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.agreements.promise import classes, promises
-from sla_server.db.policies import StoredStatistics
-from sla_server.policy_jobs.errors import UnreadableAgreement
-from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
+from sla_server.db.statistics import Files
+from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.inputs import read
 from sla_server.policy_jobs.job import status_of
-from sla_server.policy_jobs.transforms import STREAM_COLUMNS
 from tests.support.agreements import in_force, simple
 
 STREAMS = pa.table(
@@ -27,19 +25,13 @@ STREAMS = pa.table(
 )
 
 
-def test_a_volume_that_was_moved_lies_on_one_backend() -> None:
-    volumes = pa.table({"volume": ["vol-1"], "backend": ["new-array"]})
-    moved = on_one_backend(STREAMS, volumes)
-    assert moved.column_names == list(STREAM_COLUMNS)
-    assert moved["backend"].to_pylist() == ["new-array", "new-array", "old-array"]
-
-
-def test_a_volume_is_protected_if_a_client_of_it_is_covered() -> None:
-    items = [in_force(simple(volumes="vol-*", clients="left-*"))]
-    empty = STREAMS.slice(0, 0)
-    read = JobInputs(empty, empty, empty, STREAMS, promises(items), classes(items), {})
-    assert read.protected == {"vol-1"}
-    assert JobInputs(empty, empty, empty, STREAMS, [], [], {}).protected == frozenset()
+def snapshot(rows: int = 1) -> Any:
+    return SimpleNamespace(
+        rows=lambda _table: rows,
+        slot_files=Files(),
+        streams=STREAMS,
+        volumes=pa.table({"volume": ["vol-1"], "backend": ["new-array"], "size_bytes": [1]}),
+    )
 
 
 class OldStore:
@@ -49,15 +41,30 @@ class OldStore:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         row = {"name": "gold", "version": 3, "spec": spec, "applied_us": 1, "ended_us": None}
-        self.reader = SimpleNamespace(agreements=lambda in_force: [row] if in_force else [])
+        self.reader = SimpleNamespace(
+            agreements=lambda in_force: [row] if in_force else [], policies=lambda limit: []
+        )
 
-    def statistics(self, *_: Any) -> StoredStatistics:
-        table = pa.table({"slot_us": [1]})
-        return StoredStatistics(table, table, table, [], [], 0)
+
+def test_names_are_matched_once_each() -> None:
+    spec = in_force(simple(volumes="vol-*", clients="left-*")).agreement.spec_json()
+    found = read(OldStore(spec), snapshot(), 7)  # type: ignore[arg-type]
+    assert found.scope.volumes.to_pylist() == [
+        {"promise": 0, "volume": "vol-1"},
+        {"promise": 0, "volume": "vol-2"},
+    ]
+    assert found.scope.clients.to_pylist() == [{"promise": 0, "client": "left-long-ago"}]
+    assert found.streams.column_names == ["stream_id", "volume", "client", "backend"]
+    assert found.former_capacity == {}
+
+
+def test_an_empty_window_teaches_nothing() -> None:
+    with pytest.raises(NothingToLearn):
+        read(OldStore({}), snapshot(rows=0), 7)  # type: ignore[arg-type]
 
 
 def test_an_agreement_of_another_release_is_named_with_the_way_out() -> None:
     store: Any = OldStore({**in_force(simple()).agreement.spec_json(), "of_old": 1})
     with pytest.raises(UnreadableAgreement, match=r"gold version 3 .*of_old.*`sla apply") as caught:
-        read(store, 1, 7)
+        read(store, snapshot(), 7)
     assert status_of(caught.value) == 65
