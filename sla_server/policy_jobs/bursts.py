@@ -29,7 +29,7 @@ HORIZON_S: Final = 300.0  # as long as people wait for a report; what lasts long
 MIN_SLOTS: Final = 30
 DAY_US: Final = 86_400 * US_A_SECOND
 OF_DAYS: Final = 0.95
-RATES: Final = 64  # candidates, between the median and the highest demand
+RATES: Final = 33  # candidates, between the median and the highest demand
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Demand by hour of the week: local hours, holidays, recency, and percentiles of weighted values.
 
 **Hours.** People work by their clock: an hour of the week is local, and a holiday counts as a Sunday, when
-demand is learned and when it is expected. Caps are stored by hours of UTC; ``expected`` says which
-learned hour each hour of UTC of a coming week is like, daylight saving time and holidays included. Time zones
-differ from UTC by quarters of an hour at least, so what is learned is kept apart by quarters: ``hours_of``
-gives each its hour. An hour of UTC is expected to be like the local hour its middle lies in.
+demand is learned and when it is expected. Caps are stored by hours of UTC; ``expected`` says which learned
+hour each hour of UTC of a coming week is like, daylight saving time and holidays included. Time zones differ
+from UTC by quarters of an hour at least, so what is learned is kept apart by quarters: ``learned_of`` gives
+each its hour. An hour of UTC is expected to be like the local hour its middle lies in.
 
 **Recency.** What was seen ``half_life`` ago counts half. Weights are whole numbers: Spark's
 ``percentile(value, share, frequency)`` takes such, and ``weighted_percentile`` gives exactly what it gives.
@@ -14,19 +14,20 @@ Pure. Source: SLA-MODEL.md 4, point 3.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from sla_server.policy_jobs.transforms import HOURS_A_WEEK, US_A_SECOND, US_AN_HOUR
+from sla_server.policy_jobs.transforms import HOURS_A_WEEK, QUARTER_US, US_A_SECOND
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-QUARTER_US: Final = US_AN_HOUR // 4
 WEIGHT_SCALE: Final = 1_000_000  # of what is seen now; a sum of 2^63 / 10^6 values has room
 SUNDAY: Final = 6
 
@@ -38,13 +39,10 @@ def local_hour(at_us: int, zone: ZoneInfo, holidays: Collection[date] = frozense
     return day * 24 + local.hour
 
 
-def hours_of(
+def learned_of(
     from_us: int, to_us: int, zone: ZoneInfo, holidays: Collection[date] = frozenset()
 ) -> list[tuple[int, int]]:
-    """(begin in us UTC, hour of the week) of each quarter of an hour that touches [from_us, to_us).
-
-    A table to join statistics with: 2,688 rows for four weeks, whatever the number of volumes.
-    """
+    """(begin in us UTC, hour of the week) of each quarter of an hour that touches [from_us, to_us)."""
     first = from_us // QUARTER_US * QUARTER_US
     return [(at_us, local_hour(at_us, zone, holidays)) for at_us in range(first, to_us, QUARTER_US)]
 
@@ -58,29 +56,6 @@ def expected(now_us: int, zone: ZoneInfo, holidays: Collection[date] = frozenset
         found[middle.weekday() * 24 + middle.hour] = local_hour(
             int(middle.timestamp()) * US_A_SECOND, zone, holidays
         )
-    return found
-
-
-def expected_rows(
-    rows: Iterable[Mapping[str, Any]], hours: Mapping[str, Ints], default: Ints
-) -> list[dict[str, Any]]:
-    """Demand by hours of UTC, from rows of demand by learned hour of the week.
-
-    Args:
-        rows: of ``transforms.hourly_demand``: backend, volume, hour_of_week and what is known of it.
-        hours: of backends, what ``expected`` found; ``default`` for the others.
-        default: as of one backend.
-    """
-    by_backend: dict[str, dict[int, list[int]]] = {}
-    found = []
-    for row in rows:
-        backend = row["backend"]
-        if backend not in by_backend:
-            like = by_backend[backend] = {}
-            for hour, learned in enumerate(hours.get(backend, default).tolist()):
-                like.setdefault(learned, []).append(hour)
-        for hour in by_backend[backend].get(row["hour_of_week"], ()):
-            found.append({**row, "hour_of_week": hour})
     return found
 
 
@@ -113,3 +88,61 @@ def weighted_percentile(values: Floats, weights: Ints, share: float) -> float:
         for rank in (lower, min(lower + 1, total - 1))
     )
     return low + (high - low) * (position - lower)
+
+
+@dataclass(frozen=True, slots=True)
+class HourTables:
+    """Small tables to join statistics with: thousands of rows a time zone, whatever the number of volumes.
+
+    Attributes:
+        zones: backend, zone.
+        learned: zone, begin_us (of a quarter of an hour), hour_of_week, weight.
+        coming: zone, hour_of_week (UTC), like_hour (learned).
+    """
+
+    zones: pa.Table
+    learned: pa.Table
+    coming: pa.Table
+
+
+LEARNED: Final = pa.schema(
+    [("zone", pa.string()), ("begin_us", pa.int64()), ("hour_of_week", pa.int32()), ("weight", pa.int64())]
+)
+COMING: Final = pa.schema([("zone", pa.string()), ("hour_of_week", pa.int32()), ("like_hour", pa.int32())])
+ZONES: Final = pa.schema([("backend", pa.string()), ("zone", pa.string())])
+
+
+def hour_tables(
+    zones: Mapping[str, str],
+    window_us: tuple[int, int],
+    half_life_days: float,
+    holidays: Collection[date] = frozenset(),
+) -> HourTables:
+    """The tables for a window of statistics; the coming week and recency are counted from its end.
+
+    Args:
+        zones: of every backend.
+        window_us: us UTC.
+        half_life_days: what was seen so long ago counts half.
+        holidays: local days.
+    """
+    learned: list[tuple[str, int, int, int]] = []
+    coming: list[tuple[str, int, int]] = []
+    for name in sorted(set(zones.values())):
+        rows = learned_of(*window_us, ZoneInfo(name), holidays)
+        weights = recency_weights(np.array([row[0] for row in rows]), window_us[1], half_life_days)
+        learned += [(name, *row, weight) for row, weight in zip(rows, weights.tolist(), strict=True)]
+        hours = expected(window_us[1], ZoneInfo(name), holidays).tolist()
+        coming += [(name, hour, like) for hour, like in enumerate(hours)]
+    return HourTables(
+        zones=_table(sorted(zones.items()), ZONES),
+        learned=_table(learned, LEARNED),
+        coming=_table(coming, COMING),
+    )
+
+
+def _table(
+    rows: list[tuple[str, str]] | list[tuple[str, int, int]] | list[tuple[str, int, int, int]],
+    kind: pa.Schema,
+) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(kind.names, row, strict=True)) for row in rows], schema=kind)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sla_server.policy_jobs.demand import (
     WEIGHT_SCALE,
     expected,
-    expected_rows,
-    hours_of,
+    hour_tables,
+    learned_of,
     local_hour,
     recency_weights,
     weighted_percentile,
@@ -82,9 +82,9 @@ def test_a_holiday_is_a_sunday() -> None:
 
 
 def test_the_table_of_hours_covers_the_window_by_quarters() -> None:
-    rows = hours_of(us(2026, 1, 12, 6, 50), us(2026, 1, 12, 7, 1), KOLKATA)
+    rows = learned_of(us(2026, 1, 12, 6, 50), us(2026, 1, 12, 7, 1), KOLKATA)
     assert rows == [(us(2026, 1, 12, 6, 45), 12), (us(2026, 1, 12, 7, 0), 12)]
-    (before, after) = hours_of(us(2026, 1, 12, 7, 15), us(2026, 1, 12, 7, 45), KOLKATA)
+    (before, after) = learned_of(us(2026, 1, 12, 7, 15), us(2026, 1, 12, 7, 45), KOLKATA)
     assert (before[1], after[1]) == (12, 13), "half past, as clocks there are"
 
 
@@ -110,14 +110,22 @@ def test_a_coming_holiday_is_expected_to_be_a_sunday() -> None:
     assert found[3 * 24 + 9] == 3 * 24 + 10
 
 
-def test_rows_go_to_the_hours_that_are_like_theirs() -> None:
-    utc, berlin = expected(us(2026, 12, 22, 0), UTC_ZONE), expected(us(2026, 12, 22, 0), BERLIN)
-    rows = [
-        {"backend": "here", "volume": "a", "hour_of_week": 8, "p95": 1.0},
-        {"backend": "there", "volume": "b", "hour_of_week": 8, "p95": 2.0},
-    ]
-    found = expected_rows(rows, {"here": berlin}, utc)
-    assert [(row["volume"], row["hour_of_week"], row["p95"]) for row in found] == [
-        ("a", 7, 1.0),
-        ("b", 8, 2.0),
-    ]
+def test_tables_have_each_zone_once() -> None:
+    window = us(2026, 12, 1), us(2026, 12, 22)
+    found = hour_tables(
+        {"here": "Europe/Berlin", "there": "UTC", "too": "UTC"}, window, 7, {date(2026, 12, 25)}
+    )
+    assert found.zones.to_pylist()[0] == {"backend": "here", "zone": "Europe/Berlin"}
+    assert found.learned.num_rows == 2 * 21 * 96
+    assert found.coming.num_rows == 2 * 168
+    first, last = found.learned.to_pylist()[0], found.learned.to_pylist()[-1]
+    assert first == {
+        "zone": "Europe/Berlin",
+        "begin_us": window[0],
+        "hour_of_week": 25,
+        "weight": WEIGHT_SCALE // 8,
+    }
+    assert last["begin_us"] == window[1] - 900_000_000
+    coming = {(row["zone"], row["hour_of_week"]): row["like_hour"] for row in found.coming.to_pylist()}
+    assert coming["Europe/Berlin", 4 * 24 + 9] == 6 * 24 + 10
+    assert coming["UTC", 4 * 24 + 9] == 6 * 24 + 9
