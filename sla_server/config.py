@@ -33,6 +33,9 @@ class PolicyJobConfig(StrictModel):
     """The job reads the rollups of this many days."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
+    connector for an object store. A Spark Connect server has settings of its own."""
 
 
 class ServerConfig(StrictModel):

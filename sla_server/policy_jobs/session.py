@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -32,8 +33,16 @@ if TYPE_CHECKING:
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
-def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> SparkSession:
+def build_session(
+    master: str, work_dir: Path, driver_memory: str = "2g", further: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
     """Start or join Spark.
+
+    Args:
+        master: Spark master, or ``sc://`` address.
+        work_dir: for what it leaves behind.
+        driver_memory: of its Java process.
+        further: settings that the operator adds; they override ours.
 
     Raises:
         NoJava: a classic session is asked for and there is no usable Java.
@@ -55,7 +64,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
     os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
-    for key, value in settings(master, work_dir, driver_memory).items():
+    for key, value in (settings(master, work_dir, driver_memory) | further).items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
