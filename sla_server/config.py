@@ -41,6 +41,9 @@ class PolicyJobConfig(StrictModel):
     """A `Calendar` document in force (`sla apply`): its holidays count as Sundays. Empty: there are none."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
+    connector for an object store. A Spark Connect server has settings of its own."""
 
 
 class ServerConfig(StrictModel):

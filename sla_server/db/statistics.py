@@ -5,10 +5,13 @@ count (``archive.export``). One transaction here reads the manifest, the streams
 end; whatever reads rows later, in whichever process, sees what this transaction saw. So a row is in SQL or in
 a file, never in both and never in neither.
 
-PostgreSQL: the transaction stays open, with an exported snapshot that readers import. SQLite: its readers in
+PostgreSQL: a transaction that touches no table, and so holds no lock that retention or a migration would wait
+for, exports a snapshot and stays open; this one and the readers import it. SQLite: its readers in
 other processes would each see another moment; so this transaction copies the wanted columns to a file of its
 own, which readers open. Ingest goes on meanwhile in both. The files of the manifest stay for
 ``files.grace_s``.
+
+A partition that retention drops meanwhile is gone for readers, too: its rows were given up for their age.
 
 State: one connection, and SQLite's copy, which the owner's directory is to be removed with.
 
@@ -18,6 +21,7 @@ Thread: one at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -100,72 +104,76 @@ class StatisticsSnapshot:
         self._files = open_files(config, data_dir)
         self._columns = columns
         self._extents: dict[str, _Extent] = {}
+        self._open = ExitStack()
         try:
             with translated(self._engine):
-                self._connection = self._engine.connect()
-                try:
-                    self._take(copy_dir)
-                except BaseException:
-                    self._connection.close()
-                    raise
+                connection = self._open.enter_context(self._engine.connect())
+                if connection.dialect.name == "postgresql":
+                    self._take_postgresql(connection)
+                else:
+                    self._take_sqlite(connection, copy_dir / COPY_NAME)
         except BaseException:
-            self._engine.dispose()
+            self.close()
             raise
 
-    def _take(self, copy_dir: Path) -> None:
-        connection = self._connection
-        if connection.dialect.name == "postgresql":
+    def _take_postgresql(self, exporter: Connection) -> None:
+        exporter.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        exporter.exec_driver_sql(
+            "SET LOCAL idle_in_transaction_session_timeout = 0"
+        )  # Spark computes meanwhile
+        exported = str(exporter.exec_driver_sql("SELECT pg_export_snapshot()").scalar())
+        url = self._engine.url.set(drivername="postgresql")
+        self.source = Source("postgresql", url.render_as_string(hide_password=False), exported)
+        with self._engine.connect() as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            # The transaction waits while Spark computes.
-            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-            exported = str(connection.exec_driver_sql("SELECT pg_export_snapshot()").scalar())
-            url = self._engine.url.set(drivername="postgresql")
-            self.source = Source("postgresql", url.render_as_string(hide_password=False), exported)
-        else:
-            copy = copy_dir / COPY_NAME
-            copy.unlink(missing_ok=True)
-            raw = cast(Any, connection.connection.driver_connection)
-            raw.execute("PRAGMA query_only=OFF")  # for the copy; the statements below change nothing else
-            raw.execute("ATTACH DATABASE ? AS copy", (str(copy),))
-            raw.execute("PRAGMA copy.journal_mode=OFF")
-            raw.execute("PRAGMA copy.synchronous=OFF")
-            self.source = Source("sqlite", str(copy))
+            connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{exported}'")
+            for name in self._columns:
+                self._extents[name] = self._extent(connection, schema.metadata.tables[name])
+            self._take_small(connection)
+
+    def _take_sqlite(self, connection: Connection, copy: Path) -> None:
+        copy.unlink(missing_ok=True)
+        raw = cast(Any, connection.connection.driver_connection)
+        raw.execute("PRAGMA query_only=OFF")  # for the copy; the statements below change nothing else
+        raw.execute("ATTACH DATABASE ? AS copy", (str(copy),))
+        raw.execute("PRAGMA copy.journal_mode=OFF")
+        raw.execute("PRAGMA copy.synchronous=OFF")
+        self.source = Source("sqlite", str(copy))
         for name, wanted in self._columns.items():
-            table = schema.metadata.tables[name]
-            key = next(iter(table.primary_key.columns)).name
-            self._extents[name] = (
-                self._copied(table, key, wanted) if self.source.kind == "sqlite" else self._extent(table, key)
-            )
-        self.slot_files = self._found(manifest.ROLLUPS)
-        self.missed_files = self._found(manifest.MISSED)
+            self._extents[name] = self._copied(connection, schema.metadata.tables[name], wanted)
+        self._take_small(connection)
+        connection.commit()  # the copy is whole; the database's own rows are of no interest any more
+        connection.close()
+
+    def _take_small(self, connection: Connection) -> None:
+        self.slot_files = self._found(connection, manifest.ROLLUPS)
+        self.missed_files = self._found(connection, manifest.MISSED)
         self.streams = whole_table(connection, schema.streams)
         self.volumes = whole_table(connection, schema.volumes)
-        if self.source.kind == "sqlite":
-            connection.commit()  # the copy is whole; the database's own rows are of no interest any more
-            connection.close()
 
-    def _extent(self, table: Table, key: str) -> _Extent:
-        column = table.c[key]
+    def _extent(self, connection: Connection, table: Table) -> _Extent:
+        column = next(iter(table.primary_key.columns))
         statement = select(func.min(column), func.max(column), func.count())
         statement = statement.where(column >= self.window_us[0], column < self.window_us[1])
-        first, last, rows = self._connection.execute(statement).one()
-        return _Extent(key, first or 0, last or 0, rows)
+        first, last, rows = connection.execute(statement).one()
+        return _Extent(column.name, first or 0, last or 0, rows)
 
-    def _copied(self, table: Table, key: str, wanted: Sequence[str]) -> _Extent:
+    def _copied(self, connection: Connection, table: Table, wanted: Sequence[str]) -> _Extent:
         """The rows in the order of time, so that rows of near numbers are of near times."""
         names = ", ".join(f'"{name}"' for name in wanted)
+        key = next(iter(table.primary_key.columns)).name
         begin_us, end_us = self.window_us
-        made = self._connection.exec_driver_sql(
+        made = connection.exec_driver_sql(
             f'CREATE TABLE copy."{table.name}" AS SELECT {names} FROM main."{table.name}" '  # noqa: S608
             f'WHERE "{key}" >= {begin_us:d} AND "{key}" < {end_us:d} ORDER BY "{key}"'
         )
         made.close()
         count = f'SELECT coalesce(max(rowid), 0) FROM copy."{table.name}"'  # noqa: S608 - a name of ours
-        rows = int(self._connection.exec_driver_sql(count).scalar() or 0)
+        rows = int(connection.exec_driver_sql(count).scalar() or 0)
         return _Extent("rowid", 1, rows, rows)
 
-    def _found(self, kind: str) -> Files:
-        found = manifest.snapshot(self._connection, kind, *self.window_us)
+    def _found(self, connection: Connection, kind: str) -> Files:
+        found = manifest.snapshot(connection, kind, *self.window_us)
         return Files(
             [self._files.path_for_readers(row.path) for row in found], sum(row.rows for row in found)
         )
@@ -186,7 +194,7 @@ class StatisticsSnapshot:
 
     def close(self) -> None:
         """End it; nothing can be read any more on PostgreSQL."""
-        self._connection.close()
+        self._open.close()
         self._engine.dispose()
 
 

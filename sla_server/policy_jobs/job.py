@@ -145,7 +145,7 @@ def on_spark(
     from pyspark.errors import PySparkException
 
     try:
-        spark = build_session(settings.master, job_dir, settings.driver_memory)
+        spark = build_session(settings.master, job_dir, settings.driver_memory, settings.spark)
         try:
             found = action(spark)
             return found, peak_mib()

@@ -21,7 +21,7 @@ from sla_server.agreements.selectors import is_pattern
 DEFAULT_CLASS: Final = VolumeClass("", Priority.BEST_EFFORT, ("*",))
 
 
-class Names:
+class KnownNames:
     """Distinct names, and which of them selectors mean (``agreements.selectors.matches``).
 
     A name costs a look-up; a pattern is compared with all names once, however many agreements have it.
@@ -103,7 +103,7 @@ def scope_of(
     A promise is studied at every step of its demand curve. A volume has at least the priority of the promises
     that cover it.
     """
-    of_volumes, of_clients = Names(volumes), Names(clients)
+    of_volumes, of_clients = KnownNames(volumes), KnownNames(clients)
     rows = [
         (
             number,

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -32,8 +33,16 @@ if TYPE_CHECKING:
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
-def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> SparkSession:
+def build_session(
+    master: str, work_dir: Path, driver_memory: str = "2g", further: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
     """Start or join Spark.
+
+    Args:
+        master: Spark master, or ``sc://`` address.
+        work_dir: for what it leaves behind.
+        driver_memory: of its Java process.
+        further: settings that the operator adds; they override ours.
 
     Raises:
         NoJava: a classic session is asked for and there is no usable Java.
@@ -46,6 +55,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ["SPARK_WORKER_DIR"] = str(scratch)  # of local-cluster; else it is made in the package
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("sla-policy")
@@ -54,7 +64,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
     os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
-    for key, value in settings(master, work_dir, driver_memory).items():
+    for key, value in (settings(master, work_dir, driver_memory) | further).items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "sla-statistics"
 
 
-class StatisticsSource(DataSource):
+class SnapshotSource(DataSource):
     """Options: ``url`` (a ``Source``; Spark hides options of this name), ``columns``, ``parts``."""
 
     @classmethod
@@ -33,12 +33,12 @@ class StatisticsSource(DataSource):
         """What ``spark.read.format`` takes."""
         return NAME
 
-    def reader(self, schema: Any) -> StatisticsReader:
+    def reader(self, schema: Any) -> SnapshotReader:
         """See ``DataSource``."""
-        return StatisticsReader(self.options["url"], self.options["columns"], self.options["parts"])
+        return SnapshotReader(self.options["url"], self.options["columns"], self.options["parts"])
 
 
-class StatisticsReader(DataSourceReader):
+class SnapshotReader(DataSourceReader):
     """Lives in the process that plans, and in the workers."""
 
     def __init__(self, source: str, columns: str, parts: str) -> None:
@@ -60,7 +60,7 @@ def rows_in_sql(
     parts = snapshot.parts(table)
     if not parts:
         return spark.createDataFrame([], ddl)
-    spark.dataSource.register(StatisticsSource)
+    spark.dataSource.register(SnapshotSource)
     options = {
         "url": snapshot.source.encode(),
         "columns": ",".join(columns),

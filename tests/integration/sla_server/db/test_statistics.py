@@ -8,8 +8,10 @@ from collections import Counter
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import text
 
 from sla_server.db import statistics
+from sla_server.db.engine import begin
 from sla_server.db.errors import SnapshotGone
 from sla_server.db.statistics import StatisticsSnapshot
 from sla_server.db.statistics_parts import Source, read_part
@@ -139,6 +141,18 @@ def test_ingest_goes_on_beside_a_snapshot(rig, take):
     assert rig.reader.totals()["cuts"] == 2
     assert snapshot.rows("rollups") == 0
     assert take().rows("rollups") > 0
+
+
+def test_a_snapshot_holds_no_lock_that_retention_would_wait_for(database, rig, take):
+    rig.feed(cuts_message([make_cut(1)]))
+    snapshot = take()
+    with begin(rig.engine) as connection:
+        for table in (*COLUMNS, "manifest", "streams", "volumes"):
+            if database.kind == "postgresql":
+                connection.execute(text(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE NOWAIT"))
+            else:
+                connection.execute(text(f"DELETE FROM {table}"))
+    assert len(rows_of(snapshot, "rollups")) == snapshot.rows("rollups") > 0
 
 
 def test_a_snapshot_that_has_ended_is_no_empty_one(database, rig, take):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sla_server.agreements.promise import CurveStep, Priority, VolumeClass
 from sla_server.agreements.selectors import matches
-from sla_server.policy_jobs.scope import Names, scope_of
+from sla_server.policy_jobs.scope import KnownNames, scope_of
 from tests.support.histories import promise
 
 
@@ -31,7 +31,7 @@ TEXT = st.text("ab*?[]!-", min_size=1, max_size=5)
 
 @given(st.lists(TEXT, max_size=6), st.lists(st.lists(TEXT, max_size=3), max_size=4))
 def test_names_mean_what_selectors_say(names: list[str], selectors: list[list[str]]) -> None:
-    known = Names(names)
+    known = KnownNames(names)
     for each in selectors:
         assert known.meant(each) == {name for name in names if matches(name, each)}
 
