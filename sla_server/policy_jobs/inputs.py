@@ -22,7 +22,7 @@ from sla_server.agreements.promise import InForce, Priority, Promise, classes, p
 from sla_server.policy_jobs import sql_source
 from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
-from sla_server.policy_jobs.scope import Names, Scope, scope_of
+from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
 from sla_server.policy_jobs.session import check_connector, for_spark
 from sla_server.policy_jobs.transforms import (
     HOUR_COLUMNS,
@@ -122,7 +122,7 @@ def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default
         backend_of: of all volumes.
         default: of the other backends.
     """
-    names = Names(backend_of)
+    names = KnownNames(backend_of)
     found: dict[str, str] = {}
     for item in sorted(in_force, key=lambda each: -Priority.parse(each.agreement.spec.priority)):
         window = item.agreement.spec.window
