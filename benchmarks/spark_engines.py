@@ -139,7 +139,7 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
     for kind in ("rollups", "missed"):
         connection.read_parquet(f"{place}/{kind}/*.parquet").create_view(kind)
     connection.execute(SETUP)
-    points, slots, demand = (connection.execute(query).to_arrow_table() for query in (POINTS, COSTS, DEMAND))
+    points, slots, demand = (connection.sql(query).to_arrow_table() for query in (POINTS, COSTS, DEMAND))
     return models(points, slots, demand, read)
 
 

@@ -30,7 +30,7 @@ STREAMS = BACKENDS * VOLUMES_A_BACKEND * STREAMS_A_VOLUME
 PROMISED = 5  # volumes of each backend under one agreement: a tenth of the streams have misses
 THRESHOLD_US = 5_000
 PERCENTILE = 95.0
-CROWDED = 0.62  # share of a backend's largest load beyond which promises are missed
+CROWDED_PER_S = 760.0  # load of a backend, cost a second, beyond which promises are missed: a fifth of slots
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def hour(number: int, slots: int = SLOTS_A_FILE) -> Hour:
     }
     is_promised = np.arange(STREAMS) // STREAMS_A_VOLUME % VOLUMES_A_BACKEND < PROMISED
     counted = (reads + writes)[:, is_promised]
-    is_crowded = (wave * (1 + gust / 2))[:, is_promised] > CROWDED * 6
+    load = columns["cost_milli"].reshape(slots, BACKENDS, -1).sum(axis=2) / 60_000
+    is_crowded = (load > CROWDED_PER_S)[:, backend[is_promised]]
     late = np.where(is_crowded, counted // 4, counted // 100)
     some = counted.shape
     missed = {
