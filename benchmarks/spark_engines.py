@@ -43,7 +43,8 @@ CREATE VIEW promised AS
 CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
-        sum(cost_milli)::BIGINT AS cost_milli, sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
+        sum(cost_milli)::BIGINT AS cost_milli,
+        sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
@@ -72,12 +73,14 @@ WHERE reads + writes >= {MIN_IOS} AND svc_us > 0 AND svc_us < {MOST_UNDER_WAY} *
 DEMAND = f"""
 WITH ranked AS (
     SELECT backend, volume, hour_of_week, demand, ios, cost_milli,
-        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week ORDER BY demand, at_us)::BIGINT AS reached,
-        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week)::BIGINT - 1 AS last
+        sum(weight) OVER (hours ORDER BY demand, at_us)::BIGINT AS reached,
+        sum(weight) OVER hours::BIGINT - 1 AS last
     FROM volume_slots JOIN zones USING (backend)
-    JOIN learned ON learned.zone = zones.zone AND begin_us = at_us // {QUARTER_US} * {QUARTER_US}),
+    JOIN learned ON learned.zone = zones.zone AND begin_us = at_us // {QUARTER_US} * {QUARTER_US}
+    WINDOW hours AS (PARTITION BY backend, volume, hour_of_week)),
 percentiles AS (
-    SELECT backend, volume, hour_of_week, sum(cost_milli)::BIGINT / sum(ios)::BIGINT / 1000.0::DOUBLE AS mean_cost,
+    SELECT backend, volume, hour_of_week,
+        sum(cost_milli)::BIGINT / sum(ios)::BIGINT / 1000.0::DOUBLE AS mean_cost,
         min(demand) FILTER (reached > floor(0.5::DOUBLE * last)) AS low50,
         min(demand) FILTER (reached > least(floor(0.5::DOUBLE * last) + 1, last)) AS high50,
         min(demand) FILTER (reached > floor(0.95::DOUBLE * last)) AS low95,
