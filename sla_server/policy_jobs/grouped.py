@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
@@ -115,8 +116,9 @@ def caps(demand: DataFrame) -> DataFrame:
 
 def harms(intervals: DataFrame, uses: DataFrame) -> DataFrame:
     """Who hurt which promise, of ``transforms.intervals_to_attribute`` and ``uses_of_backends``; HARMS."""
-    together = intervals.groupBy("backend").cogroup(uses.groupBy("backend"))
-    return together.applyInArrow(harms_of, _ddl(HARMS))
+    # Not a cogroup: both come from the same tables, and Spark cannot tell their columns apart.
+    together = intervals.unionByName(uses, allowMissingColumns=True)
+    return together.groupBy("backend").applyInArrow(_harms_together, _ddl(HARMS))
 
 
 def bursts(slots: DataFrame, half_life_days: float, now_us: int) -> DataFrame:
@@ -126,6 +128,11 @@ def bursts(slots: DataFrame, half_life_days: float, now_us: int) -> DataFrame:
         return burst_of(rows, half_life_days, now_us)
 
     return slots.groupBy("backend", "volume").applyInArrow(burst, _ddl(BURSTS))
+
+
+def _harms_together(rows: pa.Table) -> pa.Table:
+    is_use = pc.is_valid(rows["volume"])
+    return harms_of(rows.filter(pc.invert(is_use)), rows.filter(is_use))
 
 
 def harms_of(intervals: pa.Table, uses: pa.Table) -> pa.Table:
