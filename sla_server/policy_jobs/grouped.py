@@ -1,13 +1,14 @@
 """The models inside Spark: a function for each, which gets the rows of one backend (or promise) as Arrow.
 
 Rows of a group come in any order, which differs from one cluster to another; so each function sorts them
-first, and sums in that order. The arithmetic is in ``model`` and ``cost_model``, which know nothing of Spark.
+first, and sums in that order. The arithmetic is in ``model``, ``capacity`` and others, which know nothing of
+Spark.
 Workers import this module: it must be installed there, or sent along.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
+from sla_server.policy_jobs.capacity import Intervals, capacity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,15 +26,22 @@ _SPARK_KINDS: Final = {
     pa.int32(): "int",
     pa.int64(): "bigint",
     pa.float64(): "double",
+    pa.bool_(): "boolean",
 }
 CAPACITY: Final = pa.schema(
     [
         ("backend", pa.string()),
         ("sla", pa.string()),
         ("objective", pa.string()),
+        ("step", pa.int32()),
         ("cost_per_s", pa.float64()),
         ("points", pa.int64()),
         ("highest_load", pa.float64()),
+        ("highest_kept", pa.float64()),
+        ("isotonic", pa.float64()),
+        ("bound", pa.float64()),
+        ("queueing", pa.float64()),
+        ("unlimited", pa.bool_()),
         ("reason", pa.string()),
     ]
 )
@@ -59,8 +68,8 @@ CAPS: Final = pa.schema(
 
 
 def capacities(points: DataFrame) -> DataFrame:
-    """One row a (backend, promise), of the rows of ``transforms.promise_points``; CAPACITY."""
-    return points.groupBy("backend", "sla", "objective").applyInArrow(capacity_of, _ddl(CAPACITY))
+    """One row a (backend, promise, step), of the rows of ``transforms.promise_points``; CAPACITY."""
+    return points.groupBy("backend", "sla", "objective", "step").applyInArrow(capacity_of, _ddl(CAPACITY))
 
 
 def costs(slots: DataFrame) -> DataFrame:
@@ -74,18 +83,13 @@ def caps(demand: DataFrame) -> DataFrame:
 
 
 def capacity_of(points: pa.Table) -> pa.Table:
-    """The capacity of one backend for one promise."""
+    """The capacity of one backend for one promise at one step of its curve."""
     points = points.sort_by("at_us")
     load, counted, missed = (_floats(points, name) for name in ("load", "counted", "missed"))
-    found = model.capacity(load, counted, missed, points["allowed"][0].as_py())
-    row = {
-        **{name: points[name][0].as_py() for name in ("backend", "sla", "objective")},
-        "cost_per_s": found.cost_per_s,
-        "points": found.points,
-        "highest_load": found.highest_load,
-        "reason": found.reason,
-    }
-    return pa.Table.from_pylist([row], schema=CAPACITY)
+    at_us = points["at_us"].to_numpy().astype(np.int64)
+    found = capacity(Intervals(load, counted, missed, points["allowed"][0].as_py(), at_us=at_us))
+    keys = {name: points[name][0].as_py() for name in ("backend", "sla", "objective", "step")}
+    return pa.Table.from_pylist([{**keys, **asdict(found)}], schema=CAPACITY)
 
 
 def cost_of(slots: pa.Table) -> pa.Table:
@@ -119,25 +123,12 @@ def cost_moments(slots: pa.Table) -> dict[str, Any]:
 def caps_of(demand: pa.Table) -> pa.Table:
     """Caps by hour of the week of the volumes of one backend; without a known capacity there is none."""
     rows = demand.sort_by([("hour_of_week", "ascending"), ("volume", "ascending")]).to_pylist()
-    by_hour: dict[int, list[model.Demand]] = defaultdict(list)
-    for row in rows:
-        by_hour[row["hour_of_week"]].append(
-            model.Demand(
-                row["volume"], row["p50"], row["p95"], row["weight"], row["floor"], row["is_protected"]
-            )
-        )
-    limit = rows[0]["capacity"]
-    found: dict[str, dict[int, float | None]] = defaultdict(dict)
-    for hour, members in by_hour.items():
-        if limit is not None:
-            for volume, cap in model.caps_for_hour(limit, members).items():
-                found[volume][hour] = cap
-    limited = {volume: model.limit_change(hours) for volume, hours in found.items()}
+    found = model.caps_of_week(rows, model.decode(rows[0]["needs"]))
     return pa.table(
         [
             pa.array([row["volume"] for row in rows], pa.string()),
             pa.array([row["hour_of_week"] for row in rows], pa.int32()),
-            pa.array([limited.get(row["volume"], {}).get(row["hour_of_week"]) for row in rows], pa.float64()),
+            pa.array([found.get(row["volume"], {}).get(row["hour_of_week"]) for row in rows], pa.float64()),
             pa.array([row["p50"] for row in rows], pa.float64()),
             pa.array([row["p95"] for row in rows], pa.float64()),
         ],

@@ -7,18 +7,22 @@ the distinct names among them, and the promises in force.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import Agreement
-from sla_server.agreements.promise import InForce, classes, promises
+from sla_server.agreements.periods import CalendarWindow
+from sla_server.agreements.promise import InForce, Priority, Promise, classes, promises
 from sla_server.policy_jobs import sql_source
-from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
-from sla_server.policy_jobs.scope import Scope, scope_of
+from sla_server.policy_jobs.demand import HourTables, hour_tables
+from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
 from sla_server.policy_jobs.session import check_connector, for_spark
 from sla_server.policy_jobs.transforms import (
     HOUR_COLUMNS,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from sla_server.config import PolicyJobConfig
     from sla_server.db.policies import PolicyStore
     from sla_server.db.statistics import Files, StatisticsSnapshot
 
@@ -50,12 +55,16 @@ class JobInputs:
         streams: columns ``STREAM_COLUMNS``; the backend is the one that was announced with the stream.
         volumes: volume and backend, where it lies now.
         scope: what agreements say of them.
+        promises: in force.
+        hours: which hour of the week is when, at each backend.
         former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
     """
 
     streams: pa.Table
     volumes: pa.Table
     scope: Scope
+    promises: Sequence[Promise]
+    hours: HourTables
     former_capacity: dict[str, float]
 
 
@@ -72,26 +81,65 @@ class Statistics:
     hours: DataFrame
 
 
-def read(store: PolicyStore, snapshot: StatisticsSnapshot, window_days: int) -> JobInputs:
+def read(store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobConfig) -> JobInputs:
     """What the driver needs.
 
     Raises:
         NothingToLearn: there are no rollups in the window.
+        NoSuchCalendar: ``settings`` name one that is not in force.
         UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
     if not snapshot.rows(SLOTS) and not snapshot.rows(HOURS) and not snapshot.slot_files.paths:
-        raise NothingToLearn(window_days)
+        raise NothingToLearn(settings.window_days)
     in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
     streams = snapshot.streams.select(list(STREAM_COLUMNS))
+    in_scope = promises(in_force)
     scope = scope_of(
-        promises(in_force),
+        in_scope,
         classes(in_force),
         streams["volume"].unique().to_pylist(),
         streams["client"].unique().to_pylist(),
     )
     volumes = snapshot.volumes.select(["volume", "backend"])
-    return JobInputs(streams, volumes, scope, _former_capacity(store.reader.policies(limit=1)))
+    on = dict(zip(streams["volume"].to_pylist(), streams["backend"].to_pylist(), strict=True))
+    on |= dict(zip(volumes["volume"].to_pylist(), volumes["backend"].to_pylist(), strict=True))
+    hours = hour_tables(
+        zones_of(in_force, on, settings.time_zone),
+        snapshot.window_us,
+        settings.half_life_days,
+        _holidays(store, settings.calendar),
+    )
+    former = _former_capacity(store.reader.policies(limit=1))
+    return JobInputs(streams, volumes, scope, in_scope, hours, former)
+
+
+def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
+    """The time zone of each backend: of the agreement with the highest priority on it whose period has one.
+
+    Args:
+        in_force: agreements.
+        backend_of: of all volumes.
+        default: of the other backends.
+    """
+    names = KnownNames(backend_of)
+    found: dict[str, str] = {}
+    for item in sorted(in_force, key=lambda each: -Priority.parse(each.agreement.spec.priority)):
+        window = item.agreement.spec.window
+        if isinstance(window, CalendarWindow):
+            for volume in sorted(names.meant(item.agreement.spec.scope.volumes)):
+                found.setdefault(backend_of[volume], window.tz)
+    return {backend: found.get(backend, default) for backend in backend_of.values()}
+
+
+def _holidays(store: PolicyStore, calendar: str) -> frozenset[date]:
+    """Of a calendar in force; none without a name."""
+    if not calendar:
+        return frozenset()
+    for row in store.reader.documents(kind="Calendar", in_force=True):
+        if row["name"] == calendar:
+            return frozenset(CalendarDocument.from_json(row["spec"]).spec.holidays)
+    raise NoSuchCalendar(calendar)
 
 
 def statistics(spark: SparkSession, snapshot: StatisticsSnapshot) -> Statistics:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -30,7 +30,7 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import StatisticsSnapshot
-from sla_server.policy_jobs import cost_model, grouped, inputs, transforms
+from sla_server.policy_jobs import cost_model, grouped, inputs, model, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.session import build_session, check_files, peak_mib, scratch_of, stderr_to
 
@@ -65,7 +65,7 @@ class Found:
 
     Attributes:
         caps: columns of ``grouped.CAPS``.
-        capacity: one row a (backend, promise).
+        capacity: one row a (backend, promise, step of its curve).
         costs: one row a backend.
     """
 
@@ -98,15 +98,24 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
     try:
         loads = transforms.backend_slots(slots)
         points = transforms.promise_points(loads, rows.missed, promised)
-        capacity = with_former(_sorted(grouped.capacities(points)), read.former_capacity)
+        capacity = [
+            model.with_former(row, read.former_capacity) for row in _sorted(grouped.capacities(points))
+        ]
         costs = _sorted(grouped.costs(transforms.cost_slots(loads)))
         hours = transforms.volume_slots(rows.hours, streams, "hour_us")
-        demand = transforms.hourly_demand(slots.unionByName(transforms.without_covered_hours(hours, slots)))
+        zones, learned, coming = (
+            spark.createDataFrame(table)
+            for table in (read.hours.zones, read.hours.learned, read.hours.coming)
+        )
+        rates = slots.unionByName(transforms.without_covered_hours(hours, slots))
+        demand = transforms.hourly_demand(rates, zones, learned)
+        needs = [
+            (backend, model.encode(each)) for backend, each in model.needs_of(capacity, read.promises).items()
+        ]
         known = transforms.demand_under_limits(
-            demand,
+            transforms.expected_demand(demand, zones, coming),
             spark.createDataFrame(scope.classes),
-            promised,
-            spark.createDataFrame(list(limits_of(capacity).items()), "backend string, capacity double"),
+            spark.createDataFrame(needs, "backend string, needs string"),
         )
         caps = grouped.caps(known).toArrow()
     finally:
@@ -117,30 +126,7 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
 def _sorted(frame: DataFrame) -> list[dict[str, Any]]:
     """The rows of a small result, in the order of its first columns."""
     rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:3]])
-
-
-def with_former(capacity: Sequence[dict[str, Any]], former: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Capacities, those that the data do not tell from the policy before."""
-    return [
-        {
-            **row,
-            "cost_per_s": former[row["backend"]],
-            "reason": f"{row['reason']}; the last valid value is kept",
-        }
-        if row["cost_per_s"] is None and row["backend"] in former
-        else dict(row)
-        for row in capacity
-    ]
-
-
-def limits_of(capacity: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The smallest capacity that a promise of a backend needs."""
-    limits: dict[str, float] = {}
-    for row in capacity:
-        if row["cost_per_s"] is not None:
-            limits[row["backend"]] = min(row["cost_per_s"], limits.get(row["backend"], float("inf")))
-    return limits
+    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:4]])
 
 
 def on_spark(
@@ -218,7 +204,7 @@ def _computed(
         config.database, config.data_dir, window_us, inputs.COLUMNS, scratch_of(job_dir)
     )
     with closing(taken) as snapshot:
-        read = inputs.read(store, snapshot, settings.window_days)
+        read = inputs.read(store, snapshot, settings)
         in_sql, in_files, hours = (
             snapshot.rows(inputs.SLOTS),
             snapshot.slot_files.rows,
@@ -252,7 +238,8 @@ def describe(result: dict[str, Any]) -> str:
     lines = [f"policy version {result['version']} published ({result['job']['seconds']} s; at most {memory})"]
     for row in result["capacity"]:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
-        lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}: {value}")
+        step = f" step {row['step'] + 1}" if row["step"] else ""
+        lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}{step}: {value}")
         lines.append(f"    {row['reason']}, {row['points']} intervals")
     for row in result["cost_model"]:
         lines += cost_model.describe(row)

@@ -55,10 +55,12 @@ class Scope:
     """Small tables, by name; ``promise`` is a promise's number.
 
     Attributes:
-        promises: promise, sla, objective, io, threshold_us, allowed (miss ratio), any_client.
+        promises: promise, sla, objective, step (of the curve, from 0), io, threshold_us, allowed (miss
+            ratio), any_client; a row a step.
         volumes: promise, volume: volumes in scope.
         clients: promise, client: clients in scope of promises that are not for any client.
-        classes: volume, weight, floor: of all volumes.
+        classes: volume, weight, floor_iops, floor_bytes_per_s, promised_iops (up to so much a promise holds
+            that covers it, else 0): of all volumes.
     """
 
     promises: pa.Table
@@ -72,13 +74,22 @@ PROMISES: Final = pa.schema(
         ("promise", pa.int32()),
         ("sla", pa.string()),
         ("objective", pa.string()),
+        ("step", pa.int32()),
         ("io", pa.int32()),
         ("threshold_us", pa.int64()),
         ("allowed", pa.float64()),
         ("any_client", pa.bool_()),
     ]
 )
-CLASSES: Final = pa.schema([("volume", pa.string()), ("weight", pa.float64()), ("floor", pa.float64())])
+CLASSES: Final = pa.schema(
+    [
+        ("volume", pa.string()),
+        ("weight", pa.float64()),
+        ("floor_iops", pa.float64()),
+        ("floor_bytes_per_s", pa.float64()),
+        ("promised_iops", pa.float64()),
+    ]
+)
 
 
 def scope_of(
@@ -89,7 +100,8 @@ def scope_of(
 ) -> Scope:
     """What agreements in force say of the volumes and clients that there are.
 
-    A promise is studied at the first step of its demand curve: that is the demand it was made for.
+    A promise is studied at every step of its demand curve. A volume has at least the priority of the promises
+    that cover it.
     """
     of_volumes, of_clients = KnownNames(volumes), KnownNames(clients)
     rows = [
@@ -97,12 +109,14 @@ def scope_of(
             number,
             promise.sla,
             promise.objective,
+            number_of_step,
             IO_KINDS[promise.io],
-            promise.curve[0].threshold_us,
+            step.threshold_us,
             promise.allowed_miss_ratio,
             "*" in promise.clients,
         )
         for number, promise in enumerate(promises)
+        for number_of_step, step in enumerate(promise.curve)
     ]
     in_scope = [
         (number, name) for number, each in enumerate(promises) for name in of_volumes.meant(each.volumes)
@@ -118,12 +132,21 @@ def scope_of(
         for name in of_volumes.meant(each.volumes):
             if best[name] is DEFAULT_CLASS:
                 best[name] = each
+    weight = {name: float(found.priority) for name, found in best.items()}
+    promised = dict.fromkeys(volumes, 0.0)
+    for number, name in in_scope:
+        weight[name] = max(weight[name], float(promises[number].priority))
+        promised[name] = max(promised[name], promises[number].curve[-1].up_to_iops)
     return Scope(
         promises=_table(rows, PROMISES),
         volumes=_table(sorted(in_scope), _named("volume")),
         clients=_table(sorted(asking), _named("client")),
         classes=_table(
-            [(name, float(found.priority), found.floor_iops) for name, found in sorted(best.items())], CLASSES
+            [
+                (name, weight[name], found.floor_iops, found.floor_bytes_per_s, promised[name])
+                for name, found in sorted(best.items())
+            ],
+            CLASSES,
         ),
     )
 

@@ -42,7 +42,7 @@ def promised_streams(
     """Each stream in scope of each promise, from the tables of ``scope.Scope``.
 
     Returns:
-        stream_id, volume, backend, sla, objective, io, threshold_us, allowed.
+        stream_id, volume, backend, sla, objective, step, io, threshold_us, allowed.
     """
     from pyspark.sql import functions as F
 
@@ -52,7 +52,7 @@ def promised_streams(
         .join(F.broadcast(promises), "promise")
         .join(F.broadcast(is_asking), ["promise", "client"], "left")
         .where(F.col("any_client") | F.col("is_asking"))
-        .select("stream_id", "volume", "backend", "sla", "objective", "io", "threshold_us", "allowed")
+        .select("stream_id", "volume", "backend", "sla", "objective", "step", "io", "threshold_us", "allowed")
     )
 
 
@@ -64,8 +64,8 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
 
     Returns:
-        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, covered_us, demand (offered
-        cost a second), used (completed, the same).
+        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, cost_milli, covered_us, demand
+        (offered cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
@@ -94,23 +94,35 @@ def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     )
     used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
     more = F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios")))
-    kept = ("backend", "volume", "at_us", "ios", "reads", "writes", "bytes", "svc_us", "covered_us")
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", "cost_milli", "covered_us")
+    kept = ("backend", "volume", "at_us", *counted)
     return sums.select(*kept, (used * F.coalesce(more, F.lit(1.0))).alias("demand"), used.alias("used"))
 
 
-def hourly_demand(rates: DataFrame) -> DataFrame:
-    """Demand of each volume by hour of the week.
+def hourly_demand(rates: DataFrame, zones: DataFrame, learned: DataFrame) -> DataFrame:
+    """Demand of each volume by hour of the week, as clocks at its backend show it.
+
+    Args:
+        rates: of ``volume_slots``.
+        zones: backend, zone.
+        learned: of ``demand.HourTables``.
 
     Returns:
-        backend, volume, hour_of_week, p50, p95 (cost a second), samples.
+        backend, volume, hour_of_week, p50, p95 (cost a second, recent intervals weighing more), samples,
+        mean_cost (of an I/O; none without I/O).
     """
     from pyspark.sql import functions as F
 
-    hour = (F.floor(F.col("at_us") / US_AN_HOUR) + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK
+    begin = (F.floor(F.col("at_us") / QUARTER_US) * QUARTER_US).cast("bigint").alias("begin_us")
     return (
-        rates.groupBy("backend", "volume", hour.cast("int").alias("hour_of_week"))
+        rates.select("backend", "volume", "demand", "ios", "cost_milli", begin)
+        .join(F.broadcast(zones), "backend")
+        .join(F.broadcast(learned), ["zone", "begin_us"])
+        .groupBy("backend", "volume", "hour_of_week")
         .agg(
-            F.percentile("demand", F.array(F.lit(0.5), F.lit(0.95))).alias("p"), F.count("*").alias("samples")
+            F.percentile("demand", F.array(F.lit(0.5), F.lit(0.95)), F.col("weight")).alias("p"),
+            F.count("*").alias("samples"),
+            (F.try_divide(F.sum("cost_milli"), F.sum("ios")) / 1000.0).alias("mean_cost"),
         )
         .select(
             "backend",
@@ -119,8 +131,26 @@ def hourly_demand(rates: DataFrame) -> DataFrame:
             F.get("p", F.lit(0)).alias("p50"),
             F.get("p", F.lit(1)).alias("p95"),
             "samples",
+            "mean_cost",
         )
     )
+
+
+def expected_demand(demand: DataFrame, zones: DataFrame, coming: DataFrame) -> DataFrame:
+    """Demand in the hours of UTC of the coming week: that of the local hour which each is like.
+
+    Args:
+        demand: of ``hourly_demand``.
+        zones: backend, zone.
+        coming: of ``demand.HourTables``.
+
+    Returns:
+        columns of ``hourly_demand``.
+    """
+    from pyspark.sql import functions as F
+
+    local = demand.withColumnRenamed("hour_of_week", "like_hour").join(F.broadcast(zones), "backend")
+    return local.join(F.broadcast(coming), ["zone", "like_hour"]).select(*demand.columns)
 
 
 def without_covered_hours(hours: DataFrame, slots: DataFrame) -> DataFrame:
@@ -159,17 +189,17 @@ def promise_points(loads: DataFrame, missed: DataFrame, promised: DataFrame) -> 
         promised: of ``promised_streams``.
 
     Returns:
-        backend, sla, objective, allowed, at_us, load, counted, missed.
+        backend, sla, objective, step, allowed, at_us, load, counted, missed.
     """
     from pyspark.sql import functions as F
 
     kept = (
         missed.join(F.broadcast(promised), ["stream_id", "io", "threshold_us"])
-        .groupBy("backend", "sla", "objective", "allowed", F.col("slot_us").alias("at_us"))
+        .groupBy("backend", "sla", "objective", "step", "allowed", F.col("slot_us").alias("at_us"))
         .agg(F.sum("counted").alias("counted"), F.sum("missed").alias("missed"))
     )
     return kept.join(loads.select("backend", "at_us", "load"), ["backend", "at_us"]).select(
-        "backend", "sla", "objective", "allowed", "at_us", "load", "counted", "missed"
+        "backend", "sla", "objective", "step", "allowed", "at_us", "load", "counted", "missed"
     )
 
 
@@ -188,39 +218,20 @@ def cost_slots(loads: DataFrame) -> DataFrame:
     ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
 
 
-def demand_under_limits(
-    demand: DataFrame, classes: DataFrame, promised: DataFrame, limits: DataFrame
-) -> DataFrame:
+def demand_under_limits(demand: DataFrame, classes: DataFrame, needs: DataFrame) -> DataFrame:
     """Demand of all volumes with what decides on their caps.
 
     Args:
-        demand: of ``hourly_demand``.
-        classes: volume, weight, floor.
-        promised: of ``promised_streams``: no volume in it is ever capped.
-        limits: backend, capacity (cost a second); none: not known.
+        demand: of ``expected_demand``.
+        classes: of ``scope.Scope``.
+        needs: backend, needs (``model.encode``); no row: no capacity is known.
 
     Returns:
-        columns of ``hourly_demand`` and weight, floor, is_protected, capacity.
+        columns of ``hourly_demand`` and of ``classes``, and needs.
     """
     from pyspark.sql import functions as F
 
-    protected = promised.select("volume").distinct().withColumn("is_protected", F.lit(True))
-    return (
-        demand.join(F.broadcast(classes), "volume")
-        .join(F.broadcast(protected), "volume", "left")
-        .join(F.broadcast(limits), "backend", "left")
-        .select(
-            "backend",
-            "volume",
-            "hour_of_week",
-            "p50",
-            "p95",
-            "weight",
-            "floor",
-            F.coalesce("is_protected", F.lit(False)).alias("is_protected"),
-            "capacity",
-        )
-    )
+    return demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
 
 
 # -- Columns that the job reads and writes, for pyarrow and Spark alike
@@ -249,6 +260,7 @@ STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
 HOURS_A_WEEK: Final = 168
 US_A_SECOND: Final = 1_000_000
 US_AN_HOUR: Final = 3600 * US_A_SECOND
+QUARTER_US: Final = US_AN_HOUR // 4
 MONDAY_OFFSET_HOURS: Final = 72
 """1970-01-01 was a Thursday: hour 0 of the epoch is hour 72 of a week that starts on Monday 00 UTC."""
 

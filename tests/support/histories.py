@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sla_server.agreements.promise import CurveStep, Priority, Promise
+from sla_server.policy_jobs.demand import HourTables, hour_tables
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.scope import scope_of
 from sla_server.policy_jobs.transforms import HOUR_DDL
@@ -39,6 +40,11 @@ def promise(volume: str = "erp", clients: tuple[str, ...] = ("*",)) -> Promise:
     return Promise(
         "gold", 1, "latency", Priority.GOLD, (volume,), clients, "any", 95.0, curve, 0.95, 60, 0, 0
     )
+
+
+def utc_hours(*backends: str, window_us: tuple[int, int] = (0, 10 * SLOT_US)) -> HourTables:
+    """No holidays, nor anything that fades."""
+    return hour_tables(dict.fromkeys(backends, "UTC"), window_us, half_life_days=10_000)
 
 
 def known_history() -> History:
@@ -88,5 +94,5 @@ def known_history() -> History:
     return History(
         pa.Table.from_pylist(slots),
         pa.Table.from_pylist(missed, schema=kind),
-        JobInputs(streams, volumes, scope, {}),
+        JobInputs(streams, volumes, scope, [promise()], utc_hours("disk"), {}),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from sla_server.policy_jobs import transforms
+from sla_server.policy_jobs.demand import hour_tables, recency_weights, weighted_percentile
 from sla_server.policy_jobs.scope import scope_of
 from sla_server.policy_jobs.transforms import US_AN_HOUR
-from tests.support.histories import promise
+from tests.support.histories import promise, utc_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,19 +107,51 @@ def test_promises_meet_their_streams(spark: SparkSession, streams: DataFrame) ->
     ]
 
 
+RATES_DDL = (
+    "backend string, volume string, at_us bigint, ios bigint, cost_milli bigint, demand double, used double"
+)
+
+
 def test_demand_by_hour_of_week(spark: SparkSession) -> None:
     rows = [
-        ("disk", "erp", hour * US_AN_HOUR, 10, float(value), 0.0)
+        ("disk", "erp", hour * US_AN_HOUR, 10, 20_000, float(value), 0.0)
         for hour, value in ((0, 10), (168, 30), (1, 5))
     ]
-    rates = spark.createDataFrame(
-        rows, "backend string, volume string, at_us bigint, ios bigint, demand double, used double"
-    )
-    found = {row.hour_of_week: row for row in transforms.hourly_demand(rates).collect()}
-    assert found[72].p50 == pytest.approx(20.0)
-    assert found[72].p95 == pytest.approx(29.0)
+    tables = utc_hours("disk", window_us=(0, 200 * US_AN_HOUR))
+    zones, learned = spark.createDataFrame(tables.zones), spark.createDataFrame(tables.learned)
+    rates = spark.createDataFrame(rows, RATES_DDL)
+    found = {row.hour_of_week: row for row in transforms.hourly_demand(rates, zones, learned).collect()}
+    assert found[72].p50 == pytest.approx(20.0, abs=10.001), "of two values that weigh nearly the same"
     assert found[72].samples == 2
+    assert found[72].mean_cost == 2.0
     assert found[73].p95 == pytest.approx(5.0)
+
+
+def test_percentiles_are_those_of_the_weighted_values_and_hours_are_local(spark: SparkSession) -> None:
+    """24 weeks of one hour, in Berlin; the same by numpy."""
+    week = 168 * US_AN_HOUR
+    window = (0, 24 * week)
+    tables = hour_tables({"disk": "Europe/Berlin"}, window, half_life_days=14)
+    at_us = np.arange(24, dtype=np.int64) * week + 8 * US_AN_HOUR
+    values = np.random.default_rng(3).uniform(1, 100, 24).round(3)
+    rates = spark.createDataFrame(
+        [
+            ("disk", "erp", int(at), 10, 10_000, float(value), 0.0)
+            for at, value in zip(at_us, values, strict=True)
+        ],
+        RATES_DDL,
+    )
+    zones, learned, coming = (
+        spark.createDataFrame(table) for table in (tables.zones, tables.learned, tables.coming)
+    )
+    demand = transforms.hourly_demand(rates, zones, learned)
+    (row,) = demand.collect()
+    weights = recency_weights(at_us, window[1], 14)
+    assert row.hour_of_week == 72 + 9, "an hour before UTC, all of the winter of 1970"
+    for share, found in ((0.5, row.p50), (0.95, row.p95)):
+        assert found == pytest.approx(weighted_percentile(values, weights, share), rel=1e-9)
+    (expected,) = transforms.expected_demand(demand, zones, coming).collect()
+    assert (expected.hour_of_week, expected.p95) == (72 + 8, row.p95), "caps are stored by hours of UTC"
 
 
 LOADS_DDL = (
@@ -143,8 +177,8 @@ def test_points_join_the_misses_of_a_promise_to_the_load_of_its_backend(
         "slot_us bigint, stream_id bigint, io int, threshold_us bigint, counted bigint, missed bigint",
     )
     promised = spark.createDataFrame(
-        [(1, "erp", "disk", "erp-gold", "latency", 0, 12_000, 0.05)],
-        "stream_id bigint, volume string, backend string, sla string, objective string, io int, "
+        [(1, "erp", "disk", "erp-gold", "latency", 0, 0, 12_000, 0.05)],
+        "stream_id bigint, volume string, backend string, sla string, objective string, step int, io int, "
         "threshold_us bigint, allowed double",
     )
     points = transforms.promise_points(transforms.backend_slots(slots), missed, promised).collect()
@@ -171,15 +205,11 @@ def test_demand_comes_with_what_decides_on_caps(spark: SparkSession) -> None:
         [("disk", "erp", 7, 1.0, 2.0), ("disk", "batch", 7, 3.0, 4.0), ("tape", "old", 7, 5.0, 6.0)],
         "backend string, volume string, hour_of_week int, p50 double, p95 double",
     )
-    classes = spark.createDataFrame(
-        [("erp", 8.0, 20.0), ("batch", 1.0, 50.0), ("old", 1.0, 50.0)],
-        "volume string, weight double, floor double",
-    )
-    promised = spark.createDataFrame([("erp", 1), ("erp", 2)], "volume string, stream_id bigint")
-    limits = spark.createDataFrame([("disk", 300.0)], "backend string, capacity double")
-    rows = transforms.demand_under_limits(demand, classes, promised, limits).collect()
-    assert sorted((r.volume, r.p95, r.weight, r.floor, r.is_protected, r.capacity) for r in rows) == [
-        ("batch", 4.0, 1.0, 50.0, False, 300.0),
-        ("erp", 2.0, 8.0, 20.0, True, 300.0),
-        ("old", 6.0, 1.0, 50.0, False, None),
+    classes = spark.createDataFrame(scope_of([promise("erp")], [], ["erp", "batch", "old"], []).classes)
+    needs = spark.createDataFrame([("disk", "[]")], "backend string, needs string")
+    rows = transforms.demand_under_limits(demand, classes, needs).collect()
+    assert sorted((r.volume, r.p95, r.weight, r.floor_iops, r.promised_iops, r.needs) for r in rows) == [
+        ("batch", 4.0, 1.0, 50.0, 0.0, "[]"),
+        ("erp", 2.0, 8.0, 50.0, 150.0, "[]"),
+        ("old", 6.0, 1.0, 50.0, 0.0, None),
     ]

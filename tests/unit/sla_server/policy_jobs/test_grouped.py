@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.policy_jobs import grouped
+from sla_server.policy_jobs import grouped, model
 
 SLOT = 60_000_000
+GOLD = model.PromiseNeed(8.0, ("erp",), ((150.0, 300.0),))
 
 
 def shuffled(rows: list[dict[str, Any]], seed: int) -> pa.Table:
@@ -26,6 +27,7 @@ def points() -> list[dict[str, Any]]:
             "backend": "disk",
             "sla": "gold",
             "objective": "latency",
+            "step": 0,
             "allowed": 0.05,
             "at_us": n * SLOT,
             "load": 10.1 * n if n % 3 else 10.1,
@@ -54,21 +56,23 @@ def slots() -> list[dict[str, Any]]:
     return rows
 
 
-def demand(capacity: float | None = 300.0) -> list[dict[str, Any]]:
-    volumes = [("erp", 100.0, True), ("batch", 400.0, False), ("web", 33.3, False)]
+def demand(needs: str | None = model.encode([GOLD])) -> list[dict[str, Any]]:
+    volumes = [("erp", 100.0, 8.0), ("batch", 400.0, 1.0), ("web", 33.3, 1.0)]
     return [
         {
             "backend": "disk",
             "volume": volume,
             "hour_of_week": hour,
             "p50": p95 / 2,
-            "p95": p95 * (1 + hour / 7),
-            "weight": 1.0,
-            "floor": 50.0,
-            "is_protected": is_protected,
-            "capacity": capacity,
+            "p95": p95 * (1 + hour / 7) if volume == "batch" else p95,
+            "mean_cost": 1.0,
+            "weight": weight,
+            "floor_iops": 50.0,
+            "floor_bytes_per_s": 0.0,
+            "promised_iops": 150.0 if volume == "erp" else 0.0,
+            "needs": needs,
         }
-        for volume, p95, is_protected in volumes
+        for volume, p95, weight in volumes
         for hour in (0, 1, 2, 167)
     ]
 

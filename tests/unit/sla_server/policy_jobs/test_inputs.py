@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sla_server.config import PolicyJobConfig
 from sla_server.db.statistics import Files
-from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
 from sla_server.policy_jobs.inputs import read
 from sla_server.policy_jobs.job import status_of
 from tests.support.agreements import in_force, simple
@@ -25,13 +26,35 @@ STREAMS = pa.table(
 )
 
 
+SETTINGS = PolicyJobConfig(time_zone="Asia/Tokyo")
+DAY_US = 86_400_000_000
+CHRISTMAS_US = 20_812 * DAY_US
+WINDOW_US = (CHRISTMAS_US - 3 * DAY_US, CHRISTMAS_US + DAY_US)
+
+
 def snapshot(rows: int = 1) -> Any:
     return SimpleNamespace(
         rows=lambda _table: rows,
         slot_files=Files(),
+        window_us=WINDOW_US,
         streams=STREAMS,
         volumes=pa.table({"volume": ["vol-1"], "backend": ["new-array"], "size_bytes": [1]}),
     )
+
+
+CALENDAR = {
+    "name": "office",
+    "spec": {
+        "apiVersion": "storage-sla/v1",
+        "kind": "Calendar",
+        "metadata": {"name": "office"},
+        "spec": {
+            "tz": "Europe/Berlin",
+            "hours": [{"days": ["mon"], "from": "08:00", "to": "18:00"}],
+            "holidays": ["2026-12-25"],
+        },
+    },
+}
 
 
 class OldStore:
@@ -42,13 +65,15 @@ class OldStore:
     def __init__(self, spec: dict[str, Any]) -> None:
         row = {"name": "gold", "version": 3, "spec": spec, "applied_us": 1, "ended_us": None}
         self.reader = SimpleNamespace(
-            agreements=lambda in_force: [row] if in_force else [], policies=lambda limit: []
+            agreements=lambda in_force: [row] if in_force else [],
+            policies=lambda limit: [],
+            documents=lambda kind, in_force: [CALENDAR] if (kind, in_force) == ("Calendar", True) else [],
         )
 
 
 def test_names_are_matched_once_each() -> None:
     spec = in_force(simple(volumes="vol-*", clients="left-*")).agreement.spec_json()
-    found = read(OldStore(spec), snapshot(), 7)  # type: ignore[arg-type]
+    found = read(OldStore(spec), snapshot(), SETTINGS)  # type: ignore[arg-type]
     assert found.scope.volumes.to_pylist() == [
         {"promise": 0, "volume": "vol-1"},
         {"promise": 0, "volume": "vol-2"},
@@ -60,11 +85,32 @@ def test_names_are_matched_once_each() -> None:
 
 def test_an_empty_window_teaches_nothing() -> None:
     with pytest.raises(NothingToLearn):
-        read(OldStore({}), snapshot(rows=0), 7)  # type: ignore[arg-type]
+        read(OldStore({}), snapshot(rows=0), SETTINGS)  # type: ignore[arg-type]
 
 
 def test_an_agreement_of_another_release_is_named_with_the_way_out() -> None:
     store: Any = OldStore({**in_force(simple()).agreement.spec_json(), "of_old": 1})
     with pytest.raises(UnreadableAgreement, match=r"gold version 3 .*of_old.*`sla apply") as caught:
-        read(store, snapshot(), 7)
+        read(store, snapshot(), SETTINGS)
     assert status_of(caught.value) == 65
+
+
+def test_hours_are_those_of_the_agreements_on_a_backend_and_holidays_those_of_the_calendar() -> None:
+    spec = in_force(simple(volumes="vol-1")).agreement.spec_json()
+    spec["spec"]["window"] = {"type": "calendar", "period": "month", "tz": "Europe/Berlin"}
+    settings = SETTINGS.model_copy(update={"calendar": "office"})
+    found = read(OldStore(spec), snapshot(), settings)  # type: ignore[arg-type]
+    zones = {row["backend"]: row["zone"] for row in found.hours.zones.to_pylist()}
+    assert zones == {"new-array": "Europe/Berlin", "old-array": "Asia/Tokyo"}
+    learned = {(row["zone"], row["begin_us"]): row["hour_of_week"] for row in found.hours.learned.to_pylist()}
+    noon_us = CHRISTMAS_US + DAY_US // 2
+    assert learned["Europe/Berlin", noon_us] == 6 * 24 + 13, "a holiday is a Sunday"
+    assert learned["Europe/Berlin", noon_us - DAY_US] == 3 * 24 + 13
+
+
+def test_a_calendar_that_is_not_in_force_is_said() -> None:
+    spec = in_force(simple(volumes="vol-1")).agreement.spec_json()
+    settings = SETTINGS.model_copy(update={"calendar": "feast"})
+    with pytest.raises(NoSuchCalendar, match="'feast', and no Calendar document") as caught:
+        read(OldStore(spec), snapshot(), settings)  # type: ignore[arg-type]
+    assert status_of(caught.value) == 78

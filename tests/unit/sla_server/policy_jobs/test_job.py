@@ -12,23 +12,6 @@ from sla_server.policy_jobs.errors import FilesNotForSpark
 from sla_server.policy_jobs.session import check_files, for_spark
 
 
-def capacity(backend: str, cost: float | None, sla: str = "gold") -> dict[str, Any]:
-    return {"backend": backend, "sla": sla, "objective": "latency", "cost_per_s": cost, "reason": "said"}
-
-
-def test_the_last_valid_capacity_is_kept_and_said() -> None:
-    rows = [capacity("disk", None), capacity("ssd", 7.0), capacity("tape", None)]
-    found = job.with_former(rows, {"disk": 300.0, "ssd": 9.0})
-    assert [row["cost_per_s"] for row in found] == [300.0, 7.0, None]
-    assert [row["reason"] for row in found] == ["said; the last valid value is kept", "said", "said"]
-    assert rows[0]["cost_per_s"] is None
-
-
-def test_the_strictest_promise_of_a_backend_counts() -> None:
-    rows = [capacity("disk", 370.0), capacity("disk", 150.0, "other"), capacity("tape", None)]
-    assert job.limits_of(rows) == {"disk": 150.0}
-
-
 def test_caps_come_some_at_a_time_and_those_that_limit_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "ROWS_AT_A_TIME", 2)
     columns: list[list[Any]] = [["a", "b", "c"], [0, 1, 2], [None, 5.0, None], [1.0] * 3, [2.0] * 3]

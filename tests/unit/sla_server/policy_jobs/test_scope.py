@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.agreements.promise import Priority, VolumeClass
+from sla_server.agreements.promise import CurveStep, Priority, VolumeClass
 from sla_server.agreements.selectors import matches
 from sla_server.policy_jobs.scope import KnownNames, scope_of
 from tests.support.histories import promise
+
+
+def row_of(volume: str, weight: float, floor_iops: float, promised_iops: float = 0.0) -> dict[str, Any]:
+    return {
+        "volume": volume,
+        "weight": weight,
+        "floor_iops": floor_iops,
+        "floor_bytes_per_s": 0.0,
+        "promised_iops": promised_iops,
+    }
+
 
 TEXT = st.text("ab*?[]!-", min_size=1, max_size=5)
 
@@ -44,11 +57,23 @@ def test_a_volume_has_the_class_of_its_agreement_with_the_highest_priority() -> 
     for order in itertools.permutations(classes[:2]):
         found = scope_of([], [*order, classes[2]], ["erp-1", "batch"], [])
         assert found.classes.to_pylist() == [
-            {"volume": "batch", "weight": 2.0, "floor": 10.0},
-            {"volume": "erp-1", "weight": 8.0, "floor": 20.0},
+            row_of("batch", 2.0, 10.0),
+            row_of("erp-1", 8.0, 20.0),
         ]
     (row,) = scope_of([], [], ["erp"], []).classes.to_pylist()
-    assert row == {"volume": "erp", "weight": 1.0, "floor": 50.0}
+    assert row == row_of("erp", 1.0, 50.0)
+
+
+def test_a_volume_has_at_least_the_priority_of_its_promises_and_the_end_of_their_curves() -> None:
+    found = scope_of([promise("erp")], [], ["erp", "batch"], ["host-a"])
+    assert found.classes.to_pylist() == [row_of("batch", 1.0, 50.0), row_of("erp", 8.0, 50.0, 150.0)]
+
+
+def test_each_step_of_a_curve_is_a_row() -> None:
+    steps = (CurveStep(100, 5_000), CurveStep(200, 9_000))
+    found = scope_of([promise(), dataclasses.replace(promise(), curve=steps)], [], ["erp"], [])
+    rows = [(row["promise"], row["step"], row["threshold_us"]) for row in found.promises.to_pylist()]
+    assert rows == [(0, 0, 12_000), (1, 0, 5_000), (1, 1, 9_000)]
 
 
 def test_no_agreement_is_no_rows_of_the_same_kind() -> None:
