@@ -19,33 +19,26 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import spark_world
-from sla_server.policy_jobs import grouped
+from sla_server.policy_jobs import grouped, model
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
-from sla_server.policy_jobs.job import Found, compute, limits_of
-from sla_server.policy_jobs.transforms import (
-    HOUR_DDL,
-    HOURS_A_WEEK,
-    MISSED_DDL,
-    MONDAY_OFFSET_HOURS,
-    SLOT_DDL,
-    US_A_SECOND,
-    US_AN_HOUR,
-)
+from sla_server.policy_jobs.job import Found, compute
+from sla_server.policy_jobs.transforms import HOUR_DDL, MISSED_DDL, QUARTER_US, SLOT_DDL, US_A_SECOND
 
 SETUP = f"""
 CREATE VIEW streams_now AS
     SELECT stream_id, volume, client, coalesce(v.backend, s.backend) AS backend
     FROM streams s LEFT JOIN volumes v USING (volume);
 CREATE VIEW promised AS
-    SELECT stream_id, s.volume, backend, sla, objective, io, threshold_us, allowed
+    SELECT stream_id, s.volume, backend, sla, objective, step, io, threshold_us, allowed
     FROM streams_now s JOIN volume_scope USING (volume) JOIN promises USING (promise)
     LEFT JOIN client_scope c ON c.promise = promises.promise AND c.client = s.client
     WHERE any_client OR c.client IS NOT NULL;
 CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
-        sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
+        sum(cost_milli)::BIGINT AS all_milli,
+        all_milli / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
@@ -62,7 +55,7 @@ CREATE TABLE loads AS
 """  # noqa: S608 - numbers of ours
 POINTS = """
 SELECT k.*, load FROM (
-    SELECT p.backend, sla, objective, allowed, slot_us AS at_us, sum(counted)::BIGINT AS counted,
+    SELECT p.backend, sla, objective, step, allowed, slot_us AS at_us, sum(counted)::BIGINT AS counted,
         sum(missed)::BIGINT AS missed
     FROM missed JOIN promised p USING (stream_id, io, threshold_us) GROUP BY ALL) k
 JOIN loads USING (backend, at_us)
@@ -72,10 +65,26 @@ SELECT backend, at_us, reads, writes, bytes, svc_us FROM loads
 WHERE reads + writes >= {MIN_IOS} AND svc_us > 0 AND svc_us < {MOST_UNDER_WAY} * covered_us
 """  # noqa: S608 - numbers of ours
 DEMAND = f"""
-SELECT backend, volume,
-    ((at_us // {US_AN_HOUR} + {MONDAY_OFFSET_HOURS}) % {HOURS_A_WEEK})::INTEGER AS hour_of_week,
-    quantile_cont(demand, 0.5) AS p50, quantile_cont(demand, 0.95) AS p95
-FROM volume_slots GROUP BY ALL
+WITH weighted AS (
+    SELECT backend, volume, zone, l.hour_of_week AS like_hour, demand, ios, all_milli, weight
+    FROM volume_slots JOIN zones USING (backend) JOIN learned l USING (zone)
+    WHERE l.begin_us = at_us // {QUARTER_US} * {QUARTER_US}),
+ranked AS (
+    SELECT *, sum(weight) OVER (wide ORDER BY demand ROWS UNBOUNDED PRECEDING)::BIGINT AS reached,
+        sum(weight) OVER wide::BIGINT - 1 AS top
+    FROM weighted WINDOW wide AS (PARTITION BY backend, volume, zone, like_hour)),
+ends AS (
+    SELECT backend, volume, zone, like_hour, any_value(top) * 0.5::DOUBLE AS at50,
+        any_value(top) * 0.95::DOUBLE AS at95, sum(all_milli)::BIGINT AS milli, sum(ios)::BIGINT AS total_ios,
+        min(demand) FILTER (reached > floor(0.5::DOUBLE * top)) AS low50,
+        min(demand) FILTER (reached > least(floor(0.5::DOUBLE * top) + 1, top)) AS high50,
+        min(demand) FILTER (reached > floor(0.95::DOUBLE * top)) AS low95,
+        min(demand) FILTER (reached > least(floor(0.95::DOUBLE * top) + 1, top)) AS high95
+    FROM ranked GROUP BY ALL)
+SELECT backend, volume, c.hour_of_week, milli / nullif(total_ios, 0) / 1000 AS mean_cost,
+    low50 + (high50 - low50) * (at50 - floor(at50)) AS p50,
+    low95 + (high95 - low95) * (at95 - floor(at95)) AS p95
+FROM ends JOIN coming c USING (zone, like_hour)
 """  # noqa: S608 - numbers of ours
 
 
@@ -93,18 +102,16 @@ def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.T
 
 def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs) -> Found:
     """The part that all engines but Spark have in this process."""
-    capacity = groups(points, ["backend", "sla", "objective"], grouped.capacity_of).to_pylist()
+    keys = ["backend", "sla", "objective", "step"]
+    capacity = [model.with_former(row, {}) for row in groups(points, keys, grouped.capacity_of).to_pylist()]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
-    limits = limits_of(capacity)
-    classes = {row["volume"]: row for row in read.scope.classes.to_pylist()}
-    protected = set(read.scope.volumes["volume"].to_pylist())
+    needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     names, backends = demand["volume"].to_pylist(), demand["backend"].to_pylist()
-    known = (
-        demand.append_column("weight", pa.array([classes[name]["weight"] for name in names]))
-        .append_column("floor", pa.array([classes[name]["floor"] for name in names]))
-        .append_column("is_protected", pa.array([name in protected for name in names]))
-        .append_column("capacity", pa.array([limits.get(name) for name in backends], pa.float64()))
-    )
+    place = {name: number for number, name in enumerate(read.scope.classes["volume"].to_pylist())}
+    classes = read.scope.classes.drop_columns(["volume"]).take([place[name] for name in names])
+    known = demand.append_column("needs", pa.array([needs.get(name) for name in backends], pa.string()))
+    for field, column in zip(classes.schema, classes.columns, strict=True):
+        known = known.append_column(field, column)
     caps = groups(known, ["backend"], grouped.caps_of)
     return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
 
@@ -120,6 +127,9 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
         "promises": read.scope.promises,
         "volume_scope": read.scope.volumes,
         "client_scope": read.scope.clients,
+        "zones": read.hours.zones,
+        "learned": read.hours.learned,
+        "coming": read.hours.coming,
     }
     for name, table in small.items():
         connection.register(name, table)
@@ -139,6 +149,18 @@ def in_polars(place: Path, read: JobInputs) -> Found:
 
     def sums(*names: str) -> list[Any]:
         return [pl.col(name).sum() for name in names]
+
+    def percentile(share: float) -> Any:
+        """Of ``demand``, each value as often as its weight says."""
+        reached = pl.col("weight").sort_by("demand").cum_sum()
+        top = pl.col("weight").sum() - 1
+        position = top * share
+        below = position.floor()
+        low, high = (
+            pl.col("demand").sort().filter(reached > rank).first()
+            for rank in (below, pl.min_horizontal(below + 1, top))
+        )
+        return low + (high - low) * (position - below)
 
     now = small(read.volumes).rename({"backend": "now"})
     streams = (
@@ -184,8 +206,8 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     keys = ["stream_id", "io", "threshold_us"]
     points = (
         pl.scan_parquet(f"{place}/missed/*.parquet")
-        .join(promised.select(*keys, "backend", "sla", "objective", "allowed"), keys)
-        .group_by("backend", "sla", "objective", "allowed", pl.col("slot_us").alias("at_us"))
+        .join(promised.select(*keys, "backend", "sla", "objective", "step", "allowed"), keys)
+        .group_by("backend", "sla", "objective", "step", "allowed", pl.col("slot_us").alias("at_us"))
         .agg(*sums("counted", "missed"))
         .join(loads.select("backend", "at_us", "load"), ["backend", "at_us"])
     )
@@ -194,10 +216,21 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         & (pl.col("svc_us") > 0)
         & (pl.col("svc_us") < MOST_UNDER_WAY * pl.col("covered_us"))
     ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
-    hour = ((pl.col("at_us") // US_AN_HOUR + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK).cast(pl.Int32)
-    demand = volume_slots.group_by("backend", "volume", hour.alias("hour_of_week")).agg(
-        pl.col("demand").quantile(0.5, "linear").alias("p50"),
-        pl.col("demand").quantile(0.95, "linear").alias("p95"),
+    zones, learned, coming = (
+        small(each) for each in (read.hours.zones, read.hours.learned, read.hours.coming)
+    )
+    demand = (
+        volume_slots.with_columns((pl.col("at_us") // QUARTER_US * QUARTER_US).alias("begin_us"))
+        .join(zones, "backend")
+        .join(learned, ["zone", "begin_us"])
+        .group_by("backend", "volume", "zone", pl.col("hour_of_week").alias("like_hour"))
+        .agg(
+            percentile(0.5).alias("p50"),
+            percentile(0.95).alias("p95"),
+            (pl.col("cost_milli").sum() / pl.col("ios").sum() / 1000).alias("mean_cost"),
+        )
+        .join(coming, ["zone", "like_hour"])
+        .select("backend", "volume", "hour_of_week", "p50", "p95", "mean_cost")
     )
     results = pl.collect_all([points, costs, demand], engine="streaming")
     return models(*(_plain(each.to_arrow()) for each in results), read)
