@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -175,8 +176,14 @@ def on_spark(
         finally:
             spark.stop()
     except (PySparkException, Py4JError) as exc:
-        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0].rstrip(".")
-        raise SparkFailed(reason, log_path) from exc
+        raise SparkFailed(reason_of(exc), log_path) from exc
+
+
+def reason_of(error: Exception) -> str:
+    """Why Spark failed: in our own words if a worker of ours raised them, else its first line."""
+    text = str(error).strip() or type(error).__name__
+    own = re.search(r"^sla_server\.\S+: (.+)$", text, re.MULTILINE)
+    return (own.group(1) if own else text.splitlines()[0]).rstrip(".")
 
 
 def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
