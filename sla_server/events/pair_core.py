@@ -28,7 +28,7 @@ from __future__ import annotations
 import bisect
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -127,7 +127,7 @@ class PairCore:
         self._taken_before: dict[str, int] = {}  # up to here only what is in _left is taken over
         self._left: dict[str, set[int]] = {}
         self._is_again_due = False
-        self._copies = _copies(self._main)
+        self._copies = _copies(self._main, self._current())  # numbers here of what the partner has, too
         self._take_ns = self._notes_ns = self._prune_ns = 0
         self._certificate_ns = 0
         self._until_us: int | None = None
@@ -384,9 +384,11 @@ class PairCore:
             positions[event.event_id, item.recipient] = position
         self._ledger.take(positions)
         try:
-            self._copies.extend(self._main.append(items))
+            seqs = self._main.append(items)
         except QueueFull:
             return False
+        if queue_id in self._current():
+            self._copies.extend(seqs)
         left.difference_update(seq for seq, _ in records)
         self.later_items.extend(later)
         self._taken += len(items) + len(later)
@@ -445,12 +447,12 @@ class PairCore:
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 
 
-def _copies(queue: EventQueue) -> list[int]:
-    """Numbers of what was taken over from the partner."""
+def _copies(queue: EventQueue, origins: Collection[str]) -> list[int]:
+    """Numbers of what was taken over from these queues of the partner."""
     found, after = list[int](), queue.done_seq
     while after < queue.newest_seq:
         records, after = queue.records(after, CHUNK_BYTES)
-        found += [seq for seq, data in records if origin_of(seq, data)]
+        found += [seq for seq, data in records if origin_of(seq, data) in origins]
     return found
 
 
