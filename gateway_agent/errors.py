@@ -6,7 +6,6 @@
         ├── UpstreamError          the upstream of a volume refused, died or did not answer; clients see EIO
         ├── ExportRefused          a client asked for something this plane does not serve; says what and why
         ├── BackingFileError       a file or device of file mode cannot be used
-        ├── BadCaps                a set of caps or thresholds that cannot be applied; the former stay
         ├── PeerLost               a connection of the link has ended; dial again (retryable)
         │   ├── ServerLost         the session to the PMDaemon ended
         │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
@@ -91,15 +90,6 @@ class BackingFileError(GatewayError):
         super().__init__(
             f"volume {volume}: file {path} cannot be used: {problem}. Correct `file` of this export"
         )
-
-
-class BadCaps(GatewayError):
-    """Caps or thresholds from the link that cannot be applied; what was in force stays so."""
-
-    def __init__(self, what: str, problem: str) -> None:
-        self.what = what
-        self.problem = problem
-        super().__init__(f"{what} refused, the former stay in force: {problem}")
 
 
 class PeerLost(GatewayError):

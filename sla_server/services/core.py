@@ -23,7 +23,7 @@ from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet, Thresholds
-from pmdaemon.wire.messages.api import ServiceResponse
+from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
 from pmdaemon.wire.messages.server import (
     CapsOrder,
     CapsState,
@@ -262,7 +262,7 @@ class Services:
         self.record_sender.recorded(answer.request, answer.ok, answer.error, now_ns)
 
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        self._requests.handle(message.header, now_ns, now_us)
+        self._requests.handle(ServiceRequest.parse(message.header), now_ns, now_us)
 
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
