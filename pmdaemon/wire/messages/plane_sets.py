@@ -59,8 +59,8 @@ class PlaneCaps:
         """What the header of DP_CAPS says.
 
         Raises:
-            BadCaps: a key of the wrong type, a rate that is not above 0, a volume, client or group named twice,
-                a volume in two groups.
+            BadCaps: a key of the wrong type, a rate that is not above 0, a volume, client or group named
+                twice, a volume in two groups.
         """
         generation, lease_us, entries = header.get("gen"), header.get("lease_us"), header.get("caps")
         if type(generation) is not int or generation < 0 or not isinstance(entries, list):

@@ -103,7 +103,7 @@ def test_a_request_that_has_an_id_is_read_and_one_without_is_not() -> None:
     assert read == api.ServiceRequest("r", "[5]", "a" * api.MAX_WHO, None)
     assert api.ServiceRequest.parse({"req": "r", "op": "mode", "body": {}}).who == "unknown"
     for request in (None, "", 5):
-        with pytest.raises(MalformedFrame, match="key 'req' is .*, expected an id"):
+        with pytest.raises(MalformedFrame, match=r"key 'req' is .*, expected an id"):
             api.ServiceRequest.parse({"req": request, "op": "mode", "who": "ann", "body": {}})
 
 
