@@ -43,6 +43,7 @@ from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services import notifications
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
@@ -57,7 +58,7 @@ from sla_server.services.exclusions import Exclusions
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start

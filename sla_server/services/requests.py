@@ -37,12 +37,13 @@ from sla_server.requests import (
     ThrottleSet,
     VolumesDecision,
 )
+from sla_server.rows import Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
 from sla_server.services.control.controller import Controller
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
-from sla_server.services.rows import Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 from sla_server.services.sql_worker import SqlWorker
 from sla_server.services.volume_gate import DecisionRefused, VolumeGate
 

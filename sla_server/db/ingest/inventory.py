@@ -22,10 +22,11 @@ from sqlalchemy import Column, Connection, select
 from pmdaemon.wire.messages.stored import StoredGateway, StoredStreams
 from sla_server.db import schema
 from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, RefusedRecord
-from sla_server.db.ingest.records import Row, add_events, event_row
+from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import HOUR_US
 from sla_server.db.upsert import upsert
+from sla_server.rows import Row
 
 SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
 _SEVERITY: Final = {

@@ -40,7 +40,7 @@ from pmdaemon.wire.plane_marks import rows_by_plane
 from sla_server.db import schema
 from sla_server.db.histogram_codec import Int64s
 from sla_server.db.ingest.batch import DecodedBatch
-from sla_server.db.ingest.records import Row, add_events, event_row
+from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.schema import DAY_US, HOUR_US
 from sla_server.db.upsert import upsert
 from sla_server.ownership import (
@@ -57,6 +57,7 @@ from sla_server.ownership import (
     enumerated,
     pending_text,
 )
+from sla_server.rows import Row
 
 TABLE: Final = "volume_owners"
 MOST_WAITING: Final = 16_384

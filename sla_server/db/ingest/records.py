@@ -22,8 +22,8 @@ from pmdaemon.wire.messages.stored import storable
 from sla_server.db import schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upsert import upsert
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
