@@ -10,7 +10,6 @@
         │   ├── ServerLost         the session to the PMDaemon ended
         │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
         ├── SpoolWriteFailed       a cut could not be spooled (disk full?); its sources keep it (retryable)
-        ├── SpoolUnusable          the spool's directory cannot be read or written at all
         ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
         ├── GroupUnusable          a control group cannot be counted or limited (retryable)
         │   └── DeviceNotFound     no block device has this name now (retryable)
@@ -124,17 +123,6 @@ class SpoolWriteFailed(GatewayError):
         self.path = path
         self.cause = cause
         super().__init__(f"{path}: the cut could not be spooled ({cause}). Check the disk")
-
-
-class SpoolUnusable(GatewayError):
-    """The spool's directory cannot be used at all."""
-
-    def __init__(self, path: str, cause: str) -> None:
-        self.path = path
-        self.cause = cause
-        super().__init__(
-            f"{path}: the spool cannot be used ({cause}). Check state_dir, its owner and its mode"
-        )
 
 
 class SourceReadFailed(GatewayError):
