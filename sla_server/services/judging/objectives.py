@@ -27,8 +27,9 @@ from sla_server.agreements.compliance import (
     terms_of,
 )
 from sla_server.agreements.slice_history import code_of
+from sla_server.rows import Row, Rows
 from sla_server.services.judging.track import DAY_US, Track
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 
 MOST_STANDINGS: Final = 512
 """Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
