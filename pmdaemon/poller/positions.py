@@ -17,8 +17,10 @@ does not hold any more; they are counted (``skipped_cuts``). Normally the cut's 
 dbmanager; if it does not (``leaves_hole``), the epoch's *floor* is raised and announced in GATEWAY's
 ``spool``, because dbmanager takes no cut behind a hole and would have us ask for the missing ones for ever.
 
-A cut may reach ``services`` twice: as LIVE, ahead of the backlog, and again in order; or again after a
-rewind. ``received`` returns a verdict for both recipients, so that each gets a cut once from this process.
+``received`` returns a verdict for both recipients. ``services`` lives in the present: it gets a cut only if
+that is newer than all it got before of this gateway. So a cut that goes ahead as LIVE is not judged again in
+its turn, nor are those before it, which services would ignore; an earlier epoch is past once a cut of a later
+one was judged. One number an epoch (``judged``) says so, however long dbmanager takes nothing.
 
 Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
 ``ack`` when another dbmanager knows less (a restored database).
@@ -43,7 +45,6 @@ from typing import Final, NamedTuple
 
 from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import BEYOND, CatchUp, RefusalBackoff
-from pmdaemon.poller.cut_batch import LiveCuts
 from pmdaemon.wire.messages.server import HighWaters
 
 # A backlog so short costs hardly more than the newest cut alone, which would come as well.
@@ -84,8 +85,8 @@ _PollOut = tuple[int, int, int]
 class _Epoch:
     """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
 
-    The agent holds nothing at or below ``floor``, for whatever reason. What is at or below ``judged`` went to
-    services.
+    The agent holds nothing at or below ``floor``, for whatever reason. ``judged`` is the newest that went to
+    services, or ``BEYOND`` once a cut of a later epoch did.
     """
 
     __slots__ = ("ack", "acked_to_agent", "floor", "judged", "last", "number", "over_poll", "received")
@@ -122,7 +123,6 @@ class CutPositions:
 
     __slots__ = (
         "_epochs",
-        "_live",
         "_over",
         "_pause",
         "_polls",
@@ -144,7 +144,6 @@ class CutPositions:
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._single_epoch: _Epoch | None = None  # the running epoch while there is no other: nearly always
-        self._live: LiveCuts | None = None  # nearly always
         self._over: dict[int, int] = {}  # what was durable of epochs that have ended
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
@@ -173,7 +172,6 @@ class CutPositions:
         )
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
-        self._live = self._live and self._live.keep_epochs(epochs)
         self._over = {}
         self._polls = ()
         self.rewind()
@@ -262,7 +260,9 @@ class CutPositions:
     def has_backlog(self) -> bool:
         """Whether the agent is known to hold more than the next cut."""
         position = self._single_epoch
-        return self._live is not None or position is None or position.received + 1 < self._spooled
+        if position is None:
+            return True
+        return position.judged > position.received or position.received + 1 < self._spooled
 
     def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
         """Account for a poll that is about to leave, and say what it asks for."""
@@ -290,8 +290,7 @@ class CutPositions:
         position = self._single_epoch
         if position is None:
             return False
-        newest = self._live.newest(position.number) if self._live is not None else 0
-        return max(newest, self._spooled) - position.received <= FREE_CUTS
+        return max(position.judged, self._spooled) - position.received <= FREE_CUTS
 
     def poll_single_epoch(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
@@ -313,7 +312,7 @@ class CutPositions:
             When the poll was sent; None in any other case: nothing was changed, take those two.
         """
         position, polls = self._single_epoch, self._polls
-        if position is None or len(polls) != 1 or self._live is not None:
+        if position is None or len(polls) != 1:
             return None
         number, sent_ns, rewinds = polls[0]
         if number != poll or rewinds != self.rewinds:
@@ -325,6 +324,23 @@ class CutPositions:
         if self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
         return sent_ns
+
+    def answered_live(self, poll: int, epoch: int, seq: int) -> int | None:
+        """The newest cut of the only epoch, as LIVE, and the REPLY behind it, in one step.
+
+        As ``received``, with the verdict to judge alone, and ``answered`` would account for them.
+
+        Returns:
+            As ``answered_in_order``.
+        """
+        position, polls = self._single_epoch, self._polls
+        if position is None or len(polls) != 1 or polls[0][0] != poll or poll == self.backlog_poll:
+            return None
+        if epoch != position.number or seq <= position.judged:
+            return None
+        self._polls = ()
+        position.judged = seq
+        return polls[0][1]
 
     def answered(self, poll: int) -> int | None:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
@@ -347,7 +363,6 @@ class CutPositions:
         for epoch in over:
             self._over[epoch] = self._epochs.pop(epoch).ack
         self._set_epochs(self._epochs)
-        self._live = self._live and self._live.keep_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
@@ -375,24 +390,26 @@ class CutPositions:
         position = self._epochs.get(epoch)
         if position is None:
             raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
-        went_before = self._live is not None and (epoch, seq) in self._live
-        judge = seq > position.judged and not went_before
-        if live:
-            if judge:
-                self._live = self._live or LiveCuts()
-                self._live.add(epoch, seq)
-            return _JUDGE if judge else _DROP
-        if seq <= position.received:
+        judge = seq > position.judged
+        if not live and seq <= position.received:
             self.repeated_cuts += 1
             return _DROP
-        if judge or went_before:
-            position.judged = max(position.judged, seq)
-            self._live = self._live and self._live.pass_by(epoch, position.judged)
+        if judge:
+            self._judge(position, seq)
+        if live:
+            return _JUDGE if judge else _DROP
         if not self._polls or self._polls[0][2] != self.rewinds:
             self.not_kept_cuts += 1
             return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
         return _BOTH if judge else _KEEP
+
+    def _judge(self, position: _Epoch, seq: int) -> None:
+        position.judged = seq
+        for earlier in self._epochs.values():
+            if earlier is position:
+                break  # at once, when there is one epoch
+            earlier.judged = BEYOND
 
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():

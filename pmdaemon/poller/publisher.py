@@ -31,6 +31,8 @@ from pmdaemon.poller.cut_batch import BATCH_AGE_NS, CutsBuilder, CutsMessage, Ne
 SERVICES: Final = "services"
 DBMANAGER: Final = "dbmanager"
 NEWS_BYTES: Final = 32 << 20  # 4,000 gateways with 16 volumes and streams each, announced twice
+NEWS_RETRY_NS: Final = 20_000_000
+NEWEST_RETRY_NS: Final = 100_000_000  # a full mailbox holds a second of its reader's work, and more
 MOST_RETRIED: Final = 8  # messages of waiting cuts a flush: 2 MB, a few ms between two reads
 log = structlog.get_logger("publisher")
 
@@ -53,7 +55,7 @@ class CutPublisher:
         self._on_refused = on_refused
         self.batch = CutsBuilder(pair)
         self._newest = NewestCuts(pair)
-        self._retry_ns = 0  # no sooner, because services has just had no room
+        self._retry_ns = self._news_retry_ns = 0  # no sooner, because there was no room just now
         self._news = MailboxSender({OTHERS: poster}, NEWS_BYTES, drop_oldest=True)
         self.refused_keeping = 0
         self.dropped_live_cuts = 0
@@ -93,18 +95,21 @@ class CutPublisher:
         keep: bool = True,
         judge: bool = True,
         live: bool = False,
-        is_next: bool = False,
     ) -> None:
-        """Add one CUT frame to the batch (it is copied), posting what is full."""
+        """Add one CUT frame to the batch (it is copied), posting what is full.
+
+        ``judge``: only of a cut that is newer than all of its gateway that were given so before.
+        """
         add = self.batch.add
-        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next):
+        if not add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge):
             self.post_cuts()
-            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge, is_next)
+            add(cut, gateway_id, recv_unix_us, offset_us, live, now_ns, keep, judge)
 
     def flush(self, now_ns: int) -> None:
         """Try waiting news, then post the batches that are due."""
-        if self.waiting_news:
+        if self.waiting_news and now_ns >= self._news_retry_ns:
             self._news.flush()
+            self._news_retry_ns = now_ns + NEWS_RETRY_NS if self.waiting_news else 0
         if self._newest and now_ns >= self._retry_ns:
             self._retry_newest(now_ns)
         if self.batch.is_due(now_ns):
@@ -130,9 +135,9 @@ class CutPublisher:
             self.dropped_live_cuts += self._newest.keep(cuts)
         if DBMANAGER in refused:
             self.refused_keeping += 1
-            self._on_refused(set(cuts.gateway_ids), self.batch.opened_ns)  # now, or a moment ago
+            self._on_refused(cuts.gateway_ids, self.batch.opened_ns)  # now, or a moment ago
         elif cuts.keep:
-            self.posted_cuts += cuts.cuts
+            self.posted_cuts += len(cuts.entries)
 
     def _has_waiting(self, name: str) -> bool:
         """Whether a cut posted to this recipient now would overtake something."""
@@ -144,7 +149,7 @@ class CutPublisher:
                 return
             gateway_ids, message = self._newest.first()
             if self._post([SERVICES], message):
-                self._retry_ns = now_ns + BATCH_AGE_NS
+                self._retry_ns = now_ns + NEWEST_RETRY_NS
                 return
             self._newest.posted(gateway_ids)
             self.posted_bytes += len(message)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from pmdaemon.poller import cut_batch, pair
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
-from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
+from pmdaemon.poller.publisher import NEWEST_RETRY_NS, NEWS_BYTES, NEWS_RETRY_NS, CutPublisher
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import MAX_CUT_BYTES
@@ -124,18 +124,18 @@ def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMail
     assert box.cuts_to("dbmanager") == [(1, False), (2, False), (7, False), (3, False)]
     assert box.cuts_to("services") == []
     box.full = set()
-    post.publisher.flush(3 * BATCH_AGE_NS)
+    post.publisher.flush(2 * NEWEST_RETRY_NS)
     assert box.cuts_to("services") == [(3, False), (7, False)]
     assert box.to("services")[0].header["recv_us"] == [1003, 1]
-    post.publisher.flush(4 * BATCH_AGE_NS)
+    post.publisher.flush(3 * NEWEST_RETRY_NS)
     assert len(box.to("services")) == 1, "each is posted once"
 
 
-def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMailbox) -> None:
+def test_a_waiting_cut_is_not_overtaken(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"services"}
-    post.cut(9, keep=False, live=True)
     post.cut(1)
+    post.cut(9, keep=False, live=True)
     post.publisher.post_cuts()
     assert post.publisher.dropped_live_cuts == 1
     box.full = set()
@@ -146,16 +146,24 @@ def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMa
     assert box.cuts_to("services") == [(9, True), (7, False)]
 
 
-def test_a_cut_of_an_epoch_before_does_not_replace_the_newest(box: FakeMailbox) -> None:
+def test_without_room_at_services_no_cut_is_decoded(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     post = Post(box)
     box.full = {"services"}
-    for epoch, seq, start_us in ((200, 5, 5_000_000), (100, 90, 4_000_000), (300, 1, 6_000_000)):
-        cut = make_cut(seq=seq, epoch=epoch, start_us=start_us)
-        post.publisher.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
+    decoded: list[int] = []
+    decode = frame.decode
+
+    def counting(view: memoryview | bytes) -> frame.Frame:
+        decoded.append(len(view))
+        return decode(view)
+
+    monkeypatch.setattr(frame, "decode", counting)  # counts work, which shows nowhere else
+    for seq in range(1, 11):
+        post.cut(seq, keep=False, live=True)
         post.publisher.post_cuts()
-    box.full = set()
-    post.publisher.flush(0)
-    assert box.cuts_to("services") == [(1, False)]
+    assert post.publisher.dropped_live_cuts == 9
+    assert decoded == []
 
 
 def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> None:
@@ -166,9 +174,32 @@ def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> N
     post.publisher.flush(1)
     tries = box.refusals
     post.publisher.flush(2)
+    post.publisher.flush(NEWEST_RETRY_NS)
     assert box.refusals == tries
-    post.publisher.flush(1 + BATCH_AGE_NS)
+    post.publisher.flush(1 + NEWEST_RETRY_NS)
     assert box.refusals == tries + 1
+
+
+def test_news_without_room_is_not_tried_again_at_every_flush(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.publisher.news(news(1), "services")
+    tries: list[int] = []
+    post_many = box.post_many
+
+    def counting(recipient: str, payloads: Sequence[bytes]) -> None:
+        tries.append(len(payloads))
+        post_many(recipient, payloads)
+
+    monkeypatch.setattr(box, "post_many", counting)  # the fake counts refusals of single posts only
+    for now_ns in (1, 2, NEWS_RETRY_NS):
+        post.publisher.flush(now_ns)
+    assert tries == [1]
+    box.full = set()
+    post.publisher.flush(1 + NEWS_RETRY_NS)
+    assert (tries, post.publisher.waiting_news) == ([1, 1], 0)
 
 
 def test_what_waits_for_services_is_bounded_by_its_bytes(
@@ -253,7 +284,7 @@ def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
     assert letter.keep
     assert letter.judge
     assert frame.decode(letter.message).header["n"] == BATCH_CUTS
-    assert set(letter.gateway_ids) == {GATEWAY}
+    assert letter.gateway_ids == {GATEWAY}
     assert len(batch) == 0
 
 
