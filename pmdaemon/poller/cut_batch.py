@@ -21,7 +21,7 @@ nothing by it: it reads what dbmanager stores. Bounded by one cut a gateway and 
 that the cut that has waited longest goes. No cut is decoded for it: of one gateway, a cut that goes to
 services is newer than those that went there before (``poller.positions``).
 
-Thread: the inbound thread's.
+Thread: the inbound thread's, but for ``in``.
 
 Source: DESIGN.md 3 ("A pair posts at 256 KB or 20 ms"); docs/formats/messages.md (CUTS).
 """
@@ -216,6 +216,9 @@ class NewestCuts:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, gateway_id: object) -> bool:
+        return gateway_id in self._waiting  # one step of the interpreter
 
     def keep(self, cuts_message: CutsMessage) -> int:
         """Keep what is newest of a message; returns how many cuts will never be posted because of it."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Container
 from enum import Enum
 from typing import Any, Final
 
@@ -137,19 +138,32 @@ class Gateway:
             self.conn = None
             self.awaiting_since_ns = None
 
-    def ask(self, number: int, now_ns: int, lease: bool, catch_up: CatchUp) -> tuple[AgentPeer, bytes] | None:
-        """Account for a poll that leaves now: whereto, and the POLL frame.
+    def ask(
+        self, number: int, now_ns: int, lease: bool, catch_up: CatchUp, unread: Container[str]
+    ) -> tuple[AgentPeer, bytes] | None:
+        """Account for a poll that leaves now: whereto, and the POLL frame. Thread: outbound.
 
-        None if there is no session, or an answer is still awaited. ``catch_up``: the pair's budget for
-        backlog. Thread: outbound.
+        Args:
+            number: of the poll.
+            now_ns: monotonic.
+            lease: whether it renews the lease of caps.
+            catch_up: the pair's budget for backlog.
+            unread: gateways whose newest cut waits for room at services.
+
+        Returns:
+            None if there is no session, an answer is still awaited, or there is no room for what it could ask
+            for (``CutPositions.poll``).
         """
         with self.lock:
             conn = self.conn
             if conn is None or self.awaiting_since_ns is not None:
                 return None
+            single, request = self.record.poll_single_epoch(number, now_ns), None
+            if single is None:
+                request = self.record.poll(number, now_ns, catch_up, self.gateway_id in unread)
+                if request is None:
+                    return None
             self.awaiting_since_ns = now_ns
-            single = self.record.poll_single_epoch(number, now_ns)
-            request = self.record.poll(number, now_ns, catch_up) if single is None else None
         if single is not None:
             epoch, ack, start = single
             return conn, encode_single_epoch_poll(number, now_ns, epoch, ack, start, lease)

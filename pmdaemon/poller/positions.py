@@ -129,6 +129,7 @@ class CutPositions:
         "_single_epoch",
         "_spooled",
         "_waiting_since_ns",
+        "_was_spared",
         "backlog_poll",
         "not_kept_cuts",
         "repeated_cuts",
@@ -148,6 +149,7 @@ class CutPositions:
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
         self._pause: RefusalBackoff | None = None  # until the first refusal
+        self._was_spared = False  # the last poll was left out
         self._spooled = 0  # the last cut of the running epoch that the agent held when it registered
 
     # -- session and watermarks
@@ -264,8 +266,23 @@ class CutPositions:
             return True
         return position.judged > position.received or position.received + 1 < self._spooled
 
-    def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
-        """Account for a poll that is about to leave, and say what it asks for."""
+    def poll(self, poll: int, now_ns: int, catch_up: CatchUp, is_unread: bool = False) -> PollRequest | None:
+        """Account for a poll that is about to leave, and say what it asks for.
+
+        Args:
+            poll: its number.
+            now_ns: monotonic.
+            catch_up: the pair's budget for backlog.
+            is_unread: services has not taken the last cut of this gateway yet.
+
+        Returns:
+            None if this poll should be left out: it could ask for the newest cut alone, for which services
+            has no room either. The next one leaves in any case, with its acknowledgement and lease.
+        """
+        asks_newest = self._asks_newest(poll, now_ns, catch_up)
+        self._was_spared = asks_newest and is_unread and not self._was_spared
+        if self._was_spared:
+            return None
         self._polls = (*self._polls[-MAX_POLLS_OUT + 1 :], (poll, now_ns, self.rewinds))
         start: list[int] = []
         ack: list[list[int]] = []
@@ -277,14 +294,19 @@ class CutPositions:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        if self._pause is not None and now_ns < self._pause.until_ns:
+        if asks_newest:
             start = [epoch, BEYOND]  # of the running epoch, the last
-        elif self.has_backlog and not self._backlog_is_short():
-            if catch_up.grant(now_ns):
-                self.backlog_poll = poll
-            else:
-                start = [epoch, BEYOND]
         return PollRequest(ack, start)
+
+    def _asks_newest(self, poll: int, now_ns: int, catch_up: CatchUp) -> bool:
+        """Whether there is room for the newest cut alone."""
+        if self._pause is not None and now_ns < self._pause.until_ns:
+            return True
+        if self.has_backlog and not self._backlog_is_short():
+            if not catch_up.grant(now_ns):
+                return True
+            self.backlog_poll = poll
+        return False
 
     def _backlog_is_short(self) -> bool:
         position = self._single_epoch

@@ -46,6 +46,7 @@ class CutPublisher:
         posted_cuts: cuts posted to dbmanager.
         posted_bytes: bytes of CUTS messages given to the mailbox.
         batch: the cuts on their way; read into its ``room``.
+        unread: the gateways whose newest cut waits for room at services. Any thread may look a gateway up.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class CutPublisher:
         self._poster = poster
         self._on_refused = on_refused
         self.batch = CutsBuilder(pair)
-        self._newest = NewestCuts(pair)
+        self.unread = self._newest = NewestCuts(pair)
         self._retry_ns = self._news_retry_ns = 0  # no sooner, because there was no room just now
         self._news = MailboxSender({OTHERS: poster}, NEWS_BYTES, drop_oldest=True)
         self.refused_keeping = 0

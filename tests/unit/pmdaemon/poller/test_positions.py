@@ -282,6 +282,25 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     )
 
 
+def test_every_other_poll_is_left_out_while_there_is_no_room_at_either_recipient() -> None:
+    record = fresh()
+
+    def ask(poll: int, is_unread: bool) -> list[int] | None:
+        asked = record.poll(poll, 0, PLENTY, is_unread)
+        record.answered(poll)
+        return None if asked is None else asked.start
+
+    assert ask(1, is_unread=True) == [7, 1], "dbmanager has room"
+    record.refused(0, 0.5)
+    newest = [7, BEYOND]
+    assert [ask(poll, is_unread=True) for poll in range(2, 8)] == [None, newest] * 3
+    assert [ask(poll, is_unread=False) for poll in range(8, 11)] == [newest] * 3
+    assert record.oldest_poll is None
+    behind, scarce = fresh(spool=[(7, 1, 40)]), Budget(1)
+    assert behind.poll(1, 0, scarce, is_unread=True) is not None, "there is budget for its backlog"
+    assert behind.poll(2, 0, scarce, is_unread=True) is None
+
+
 class EveryOther(CatchUp):
     """Grants every other request."""
 
