@@ -45,7 +45,7 @@ HEAD_BYTES: Final = frame.PREFIX.size + frame.MAX_HEADER_BYTES + 1
 WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 MB
 
 
-_Entry = tuple[int, int, str, int, int, bool, bool, bool]
+_Entry = tuple[int, int, str, int, int, bool, bool, bool, int, int]
 """A plain tuple, because one is made for each cut; its places:"""
 _START: Final = 0
 _END: Final = 1
@@ -55,6 +55,8 @@ _OFFSET_US: Final = 4
 _LIVE: Final = 5
 _KEEP: Final = 6
 _JUDGE: Final = 7
+_EPOCH: Final = 8
+_SEQ: Final = 9
 
 
 class CutsMessage(NamedTuple):
@@ -73,10 +75,9 @@ class CutsMessage(NamedTuple):
     entries: Sequence[_Entry]
     batch: memoryview
 
-    @property
-    def gateway_ids(self) -> set[str]:
-        """Whose cuts it holds."""
-        return {entry[_GATEWAY] for entry in self.entries}
+    def first_cuts(self) -> dict[str, tuple[int, int]]:
+        """(epoch, seq) of the first cut of each gateway."""
+        return {entry[_GATEWAY]: (entry[_EPOCH], entry[_SEQ]) for entry in reversed(self.entries)}
 
 
 class CutsBuilder:
@@ -108,6 +109,8 @@ class CutsBuilder:
         self,
         cut: bytes | memoryview,
         gateway_id: str,
+        epoch: int,
+        seq: int,
         recv_unix_us: int,
         offset_us: int,
         live: bool,
@@ -124,13 +127,21 @@ class CutsBuilder:
             return False
         self._buffer[start:end] = cut  # may lie in ``room``: the two may overlap
         self._end_at(end)
-        if entries and entries[0][_KEEP:] != (keep, judge):
+        if entries and entries[0][_KEEP:_EPOCH] != (keep, judge):
             self._is_mixed = True
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge))
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge, epoch, seq))
         return True
 
     def add_placed(
-        self, cut_bytes: int, gateway_id: str, recv_unix_us: int, offset_us: int, live: bool, now_ns: int
+        self,
+        cut_bytes: int,
+        gateway_id: str,
+        epoch: int,
+        seq: int,
+        recv_unix_us: int,
+        offset_us: int,
+        live: bool,
+        now_ns: int,
     ) -> bool:
         """``add`` of a cut at the beginning of ``room``, LIVE for services alone; False as there."""
         entries, start = self._entries, self._end
@@ -141,7 +152,7 @@ class CutsBuilder:
             return False
         elif entries[0][_KEEP] is live or not entries[0][_JUDGE]:
             self._is_mixed = True
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, not live, True))
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, not live, True, epoch, seq))
         self._end_at(end)
         return True
 
@@ -168,7 +179,7 @@ class CutsBuilder:
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
-            keep, judge = entries[0][_KEEP:]
+            keep, judge = entries[0][_KEEP], entries[0][_JUDGE]
             return [CutsMessage(keep, judge, message, entries, self._buffer)]
         messages = []
         for keep in (True, False):

@@ -110,9 +110,13 @@ class FastPath:
         unix_us, offset = now_ns // 1000 + self._unix_ahead_us, gateway.offset
         add_placed = self._add_placed
         gateway_id, offset_us = gateway.gateway_id, offset.offset_us
-        if not (is_placed and add_placed(cut_bytes, gateway_id, unix_us, offset_us, live, now_ns)):
+        if not (
+            is_placed and add_placed(cut_bytes, gateway_id, epoch, seq, unix_us, offset_us, live, now_ns)
+        ):
             cut_frame = data[:cut_bytes]
-            self._publisher.cut(cut_frame, gateway_id, unix_us, offset_us, now_ns, keep=not live, live=live)
+            self._publisher.cut(
+                cut_frame, gateway_id, epoch, seq, unix_us, offset_us, now_ns, keep=not live, live=live
+            )
         waited_ns = now_ns - sent_ns
         offset.add(wall_us, unix_us, waited_ns // 1000)
         self._taken += 1

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -258,13 +258,18 @@ class Registry:
             self.watermarks.learn(self._apply_durable(notice, now_ns))
         return True
 
-    def refused(self, gateway_ids: set[str], now_ns: int) -> None:
-        """A batch of these gateways was refused: what is not durable is asked for again. Any thread."""
+    def refused(self, first_cuts: Mapping[str, tuple[int, int]], now_ns: int) -> None:
+        """A batch was refused: its cuts are asked for again. Any thread.
+
+        Args:
+            first_cuts: gateway_id to (epoch, seq) of the first of its cuts.
+            now_ns: monotonic.
+        """
         self.catch_up.refused(now_ns)
-        for gateway_id in gateway_ids:
+        for gateway_id, (epoch, seq) in first_cuts.items():
             if (gateway := self.get(gateway_id)) is not None:
                 with gateway.lock:
-                    gateway.record.refused(now_ns, gateway.shard / SHARDS)
+                    gateway.record.refused(now_ns, gateway.shard / SHARDS, epoch, seq)
 
     def _apply_durable(self, notice: HighWaters, now_ns: int) -> HighWaters:
         """Apply what is durable where a record holds the epoch; returns the other rows."""

@@ -165,7 +165,9 @@ class Inbound:
         self._admission = Admission(
             clock, counters, certificate_worker, lambda conn: self._to_inbound.put(Blocked(conn))
         )
-        self._timeouts = SessionTimeouts(registry, handlers, clock, policy, counters, certificate_worker)
+        self._timeouts = SessionTimeouts(
+            registry, handlers, clock, policy, counters, certificate_worker, publisher
+        )
         self._on_sweep = on_sweep
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns

@@ -6,7 +6,8 @@ Theory of operation. The agent keeps every cut until it is acknowledged. Per epo
                    ^ ack[epoch]                                ^ received[epoch]
 
 A poll asks for what follows ``received`` (``from``) and acknowledges ``ack``. A *rewind* sets ``received``
-back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. A poll that
+back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. If a batch
+finds no room at dbmanager, ``received`` is set back only to what was posted before. A poll that
 is under way during a rewind still asks for the old position; keeping its answer would put cut 8 into the
 queue before 5..7 are sent again. So each rewind counts, each poll remembers the count it was sent under,
 and the cuts of an answer to an older count are judged but *not kept*: they come again.
@@ -189,11 +190,33 @@ class CutPositions:
         for position in self._epochs.values():
             position.received = max(position.ack, position.floor)
 
-    def refused(self, now_ns: int, spread: float) -> None:
-        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``RefusalBackoff``)."""
+    def refused(self, now_ns: int, spread: float, epoch: int, seq: int) -> None:
+        """A batch found no room at dbmanager: ask again, after a pause (``RefusalBackoff``).
+
+        What was posted before waits in its mailbox and will be durable: it is not asked for again, or it
+        would take the room, and dbmanager's time, of what is new.
+
+        Args:
+            now_ns: monotonic.
+            spread: the gateway's own number, 0 <= spread < 1.
+            epoch: of its first cut in the batch.
+            seq: of that cut.
+        """
         self._pause = self._pause or RefusalBackoff()
         self._pause.refused(now_ns, spread)
-        self.rewind()
+        if epoch not in self._epochs:
+            self.rewind()
+            return
+        self.rewinds += 1
+        is_after = False
+        for number, position in self._epochs.items():
+            if number == epoch:
+                is_after = True
+                position.received = max(position.ack, position.floor, min(position.received, seq - 1))
+            elif is_after:
+                position.received = max(position.ack, position.floor)
+        if not any(position.is_behind for position in self._epochs.values()):
+            self._waiting_since_ns = None
 
     def restart(self, durable: Mapping[int, int]) -> None:
         """Another dbmanager: only what it names is durable, what was acknowledged to the agent is gone."""

@@ -17,7 +17,7 @@ def placed(batch: CutsBuilder, seq: int, live: bool, gateway_id: str = GATEWAY) 
     """A cut read into the batch's room and added there."""
     raw = make_cut(gateway_id, seq=seq, flags=frame.FLAG_LIVE if live else 0)
     batch.room[: len(raw)] = raw
-    assert batch.add_placed(len(raw), gateway_id, seq, 0, live, 0)
+    assert batch.add_placed(len(raw), gateway_id, 7, seq, seq, 0, live, 0)
     return raw
 
 
@@ -30,7 +30,7 @@ def test_cuts_that_go_the_same_way_are_posted_as_they_lie(live: bool) -> None:
     batch = CutsBuilder(0)
     raws = [placed(batch, 1, live)]
     raws.append(make_cut(seq=2, flags=frame.FLAG_LIVE if live else 0))
-    assert batch.add(raws[1], GATEWAY, 2, 0, live, 0, keep=not live)
+    assert batch.add(raws[1], GATEWAY, 7, 2, 2, 0, live, 0, keep=not live)
     (message,) = batch.take()
     assert (message.keep, message.judge) == (not live, True)
     assert isinstance(message.message, memoryview), "nothing is joined"
@@ -52,7 +52,7 @@ def test_each_recipient_gets_its_own_whatever_follows_what(
         if is_placed and seq == 2 and judge:
             placed(batch, seq, live=not keep)
         else:
-            assert batch.add(make_cut(seq=seq), GATEWAY, seq, 0, False, 0, keep, judge)
+            assert batch.add(make_cut(seq=seq), GATEWAY, 7, seq, seq, 0, False, 0, keep, judge)
     found: dict[str, list[int]] = {"keep": [], "judge": []}
     for message in batch.take():
         found["keep"] += seqs(message) if message.keep else []

@@ -198,7 +198,7 @@ def with_a_live_cut(rig: Ways, agent: Agent) -> None:
 def in_a_pause(rig: Ways, agent: Agent) -> None:
     """dbmanager has no room: the newest cut alone is asked for, and the one before it never came."""
     with rig.gateway().lock:
-        rig.gateway().record.refused(rig.clock.monotonic_ns(), 0.9)
+        rig.gateway().record.refused(rig.clock.monotonic_ns(), 0.9, 7, 2)
     rig.gateway().record._pause.until_ns += 1000 * SECOND  # type: ignore[union-attr]  # a long one, at once
     for _ in range(LEARN_EVERY + 2):
         rig.exchange(agent)

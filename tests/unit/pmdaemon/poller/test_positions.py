@@ -53,6 +53,24 @@ def test_from_follows_the_last_received_and_ack_what_is_durable() -> None:
     assert record.behind_cuts == 1
 
 
+def test_after_a_refusal_only_what_was_refused_is_asked_for_again() -> None:
+    record = fresh(epoch=9, spool=[(3, 1, 2)])
+    record.poll(1, 0, PLENTY)
+    take(record, 1, 2, epoch=3)
+    take(record, 1, 2, 3, epoch=9)
+    record.answered(1)
+    record.refused(0, 0.5, 9, 2)
+    assert record.poll(2, FIRST_PAUSE_NS, PLENTY).start == [9, 2], "the others wait in the mailbox"
+    assert record.behind_cuts == 3
+    record.answered(2)
+    record.refused(0, 0.5, 3, 2)
+    assert record.poll(3, 10 * FIRST_PAUSE_NS, PLENTY).start == [3, 2]
+    record.answered(3)
+    record.durable(3, 2, 0)
+    record.refused(0, 0.5, 3, 1)  # it was in an earlier batch too, which is durable
+    assert record.poll(4, 20 * FIRST_PAUSE_NS, PLENTY).start == [9, 1]
+
+
 def test_a_new_session_starts_behind_what_is_durable() -> None:
     record = fresh()
     record.poll(1, 0, PLENTY)
@@ -264,8 +282,8 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
         assert record.poll(poll, now_ns, PLENTY).start == [7, 1]
         assert take(record, 1)[0].keep
         record.answered(poll)
-        record.refused(now_ns, 0.5)
-        record.refused(now_ns, 0.5)  # a second batch with its cuts, refused together with the first
+        record.refused(now_ns, 0.5, 7, 1)
+        record.refused(now_ns, 0.5, 7, 1)  # a second batch with its cuts, refused together with the first
         began_ns = now_ns
         while record.poll(poll, now_ns, PLENTY).start == [7, BEYOND]:
             assert record.answered(poll) is not None
@@ -276,7 +294,7 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     for seq in range(1, 5):
         record.durable(7, seq, now_ns)
     assert record.poll_single_epoch(9, now_ns) is not None, "the short way is open again"
-    record.refused(now_ns, 0.5)
+    record.refused(now_ns, 0.5, 7, 5)
     assert record.poll(10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
         "what becomes durable undoes the doubling"
     )
@@ -291,7 +309,7 @@ def test_every_other_poll_is_left_out_while_there_is_no_room_at_either_recipient
         return None if asked is None else asked.start
 
     assert ask(1, is_unread=True) == [7, 1], "dbmanager has room"
-    record.refused(0, 0.5)
+    record.refused(0, 0.5, 7, 1)
     newest = [7, BEYOND]
     assert [ask(poll, is_unread=True) for poll in range(2, 8)] == [None, newest] * 3
     assert [ask(poll, is_unread=False) for poll in range(8, 11)] == [newest] * 3
@@ -369,8 +387,8 @@ class World:
         live = [] if self.spool[-1] in wanted[:backlog] else [self.spool[-1]]
         self.wire.append((self.poll_id, wanted[:backlog], live))
 
-    def arrive(self, refuse: bool) -> None:
-        """The oldest answer arrives; its batch is posted, or refused as a whole."""
+    def arrive(self, refuse: bool, posted: int = 0) -> None:
+        """The oldest answer arrives; its batch is posted, or refused but for what was posted before."""
         if not self.wire:
             return
         poll, cuts, live = self.wire.pop(0)
@@ -384,10 +402,10 @@ class World:
                 verdict = self.record.received(epoch, seq, is_live, self.now_ns)
                 batch += [(epoch, seq)] * verdict.keep
                 self.judged += [(epoch, seq)] * verdict.judge
-        if batch and refuse:
-            self.record.refused(self.now_ns, 0.0)
-        else:
-            self.mailbox += batch
+        if refuse and batch[posted:]:
+            self.record.refused(self.now_ns, 0.0, *batch[posted])
+            batch = batch[:posted]
+        self.mailbox += batch
         assert self.record.answered(poll) is not None
 
     def arrive_usually(self, poll: int, epoch: int, seq: int) -> bool:
@@ -432,7 +450,19 @@ class World:
 @given(
     st.lists(
         st.sampled_from(
-            ["poll", "poll2", "arrive", "arrive", "refuse", "store", "agent", "db", "again", "wait"]
+            [
+                "poll",
+                "poll2",
+                "arrive",
+                "arrive",
+                "refuse",
+                "refuse2",
+                "store",
+                "agent",
+                "db",
+                "again",
+                "wait",
+            ]
         )
     )
 )
@@ -449,6 +479,8 @@ def test_nothing_is_lost_or_stored_twice(steps: list[str]) -> None:
                 world.arrive(refuse=False)
             case "refuse":
                 world.arrive(refuse=True)
+            case "refuse2":
+                world.arrive(refuse=True, posted=2)
             case "store":
                 world.store()
             case "agent":

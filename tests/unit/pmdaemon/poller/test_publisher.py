@@ -25,8 +25,8 @@ def box() -> Iterator[FakeMailbox]:
 
 class Post:
     def __init__(self, box: FakeMailbox) -> None:
-        self.rewound: list[set[str]] = []
-        self.publisher = CutPublisher(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
+        self.rewound: list[dict[str, tuple[int, int]]] = []
+        self.publisher = CutPublisher(box, 0, lambda first_cuts, _now_ns: self.rewound.append(first_cuts))
 
     def cut(
         self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
@@ -34,6 +34,8 @@ class Post:
         self.publisher.cut(
             make_cut(seq=seq),
             GATEWAY,
+            7,
+            seq,
             keep=keep,
             judge=judge,
             live=live,
@@ -95,7 +97,7 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     box.full = {"dbmanager"}
     post.cut(1)
     post.publisher.flush(BATCH_AGE_NS)
-    assert post.rewound == [{GATEWAY}]
+    assert post.rewound == [{GATEWAY: (7, 1)}]
     assert box.cuts_to("services") == [(1, False)]
     assert post.publisher.refused_keeping == 1
     assert post.publisher.posted_cuts == 0
@@ -104,6 +106,26 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     post.publisher.flush(BATCH_AGE_NS)
     assert box.cuts_to("dbmanager") == [(1, False)]
     assert len(post.rewound) == 1
+
+
+def test_a_cut_behind_one_that_was_refused_is_not_posted_either(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    last = BATCH_BYTES // len(make_cut()) + 1
+    for seq in range(1, last):
+        post.cut(seq)
+    post.publisher.cut(make_cut(OTHER, seq=5), OTHER, 7, 5, recv_unix_us=1, offset_us=0, now_ns=0)
+    assert list(post.rewound[0]) == [GATEWAY], "the batch was full"
+    box.full = set()
+    post.publisher.post_cuts()
+    assert box.cuts_to("dbmanager") == [(5, False)], "nothing of it was refused"
+    box.full = {"dbmanager"}
+    for seq in range(1, last + 1):
+        post.cut(seq)
+    box.full = set()
+    post.publisher.post_cuts()
+    assert box.cuts_to("dbmanager") == [(5, False)], "the last one would leave a hole"
+    assert (last, False) in box.cuts_to("services")
 
 
 OTHER = "00000000-0000-4000-8000-0000000000ff"
@@ -115,7 +137,7 @@ def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMail
     for seq in (1, 2):
         post.cut(seq)
     other = make_cut(seq=7)
-    post.publisher.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.cut(other, OTHER, 7, 7, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.flush(BATCH_AGE_NS)
     post.cut(3, now_ns=BATCH_AGE_NS)
     post.publisher.flush(2 * BATCH_AGE_NS)
@@ -139,7 +161,7 @@ def test_a_waiting_cut_is_not_overtaken(box: FakeMailbox) -> None:
     post.publisher.post_cuts()
     assert post.publisher.dropped_live_cuts == 1
     box.full = set()
-    post.publisher.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.cut(make_cut(seq=7), OTHER, 7, 7, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.post_cuts()
     assert box.cuts_to("services") == [], "what waits goes first"
     post.publisher.flush(0)
@@ -211,7 +233,13 @@ def test_what_waits_for_services_is_bounded_by_its_bytes(
     box.full = {"services"}
     for number in range(5):
         post.publisher.cut(
-            make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0
+            make_cut(seq=number + 1),
+            f"gateway-{number}",
+            7,
+            number + 1,
+            recv_unix_us=1,
+            offset_us=0,
+            now_ns=0,
         )
     post.publisher.post_cuts()
     assert post.publisher.dropped_live_cuts == 2
@@ -225,7 +253,7 @@ def test_what_waits_goes_out_in_messages_of_a_batch(box: FakeMailbox) -> None:
     box.full = {"services"}
     count = 2 * BATCH_BYTES // len(make_cut())
     for number in range(count):
-        post.publisher.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+        post.publisher.cut(make_cut(seq=1), f"gateway-{number}", 7, 1, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.post_cuts()
     box.full = set()
     post.publisher.flush(0)
@@ -247,7 +275,7 @@ def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbo
     post.cut(1)
     post.publisher.post_cuts()
     assert box.to("dbmanager") == []
-    assert post.rewound == [{GATEWAY}]
+    assert post.rewound == [{GATEWAY: (7, 1)}]
     assert [item.header.get("n") for item in box.to("services", Kind.GATEWAY_ALERT)] == [1, 2]
     assert post.publisher.waiting_news == 2
     post.publisher.flush(0)
@@ -273,18 +301,18 @@ def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
 def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
     batch = CutsBuilder(255)
     large = bytes(MAX_CUT_BYTES)
-    assert batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
-    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), False, 0)
+    assert batch.add(large, GATEWAY, 7, 1, 2**62, -(2**62), False, 0)
+    assert not batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), False, 0)
     assert len(batch) == 1
     assert len(frame.decode(batch.take()[0].message).blob) == len(large)
     for _ in range(BATCH_CUTS):
-        assert batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
-    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
+        assert batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), True, 0)
+    assert not batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), True, 0)
     (letter,) = batch.take()
     assert letter.keep
     assert letter.judge
     assert frame.decode(letter.message).header["n"] == BATCH_CUTS
-    assert letter.gateway_ids == {GATEWAY}
+    assert letter.first_cuts() == {GATEWAY: (7, 1)}
     assert len(batch) == 0
 
 
