@@ -94,7 +94,7 @@ def build(
     """Open what is on disk and put the core together; ``post`` sends a request to a monitor of QEMU.
 
     Raises:
-        SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
+        GatewayError: this host cannot run the link as configured.
     """
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")

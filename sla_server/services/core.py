@@ -23,7 +23,7 @@ from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet, Thresholds
-from pmdaemon.wire.messages.api import ServiceResponse
+from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
 from pmdaemon.wire.messages.server import (
     CapsOrder,
     CapsState,
@@ -43,6 +43,7 @@ from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services import notifications
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
@@ -57,7 +58,7 @@ from sla_server.services.exclusions import Exclusions
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
@@ -262,7 +263,7 @@ class Services:
         self.record_sender.recorded(answer.request, answer.ok, answer.error, now_ns)
 
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        self._requests.handle(message.header, now_ns, now_us)
+        self._requests.handle(ServiceRequest.parse(message.header), now_ns, now_us)
 
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes

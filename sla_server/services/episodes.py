@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import event_row, identity
 
 SETTLE_US: Final = 20_000_000
 """As ``episode_calm_s``, and longer than the controller needs for three windows after a restart."""

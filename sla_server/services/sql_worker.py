@@ -22,12 +22,13 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.ownership import Ownership, VolumeClaim
+from sla_server.rows import Row, Rows
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.costs import Fit, NewestFits
 from sla_server.services.judging.judge import Judge, Judgement
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 from sla_server.services.store import SqlReads
 
 log = structlog.get_logger("sql-worker")

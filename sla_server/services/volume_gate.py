@@ -26,7 +26,8 @@ from sla_server.ownership import (
     VolumeOwners,
     pending_text,
 )
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import audit_row, event_row
 
 PROBLEM: Final = "volumes"
 MOST_PROBLEMS: Final = 10

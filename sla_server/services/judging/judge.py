@@ -51,6 +51,7 @@ from sla_server.agreements.verdicts import (
     thresholds_us,
 )
 from sla_server.ownership import REVOKED, VolumeClaim, enumerated
+from sla_server.rows import Row, Rows
 from sla_server.services.exclusions import key_of
 from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
@@ -64,7 +65,7 @@ from sla_server.services.judging.track import (
     JudgedStream,
     Track,
 )
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.store import SqlReads
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read

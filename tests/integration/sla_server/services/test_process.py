@@ -28,7 +28,6 @@ from tests.support.services import GATEWAY, START_US, FakeStore
 
 LIMIT_S = 60.0
 MIB = 1 << 20
-Row = dict[str, Any]
 
 
 class World:

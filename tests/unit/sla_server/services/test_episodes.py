@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sla_server.rows import Rows
 from sla_server.services.episodes import SETTLE_US, Episodes
-from sla_server.services.rows import Rows
 from tests.support.services import START_US
 
 KEY = ("gold", "latency")
