@@ -152,6 +152,7 @@ class Inbound:
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._handlers = handlers
+        self._catch_up = registry.catch_up
         self._fast_path = handlers.fast_path
         self._publisher = publisher
         self._batch = publisher.batch
@@ -516,3 +517,6 @@ class Inbound:
                 self._record_refusal(conn, code, reason)
             self._drop(conn, reason)
         self._timeouts.check_durability(now_ns)
+        if cuts := self._counters["cuts"]:
+            gateways = len(self._connections) - len(self._admission.unregistered)
+            self._catch_up.set_present(gateways * self.received_bytes / cuts)

@@ -36,7 +36,7 @@ Row = dict[str, Any]
 log = structlog.get_logger("api-metrics")
 
 
-class Source(Protocol):
+class CountsSource(Protocol):
     """What is asked of SQL."""
 
     def volumes(self) -> list[Row]:
@@ -92,7 +92,7 @@ class LiveCollector(Collector):
     def __init__(
         self,
         live: LiveView,
-        source: Source | None,
+        source: CountsSource | None,
         rows_max: int,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

@@ -89,7 +89,7 @@ class Episodes:
         row["slices_bad"] += 1
         return [_progress(row)]
 
-    def look(self, states: Mapping[Key, Row], now_us: int) -> Rows:
+    def update(self, states: Mapping[Key, Row], now_us: int) -> Rows:
         """Once a second with the live states of the open ones: worst value, and those left open."""
         rows: Rows = []
         for key, row in list(self._open.items()):

@@ -397,7 +397,7 @@ class Requests:
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
-        self._desk.sql_worker.look_for_policy()
+        self._desk.sql_worker.request_policy()
 
 
 def _applied(change: Change, documents: Collection[Loaded]) -> Body:

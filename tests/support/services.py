@@ -319,7 +319,7 @@ class FakeSqlWorker:
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def look_for_policy(self) -> None:
+    def request_policy(self) -> None:
         self.wanted += 1
 
 

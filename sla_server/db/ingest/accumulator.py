@@ -408,7 +408,7 @@ class IngestWindow:
         idle: dict[int, tuple[int, int]] = {}
         for index, item in enumerate(items):
             cut, start_us = item.cut, item.start_us
-            said = self._memory.planes.look(cut, item.end_us)
+            said = self._memory.planes.check(cut, item.end_us)
             self.stream_planes.update(said.streams)
             if said.idle is not None:
                 idle[index] = said.idle

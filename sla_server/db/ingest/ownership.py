@@ -13,7 +13,7 @@ its streams at the start of a session, also those of cuts in its spool. ``screen
 stream column as bytes and only again when that changes, or some claim does: of the usual cut it is one
 comparison.
 
-Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
+Invariants: memory is what the records up to the last commit make of the table; ``finish`` keeps or drops what
 ``take`` did, with the transaction. Values inside its dicts are replaced, never changed. If the answer to a
 commit was lost, ``load`` reads what SQL has of it, and ``recall`` brings back the rest.
 
@@ -135,7 +135,7 @@ class IngestOwnership:
         self._kept = {}
 
     def recall(self, batch: DecodedBatch) -> None:
-        """A batch was stored, though ``settle`` dropped what it said: the answer to the commit was lost.
+        """A batch was stored, though ``finish`` dropped what it said: the answer to the commit was lost.
 
         After ``load``, which read what is in SQL. Here is the rest: lists of certificates, and what waits.
         """
@@ -220,7 +220,7 @@ class IngestOwnership:
         return all(self._backend_of(gateway_id, row) == row.backend for row in rows)
 
     def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
-        """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
+        """Decide on what a batch shows; returns it with what counts of it. ``finish`` follows.
 
         Raises:
             SQLAlchemyError: translated by the caller's ``engine.begin``.
@@ -232,14 +232,14 @@ class IngestOwnership:
         self._begin()
         changed: dict[Key, VolumeClaim] = {}
         for gateway in batch.gateways:
-            self._note(changed, self._show_exports(gateway, now_us))
+            self._add_claims(changed, self._show_exports(gateway, now_us))
         for announced in batch.streams_seen:
             shown = {row.volume: row.backend for row in announced.streams}
-            self._note(changed, self._show(announced.gateway_id, shown, now_us, exports=False))
+            self._add_claims(changed, self._show(announced.gateway_id, shown, now_us, exports=False))
         # Before what people decide: that is no event of ours.
         events = list(_events(self._owners, changed.values(), now_us))
         for row in decided:
-            self._note(changed, [self._decide(row)])
+            self._add_claims(changed, [self._decide(row)])
         self._store(connection, changed)
         self._move(connection, changed)
         self._block(connection, [key for key, claim in changed.items() if self._may_be_stored(key, claim)])
@@ -252,7 +252,7 @@ class IngestOwnership:
         was_approved = known is not None and known.state == APPROVED
         return claim.state == REVOKED or (claim.state == PENDING and was_approved)
 
-    def settle(self, *, is_stored: bool) -> None:
+    def finish(self, *, is_stored: bool) -> None:
         """The transaction of ``take`` was committed, or not."""
         if self._before is None:
             return
@@ -268,7 +268,7 @@ class IngestOwnership:
         )  # fmt: skip
 
     @staticmethod
-    def _note(changed: dict[Key, VolumeClaim], claims: Iterable[VolumeClaim]) -> None:
+    def _add_claims(changed: dict[Key, VolumeClaim], claims: Iterable[VolumeClaim]) -> None:
         changed.update(((claim.volume, claim.gateway_id), claim) for claim in claims)
 
     def _show_exports(self, gateway: StoredGateway, now_us: int) -> list[VolumeClaim]:
@@ -396,12 +396,12 @@ class IngestOwnership:
         ids = cut.counters[_STREAM_ID].tobytes()
         known = self._kept.get(cut.gateway_id)
         if known is None or known[0] != ids:
-            known = self._kept[cut.gateway_id] = ids, *self._look(cut)
+            known = self._kept[cut.gateway_id] = ids, *self._mask_of(cut)
         if known[2]:
             left_out.update(known[2])
         return known[1]
 
-    def _look(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
+    def _mask_of(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
         """The mask of a cut's streams, and how many rows are left out, by volume, FOREIGN and UNANNOUNCED."""
         gateway_id, waiting = cut.gateway_id, self._streams.get(cut.gateway_id, {})
         ids: list[int] = cut.counters[_STREAM_ID].tolist()

@@ -222,7 +222,7 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
             store.keep([(table, row) for table, row in header["rows"]])
 
     stop = Patience(clock, {back_after_s: come_back})
-    start = process.take_up(store, record_sender, "tag", "observe", clock, stop)
+    start = process.recover_state(store, record_sender, "tag", "observe", clock, stop)
     assert start is not None
     assert said == ["waiting-for-database"] * warnings
 

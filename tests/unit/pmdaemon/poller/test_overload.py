@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import Agent
@@ -121,3 +122,13 @@ def test_the_newest_cut_of_every_gateway_arrives_and_none_is_lost_or_stored_twic
     spared = fleet.counters["polls_spared"]
     fleet.go(10)
     assert fleet.counters["polls_spared"] == spared, "all as before"
+
+
+def test_the_budget_for_backlog_knows_what_the_fleet_makes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present: list[float] = []
+    monkeypatch.setattr(CatchUp, "set_present", lambda _self, size_bytes: present.append(size_bytes))
+    fleet.go(10)
+    answer_bytes = fleet.inbound.received_bytes / fleet.counters["cuts"]
+    assert present[-1] == pytest.approx(len(GATEWAYS) * answer_bytes, rel=0.3)
