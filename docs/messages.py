@@ -111,13 +111,15 @@ SNAPSHOT = """\
 - `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
   excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
   budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
-  not_applicable, excluded}}]`; states are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`,
-  `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
-  is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
-  was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
-  that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
-  there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
-  slice. Objectives left out of the live ones follow, at most 200, by their newest slice
+  not_applicable, excluded}, target, burn_1h: float | nil, alerts: [str], good_s, bad_s: int | nil}]`; states
+  are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`, `not-applicable` and `excluded`
+  (maintenance, service hours); `alerts` are the burn-rate pairs that are active; `good_s` and `bad_s` count
+  what was judged so since services began, without late revisions; `reason` says why there is no data or
+  nothing is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the
+  gateway's host was busy; `stall_us`: for how long nothing has completed though I/O is outstanding;
+  `failed_ratio`: of I/Os that count as missed because they failed. Of indicators without a percentile
+  `percentile` is nil, and there are `promised` (rates) and `measured`: a mean or a stall by the windows, a
+  rate by the newest slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
   "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
   text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
@@ -141,9 +143,10 @@ SNAPSHOT = """\
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
   `bad_alone` (bad windows of them), `switched_off`, `discarded` (times that evidence was discarded); metrics
   have them as `sla_feed_forward_*`
-- `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
-  `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
-  application server keeps them for `GET /slas` and sends them to no page
+- `others`: `[[name, objective, state, compliance, coverage, budget_remaining, budget_minutes_left, target,
+  burn_1h, alerts, good_s, bad_s]]` of promises without a row in `slas`, at most 1,000 a snapshot: where there
+  are more they take turns. Absent from servers of before; the application server keeps them for `GET /slas`
+  and its metrics, and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
 - `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
   empty while it can

@@ -112,7 +112,7 @@ class ShardMigrator:
         ownership: Ownership,
         registry: Registry,
         handlers: FrameHandlers,
-        post_cuts: Callable[[], None],
+        post_cuts: Callable[[], object],
         standing_caps: StandingCaps,
         to_outbound: ThreadInbox[ToOutbound],
         counters: Counter[str],

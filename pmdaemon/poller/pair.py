@@ -216,6 +216,7 @@ class Pair:
             counters=self.out_counters,
             standing_caps=standing_caps,
             ownership=self.ownership,
+            unread=self.publisher.unread,
         )
 
     def run(self, stop: Stop) -> int:

@@ -183,6 +183,8 @@ class BatchComposer:
             if decision is None and item.origin and place in taken_over:
                 text = "it was taken over twice, and is in this batch already"
                 decision = StageDecision(StageVerdict.SKIP, StageReason.PARTNER, text)
+            if entries and decision is not None and decision.reason is StageReason.LEFT_TO_PARTNER:
+                break  # the partner may be away again when the batch is confirmed: it must not pass this
             if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
                 self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
             if decision is None:

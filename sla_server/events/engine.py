@@ -253,8 +253,9 @@ class DeliveryEngine:
     # One lane.
 
     def _add(self, settings: LaneSettings, *, from_start: bool) -> None:
-        seen = self._lanes.get(OBSERVER)
-        start = dict(seen.cursors) if seen else {name: queue.newest_seq for name, queue in self._queues.items()}
+        start = {name: queue.newest_seq for name, queue in self._queues.items()}
+        if (seen := self._lanes.get(OBSERVER)) is not None:
+            start = dict(seen.cursors)
         is_new = settings.name not in self._state.names
         lane = self._state.lane(settings, start)
         if is_new and from_start:

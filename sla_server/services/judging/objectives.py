@@ -22,6 +22,7 @@ from sla_server.agreements.compliance import (
     JudgedTime,
     ObjectiveStatus,
     Terms,
+    mark_of,
     standing,
     terms_for,
     terms_of,
@@ -47,6 +48,7 @@ class _Book:
     Attributes:
         version: in force when it was opened, or when it was seen to reach back far enough for it
         from_us: since when it has every slice
+        good_us, bad_us: time that was judged so since the book was opened, late revisions left out
     """
 
     slices: JudgedTime
@@ -55,6 +57,16 @@ class _Book:
     judged_to_us: int
     alerts: frozenset[str] = frozenset()
     newest: Row | None = None
+    good_us: int = 0
+    bad_us: int = 0
+
+    def add_judged(self, terms: Terms, row: Row) -> None:
+        """Enter a slice that was judged just now."""
+        if int(row["start_us"]) >= self.judged_to_us:
+            mark = mark_of(terms, code_of(row["state"], row["ours"]))
+            self.good_us += terms.length_us if mark > 0 else 0
+            self.bad_us += terms.length_us if mark < 0 else 0
+        self.put(terms, row)
 
     def put(self, terms: Terms, row: Row) -> None:
         """Enter a row of table ``slices``."""
@@ -126,7 +138,7 @@ class ObjectiveHistory:
         """A slice was judged; its row of table ``slices``. The track may be that of an earlier version."""
         book = self._books.get(track.key)
         if book is not None:
-            book.put(terms_of(track.objective), row)
+            book.add_judged(terms_of(track.objective), row)
 
     def refresh(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
@@ -161,7 +173,8 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
 
 def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
     found = standing(track.item, track.objective, book.slices, book.judged_to_us, now_us)
-    return found if track.promise.metric == "latency" else replace(found, shown=_shown(track, book.newest))
+    shown = None if track.promise.metric == "latency" else _shown(track, book.newest)
+    return replace(found, judged_us=(book.good_us, book.bad_us), shown=shown)
 
 
 _LIVE_STATES: Final = {"good": "ok", "bad": "violating", "no_data": "no-data", "not_applicable": "idle"}
