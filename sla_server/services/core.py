@@ -268,15 +268,15 @@ class Services:
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
-    # What requests act on (``requests.RequestTarget``).
+    # What requests act on.
 
     @property
     def documents(self) -> DocumentReader:
-        """See ``requests.RequestTarget``."""
+        """Reads YAML aside."""
         return self._documents
 
     def respond(self, request: str, code: int, body: Row) -> None:
-        """See ``requests.RequestTarget``."""
+        """Post RESPONSE."""
         try:
             answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
         except FrameTooLarge as exc:
@@ -285,26 +285,26 @@ class Services:
         self._outbox.put("appserver", answer)
 
     def set_mode(self, mode: str) -> None:
-        """See ``requests.RequestTarget``."""
+        """Switch the controller."""
         self.mode = mode
         self.controller.set_mode(mode)
 
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """See ``requests.RequestTarget``."""
+        """Modes of single backends, complete."""
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
     def policy_version(self) -> int | None:
-        """See ``requests.RequestTarget``."""
+        """Version in force."""
         return self._policy.version or None
 
     @property
     def gate(self) -> VolumeGate:
-        """See ``requests.RequestTarget``."""
+        """Which gateway a volume belongs to."""
         return self._gate
 
     def carried(self) -> Mapping[str, Collection[str]]:
-        """See ``requests.RequestTarget``."""
+        """Gateways announced, and the volumes of each."""
         return self._thresholds.volumes
 
     def _catalog_changed(self, catalog: Catalog) -> None:

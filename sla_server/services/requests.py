@@ -12,9 +12,9 @@ from __future__ import annotations
 import difflib
 import math
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -39,13 +39,12 @@ from sla_server.requests import (
 )
 from sla_server.rows import Rows
 from sla_server.services import catalog as catalogs
-from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
-from sla_server.services.control.controller import Controller
-from sla_server.services.documents import DocumentReader
-from sla_server.services.record_sender import RecordSender
+from sla_server.services.catalog import AgreementChange, Catalog, Change
 from sla_server.services.rows import audit_row, event_row
-from sla_server.services.sql_worker import SqlWorker
-from sla_server.services.volume_gate import DecisionRefused, VolumeGate
+from sla_server.services.volume_gate import DecisionRefused
+
+if TYPE_CHECKING:
+    from sla_server.services.core import Services
 
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
@@ -53,45 +52,10 @@ BACKEND_MODES: Final = "backend-mode"
 MAX_PENDING: Final = 1024
 
 
-class RequestTarget(Protocol):
-    """What requests act on: the services' core."""
-
-    controller: Controller
-    changes: AgreementChanges
-    record_sender: RecordSender
-    sql_worker: SqlWorker
-    rollup_s: int
-    mode: str
-    backend_modes: Mapping[str, str]
-
-    @property
-    def documents(self) -> DocumentReader:
-        """Reads YAML aside."""
-
-    def respond(self, request: str, code: int, body: Body) -> None:
-        """Post RESPONSE."""
-
-    def set_mode(self, mode: str) -> None:
-        """Switch the controller."""
-
-    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """Modes of single backends, complete."""
-
-    def policy_version(self) -> int | None:
-        """Version in force."""
-
-    def carried(self) -> Mapping[str, Collection[str]]:
-        """Gateways announced, and the volumes of each."""
-
-    @property
-    def gate(self) -> VolumeGate:
-        """Which gateway a volume belongs to."""
-
-
 class Requests:
     """See the module."""
 
-    def __init__(self, desk: RequestTarget, limit_s: float) -> None:
+    def __init__(self, desk: Services, limit_s: float) -> None:
         self._desk = desk
         self._limit_ns = round(limit_s * 1e9)
         self._pending: dict[str, int] = {}  # request to the time when 202 is due
