@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -33,6 +34,12 @@ class PolicyJobConfig(StrictModel):
     """The job reads the rollups of this many days."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    publish: Literal["if-it-helps", "always"] = "if-it-helps"
+    """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
+    back_test_days: int = Field(default=7, ge=1, le=35)
+    """The back-test replays what was stored of this many days."""
+    back_test_ios: int = Field(default=100_000, ge=1_000, le=10_000_000)
+    """I/Os of the back-test, of which it simulates each three times; 100,000 take some ten seconds."""
 
 
 class ServerConfig(StrictModel):

@@ -157,6 +157,19 @@ class ModeSet(RequestBody):
         return self
 
 
+class PolicyPin(RequestBody):
+    """The policy version to keep, whatever is published; none: the newest one is in force again."""
+
+    version: int | None = Field(default=None, ge=1, lt=1 << 31)
+
+
+class PolicyRollback(RequestBody):
+    """Put the policy before the one in force in force."""
+
+    version: int | None = Field(default=None, ge=1, lt=1 << 31)
+    """The version that is in force, to be sure that this one is rolled back."""
+
+
 class VolumesDecision(RequestBody):
     """Volumes to approve, or to revoke: which gateway they belong to."""
 

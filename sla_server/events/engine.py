@@ -254,7 +254,9 @@ class DeliveryEngine:
 
     def _add(self, settings: LaneSettings, *, from_start: bool) -> None:
         seen = self._lanes.get(OBSERVER)
-        start = dict(seen.cursors) if seen else {name: queue.newest_seq for name, queue in self._queues.items()}
+        start = (
+            dict(seen.cursors) if seen else {name: queue.newest_seq for name, queue in self._queues.items()}
+        )
         is_new = settings.name not in self._state.names
         lane = self._state.lane(settings, start)
         if is_new and from_start:

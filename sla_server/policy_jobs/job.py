@@ -26,8 +26,8 @@ from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
-from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import cost_model, inputs, model, transforms
+from sla_server.db.policies import PolicyStore, open_policies
+from sla_server.policy_jobs import back_test, cost_model, inputs, model, publishing, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.session import build_session, scratch_of, stderr_to
 from sla_server.policy_jobs.transforms import MISSED_DDL, PROMISE_DDL, SLOT_DDL
@@ -110,6 +110,14 @@ def on_spark(
         raise SparkFailed(reason, log_path) from exc
 
 
+@contextmanager
+def _noted(store: PolicyStore, who: str) -> Iterator[publishing.JobRun]:
+    """The run as a row of ``jobs``, once it is sure that its result may be stored."""
+    store.check_may_publish()
+    with publishing.noted(store, who, status_of) as run:
+        yield run
+
+
 def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     """One whole run; returns what was published.
 
@@ -120,10 +128,14 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     started_s = time.monotonic()
     check_made(config.database, config.data_dir)
     job_dir = config.data_dir / "policy-job"
-    with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
-        store.check_may_publish()
+    with (
+        only_one(job_dir / "lock"),
+        closing(open_policies(config.database, config.data_dir)) as store,
+        _noted(store, who) as noted,
+    ):
         read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
         log_path = job_dir / "spark.log"
+        noted.note("Spark computes", rows=read.rollups + read.hours.num_rows)
         shutil.rmtree(scratch_of(job_dir), ignore_errors=True)  # of a run that was killed
         click.echo(
             f"read {read.slots.num_rows} rollups and {read.hours.num_rows} hours; "
@@ -147,12 +159,17 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         report = {
             "capacity": found.capacity,
             "cost_model": found.costs,
-            "back_test": "not made in this release",
         }
-        number = store.publish(found.caps, job=job, report=report, published_by=who)
+        noted.note("the back-test runs")
+        tested = back_test.made(store, config, found.caps, time.time_ns() // 1000)
+        number = publishing.publish(
+            store, noted, found.caps, tested, job=job, report=report, published_by=who
+        )
     capped = [row for row in found.caps if row["cost_per_s"] is not None]
     return {
         "version": number,
+        "back_test": tested,
+        "exit_status": noted.exit_status,
         "capacity": found.capacity,
         "cost_model": found.costs,
         "capped": capped,
@@ -163,7 +180,9 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
 
 def describe(result: dict[str, Any]) -> str:
     """The result for people."""
-    lines = [f"policy version {result['version']} published ({result['job']['seconds']} s)"]
+    done = "not published" if result["exit_status"] else "published"
+    lines = [f"policy version {result['version']} {done} ({result['job']['seconds']} s)"]
+    lines += back_test.describe(result["back_test"])
     for row in result["capacity"]:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
         lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}: {value}")
@@ -206,6 +225,8 @@ def main(path: Path | None, output: str, show_config: bool, check_config: bool) 
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc
     click.echo(json.dumps(result) if output == "json" else describe(result))
+    if result["exit_status"]:
+        raise SystemExit(result["exit_status"])
 
 
 if __name__ == "__main__":

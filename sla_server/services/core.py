@@ -105,7 +105,7 @@ class Services:
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
-        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
+        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us, start.policy_pinned)
         self._clock = clock
         self._shown = Shown(start.events, now_us)
         self._pressures = Pressures()
@@ -135,6 +135,8 @@ class Services:
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
+        if start.policy_pinned is not None:
+            self.sql_worker.order_policy(self._policy.orders)
         # Restore caps from SQL first: the controller trusts SQL about what is in force. Gateways and the mode
         # follow.
         self._catalog_changed(start.catalog)
@@ -293,9 +295,10 @@ class Services:
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
-    def policy_version(self) -> int | None:
+    @property
+    def policy(self) -> PolicyInForce:
         """See ``requests.RequestTarget``."""
-        return self._policy.version or None
+        return self._policy
 
     @property
     def gate(self) -> VolumeGate:
@@ -381,8 +384,10 @@ class Services:
         if found.policy_looked:
             if found.policy is not None:
                 self._note(*self._policy.look(found.policy, self.controller, now_us))
-                self._costs.learned(found.policy.version, found.policy.costs)
-            self._requests.policy_looked()
+                if found.policy.version == self._policy.version:
+                    self._costs.learned(found.policy.version, found.policy.costs)
+            if found.policy is None or found.policy.orders == self._policy.orders.number:
+                self._requests.policy_looked()
 
     def _decide(self, now_ns: int, now_us: int) -> None:
         for decision in self.controller.tick(now_ns, now_us):

@@ -32,6 +32,8 @@ from sla_server.requests import (
     DocumentEnd,
     GatewayListing,
     ModeSet,
+    PolicyPin,
+    PolicyRollback,
     RecipientTest,
     ThrottleRelease,
     ThrottleSet,
@@ -43,7 +45,7 @@ from sla_server.services.control.controller import Controller
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.rows import Rows, audit_row, event_row
-from sla_server.services.sql_worker import SqlWorker
+from sla_server.services.sql_worker import PolicyInForce, SqlWorker
 from sla_server.services.volume_gate import DecisionRefused, VolumeGate
 
 log = structlog.get_logger("requests")
@@ -77,8 +79,9 @@ class RequestTarget(Protocol):
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
         """Modes of single backends, complete."""
 
-    def policy_version(self) -> int | None:
-        """Version in force."""
+    @property
+    def policy(self) -> PolicyInForce:
+        """The policy in force, and what operators want."""
 
     def carried(self) -> Mapping[str, Collection[str]]:
         """Gateways announced, and the volumes of each."""
@@ -106,6 +109,8 @@ class Requests:
             "throttle_release": self._throttle_release,
             "mode": self._mode,
             "policies_changed": self._policies_changed,
+            "policy_pin": self._policy_pin,
+            "policy_rollback": self._policy_rollback,
             "gateway_list": self._gateway_list,
             "volumes_approve": partial(self._volumes, approve=True),
             "volumes_revoke": partial(self._volumes, approve=False),
@@ -145,7 +150,7 @@ class Requests:
         """The SQL worker has read: tell those who asked."""
         waiters, self._policy_waiters = self._policy_waiters, []
         for request in waiters:
-            self._finish(request, 200, {"version": self._desk.policy_version()})
+            self._finish(request, 200, {"version": self._desk.policy.version or None})
 
     def _finish(self, request: str, code: int, body: Body) -> None:
         self._pending.pop(request, None)
@@ -402,6 +407,51 @@ class Requests:
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
         self._desk.sql_worker.look_for_policy()
+
+    def _policy_pin(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        """Keep a version, which the caller has seen in SQL, or let the newest be in force again."""
+        version, policy = PolicyPin.model_validate(raw).version, self._desk.policy
+        before = policy.orders.pinned
+        if version is None and before is None:
+            self._refuse(request, 409, "no policy version is pinned", "See 'sla policy list'")
+            return
+        self._desk.sql_worker.order_policy(policy.pin(version))
+        rows: Rows = [
+            audit_row(
+                who,
+                "policy-pin" if version else "policy-unpin",
+                str(version or before),
+                now_us,
+                before={"pinned": before},
+                after={"pinned": version},
+            )
+        ]
+        if version is None:
+            rows.append(("policies", {"version": before, "state": "in-force"}))
+        else:
+            rows.append(("policies", {"version": version, "state": "pinned"}))
+        self._when_durable(request, rows, {"pinned": version})
+
+    def _policy_rollback(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        expected, policy = PolicyRollback.model_validate(raw).version, self._desk.policy
+        version = policy.version
+        if not version:
+            self._refuse(request, 409, "no policy is in force", "See 'sla policy list'")
+            return
+        if expected not in (None, version):
+            problem = f"policy version {expected} is not in force, but version {version}"
+            self._refuse(request, 409, problem, "See 'sla policy list', and try again")
+            return
+        if policy.orders.pinned is not None:
+            problem = f"policy version {version} is pinned"
+            self._refuse(request, 409, problem, "Pin another one, or unpin it first: sla policy unpin")
+            return
+        self._desk.sql_worker.order_policy(policy.roll_back())
+        rows: Rows = [
+            audit_row(who, "policy-rollback", str(version), now_us, before={"version": version}),
+            ("policies", {"version": version, "state": "rolled-back"}),
+        ]
+        self._when_durable(request, rows, {"rolled_back": version})
 
 
 def _applied(change: Change, documents: Collection[Loaded]) -> Body:

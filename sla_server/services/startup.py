@@ -53,6 +53,7 @@ class Start:
         awaited: gateway_id to name of all that were not known to be lost: they should come back
         rows: to record: what was noticed while reading
         policy_version: 0 if none was ever in force
+        policy_pinned: that version, if it is pinned
         claims: of gateways to volumes
     """
 
@@ -67,6 +68,7 @@ class Start:
     backend_modes: dict[str, str] = field(default_factory=dict)
     claims: list[VolumeClaim] = field(default_factory=list)
     policy_version: int = 0
+    policy_pinned: int | None = None
     policy_applied_us: int = 0
     rollup_s: int = 60
 
@@ -96,8 +98,8 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     catalog, problems = catalogs.from_rows(store.agreements(), names, now_us, store.documents())
     mode_row = store.last_audit("mode")
     mode = (mode_row["after"] or {}).get("mode") if mode_row is not None else default_mode
-    policies = [row for row in store.policies() if row["state"] == "in-force"]
-    version = max((row["version"] for row in policies), default=0)
+    policy = store.policy_in_force() or {"version": 0, "state": ""}
+    version = policy["version"]
     applied = store.last_audit("policy-applied") if version else None
     gateways = store.gateways()
     return Start(
@@ -111,6 +113,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         mode=mode if mode in MODES else default_mode,
         backend_modes=_backend_modes(store.last_audit(BACKEND_MODES)),
         policy_version=version,
+        policy_pinned=version if policy["state"] == "pinned" else None,
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],
