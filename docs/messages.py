@@ -77,6 +77,8 @@ REQUESTS = """\
 | `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
+| `policy_pin` | `{version}`, or null to unpin | `{pinned}` |
+| `policy_rollback` | `{version?}` | `{rolled_back}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
 | `volumes_approve` | `volumes: [str], gateways: [str]` | `approved: [DECIDED]`, or 404, 409 |
 | `volumes_revoke` | `volumes: [str], gateways: [str]` | `revoked: [DECIDED]`, or 404, 409 |
@@ -88,7 +90,9 @@ files); it may also be answered 422 with `errors: [{line, field, problem, fix, d
 volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`, `breaks: [str]` (such
 promises), `holds: str` (the rate that holds, if the floor lies above the one asked for).
 Entries of `applied` that are no agreements have `kind` too, those of maintenance `agreements: int` in scope.
-`policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
+`policies_changed`: look for a new policy version now. `policy_pin`: keep a version, whatever is published.
+`policy_rollback`: put the version before the one in force in force; 409 if `version` is not in force, or one
+is pinned. `gateway_list`: dial this gateway, or no more.
 `volumes_approve`, `volumes_revoke`: names or patterns of volumes, names or ids of gateways; without gateways
 the one that is meant, 409 if that is not clear. DECIDED: `{volume, gateway, gateway_id, backend, owners}`,
 the last are the names of all gateways that it belongs to then.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
@@ -21,7 +21,13 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.schedule import Schedule
 from sla_server.services.config import ServicesConfig
+
+
+def _schedule(text: str) -> str:
+    Schedule.parse(text)
+    return text
 
 
 class PolicyJobConfig(StrictModel):
@@ -34,6 +40,9 @@ class PolicyJobConfig(StrictModel):
     """The job reads the rollups of this many days."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """When the server starts the job by itself: `hourly`, `daily`, a time of day in UTC (`02:30`), `every 6h`.
+    Empty: never; the systemd timer may start it."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
     back_test_days: int = Field(default=7, ge=1, le=35)

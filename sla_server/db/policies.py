@@ -191,7 +191,7 @@ class PolicyStore:
             connection.execute(insert(table), row)
         return job_id
 
-    def note_job(self, job_id: str, **columns: str | int | None) -> None:
+    def report_job(self, job_id: str, **columns: str | int | None) -> None:
         """Note how far a run is (``text``, ``rows``)."""
         with begin(self._engine) as connection:
             connection.execute(update(schema.jobs).where(schema.jobs.c.job_id == job_id).values(columns))
@@ -199,7 +199,7 @@ class PolicyStore:
     def end_job(self, job_id: str, state: str, exit_status: int, **columns: str | int | None) -> None:
         """Note how a run ended: ``state`` done, not-published or failed, and perhaps its ``version``."""
         ended_us = self._clock.unix_us()
-        self.note_job(job_id, state=state, exit_status=exit_status, ended_us=ended_us, **columns)
+        self.report_job(job_id, state=state, exit_status=exit_status, ended_us=ended_us, **columns)
 
 
 def _table(

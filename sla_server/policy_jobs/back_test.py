@@ -48,7 +48,7 @@ Caps = Mapping[int, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplaySums:
     """One run, all replayed backends together.
 
     Attributes:
@@ -65,21 +65,21 @@ class Outcome:
     ios: int = 0
     held_back: int = 0
 
-    def plus(self, other: Outcome) -> Outcome:
+    def plus(self, other: ReplaySums) -> ReplaySums:
         """Both together."""
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Outcome(*(one + two for one, two in pairs))
+        return ReplaySums(*(one + two for one, two in pairs))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Advice:
     """Whether to publish, and why or why not."""
 
     publish: bool
     reason: str
 
 
-def verdict(none: Outcome, new: Outcome, former: Outcome | None, *, is_empty: bool) -> Verdict:
+def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_empty: bool) -> Advice:
     """Compare the runs.
 
     Args:
@@ -92,23 +92,23 @@ def verdict(none: Outcome, new: Outcome, former: Outcome | None, *, is_empty: bo
     if former is not None:
         against += f"; with the one in force {former.bad} and {former.bad_s} s"
     if new.bad > none.bad:
-        return Verdict(False, f"it does harm: {against}")
+        return Advice(False, f"it does harm: {against}")
     if former is not None and not is_better(former, new):
         if is_better(new, former):
-            return Verdict(False, f"the one in force does better: {against}")
+            return Advice(False, f"the one in force does better: {against}")
         if new.held_back > former.held_back * MORE_HELD:
             held = f"I/Os held back {new.held_back}, with the one in force {former.held_back}"
-            return Verdict(False, f"it holds more back for the same: {against}; {held}")
+            return Advice(False, f"it holds more back for the same: {against}; {held}")
     if is_empty:
-        return Verdict(True, "it caps nothing")
+        return Advice(True, "it caps nothing")
     if is_better(none, new):
-        return Verdict(True, f"it helps: {against}")
+        return Advice(True, f"it helps: {against}")
     if not none.bad_s:
-        return Verdict(False, f"there is nothing to avoid: {against}; it would only hold I/Os back")
-    return Verdict(False, f"it does not help: {against}")
+        return Advice(False, f"there is nothing to avoid: {against}; it would only hold I/Os back")
+    return Advice(False, f"it does not help: {against}")
 
 
-def is_better(before: Outcome, after: Outcome) -> bool:
+def is_better(before: ReplaySums, after: ReplaySums) -> bool:
     """Whether ``after`` breaks fewer promises than ``before``, by more than chance."""
     if after.bad != before.bad:
         return after.bad < before.bad
@@ -167,13 +167,13 @@ def _only(found: StoredSlots, streams: Sequence[int]) -> StoredSlots:
     return dataclasses.replace(found, slots=chosen(found.slots), missed=chosen(found.missed), streams=names)
 
 
-def outcome(plan: Plan, caps: Caps) -> Outcome:
+def outcome(plan: Plan, caps: Caps) -> ReplaySums:
     """One run of a plan in mode enforce."""
     plan = dataclasses.replace(plan, policy=caps)
     run = run_mode(plan, "enforce")
     figures = figures_of(plan, run, None)
     states = [promise.slices for promise in figures.promises]
-    return Outcome(
+    return ReplaySums(
         judged=sum(s.get("good", 0) + s.get("bad", 0) for s in states),
         bad=sum(s.get("bad", 0) for s in states),
         bad_s=sum(promise.bad_s for promise in figures.promises),
@@ -184,7 +184,7 @@ def outcome(plan: Plan, caps: Caps) -> Outcome:
 
 def compare(plans: Sequence[tuple[str, Plan]], new: Caps, former: Caps | None) -> dict[str, Any]:
     """The runs of all plans, summed and by backend."""
-    sums = {"none": Outcome(), "new": Outcome()} | ({} if former is None else {"former": Outcome()})
+    sums = {"none": ReplaySums(), "new": ReplaySums()} | ({} if former is None else {"former": ReplaySums()})
     policies: dict[str, Caps] = {"none": {}, "new": new} | ({} if former is None else {"former": former})
     rows = []
     for backend, plan in plans:
@@ -201,7 +201,7 @@ def made(
 
     Returns:
         ``publish`` and ``reason``; unless nothing was to be replayed also from_us and to_us, ``none``,
-        ``new`` and perhaps ``former`` (fields of ``Outcome``), ``backends`` (the same of each), ``notes``.
+        ``new`` and perhaps ``former`` (fields of ``ReplaySums``), ``backends`` (the same of each), ``notes``.
 
     Raises:
         UnreadableAgreement: one in force does not fit this release.
@@ -220,11 +220,11 @@ def made(
         times = {"from_us": from_us, "to_us": to_us}
         plans, notes = backend_plans(found, contract, volumes, from_us, config.policy.back_test_ios)
     if not plans:
-        verdict_ = Verdict(not new, "nothing could be replayed" if new else "it caps nothing")
+        verdict_ = Advice(not new, "nothing could be replayed" if new else "it caps nothing")
         result: dict[str, Any] = {}
     else:
         result = compare(plans, new, former or None)
-        outcomes = {name: Outcome(**result[name]) for name in ("none", "new", "former") if name in result}
+        outcomes = {name: ReplaySums(**result[name]) for name in ("none", "new", "former") if name in result}
         verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not new)
     reason, publish = verdict_.reason, verdict_.publish
     if not publish and config.policy.publish == "always":

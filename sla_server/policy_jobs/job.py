@@ -24,6 +24,7 @@ import click
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import PolicyStore, open_policies
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
+NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
 
 @contextmanager
@@ -210,9 +212,10 @@ def status_of(error: SlaError) -> int:
 @click.option(
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
+@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def main(path: Path | None, output: str, show_config: bool, check_config: bool) -> None:
+def main(path: Path | None, output: str, scheduled: bool, show_config: bool, check_config: bool) -> None:
     """Compute a throttling policy from the stored statistics and publish it."""
     logs.configure("policy-job")
     try:
@@ -220,7 +223,11 @@ def main(path: Path | None, output: str, show_config: bool, check_config: bool) 
         if show_config or check_config:
             click.echo(files.show(config) if show_config else "configuration is good")
             return
-        result = run(config, who=os.environ.get("USER", "policy-job"))
+        if scheduled:
+            end_with_parent()
+            os.nice(NICER)
+        who = "schedule" if scheduled else os.environ.get("USER", "policy-job")
+        result = run(config, who)
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc

@@ -64,7 +64,7 @@ def _noted(store: PolicyStore, job_id: str, text: str, rows: int | None) -> None
     if rows is not None:
         columns["rows"] = rows
     with suppress(SlaError):  # a note of progress is not worth the run
-        store.note_job(job_id, **columns)
+        store.report_job(job_id, **columns)
 
 
 def _is_stop(error: BaseException) -> bool:

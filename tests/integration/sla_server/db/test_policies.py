@@ -149,7 +149,7 @@ def test_runs_of_jobs_are_noted_and_a_killed_one_is_found(store, rig):
     killed = store.begin_job("policy", "ann")
     other = store.begin_job("space", "ann")
     done = store.begin_job("policy", "timer")
-    store.note_job(done, text="Spark computes", rows=7)
+    store.report_job(done, text="Spark computes", rows=7)
     store.end_job(done, "done", 0, version=3)
     rows = {row["job_id"]: row for row in rig.reader.jobs()}
     assert {key: row["state"] for key, row in rows.items()} == {

@@ -12,7 +12,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
 from sla_server.db.queries.replay import StoredSlots
 from sla_server.policy_jobs import back_test
-from sla_server.policy_jobs.back_test import Outcome, backend_plans, by_hour, compare, verdict
+from sla_server.policy_jobs.back_test import ReplaySums, backend_plans, by_hour, compare, verdict
 from sla_server.simulate.setup import Contract, contract_of
 
 MINUTE_US = 60_000_000
@@ -81,7 +81,7 @@ def test_a_cap_on_the_greedy_volume_avoids_broken_promises_at_a_price() -> None:
     assert ([name for name, _ in made], left_out) == (["disk"], [])
     caps = by_hour([{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}])
     found = compare(made, caps, None)
-    none, new = Outcome(**found["none"]), Outcome(**found["new"])
+    none, new = ReplaySums(**found["none"]), ReplaySums(**found["new"])
     assert none.judged == new.judged > 0
     assert new.bad_s < none.bad_s
     assert new.ios < none.ios
@@ -94,7 +94,7 @@ def test_a_cap_on_an_hour_that_is_not_replayed_changes_nothing() -> None:
     made, _ = plans(stored(BUSY, 900), {"batch"})
     found = compare(made, by_hour([{"volume": "batch", "hour_of_week": 9, "cost_per_s": 40.0}]), None)
     assert found["new"] == found["none"]
-    none, new = Outcome(**found["none"]), Outcome(**found["new"])
+    none, new = ReplaySums(**found["none"]), ReplaySums(**found["new"])
     assert not verdict(none, new, None, is_empty=False).publish
 
 
@@ -140,8 +140,8 @@ def test_when_a_policy_is_published(
     publish: bool,
     words: str,
 ) -> None:
-    def run(pair: tuple[int, int], held: int) -> Outcome:
-        return Outcome(judged=20, bad=pair[0], bad_s=pair[1], ios=1000, held_back=held)
+    def run(pair: tuple[int, int], held: int) -> ReplaySums:
+        return ReplaySums(judged=20, bad=pair[0], bad_s=pair[1], ios=1000, held_back=held)
 
     before = None if former is None else run(former, 100)
     found = verdict(run(none, 0), run(new, 110), before, is_empty=is_empty)
@@ -150,10 +150,10 @@ def test_when_a_policy_is_published(
 
 
 def test_as_good_as_the_one_in_force_at_a_much_higher_price_is_not_published() -> None:
-    none, former = Outcome(bad=9, bad_s=90), Outcome(bad=2, bad_s=20, held_back=100)
-    dear = Outcome(bad=2, bad_s=20, held_back=126)
+    none, former = ReplaySums(bad=9, bad_s=90), ReplaySums(bad=2, bad_s=20, held_back=100)
+    dear = ReplaySums(bad=2, bad_s=20, held_back=126)
     assert not verdict(none, dear, former, is_empty=False).publish
-    better = Outcome(bad=1, bad_s=20, held_back=126)
+    better = ReplaySums(bad=1, bad_s=20, held_back=126)
     assert verdict(none, better, former, is_empty=False).publish, "it avoids more"
 
 
