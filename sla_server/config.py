@@ -41,7 +41,7 @@ class PolicyJobConfig(StrictModel):
     driver_memory: str = "2g"
     """Spark driver memory."""
     schedule: Annotated[str, AfterValidator(_schedule)] = ""
-    """When the server starts the job by itself: `hourly`, `daily`, a time of day in UTC (`02:30`), `every 6h`.
+    """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
     Empty: never; the systemd timer may start it."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
