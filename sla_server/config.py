@@ -21,12 +21,12 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
-from sla_server.schedule import Schedule
+from sla_server.schedule import JobSchedule
 from sla_server.services.config import ServicesConfig
 
 
 def _schedule(text: str) -> str:
-    Schedule.parse(text)
+    JobSchedule.parse(text)
     return text
 
 

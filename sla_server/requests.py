@@ -149,6 +149,8 @@ class ModeSet(RequestBody):
 
     mode: Literal["observe", "enforce", "inherit"]
     backend: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    of: Literal["control", "policy"] = "control"
+    """Of policy: whether the caps of policies hold, where the mode is enforce, too."""
 
     @model_validator(mode="after")
     def _inherits(self) -> ModeSet:

@@ -48,7 +48,7 @@ _TIME: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class JobSchedule:
     """Multiples of a period since 1970, moved by an offset."""
 
     period_s: int
@@ -88,7 +88,7 @@ class ScheduledJob:
         child: the job's process, when it runs.
     """
 
-    schedule: Schedule
+    schedule: JobSchedule
     data_dir: Path
     config_path: Path | None
     pipe: ParentPipe

@@ -56,7 +56,7 @@ from sla_server.directories import (
 )
 from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.recorder import Recorder
-from sla_server.schedule import QUIET, Schedule, ScheduledJob
+from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
@@ -158,7 +158,7 @@ class Supervisor:
 
     def _scheduled(self) -> ScheduledJob | None:
         """The policy job, if the configuration has a schedule for it."""
-        schedule = Schedule.parse(self.config.policy.schedule)
+        schedule = JobSchedule.parse(self.config.policy.schedule)
         if schedule is None:
             return None
         return ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock)

@@ -261,6 +261,37 @@ DIFF_COLUMNS: Final = (
 )
 
 
+@policy.command("would-hold")
+@OUTPUT
+@pass_client
+def would_hold(client: Client, output: str) -> None:
+    """List volumes above caps that are only observed: what the policy would hold back.
+
+    Since this version is in force, or the services were restarted. What is above a cap is the most it would
+    hold back: a volume that is held has less demand later.
+    """
+    live = client.get("/live") or {}
+    rows = (live.get("policy_stage") or {}).get("would_hold") or []
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("no volume is above a policy's cap that is only observed")
+        return
+    console().print(build(HOLD_COLUMNS, rows, 0))
+
+
+HOLD_COLUMNS: Final = (
+    Column("VOLUME", lambda row, _now: str(row["volume"])),
+    Column("BACKEND", lambda row, _now: str(row["backend"])),
+    Column("CAP", lambda row, _now: f"{row['cap_cost_per_s']:,.0f} cost/s", number=True),
+    Column("USES", lambda row, _now: f"{row['cost_per_s']:,.0f} cost/s", number=True),
+    Column("ABOVE FOR", lambda row, _now: formatting.span(row["above_s"]), number=True),
+    Column("OF", lambda row, _now: formatting.span(row["watched_s"]), number=True),
+    Column("ABOVE BY", lambda row, _now: formatting.count(row["above_cost"]), number=True),
+)
+
+
 @policy.command("explain")
 @click.argument("volume")
 @click.option("--version", type=VERSION, help="Of this version [the one in force, else the newest].")

@@ -98,6 +98,8 @@ class Services:
         self.rollup_s = start.rollup_s
         self.mode = start.mode
         self.backend_modes: Mapping[str, str] = start.backend_modes
+        self.policy_mode = start.policy_mode or config.policy_mode
+        self.policy_modes: Mapping[str, str] = start.policy_modes
         self.changes = AgreementChanges(start.catalog, record_sender, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
@@ -141,6 +143,7 @@ class Services:
         # follow.
         self._catalog_changed(start.catalog)
         controller.set_backend_modes(self.backend_modes)
+        controller.set_policy_stage(self.policy_mode, self.policy_modes)
         controller.restore(start.throttles)
         controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
@@ -295,6 +298,11 @@ class Services:
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
+    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
+        """See ``requests.RequestTarget``."""
+        self.policy_mode, self.policy_modes = mode, modes
+        self.controller.set_policy_stage(mode, modes)
+
     @property
     def policy(self) -> PolicyInForce:
         """See ``requests.RequestTarget``."""
@@ -424,6 +432,7 @@ class Services:
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)
+        self.controller.compare_policy(now_ns)
         for pair in sorted(self._pairs):
             lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")

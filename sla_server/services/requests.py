@@ -52,6 +52,8 @@ log = structlog.get_logger("requests")
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
 """Action of the audit rows that say which backends have a mode of their own."""
+POLICY_MODE: Final = "policy-mode"
+"""Action of the audit rows that say where the caps of policies hold."""
 MAX_PENDING: Final = 1024
 
 
@@ -65,6 +67,8 @@ class RequestTarget(Protocol):
     rollup_s: int
     mode: str
     backend_modes: Mapping[str, str]
+    policy_mode: str
+    policy_modes: Mapping[str, str]
 
     @property
     def documents(self) -> DocumentReader:
@@ -78,6 +82,9 @@ class RequestTarget(Protocol):
 
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
         """Modes of single backends, complete."""
+
+    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
+        """Where caps of policies hold: on all backends, and on single ones, complete."""
 
     @property
     def policy(self) -> PolicyInForce:
@@ -352,6 +359,9 @@ class Requests:
 
     def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body, before = ModeSet.model_validate(raw), self._desk.mode
+        if body.of == "policy":
+            self._policy_mode(request, who, body, now_us)
+            return
         if body.backend is not None:
             self._backend_mode(request, who, body.backend, body.mode, now_us)
             return
@@ -368,8 +378,7 @@ class Requests:
         known = self._desk.controller.backends()
         before = dict(self._desk.backend_modes)
         if backend not in known and backend not in before:
-            near = ", ".join(difflib.get_close_matches(backend, known, 3)) or "'sla get volumes' names them"
-            self._refuse(request, 404, f"no backend {backend!r} is known", f"Near: {near}")
+            self._refuse(request, 404, *_unknown_backend(backend, known))
             return
         after = {name: own for name, own in before.items() if name != backend}
         if mode != "inherit":
@@ -384,6 +393,30 @@ class Requests:
             text = f"mode of backend {backend} is {mode}, was {before.get(backend, 'inherit')}"
             rows.append(event_row("mode-changed", "info", "backend", backend, text, now_us, {"who": who}))
         self._when_durable(request, rows, {"mode": mode, "backend": backend})
+
+    def _policy_mode(self, request: str, who: str, body: ModeSet, now_us: int) -> None:
+        """The stage of policies on all backends or one; the audit row holds all of them."""
+        mode, before = self._desk.policy_mode, dict(self._desk.policy_modes)
+        backend, after = body.backend, dict(before)
+        if backend is None:
+            mode = body.mode
+        elif backend not in (known := self._desk.controller.backends()) and backend not in before:
+            self._refuse(request, 404, *_unknown_backend(backend, known))
+            return
+        elif body.mode == "inherit":
+            after.pop(backend, None)
+        else:
+            after[backend] = body.mode
+        was = {"mode": self._desk.policy_mode, "backends": before}
+        self._desk.set_policy_stage(mode, after)
+        where = f"backend {backend}" if backend else "all backends without a stage of their own"
+        text = f"caps of policies: {body.mode} on {where}"
+        now = {"mode": mode, "backends": after}
+        rows: Rows = [audit_row(who, POLICY_MODE, backend or "server", now_us, before=was, after=now)]
+        if now != was:
+            details = {"who": who, "of": "policy"}
+            rows.append(event_row("mode-changed", "info", "backend", backend or "all", text, now_us, details))
+        self._when_durable(request, rows, {"mode": body.mode, "backend": backend})
 
     def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = GatewayListing.model_validate(raw)
@@ -452,6 +485,11 @@ class Requests:
             ("policies", {"version": version, "state": "rolled-back"}),
         ]
         self._when_durable(request, rows, {"rolled_back": version})
+
+
+def _unknown_backend(backend: str, known: Collection[str]) -> tuple[str, str]:
+    near = ", ".join(difflib.get_close_matches(backend, known, 3)) or "'sla get volumes' names them"
+    return f"no backend {backend!r} is known", f"Near: {near}"
 
 
 def _applied(change: Change, documents: Collection[Loaded]) -> Body:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.config import PolicyJobConfig
-from sla_server.schedule import FIRST_AFTER_S, Schedule, ScheduledJob
+from sla_server.schedule import FIRST_AFTER_S, JobSchedule, ScheduledJob
 
 HOUR_US = 3_600_000_000
 MIDNIGHT_US = 1_795_996_800 * 1_000_000
@@ -29,7 +29,7 @@ MIDNIGHT_US = 1_795_996_800 * 1_000_000
     ],
 )
 def test_the_next_time(text: str, next_us: int) -> None:
-    schedule = Schedule.parse(text)
+    schedule = JobSchedule.parse(text)
     assert schedule is not None
     assert schedule.next_us(MIDNIGHT_US) == next_us
     assert schedule.next_us(next_us - 1) == next_us
@@ -43,7 +43,7 @@ def test_what_is_no_schedule_is_refused_with_what_is(text: str) -> None:
 
 def test_without_a_schedule_it_never_runs() -> None:
     assert PolicyJobConfig().schedule == ""
-    assert Schedule.parse("") is None
+    assert JobSchedule.parse("") is None
 
 
 class FakeChild:
@@ -67,7 +67,7 @@ class FakeChild:
 
 class Scene:
     def __init__(self, folder: Path, text: str, clock: FakeClock) -> None:
-        schedule = Schedule.parse(text)
+        schedule = JobSchedule.parse(text)
         assert schedule is not None
         pipe: Any = None  # of children, which are not started here
         self.clock, self.child = clock, FakeChild()

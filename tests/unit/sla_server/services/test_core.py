@@ -617,6 +617,26 @@ def test_a_policy_rolled_back_gives_way_to_the_one_before_it_and_stays_away() ->
     assert [row["kind"] for table, row in bench.confirm() if table == "events"] == ["policy-applied"]
 
 
+def test_the_stage_of_policies_is_set_for_all_backends_and_for_one() -> None:
+    bench = Bench()
+    assert bench.controller.last("set_policy_stage") == ("observe", {})
+    bench.controller.backends = lambda: ["disk"]  # type: ignore[attr-defined]
+    bench.request("mode", {"mode": "enforce", "backend": "disk", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("observe", {"disk": "enforce"})
+    rows = bench.confirm()
+    (audit,) = [row for table, row in rows if table == "audit"]
+    assert (audit["action"], audit["subject"]) == ("policy-mode", "disk")
+    assert audit["after"] == {"mode": "observe", "backends": {"disk": "enforce"}}
+    assert [row["kind"] for table, row in rows if table == "events"] == ["mode-changed"]
+    bench.request("mode", {"mode": "enforce", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("enforce", {"disk": "enforce"})
+    bench.request("mode", {"mode": "inherit", "backend": "disk", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("enforce", {})
+    bench.request("mode", {"mode": "observe", "backend": "disc", "of": "policy"})
+    assert bench.answers()[-1]["code"] == 404
+    assert bench.core.mode == "observe", "that of control is another"
+
+
 def test_a_pin_outlives_the_process() -> None:
     bench = Bench(Start(policy_version=3, policy_pinned=3))
     assert bench.sql_worker.orders.pinned == 3

@@ -154,12 +154,16 @@ def test_the_start_reads_what_the_process_before_left() -> None:
     store.tables["audit"] = [{"action": "mode", "at_us": at, "after": {"mode": mode}}
                              for at, mode in ((1, "observe"), (3, "enforce"), (2, "observe"))]  # fmt: skip
     store.tables["audit"].append({"action": "policy-applied", "at_us": 77, "after": {"version": 4}})
-    store.tables["policies"] = [{"version": 4, "state": "in-force"}]
+    stage = {"mode": "observe", "backends": {"b": "enforce", "c": "?"}}
+    store.tables["audit"].append({"action": "policy-mode", "at_us": 78, "after": stage})
+    store.tables["policies"] = [{"version": 4, "state": "pinned"}]
     store.keep(apply(Start().catalog, docs(simple()), "ann", START_US).rows)
     start = read_start(store, "observe", START_US)
     assert [item.name for item in start.catalog.items] == ["gold"]
     assert start.catalog.volumes == {"vol-1"}
     assert (start.mode, start.policy_version, start.policy_applied_us) == ("enforce", 4, 77)
+    assert start.policy_pinned == 4
+    assert (start.policy_mode, start.policy_modes) == ("observe", {"b": "enforce"})
     assert [row["name"] for row in start.episodes] == ["a"]
     (gateway,) = start.gateways
     assert gateway.exports == [
