@@ -137,6 +137,9 @@ SNAPSHOT = """\
 - `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
   list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
   that use most, promises that are violated or at risk, active backends first
+- `policy_stage`: `{stage: "observe" | "enforce", stages: {backend: stage}, would_hold: [{volume, backend,
+  cap_cost_per_s, cost_per_s, above_s, above_cost, watched_s}]}`: volumes above caps of the policy that are
+  only observed: for how long, and by how much in all, since the version is in force
 - `feed_forward`: `{watched, recurring, off: int}`: backends watched for bursts that recur, with a clear
   pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
@@ -146,7 +149,7 @@ SNAPSHOT = """\
   `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
   application server keeps them for `GET /slas` and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
-- `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
+- `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot be read,
   empty while it can
 """
 

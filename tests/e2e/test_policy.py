@@ -1,4 +1,4 @@
-"""A published policy under real I/O: observed, then enforced, it keeps a promise that reaction alone broke."""
+"""A published policy under real I/O: once it is enforced, it keeps a promise that reaction alone broke."""
 
 from __future__ import annotations
 
