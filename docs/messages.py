@@ -149,8 +149,8 @@ SNAPSHOT = """\
   `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
   application server keeps them for `GET /slas` and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
-- `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot be read,
-  empty while it can
+- `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot
+  be read, empty while it can
 """
 
 ROUTES = {
