@@ -828,7 +828,7 @@ def test_after_a_restart_the_controller_gets_what_sql_knows_in_this_order() -> N
     throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
     known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
     bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
-    modes = ["set_agreement_modes", "set_excluded", "set_backend_modes"]
+    modes = ["set_agreement_modes", "set_excluded", "set_backend_modes", "set_policy_stage"]
     names = ["set_agreements", *modes, "restore", "set_mode", "gateway_up", "add_streams"]
     assert bench.controller.names() == names
     assert bench.controller.last("restore") == ([throttle],)
