@@ -8,10 +8,20 @@ from typing import Any, Final
 from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute, Query
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
-from sla_server.requests import AcknowledgeBody, GatewayName, ModeSet, ThrottleSet, VolumesDecision
+from sla_server.requests import (
+    AcknowledgeBody,
+    GatewayName,
+    ModeSet,
+    PolicyPin,
+    PolicyRollback,
+    ThrottleSet,
+    VolumesDecision,
+)
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
+    "PolicyPin": PolicyPin.model_json_schema(),
+    "PolicyRollback": PolicyRollback.model_json_schema(),
     "Mode": ModeSet.model_json_schema(),
     "ThrottleSet": ThrottleSet.model_json_schema(),
     "ListedGateway": GatewayName.model_json_schema(),

@@ -406,6 +406,42 @@ ROUTES: Final = (
         ),
         items="policy_caps",
     ),
+    ApiRoute(
+        "GET", "/policies/{version}", "policy", "One policy version: its report, and how it was computed."
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/volumes/{volume}",
+        "policy_volume",
+        "What one policy version means for one volume: caps and demands by hour, what they rest on.",
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/diff/{other}",
+        "policy_diff",
+        "Volumes whose caps differ from one version to another.",
+        (LONG, AFTER),
+    ),
+    ApiRoute(
+        "PUT",
+        "/policies/pin",
+        "pin_policy",
+        "Keep a policy version in force, whatever is published.",
+        body="PolicyPin",
+        changes=True,
+    ),
+    ApiRoute(
+        "DELETE", "/policies/pin", "unpin_policy", "The newest version is in force again.", changes=True
+    ),
+    ApiRoute(
+        "POST",
+        "/policies/rollback",
+        "roll_back_policy",
+        "Put the version before the one in force in force.",
+        body="PolicyRollback",
+        changes=True,
+    ),
+    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE)),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),

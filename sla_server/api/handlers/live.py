@@ -114,9 +114,15 @@ def mode(context: AppContext, _request: Request) -> Response:
         {
             "mode": context.live.newest().snapshot["mode"],
             "backends": context.live.newest().snapshot.get("backend_modes", {}),
+            "policy": _stage_of(context),
             "stale": context.live.is_stale(),
         }
     )
+
+
+def _stage_of(context: AppContext) -> dict[str, Any]:
+    stage = context.live.newest().snapshot.get("policy_stage") or {}
+    return {"mode": stage.get("stage"), "backends": stage.get("stages", {})}
 
 
 def operation(context: AppContext, _request: Request, operation_id: str) -> Response:

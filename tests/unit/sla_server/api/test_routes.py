@@ -290,7 +290,8 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, context: AppContext) -> Non
 
 
 def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> None:
-    assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "stale": True}
+    policy = {"mode": None, "backends": {}}
+    assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "policy": policy, "stale": True}
     context.live.put({**snapshot(), "backend_modes": {"array-1": "observe"}})
     assert web.get("/api/v1/mode").json == {
         "mode": "enforce",
