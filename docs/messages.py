@@ -8,11 +8,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
+from pmdaemon.poller import channel_messages
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server
-from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
+from pmdaemon.wire.messages.base import Key, WireMessage, fields_of, form_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
@@ -22,13 +24,14 @@ OF_AGENT = (agent, alerts, costs, certificates, ends)  # one conversation, in th
 HEAD = """\
 # Messages
 
-Generated from `pmdaemon/wire/messages/` by `make docs`; do not edit.
+Generated from `pmdaemon/wire/messages/` and `pmdaemon/poller/channel_messages.py` by `make docs`; do not
+edit.
 
-Every message of the product is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a
-binary blob. This page lists the headers, with the keys in the order of the wire. Types: `str`, `int`, `bool`,
-`bytes`, `float`; `gw` is a gateway_id (UUID as text, 16 bytes inside CUT); `ep` an epoch; times `*_us` are
-microseconds, wall-clock ones UTC. `key?` may be absent. Unknown keys are ignored by the reader. Kinds are
-numbered in `pmdaemon/wire/kinds.py`.
+A message is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a binary blob; only
+the daemon's parent and its pairs speak JSON with each other. This page lists the headers, with the keys in
+the order of the wire. Types: `str`, `int`, `bool`, `bytes`, `float`; `gw` is a gateway_id (UUID as text, 16
+bytes inside CUT); `ep` an epoch; times `*_us` are microseconds, wall-clock ones UTC. `key?` may be absent.
+Unknown keys are ignored by the reader. Kinds are numbered in `pmdaemon/wire/kinds.py`.
 """
 AGENT = """\
 ## Between agent and PMDaemon
@@ -281,6 +284,14 @@ def session_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def channel_entry(op: str, message: type[channel_messages.Sent]) -> str:
+    """The section of a message on the channel between the daemon's parent and a pair."""
+    hints = get_type_hints(message)
+    text = ", ".join(f"{name}: {form_of(hints[name])}" for name in message._fields)
+    code = textwrap.fill(text, COLUMNS - 4, break_on_hyphens=False)
+    return f"### {op}\n\n```text\n{code}\n```\n\n{markdown(message.__doc__)}\n"
+
+
 def intro(title: str, module: ModuleType) -> str:
     """The heading of a conversation, and what its module says of it."""
     text = markdown(module.__doc__).split("\n\nSource:")[0].removesuffix("Pure.").rstrip()
@@ -293,6 +304,8 @@ def render() -> str:
     of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
     parts += [intro("Between the server's processes", server), *map(entry, messages_of(server)), SERVER_NOTES]
+    parts += [intro("Between the daemon's parent and its pairs", channel_messages)]
+    parts += [channel_entry(op, message) for op, message in channel_messages.OPS.items()]
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]

@@ -293,6 +293,8 @@ class FrameHandlers:
         self._publisher.cut(
             received.raw,
             gateway.gateway_id,
+            epoch,
+            seq,
             self._unix_us(now_ns),
             gateway.offset.offset_us,
             now_ns,

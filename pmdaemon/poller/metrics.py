@@ -51,6 +51,12 @@ PAIR: Final = (
         "late_replies", "late_replies_total", "counter", "Replies that came after the next poll was due."
     ),
     Declared("polls_skipped", "polls_skipped_total", "counter", "Polls not sent because an answer was due."),
+    Declared(
+        "polls_spared",
+        "polls_spared_total",
+        "counter",
+        "Polls not sent because there was no room for an answer.",
+    ),
     Declared("missed_ticks", "overruns_total", "counter", "Polls that fell due while the pair did not run."),
     Declared("cuts", "cuts_total", "counter", "Cuts received."),
     Declared("received_bytes", "received_bytes_total", "counter", "Bytes received from gateways."),

@@ -47,7 +47,7 @@ from sla_server import config as configuration
 from sla_server import directories
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused, ServerDown
-from sla_server.cli.formatting import CONFIG, pass_client
+from sla_server.cli.formatting import CONFIG, FiniteRange, pass_client
 
 PART_BYTES: Final = 4 << 20
 LOG_LINES: Final = 20_000
@@ -206,7 +206,14 @@ def support() -> None:
     type=click.Path(path_type=Path),
     help="The file [./sla-support-HOST-TIME.tar.gz].",
 )
-@click.option("--limit", "limit_s", default=60.0, show_default=True, help="Seconds it may take.")
+@click.option(
+    "--limit",
+    "limit_s",
+    type=FiniteRange(1, 3600),
+    default=60.0,
+    show_default=True,
+    help="Seconds it may take.",
+)
 @pass_client
 def bundle(client: Client, config: Path | None, path: Path | None, limit_s: float) -> None:
     """Make one tar.gz: releases, configuration, state, metrics, logs and sizes, without secrets.

@@ -20,7 +20,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.messages.api import Snapshot
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.slice_history import Counts
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096

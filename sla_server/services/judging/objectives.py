@@ -28,8 +28,9 @@ from sla_server.agreements.compliance import (
     terms_of,
 )
 from sla_server.agreements.slice_history import code_of
+from sla_server.rows import Row, Rows
 from sla_server.services.judging.track import DAY_US, Track
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 
 MOST_STANDINGS: Final = 512
 """Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
@@ -133,13 +134,13 @@ class ObjectiveHistory:
         book.alerts = _standing(track, book, now_us).alerts
         self._books[track.key] = book
 
-    def enter(self, track: Track, row: Row) -> None:
+    def add_slice(self, track: Track, row: Row) -> None:
         """A slice was judged; its row of table ``slices``. The track may be that of an earlier version."""
         book = self._books.get(track.key)
         if book is not None:
             book.add_judged(terms_of(track.objective), row)
 
-    def stand(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
+    def refresh(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
         changed, rows = set[Key](), Rows()
         for key in self._some(judged):

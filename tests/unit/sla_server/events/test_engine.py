@@ -171,6 +171,18 @@ def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Pa
     assert hung.got() == ["e1", "e1"]
 
 
+def test_who_confirms_twice_has_confirmed_once(tmp_path: Path) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender], most_notices=1)
+    rig.add(event(1), event(2))
+    rig.run()
+    for _ in range(2):
+        rig.engine.answered(SentBatch("r", sender.tokens[0], CONFIRMED))
+    rig.run()
+    rig.engine.answered(SentBatch("r", sender.tokens[0], CONFIRMED))  # while the next one is under way
+    assert (rig.engine.lanes["r"].confirmed, sender.got()) == (1, ["e1", "e2"])
+
+
 def test_recipients_without_a_route_hold_nothing_back(tmp_path: Path) -> None:
     used, unused = InlineSender("used"), InlineSender("unused")
     rig = Rig(tmp_path, ToAll("used"), [used, unused])
