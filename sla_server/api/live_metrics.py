@@ -36,7 +36,7 @@ COUNTS_NS: Final = 10_000_000_000  # scrapes of several Prometheus servers share
 log = structlog.get_logger("api-metrics")
 
 
-class MetricsSource(Protocol):
+class CountsSource(Protocol):
     """What is asked of SQL."""
 
     def volumes(self) -> list[Row]:
@@ -92,7 +92,7 @@ class LiveCollector(Collector):
     def __init__(
         self,
         live: LiveView,
-        source: MetricsSource | None,
+        source: CountsSource | None,
         rows_max: int,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
