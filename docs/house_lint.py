@@ -72,7 +72,13 @@ WIDE_CELLS: Final = {
 
 NOTE_LINES: Final = 120
 """Of a design note."""
-FILES_OF_USERS: Final = {"agent.toml", "relay.toml", "runtime_dir/running.toml", "sql/versions/NNNN_what.py"}
+FILES_OF_USERS: Final = {
+    "agent.toml",
+    "config.toml",
+    "relay.toml",
+    "runtime_dir/running.toml",
+    "sql/versions/NNNN_what.py",
+}
 """Files that documents name and that are not of this repository."""
 
 PHRASES: Final = {

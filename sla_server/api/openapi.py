@@ -57,6 +57,47 @@ SCHEMAS: Final[dict[str, Any]] = {
             "version": {"type": "string"},
         },
     },
+    "Alive": {
+        "type": "object",
+        "required": ["alive"],
+        "properties": {"alive": {"type": "boolean", "const": True}},
+    },
+    "Ready": {
+        "type": "object",
+        "required": ["ready", "waits_for"],
+        "properties": {
+            "ready": {"type": "boolean"},
+            "waits_for": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["process", "reason"],
+                    "properties": {"process": {"type": "string"}, "reason": {"type": "string"}},
+                },
+            },
+        },
+    },
+    "Sizes": {
+        "type": "object",
+        "required": ["kind", "bytes", "tables"],
+        "properties": {
+            "kind": {"type": "string", "enum": ["postgresql", "sqlite"]},
+            "bytes": {"type": "integer"},
+            "tables": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["table", "rows", "has_more", "bytes"],
+                    "properties": {
+                        "table": {"type": "string"},
+                        "rows": {"type": "integer"},
+                        "has_more": {"type": "boolean", "description": "there are more than were counted"},
+                        "bytes": {"type": ["integer", "null"]},
+                    },
+                },
+            },
+        },
+    },
     "Explanation": {
         "type": "object",
         "required": ["kind", "name", "at_us", "is_now", "status", "headline", "sections", "facts"],

@@ -92,6 +92,17 @@ ROUTES: Final = (
         schema="Health",
         also=(503,),
     ),
+    ApiRoute(
+        "GET", "/alive", "alive", "200: the application server answers; asks no other part.", schema="Alive"
+    ),
+    ApiRoute(
+        "GET",
+        "/ready",
+        "ready",
+        "Whether the server does its work: 200, or 503 and what it waits for.",
+        schema="Ready",
+        also=(503,),
+    ),
     ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
     ApiRoute(
         "GET",
@@ -169,6 +180,9 @@ ROUTES: Final = (
         schema="Explanation",
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
+    ApiRoute(
+        "GET", "/sizes", "sizes", "How large the database is: bytes and rows of each table.", schema="Sizes"
+    ),
     ApiRoute(
         "GET", "/backends", "backends", "Backends: capacity from SQL, and the live view.", items="backends"
     ),

@@ -627,6 +627,11 @@ class FakeSource:
         self._row("episodes_until", name, objective, at_us)
         return []
 
+    def sizes(self) -> dict[str, Any]:
+        self._row("sizes")
+        tables = [{"table": "events", "rows": 25, "has_more": False, "bytes": None}]
+        return {"kind": "sqlite", "bytes": 4096, "tables": tables}
+
     def totals(self) -> dict[str, Any]:
         self._row("totals")
         return {"reads": 1, "writes": 2, "streams": 1, "gateways": 1, "volumes": 1}

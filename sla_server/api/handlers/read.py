@@ -157,6 +157,11 @@ def totals(context: AppContext, _request: Request) -> Response:
     return responses.as_json(context.source.totals())
 
 
+def sizes(context: AppContext, _request: Request) -> Response:
+    """Of the database."""
+    return responses.as_json(context.source.sizes())
+
+
 def backends(context: AppContext, _request: Request) -> Response:
     """Capacity with the live cost rates."""
     return _live_list(context, _with_live(context, context.source.backends(), "backends", "backend"))
