@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
-import structlog
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from pmdaemon.wire.messages.api import ServiceRequest
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
@@ -37,16 +37,16 @@ from sla_server.requests import (
     ThrottleSet,
     VolumesDecision,
 )
+from sla_server.rows import Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
 from sla_server.services.control.controller import Controller
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
-from sla_server.services.rows import Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 from sla_server.services.sql_worker import SqlWorker
 from sla_server.services.volume_gate import DecisionRefused, VolumeGate
 
-log = structlog.get_logger("requests")
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
 """Action of the audit rows that say which backends have a mode of their own."""
@@ -111,23 +111,19 @@ class Requests:
             "volumes_revoke": partial(self._volumes, approve=False),
         }
 
-    def handle(self, header: Body, now_ns: int, now_us: int) -> None:
+    def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
         """One REQUEST."""
-        request, op, who, body = (header.get(key) for key in ("req", "op", "who", "body"))
-        if not isinstance(request, str) or not request:
-            log.warning("request-without-id", op=op)
-            return
-        action = self._ops.get(op) if isinstance(op, str) else None
-        if action is None or not isinstance(body, dict):
+        request, action = asked.request, self._ops.get(asked.op)
+        if action is None or asked.body is None:
             known = ", ".join(sorted(self._ops))
-            self._refuse(request, 400, f"{op!r} is not an operation with a body", f"Use one of {known}")
+            self._refuse(request, 400, f"{asked.op!r} is not an operation with a body", f"Use one of {known}")
             return
         if len(self._pending) >= MAX_PENDING:
             self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
             return
         self._pending[request] = now_ns + self._limit_ns
         try:
-            action(request, str(who or "unknown")[:200], body, now_us)
+            action(request, asked.who, asked.body, now_us)
         except ValidationError as exc:
             self._refuse(request, 422, describe(exc), "Correct the request")
         except AgreementsRefused as exc:
@@ -401,7 +397,7 @@ class Requests:
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
-        self._desk.sql_worker.look_for_policy()
+        self._desk.sql_worker.request_policy()
 
 
 def _applied(change: Change, documents: Collection[Loaded]) -> Body:

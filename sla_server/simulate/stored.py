@@ -30,7 +30,7 @@ import numpy.typing as npt
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
 from sla_server.simulate.device import CostPoint, DeviceModel
-from sla_server.simulate.errors import NothingStored, TooManyIos
+from sla_server.simulate.errors import NothingStored, SimulationError
 from sla_server.simulate.loads import Application, Arrival
 from sla_server.simulate.run import Feed, Plan
 from sla_server.simulate.setup import Contract, Stream
@@ -133,11 +133,13 @@ def stored_plan(
 
     Raises:
         NothingStored: no I/O in that time.
-        TooManyIos: choose a shorter time.
+        SimulationError: too many I/Os; choose a shorter time.
     """
     slots = found.slots
     if not len(slots["slot_us"]) or not slots["arrived"].any():
-        raise NothingStored("no I/O is stored of that time. See sla get volumes, and choose a longer time")
+        raise NothingStored(
+            "--stored", "no I/O is stored of that time", "See sla get volumes, and choose a longer time"
+        )
     second = (slots["slot_us"] - from_us) // 1_000_000
     numbers = np.unique(slots["stream_id"]).tolist()
     streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}
@@ -156,7 +158,9 @@ def stored_plan(
         inside |= (second >= first) & (second < last)
     expected = int(slots["arrived"][inside].sum())
     if expected > most_ios:
-        raise TooManyIos(expected, most_ios, "Choose a shorter time with --stored and --until")
+        raise SimulationError.too_many_ios(
+            expected, most_ios, "Choose a shorter time with --stored and --until"
+        )
     feeds = list(_feeds(slots, second, streams, found.slot_s))
     devices = {name: device or fit.model for name, fit in fits.items()}
     notes = _notes(found, second, spans, is_quiet and not every, {} if device else fits)

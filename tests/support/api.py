@@ -703,15 +703,17 @@ def make_context(
         mailbox.post("services", message)
 
     operations = Operations(post, used, wait_s=settings.request_wait_s)
+    rows = source or FakeSource()
+    box = MailboxCollector(mailbox.name, mailbox.stats)
     return AppContext(
         config=settings,
         token=TOKEN,
-        source=source or FakeSource(),
+        source=rows,
         live=live,
         operations=operations,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        metrics=Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)),
+        metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",
     )

@@ -64,6 +64,11 @@ class CutsHeader(WireMessage):
         return cls(header.get("pair", 0), cuts, header["recv_us"], header["offset_us"], header["live"])
 
 
+def cut_times(header: Header) -> tuple[Sequence[int], Sequence[int]]:
+    """``recv_us`` and ``offset_us`` of a CUTS that was checked before it was stored."""
+    return header.get("recv_us", ()), header.get("offset_us", ())
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayReport(WireMessage):
     """State of a gateway: up, or how its session ended.

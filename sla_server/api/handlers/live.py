@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from flask import Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pmdaemon.errors import SlaError
 from pmdaemon.wire.messages.server import DAMAGED
@@ -189,7 +190,7 @@ def session_state(_parts: AppContext, _request: Request) -> Response:
 
 def metrics(context: AppContext, _request: Request) -> Response:
     """Prometheus text."""
-    return Response(context.metrics.text(), mimetype="text/plain")
+    return Response(context.metrics.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def openapi(_parts: AppContext, _request: Request) -> Response:

@@ -37,9 +37,10 @@ from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import explanations, inbox, slices
 from sla_server.db.queries.history import read_history
-from sla_server.db.queries.rows import Row, chunks, decode_json
+from sla_server.db.queries.rows import chunks, decode_json
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
 from sla_server.db.schema import STREAM_SUMS
+from sla_server.rows import Row
 
 __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 

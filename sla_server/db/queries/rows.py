@@ -18,8 +18,8 @@ from sqlalchemy import (
 )
 
 from pmdaemon.runtime import strict_json
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 Item = TypeVar("Item")
 IN_LIST = 500  # items of one IN list; SQLite allows 32,766 parameters, plans stay small far below that
 
