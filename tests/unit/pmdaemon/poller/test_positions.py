@@ -39,52 +39,58 @@ def fresh(epoch: int = 7, spool: Any = (), durable: Any = None) -> CutPositions:
     return record
 
 
+def ask(record: CutPositions, poll: int, now_ns: int, budget: CatchUp) -> PollRequest:
+    asked = record.poll(poll, now_ns, budget)
+    assert asked is not None, "services has read all it got"
+    return asked
+
+
 def take(record: CutPositions, *seqs: int, epoch: int = 7, live: bool = False) -> list[CutVerdict]:
     return [record.received(epoch, seq, live, 0) for seq in seqs]
 
 
 def test_from_follows_the_last_received_and_ack_what_is_durable() -> None:
     record = fresh()
-    assert record.poll(1, 0, PLENTY) == ([], [7, 1])
+    assert ask(record, 1, 0, PLENTY) == ([], [7, 1])
     assert take(record, 1, 2) == [BOTH, BOTH]
     assert record.answered(1) == 0
     record.durable(7, 1, 5)
-    assert record.poll(2, 0, PLENTY) == ([[7, 1]], [7, 3])
+    assert ask(record, 2, 0, PLENTY) == ([[7, 1]], [7, 3])
     assert record.behind_cuts == 1
 
 
 def test_after_a_refusal_only_what_was_refused_is_asked_for_again() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 2)])
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1, 2, epoch=3)
     take(record, 1, 2, 3, epoch=9)
     record.answered(1)
     record.refused(0, 0.5, 9, 2)
-    assert record.poll(2, FIRST_PAUSE_NS, PLENTY).start == [9, 2], "the others wait in the mailbox"
+    assert ask(record, 2, FIRST_PAUSE_NS, PLENTY).start == [9, 2], "the others wait in the mailbox"
     assert record.behind_cuts == 3
     record.answered(2)
     record.refused(0, 0.5, 3, 2)
-    assert record.poll(3, 10 * FIRST_PAUSE_NS, PLENTY).start == [3, 2]
+    assert ask(record, 3, 10 * FIRST_PAUSE_NS, PLENTY).start == [3, 2]
     record.answered(3)
     record.durable(3, 2, 0)
     record.refused(0, 0.5, 3, 1)  # it was in an earlier batch too, which is durable
-    assert record.poll(4, 20 * FIRST_PAUSE_NS, PLENTY).start == [9, 1]
+    assert ask(record, 4, 20 * FIRST_PAUSE_NS, PLENTY).start == [9, 1]
 
 
 def test_a_new_session_starts_behind_what_is_durable() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1, 2, 3)
     record.durable(7, 1, 0)
     record.register(7, [(7, 2, 3)], {7: 1})
     assert record.oldest_poll_sent_ns is None
-    assert record.poll(2, 0, PLENTY).start == [7, 2]
+    assert ask(record, 2, 0, PLENTY).start == [7, 2]
     assert take(record, 2, 3, 4) == [KEEP, KEEP, BOTH]  # services has had 2 and 3
 
 
 def test_spool_that_lost_its_oldest_cuts() -> None:
     record = fresh(spool=[(7, 57, 60)])
-    assert record.poll(1, 0, PLENTY).start == [7, 57]
+    assert ask(record, 1, 0, PLENTY).start == [7, 57]
     assert take(record, 57) == [BOTH]
     assert record.skipped_cuts == 0
     assert record.behind_cuts == 1
@@ -92,15 +98,15 @@ def test_spool_that_lost_its_oldest_cuts() -> None:
 
 def test_answer_to_a_poll_sent_before_a_rewind_is_not_kept() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1, 2, 3)
     record.answered(1)
     record.durable(7, 1, 0)
-    assert record.poll(2, 0, PLENTY).start == [7, 4]
+    assert ask(record, 2, 0, PLENTY).start == [7, 4]
     record.rewind()
     assert take(record, 4, 5) == [JUDGE, JUDGE]  # 2 and 3 must come into the queue first
     record.answered(2)
-    assert record.poll(3, 0, PLENTY).start == [7, 2]
+    assert ask(record, 3, 0, PLENTY).start == [7, 2]
     assert take(record, 2, 3, 4, 5, 6) == [KEEP, KEEP, KEEP, KEEP, BOTH]
     assert record.not_kept_cuts == 2
 
@@ -111,7 +117,7 @@ def test_unasked_cut_is_not_kept() -> None:
 
 def test_live_cut_is_judged_once_and_kept_when_it_comes_in_order() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     assert take(record, 1, 2) == [BOTH, BOTH]
     assert take(record, 9, 9, live=True) == [JUDGE, NEITHER]
     assert take(record, 2, live=True) == [NEITHER]
@@ -121,7 +127,7 @@ def test_live_cut_is_judged_once_and_kept_when_it_comes_in_order() -> None:
 
 def test_a_cut_of_an_earlier_epoch_is_kept_and_not_judged_once_a_later_one_was() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 2), (9, 1, 1)])
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     assert take(record, 1, epoch=3) == [BOTH]
     assert take(record, 1, epoch=9, live=True) == [JUDGE]
     assert take(record, 2, epoch=3) == [KEEP]
@@ -130,7 +136,7 @@ def test_a_cut_of_an_earlier_epoch_is_kept_and_not_judged_once_a_later_one_was()
 
 def test_repeats_are_dropped_and_counted() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1, 2, 3)
     assert take(record, 2, 3) == [NEITHER, NEITHER]
     assert record.repeated_cuts == 2
@@ -138,47 +144,47 @@ def test_repeats_are_dropped_and_counted() -> None:
 
 def test_several_epochs_are_asked_for_oldest_first() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 2), (5, 10, 11), (9, 1, 1)], durable={3: 2})
-    assert record.poll(1, 0, PLENTY) == ([[3, 2]], [5, 10])
+    assert ask(record, 1, 0, PLENTY) == ([[3, 2]], [5, 10])
     assert take(record, 10, 11, epoch=5) == [BOTH, BOTH]
-    assert record.poll(2, 0, PLENTY).start == [9, 1]
+    assert ask(record, 2, 0, PLENTY).start == [9, 1]
     assert take(record, 1, epoch=9) == [BOTH]
     record.durable(5, 11, 0)
     record.answered(1)
     # epoch 3 was acknowledged in an answered poll: over. 5 is acknowledged in the next.
-    assert record.poll(3, 0, PLENTY).ack == [[5, 11]]
+    assert ask(record, 3, 0, PLENTY).ack == [[5, 11]]
     record.answered(3)
-    assert record.poll(4, 0, PLENTY).ack == []
+    assert ask(record, 4, 0, PLENTY).ack == []
     with pytest.raises(BadCut, match="epoch 3"):
         take(record, 1, epoch=3)
 
 
 def test_a_later_epoch_exhausts_the_earlier() -> None:
     record = fresh(epoch=9, spool=[(3, 1, 5)])
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1, 2, epoch=3)
     assert take(record, 1, epoch=9) == [BOTH]
     assert record.skipped_cuts == 3
-    assert record.poll(2, 0, PLENTY).start == [9, 2]
+    assert ask(record, 2, 0, PLENTY).start == [9, 2]
 
 
 def test_another_dbmanager_that_knows_less_is_told_what_the_agent_has_forgotten() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, *range(1, 10))
     record.answered(1)
     record.durable(7, 6, 0)
-    record.poll(2, 0, PLENTY)  # tells the agent to forget up to 6
+    ask(record, 2, 0, PLENTY)  # tells the agent to forget up to 6
     record.durable(7, 8, 0)
     record.restart({7: 2})  # restored from a backup
     assert record.spool() == [[7, 7, 6]]
-    assert record.poll(3, 0, PLENTY) == ([[7, 2]], [7, 7])
+    assert ask(record, 3, 0, PLENTY) == ([[7, 2]], [7, 7])
     record.register(7, [], {})
-    assert record.poll(4, 0, PLENTY).start == [7, 7]
+    assert ask(record, 4, 0, PLENTY).start == [7, 7]
 
 
 def test_hole_that_the_cut_does_not_admit() -> None:
     record = fresh()
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     take(record, 1)
     assert not record.leaves_hole(7, 2, 0)
     assert not record.leaves_hole(7, 5, 3)
@@ -186,7 +192,7 @@ def test_hole_that_the_cut_does_not_admit() -> None:
     take(record, 5)
     record.give_up_before(7, 5)
     record.rewind()
-    assert record.poll(2, 0, PLENTY).start == [7, 5]
+    assert ask(record, 2, 0, PLENTY).start == [7, 5]
     assert record.spool() == [[7, 5, 4]]
     assert not record.leaves_hole(99, 1, 0)
 
@@ -199,7 +205,7 @@ def test_spool_names_every_epoch_oldest_first() -> None:
 def test_lag_counts_from_the_last_progress() -> None:
     record = fresh()
     assert not record.lags(10**15)
-    record.poll(1, 0, PLENTY)
+    ask(record, 1, 0, PLENTY)
     record.received(7, 1, False, 100)
     record.received(7, 2, False, 200)
     assert not record.lags(100 + LAG_NS)
@@ -215,22 +221,22 @@ def test_durable_of_an_unknown_epoch_or_backwards_is_nothing() -> None:
     record = fresh(durable={7: 5})
     record.durable(7, 3, 0)
     record.durable(99, 3, 0)
-    assert record.poll(1, 0, PLENTY) == ([[7, 5]], [7, 6])
+    assert ask(record, 1, 0, PLENTY) == ([[7, 5]], [7, 6])
 
 
 def test_answers_to_polls() -> None:
     record = fresh()
-    record.poll(1, 100, PLENTY)
-    record.poll(2, 200, PLENTY)
+    ask(record, 1, 100, PLENTY)
+    ask(record, 2, 200, PLENTY)
     assert record.answered(5) is None
     assert record.oldest_poll_sent_ns == 100
     assert record.answered(2) == 200  # the agent left out the first
     assert record.answered(1) is None
-    record.poll(3, 300, PLENTY)
+    ask(record, 3, 300, PLENTY)
     record.unsent(3)
     assert record.oldest_poll_sent_ns is None
     for poll in range(10, 10 + 2 * MAX_POLLS_OUT):
-        record.poll(poll, poll, PLENTY)
+        ask(record, poll, poll, PLENTY)
     assert record.oldest_poll_sent_ns == 10 + MAX_POLLS_OUT
 
 
@@ -239,7 +245,7 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
     record = fresh()
     judged = []
     for newest in range(29, 3600):
-        record.poll(newest, 0, PLENTY)
+        ask(record, newest, 0, PLENTY)
         verdicts = take(record, *range(1, 29)) + take(record, newest, live=True)
         judged += [
             seq for seq, verdict in zip((*range(1, 29), newest), verdicts, strict=True) if verdict.judge
@@ -247,7 +253,7 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
         record.rewind()
         record.answered(newest)
     assert judged == list(range(1, 3600))
-    record.poll(3600, 0, PLENTY)
+    ask(record, 3600, 0, PLENTY)
     assert set(take(record, *range(1, 3600))) == {KEEP}
     assert record.answered_in_order(3600, 7, 3600, 0) == 0, "nothing is left of it"
 
@@ -255,20 +261,20 @@ def test_an_hour_without_dbmanager_is_judged_once_and_leaves_nothing_behind() ->
 def test_a_gateway_with_a_backlog_is_asked_for_it_while_the_budget_lasts() -> None:
     record, scarce = fresh(spool=[(7, 1, 40)]), Budget(0)
     assert record.poll_single_epoch(1, 0) is None, "it registered with more than the next cut"
-    assert record.poll(1, 0, scarce).start == [7, BEYOND]
+    assert ask(record, 1, 0, scarce).start == [7, BEYOND]
     assert take(record, 41, live=True) == [JUDGE]
     record.answered(1)
     assert record.backlog_poll is None
     scarce.grants = 1
-    assert record.poll(2, 10**9, scarce).start == [7, 1]
+    assert ask(record, 2, 10**9, scarce).start == [7, 1]
     assert record.backlog_poll == 2
     assert set(take(record, *range(1, 31))) == {KEEP}  # services had 41
     record.answered(2)
-    assert record.poll(3, 10**9 + 1, scarce).start == [7, BEYOND]
+    assert ask(record, 3, 10**9 + 1, scarce).start == [7, BEYOND]
     assert take(record, 42, live=True) == [JUDGE]
     record.answered(3)
     scarce.grants = 1
-    assert record.poll(4, 2 * 10**9, scarce).start == [7, 31]
+    assert ask(record, 4, 2 * 10**9, scarce).start == [7, 31]
     assert take(record, *range(31, 44)) == [*[KEEP] * 12, BOTH]
     record.answered(4)
     assert not record.has_backlog
@@ -279,13 +285,13 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     record = fresh()
     now_ns, pauses_s = 0, []
     for poll in range(1, 8):
-        assert record.poll(poll, now_ns, PLENTY).start == [7, 1]
+        assert ask(record, poll, now_ns, PLENTY).start == [7, 1]
         assert take(record, 1)[0].keep
         record.answered(poll)
         record.refused(now_ns, 0.5, 7, 1)
         record.refused(now_ns, 0.5, 7, 1)  # a second batch with its cuts, refused together with the first
         began_ns = now_ns
-        while record.poll(poll, now_ns, PLENTY).start == [7, BEYOND]:
+        while ask(record, poll, now_ns, PLENTY).start == [7, BEYOND]:
             assert record.answered(poll) is not None
             now_ns += 10**9
         assert record.answered(poll) is not None
@@ -295,7 +301,7 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
         record.durable(7, seq, now_ns)
     assert record.poll_single_epoch(9, now_ns) is not None, "the short way is open again"
     record.refused(now_ns, 0.5, 7, 5)
-    assert record.poll(10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
+    assert ask(record, 10, now_ns + FIRST_PAUSE_NS, PLENTY).start == [7, 5], (
         "what becomes durable undoes the doubling"
     )
 
@@ -303,16 +309,16 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
 def test_every_other_poll_is_left_out_while_there_is_no_room_at_either_recipient() -> None:
     record = fresh()
 
-    def ask(poll: int, is_unread: bool) -> list[int] | None:
+    def start(poll: int, is_unread: bool) -> list[int] | None:
         asked = record.poll(poll, 0, PLENTY, is_unread)
         record.answered(poll)
         return None if asked is None else asked.start
 
-    assert ask(1, is_unread=True) == [7, 1], "dbmanager has room"
+    assert start(1, is_unread=True) == [7, 1], "dbmanager has room"
     record.refused(0, 0.5, 7, 1)
     newest = [7, BEYOND]
-    assert [ask(poll, is_unread=True) for poll in range(2, 8)] == [None, newest] * 3
-    assert [ask(poll, is_unread=False) for poll in range(8, 11)] == [newest] * 3
+    assert [start(poll, is_unread=True) for poll in range(2, 8)] == [None, newest] * 3
+    assert [start(poll, is_unread=False) for poll in range(8, 11)] == [newest] * 3
     assert record.oldest_poll is None
     behind, scarce = fresh(spool=[(7, 1, 40)]), Budget(1)
     assert behind.poll(1, 0, scarce, is_unread=True) is not None, "there is budget for its backlog"
@@ -368,7 +374,7 @@ class World:
         self.poll_id += 1
         twin = copy.deepcopy(self.record)
         single = self.record.poll_single_epoch(self.poll_id, self.now_ns)
-        asked = (self.record if single is None else twin).poll(self.poll_id, self.now_ns, self.budget)
+        asked = ask(self.record if single is None else twin, self.poll_id, self.now_ns, self.budget)
         if single is not None:  # the short way does what the long one does
             epoch, acked, first = single
             assert asked == PollRequest([[epoch, acked]] if acked else [], [epoch, first])
