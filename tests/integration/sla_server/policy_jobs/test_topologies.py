@@ -49,6 +49,7 @@ def run_job(database: Database, master: str) -> dict[str, Any]:
     config.write_text(
         f'data_dir = "{database.data_dir}"\nruntime_dir = "{database.data_dir}/run"\n'
         f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{master}"\ndriver_memory = "1g"\n'
+        'publish = "always"\nback_test_ios = 1000\n'
     )
     done = subprocess.run(
         [sys.executable, "-m", "sla_server.policy_jobs.job", "--config", str(config), "-o", "json"],
