@@ -30,9 +30,9 @@ from prometheus_client.registry import Collector
 
 from pmdaemon.errors import SlaError
 from sla_server.api.live_view import LiveView
+from sla_server.rows import Row
 
 COUNTS_NS: Final = 10_000_000_000  # scrapes of several Prometheus servers share one query
-Row = dict[str, Any]
 log = structlog.get_logger("api-metrics")
 
 
