@@ -19,18 +19,16 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import spark_world
-from sla_server.policy_jobs import grouped
+from sla_server.policy_jobs import grouped, model
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
-from sla_server.policy_jobs.job import Found, compute, limits_of
+from sla_server.policy_jobs.job import Found, compute
 from sla_server.policy_jobs.transforms import (
     HOUR_DDL,
-    HOURS_A_WEEK,
     MISSED_DDL,
-    MONDAY_OFFSET_HOURS,
+    QUARTER_US,
     SLOT_DDL,
     US_A_SECOND,
-    US_AN_HOUR,
 )
 
 SETUP = f"""
@@ -38,14 +36,14 @@ CREATE VIEW streams_now AS
     SELECT stream_id, volume, client, coalesce(v.backend, s.backend) AS backend
     FROM streams s LEFT JOIN volumes v USING (volume);
 CREATE VIEW promised AS
-    SELECT stream_id, s.volume, backend, sla, objective, io, threshold_us, allowed
+    SELECT stream_id, s.volume, backend, sla, objective, step, io, threshold_us, allowed
     FROM streams_now s JOIN volume_scope USING (volume) JOIN promises USING (promise)
     LEFT JOIN client_scope c ON c.promise = promises.promise AND c.client = s.client
     WHERE any_client OR c.client IS NOT NULL;
 CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
-        sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
+        sum(cost_milli)::BIGINT AS cost_milli, sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
@@ -62,7 +60,7 @@ CREATE TABLE loads AS
 """  # noqa: S608 - numbers of ours
 POINTS = """
 SELECT k.*, load FROM (
-    SELECT p.backend, sla, objective, allowed, slot_us AS at_us, sum(counted)::BIGINT AS counted,
+    SELECT p.backend, sla, objective, step, allowed, slot_us AS at_us, sum(counted)::BIGINT AS counted,
         sum(missed)::BIGINT AS missed
     FROM missed JOIN promised p USING (stream_id, io, threshold_us) GROUP BY ALL) k
 JOIN loads USING (backend, at_us)
@@ -72,10 +70,24 @@ SELECT backend, at_us, reads, writes, bytes, svc_us FROM loads
 WHERE reads + writes >= {MIN_IOS} AND svc_us > 0 AND svc_us < {MOST_UNDER_WAY} * covered_us
 """  # noqa: S608 - numbers of ours
 DEMAND = f"""
-SELECT backend, volume,
-    ((at_us // {US_AN_HOUR} + {MONDAY_OFFSET_HOURS}) % {HOURS_A_WEEK})::INTEGER AS hour_of_week,
-    quantile_cont(demand, 0.5) AS p50, quantile_cont(demand, 0.95) AS p95
-FROM volume_slots GROUP BY ALL
+WITH ranked AS (
+    SELECT backend, volume, hour_of_week, demand, ios, cost_milli,
+        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week ORDER BY demand, at_us)::BIGINT AS reached,
+        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week)::BIGINT - 1 AS last
+    FROM volume_slots JOIN zones USING (backend)
+    JOIN learned ON learned.zone = zones.zone AND begin_us = at_us // {QUARTER_US} * {QUARTER_US}),
+percentiles AS (
+    SELECT backend, volume, hour_of_week, sum(cost_milli)::BIGINT / sum(ios)::BIGINT / 1000.0::DOUBLE AS mean_cost,
+        min(demand) FILTER (reached > floor(0.5::DOUBLE * last)) AS low50,
+        min(demand) FILTER (reached > least(floor(0.5::DOUBLE * last) + 1, last)) AS high50,
+        min(demand) FILTER (reached > floor(0.95::DOUBLE * last)) AS low95,
+        min(demand) FILTER (reached > least(floor(0.95::DOUBLE * last) + 1, last)) AS high95,
+        any_value(0.5::DOUBLE * last - floor(0.5::DOUBLE * last)) AS part50,
+        any_value(0.95::DOUBLE * last - floor(0.95::DOUBLE * last)) AS part95
+    FROM ranked GROUP BY backend, volume, hour_of_week)
+SELECT backend, volume, hour_of_week, low50 + (high50 - low50) * part50 AS p50,
+    low95 + (high95 - low95) * part95 AS p95, mean_cost
+FROM percentiles
 """  # noqa: S608 - numbers of ours
 
 
@@ -93,18 +105,17 @@ def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.T
 
 def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs) -> Found:
     """The part that all engines but Spark have in this process."""
-    capacity = groups(points, ["backend", "sla", "objective"], grouped.capacity_of).to_pylist()
+    found = groups(points, ["backend", "sla", "objective", "step"], grouped.capacity_of).to_pylist()
+    capacity = [model.with_former(row, read.former_capacity) for row in found]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
-    limits = limits_of(capacity)
+    needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
     classes = {row["volume"]: row for row in read.scope.classes.to_pylist()}
-    protected = set(read.scope.volumes["volume"].to_pylist())
-    names, backends = demand["volume"].to_pylist(), demand["backend"].to_pylist()
-    known = (
-        demand.append_column("weight", pa.array([classes[name]["weight"] for name in names]))
-        .append_column("floor", pa.array([classes[name]["floor"] for name in names]))
-        .append_column("is_protected", pa.array([name in protected for name in names]))
-        .append_column("capacity", pa.array([limits.get(name) for name in backends], pa.float64()))
-    )
+    known, backends = demand, demand["backend"].to_pylist()
+    for field in read.scope.classes.schema:
+        if field.name != "volume":
+            column = [classes[name][field.name] for name in demand["volume"].to_pylist()]
+            known = known.append_column(field.name, pa.array(column, field.type))
+    known = known.append_column("needs", pa.array([needs.get(name) for name in backends], pa.string()))
     caps = groups(known, ["backend"], grouped.caps_of)
     return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
 
@@ -120,13 +131,15 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
         "promises": read.scope.promises,
         "volume_scope": read.scope.volumes,
         "client_scope": read.scope.clients,
+        "zones": read.hours.zones,
+        "learned": read.hours.learned,
     }
     for name, table in small.items():
         connection.register(name, table)
     for kind in ("rollups", "missed"):
         connection.read_parquet(f"{place}/{kind}/*.parquet").create_view(kind)
     connection.execute(SETUP)
-    points, slots, demand = (connection.execute(query).to_arrow_table() for query in (POINTS, COSTS, DEMAND))
+    points, slots, demand = (connection.sql(query).to_arrow_table() for query in (POINTS, COSTS, DEMAND))
     return models(points, slots, demand, read)
 
 
@@ -184,8 +197,8 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     keys = ["stream_id", "io", "threshold_us"]
     points = (
         pl.scan_parquet(f"{place}/missed/*.parquet")
-        .join(promised.select(*keys, "backend", "sla", "objective", "allowed"), keys)
-        .group_by("backend", "sla", "objective", "allowed", pl.col("slot_us").alias("at_us"))
+        .join(promised.select(*keys, "backend", "sla", "objective", "step", "allowed"), keys)
+        .group_by("backend", "sla", "objective", "step", "allowed", pl.col("slot_us").alias("at_us"))
         .agg(*sums("counted", "missed"))
         .join(loads.select("backend", "at_us", "load"), ["backend", "at_us"])
     )
@@ -194,10 +207,28 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         & (pl.col("svc_us") > 0)
         & (pl.col("svc_us") < MOST_UNDER_WAY * pl.col("covered_us"))
     ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
-    hour = ((pl.col("at_us") // US_AN_HOUR + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK).cast(pl.Int32)
-    demand = volume_slots.group_by("backend", "volume", hour.alias("hour_of_week")).agg(
-        pl.col("demand").quantile(0.5, "linear").alias("p50"),
-        pl.col("demand").quantile(0.95, "linear").alias("p95"),
+    group = ("backend", "volume", "hour_of_week")
+    last = pl.col("weight").sum().over(group) - 1
+    ranked = (
+        volume_slots.join(small(read.hours.zones), "backend")
+        .with_columns((pl.col("at_us") // QUARTER_US * QUARTER_US).alias("begin_us"))
+        .join(small(read.hours.learned), ["zone", "begin_us"])
+        .sort(*group, "demand", "at_us")
+        .with_columns(pl.col("weight").cum_sum().over(group).alias("reached"), last.alias("last"))
+    )
+
+    def percentile(share: float) -> Any:
+        position = share * pl.col("last")
+        lower = position.floor()
+        low, high = (
+            pl.col("demand").filter(pl.col("reached") > rank).min()
+            for rank in (lower, pl.min_horizontal(lower + 1, "last"))
+        )
+        return low + (high - low) * (position - lower).first()
+
+    mean_cost = pl.col("cost_milli").sum() / pl.col("ios").sum() / 1000.0
+    demand = ranked.group_by(group).agg(
+        percentile(0.5).alias("p50"), percentile(0.95).alias("p95"), mean_cost.alias("mean_cost")
     )
     results = pl.collect_all([points, costs, demand], engine="streaming")
     return models(*(_plain(each.to_arrow()) for each in results), read)

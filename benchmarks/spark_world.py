@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sla_server.agreements.promise import CurveStep, Priority, Promise
+from sla_server.policy_jobs.demand import hour_tables
 from sla_server.policy_jobs.inputs import JobInputs
 from sla_server.policy_jobs.scope import scope_of
 from sla_server.policy_jobs.transforms import MISSED_COLUMNS, SLOT_COLUMNS
@@ -23,6 +24,7 @@ from sla_server.policy_jobs.transforms import MISSED_COLUMNS, SLOT_COLUMNS
 SLOT_US = 60_000_000
 SLOTS_A_FILE = 60
 FIRST_US = 1_790_000_000 // 3600 * 3600 * 1_000_000
+WINDOW_US = 35 * 86_400_000_000
 BACKENDS = 20
 VOLUMES_A_BACKEND = 50
 STREAMS_A_VOLUME = 2
@@ -30,7 +32,7 @@ STREAMS = BACKENDS * VOLUMES_A_BACKEND * STREAMS_A_VOLUME
 PROMISED = 5  # volumes of each backend under one agreement: a tenth of the streams have misses
 THRESHOLD_US = 5_000
 PERCENTILE = 95.0
-CROWDED = 0.62  # share of a backend's largest load beyond which promises are missed
+CROWDED_PER_S = 760.0  # load of a backend, cost a second, beyond which promises are missed: a fifth of slots
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def fleet() -> JobInputs:
     where = dict(zip(volumes, backends, strict=True))
     promises = [_promise(backend) for backend in range(BACKENDS)]
     scope = scope_of(promises, [], list(where), ["host-0", "host-1"])
-    return JobInputs(streams, pa.table({"volume": list(where), "backend": list(where.values())}), scope, {})
+    hours = hour_tables(dict.fromkeys(backends, "UTC"), (FIRST_US, FIRST_US + WINDOW_US), half_life_days=14)
+    on = pa.table({"volume": list(where), "backend": list(where.values())})
+    return JobInputs(streams, on, scope, promises, hours, {})
 
 
 def _promise(backend: int) -> Promise:
@@ -110,7 +114,8 @@ def hour(number: int, slots: int = SLOTS_A_FILE) -> Hour:
     }
     is_promised = np.arange(STREAMS) // STREAMS_A_VOLUME % VOLUMES_A_BACKEND < PROMISED
     counted = (reads + writes)[:, is_promised]
-    is_crowded = (wave * (1 + gust / 2))[:, is_promised] > CROWDED * 6
+    load = columns["cost_milli"].reshape(slots, BACKENDS, -1).sum(axis=2) / 60_000
+    is_crowded = (load > CROWDED_PER_S)[:, backend[is_promised]]
     late = np.where(is_crowded, counted // 4, counted // 100)
     some = counted.shape
     missed = {

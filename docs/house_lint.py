@@ -63,10 +63,7 @@ VERBS: Final = {
 """Verbs that a function's name must not begin with, as each had several meanings, and what to say instead."""
 
 WIDE_CELLS: Final = {
-    "docs/formats/agreement.md": "a key and its rules",
-    "docs/formats/nbd.md": "an option and its answers",
     "docs/formats/sql.md": "a column and its meaning",
-    "docs/glossary.md": "a word and its meaning",
     "docs/operations/agent.md": "a key, a log line, and what to do",
     "docs/operations/cli.md": "a command and what it does",
     "docs/operations/runbook.md": "a symptom, where to look, what to do",
@@ -75,7 +72,13 @@ WIDE_CELLS: Final = {
 
 NOTE_LINES: Final = 120
 """Of a design note."""
-FILES_OF_USERS: Final = {"agent.toml", "relay.toml", "runtime_dir/running.toml", "sql/versions/NNNN_what.py"}
+FILES_OF_USERS: Final = {
+    "agent.toml",
+    "config.toml",
+    "relay.toml",
+    "runtime_dir/running.toml",
+    "sql/versions/NNNN_what.py",
+}
 """Files that documents name and that are not of this repository."""
 
 PHRASES: Final = {

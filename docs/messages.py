@@ -80,6 +80,8 @@ REQUESTS = """\
 | `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
+| `policy_pin` | `{version}`, or null to unpin | `{pinned}` |
+| `policy_rollback` | `{version?}` | `{rolled_back}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
 | `volumes_approve` | `volumes: [str], gateways: [str]` | `approved: [DECIDED]`, or 404, 409 |
 | `volumes_revoke` | `volumes: [str], gateways: [str]` | `revoked: [DECIDED]`, or 404, 409 |
@@ -91,7 +93,9 @@ files); it may also be answered 422 with `errors: [{line, field, problem, fix, d
 volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`, `breaks: [str]` (such
 promises), `holds: str` (the rate that holds, if the floor lies above the one asked for).
 Entries of `applied` that are no agreements have `kind` too, those of maintenance `agreements: int` in scope.
-`policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
+`policies_changed`: look for a new policy version now. `policy_pin`: keep a version, whatever is published.
+`policy_rollback`: put the version before the one in force in force; 409 if `version` is not in force, or one
+is pinned. `gateway_list`: dial this gateway, or no more.
 `volumes_approve`, `volumes_revoke`: names or patterns of volumes, names or ids of gateways; without gateways
 the one that is meant, 409 if that is not clear. DECIDED: `{volume, gateway, gateway_id, backend, owners}`,
 the last are the names of all gateways that it belongs to then.
@@ -138,6 +142,9 @@ SNAPSHOT = """\
 - `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
   list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
   that use most, promises that are violated or at risk, active backends first
+- `policy_stage`: `{stage: "observe" | "enforce", stages: {backend: stage}, would_hold: [{volume, backend,
+  cap_cost_per_s, cost_per_s, above_s, above_cost, watched_s}]}`: volumes above caps of the policy that are
+  only observed: for how long, and by how much in all, since the version is in force
 - `feed_forward`: `{watched, recurring, off: int}`: backends watched for bursts that recur, with a clear
   pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
@@ -148,8 +155,8 @@ SNAPSHOT = """\
   are more they take turns. Absent from servers of before; the application server keeps them for `GET /slas`
   and its metrics, and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
-- `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
-  empty while it can
+- `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot
+  be read, empty while it can
 """
 
 ROUTES = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
@@ -21,7 +22,13 @@ from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.schedule import JobSchedule
 from sla_server.services.config import ServicesConfig
+
+
+def _schedule(text: str) -> str:
+    JobSchedule.parse(text)
+    return text
 
 
 class PolicyJobConfig(StrictModel):
@@ -44,6 +51,15 @@ class PolicyJobConfig(StrictModel):
     spark: dict[str, str] = Field(default_factory=dict)
     """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
     connector for an object store. A Spark Connect server has settings of its own."""
+    schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
+    Empty: never; the systemd timer may start it."""
+    publish: Literal["if-it-helps", "always"] = "if-it-helps"
+    """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
+    back_test_days: int = Field(default=7, ge=1, le=35)
+    """The back-test replays what was stored of this many days."""
+    back_test_ios: int = Field(default=100_000, ge=1_000, le=10_000_000)
+    """I/Os of the back-test, of which it simulates each three times; 100,000 take some ten seconds."""
 
 
 class ServerConfig(StrictModel):

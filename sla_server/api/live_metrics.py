@@ -30,13 +30,13 @@ from prometheus_client.registry import Collector
 
 from pmdaemon.errors import SlaError
 from sla_server.api.live_view import LiveView
+from sla_server.rows import Row
 
 COUNTS_NS: Final = 10_000_000_000  # scrapes of several Prometheus servers share one query
-Row = dict[str, Any]
 log = structlog.get_logger("api-metrics")
 
 
-class Source(Protocol):
+class CountsSource(Protocol):
     """What is asked of SQL."""
 
     def volumes(self) -> list[Row]:
@@ -92,7 +92,7 @@ class LiveCollector(Collector):
     def __init__(
         self,
         live: LiveView,
-        source: Source | None,
+        source: CountsSource | None,
         rows_max: int,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

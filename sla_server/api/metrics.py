@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from pmdaemon.mailbox.inspect import FILL_METRIC, METRICS, samples
-from sla_server.api.live_metrics import LiveCollector, Source
+from sla_server.api.live_metrics import CountsSource, LiveCollector
 from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
@@ -121,7 +121,7 @@ class Metrics:
         live: LiveView,
         operations: Operations,
         mailbox: MailboxCollector | None = None,
-        source: Source | None = None,
+        source: CountsSource | None = None,
         rows_max: int = 0,
     ) -> None:
         self.folder: Path | None = None

@@ -8,10 +8,20 @@ from typing import Any, Final
 from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute, Query
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
-from sla_server.requests import AcknowledgeBody, GatewayName, ModeSet, ThrottleSet, VolumesDecision
+from sla_server.requests import (
+    AcknowledgeBody,
+    GatewayName,
+    ModeSet,
+    PolicyPin,
+    PolicyRollback,
+    ThrottleSet,
+    VolumesDecision,
+)
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
+    "PolicyPin": PolicyPin.model_json_schema(),
+    "PolicyRollback": PolicyRollback.model_json_schema(),
     "Mode": ModeSet.model_json_schema(),
     "ThrottleSet": ThrottleSet.model_json_schema(),
     "ListedGateway": GatewayName.model_json_schema(),
@@ -45,6 +55,47 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "additionalProperties": {"type": "number"},
             },
             "version": {"type": "string"},
+        },
+    },
+    "Alive": {
+        "type": "object",
+        "required": ["alive"],
+        "properties": {"alive": {"type": "boolean", "const": True}},
+    },
+    "Ready": {
+        "type": "object",
+        "required": ["ready", "waits_for"],
+        "properties": {
+            "ready": {"type": "boolean"},
+            "waits_for": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["process", "reason"],
+                    "properties": {"process": {"type": "string"}, "reason": {"type": "string"}},
+                },
+            },
+        },
+    },
+    "Sizes": {
+        "type": "object",
+        "required": ["kind", "bytes", "tables"],
+        "properties": {
+            "kind": {"type": "string", "enum": ["postgresql", "sqlite"]},
+            "bytes": {"type": "integer"},
+            "tables": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["table", "rows", "has_more", "bytes"],
+                    "properties": {
+                        "table": {"type": "string"},
+                        "rows": {"type": "integer"},
+                        "has_more": {"type": "boolean", "description": "there are more than were counted"},
+                        "bytes": {"type": ["integer", "null"]},
+                    },
+                },
+            },
         },
     },
     "Explanation": {

@@ -92,6 +92,17 @@ ROUTES: Final = (
         schema="Health",
         also=(503,),
     ),
+    ApiRoute(
+        "GET", "/alive", "alive", "200: the application server answers; asks no other part.", schema="Alive"
+    ),
+    ApiRoute(
+        "GET",
+        "/ready",
+        "ready",
+        "Whether the server does its work: 200, or 503 and what it waits for.",
+        schema="Ready",
+        also=(503,),
+    ),
     ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
     ApiRoute(
         "GET",
@@ -169,6 +180,9 @@ ROUTES: Final = (
         schema="Explanation",
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
+    ApiRoute(
+        "GET", "/sizes", "sizes", "How large the database is: bytes and rows of each table.", schema="Sizes"
+    ),
     ApiRoute(
         "GET", "/backends", "backends", "Backends: capacity from SQL, and the live view.", items="backends"
     ),
@@ -406,6 +420,42 @@ ROUTES: Final = (
         ),
         items="policy_caps",
     ),
+    ApiRoute(
+        "GET", "/policies/{version}", "policy", "One policy version: its report, and how it was computed."
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/volumes/{volume}",
+        "policy_volume",
+        "What one policy version means for one volume: caps and demands by hour, what they rest on.",
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/diff/{other}",
+        "policy_diff",
+        "Volumes whose caps differ from one version to another.",
+        (LONG, AFTER),
+    ),
+    ApiRoute(
+        "PUT",
+        "/policies/pin",
+        "pin_policy",
+        "Keep a policy version in force, whatever is published.",
+        body="PolicyPin",
+        changes=True,
+    ),
+    ApiRoute(
+        "DELETE", "/policies/pin", "unpin_policy", "The newest version is in force again.", changes=True
+    ),
+    ApiRoute(
+        "POST",
+        "/policies/rollback",
+        "roll_back_policy",
+        "Put the version before the one in force in force.",
+        body="PolicyRollback",
+        changes=True,
+    ),
+    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE)),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),

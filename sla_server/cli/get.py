@@ -31,7 +31,7 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", 
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
-    help="At most so many [20 throttles, events, episodes, slices and policies; all of the others].",
+    help="At most so many [20 throttles, events, episodes, slices, policies and jobs; all of the others].",
 )
 @click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
 @click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
@@ -58,9 +58,9 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, slas, throttles, events, policies, maintenance, calendars, recipients,
-    routes and silences; of the past episodes, slices and periods. The singular does, too. With NAME only the
-    one of that name is listed.
+    KIND is one of gateways, volumes, slas, throttles, events, policies, jobs, maintenance, calendars,
+    recipients, routes and silences; of the past episodes, slices and periods. The singular does, too. With
+    NAME only the one of that name is listed.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
@@ -126,7 +126,7 @@ def _show_rows(
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
 
 
-_PAGED: Final = ("throttles", "events", "policies", "episodes")
+_PAGED: Final = ("throttles", "events", "policies", "episodes", "jobs")
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
@@ -168,7 +168,9 @@ def _of_name(kind: str, rows: Sequence[Row], name: str) -> list[Row]:
     Raises:
         RequestRefused: there is none.
     """
-    key = {"volumes": "volume", "throttles": "volume", "policies": "version"}.get(kind, "name")
+    key = {"volumes": "volume", "throttles": "volume", "policies": "version", "jobs": "kind"}.get(
+        kind, "name"
+    )
     found = [
         row
         for row in rows

@@ -27,7 +27,7 @@ from sla_server.cli.formatting import CONFIG, Column, FiniteRange, build, consol
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.device import DeviceModel
-from sla_server.simulate.errors import SimulationError
+from sla_server.simulate.errors import SimulationError, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
 from sla_server.simulate.loads import MOST_SPAN_S, Arrival
 from sla_server.simulate.page import as_html
@@ -199,9 +199,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         raise BadUsage(f"--duration {given['duration']} is longer than 7 days; choose a shorter one")
     expected = sum(round(load.iops * length_s) for load in loads) + sum(len(f.found) for f in traced)
     if expected > given["most_ios"]:
-        raise SimulationError.too_many_ios(
-            expected, given["most_ios"], "Choose a shorter --duration, or raise the limit"
-        )
+        raise TooManyIos(expected, given["most_ios"], "Choose a shorter --duration, or raise the limit")
     devices = _devices(given, setup, {feed.stream.backend for feed in feeds})
     title = ", ".join([*names, *(["generated loads"] if loads else [])])
     return _with_options(Plan(contract, feeds, devices, [(0.0, length_s)], title=title), given)

@@ -106,6 +106,13 @@ def rollups_of(row: Row) -> str:
     return formatting.count((row.get("job") or {}).get("rollups"))
 
 
+def took_of(row: Row) -> str:
+    """How long a run of a job took; nothing while it goes on."""
+    if row.get("ended_us") is None:
+        return formatting.DASH
+    return formatting.span((row["ended_us"] - row["started_us"]) / 1e6)
+
+
 def what_of(row: Row) -> str:
     """Text of an event, with its subject before it where the text does not name it."""
     subject, text = str(row.get("subject") or ""), str(row.get("text") or "")
@@ -325,6 +332,21 @@ KINDS: Final = {
             Column("BY", _plain("published_by")),
         ),
         "No policy was computed yet: sla policy run",
+    ),
+    "jobs": TableKind(
+        "/jobs",
+        (
+            Column("JOB", _plain("kind")),
+            Column("STATE", _plain("state")),
+            Column("STARTED", _at("started_us")),
+            Column("TOOK", lambda row, _now_us: took_of(row), number=True),
+            Column("ROWS", lambda row, _now_us: formatting.count(row.get("rows")), number=True),
+            Column("STATUS", _plain("exit_status"), number=True),
+            Column("VERSION", _plain("version"), number=True),
+            Column("BY", _plain("who")),
+            Column("TEXT", _plain("text")),
+        ),
+        "No job has run yet: sla policy run",
     ),
 }
 

@@ -109,8 +109,9 @@ class NoRightToPublish(DbError):
 
     def __init__(self, where: str, tables: list[str]) -> None:
         self.tables = tables
+        names = " and ".join(filter(None, (", ".join(tables[:-1]), tables[-1])))
         super().__init__(
-            f"the user of the database {where} may not insert into {' and '.join(tables)}. Run sql/roles.sql "
+            f"the user of the database {where} may not insert into {names}. Run sql/roles.sql "
             "as a superuser in that database (again: rights on tables need the tables, which the server's "
             "first start makes), and name the role sla_policy in [database] policy_url"
         )

@@ -171,6 +171,7 @@ RULES: Final = (
     ),
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
     RetentionRule("audit", "at_us", "audit_days"),
+    RetentionRule("jobs", "started_us", "audit_days", "ended_us IS NOT NULL"),
 )
 DECISIONS_KEY: Final = "decisions_from_us"
 """Key of ``meta``: decisions made before it may have been deleted, or were never stored."""

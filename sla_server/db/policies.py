@@ -8,12 +8,13 @@ published policy is never changed; services puts it in force (RECORD ``policies.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, func, insert, select, text
+from sqlalchemy import Engine, func, insert, select, text, update
 
 from pmdaemon.runtime.clock import Clock, SystemClock
 from sla_server.db import schema
@@ -25,6 +26,9 @@ from sla_server.db.queries.reader import SqlReader
 PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all releases must use the same
 HOURS_A_WEEK: Final = 168
 ROWS_AT_A_TIME: Final = 10_000  # of caps; a large fleet has millions
+PUBLISHED: Final = "published"
+REJECTED: Final = "rejected"
+RUNNING: Final = "running"
 
 
 class PolicyStore:
@@ -56,7 +60,7 @@ class PolicyStore:
             return  # a file that cannot be written cannot be opened by a writer either
         allowed = text("SELECT has_table_privilege(:table, 'INSERT')")
         with translated(self._engine), self._engine.connect() as connection:
-            names = [schema.policies.name, schema.policy_caps.name]
+            names = [schema.policies.name, schema.policy_caps.name, schema.jobs.name]
             missing = [name for name in names if not connection.scalar(allowed, {"table": name})]
         if missing:
             raise NoRightToPublish(where(self._engine), missing)
@@ -68,6 +72,7 @@ class PolicyStore:
         job: Mapping[str, Any],
         report: Mapping[str, Any],
         published_by: str,
+        state: str = PUBLISHED,
     ) -> int:
         """Publish a policy in one transaction and return its version, the highest so far plus one.
 
@@ -76,6 +81,7 @@ class PolicyStore:
             job: window, rows, versions: how it was computed.
             report: cost model, capacity per backend, back-test.
             published_by: who ran the job.
+            state: ``PUBLISHED``, or ``REJECTED``: stored to be looked at, and put in force only by a pin.
 
         Raises:
             ValueError: a cap of an hour outside 0..167, or at or below 0.
@@ -85,7 +91,7 @@ class PolicyStore:
         rows = map(_cap_row, caps)
         policy = {
             "created_us": self._clock.unix_us(),
-            "state": "published",
+            "state": state,
             "job": json.dumps(job, default=str),
             "report": json.dumps(report, default=str),
             "published_by": published_by,
@@ -100,6 +106,35 @@ class PolicyStore:
             while some := [{**row, "version": version} for row in islice(rows, ROWS_AT_A_TIME)]:
                 connection.execute(insert(schema.policy_caps), some)
         return version
+
+    # -- Runs of jobs
+
+    def begin_job(self, kind: str, who: str) -> str:
+        """Note that a run begins, and return its id. The caller holds the lock of this kind of job.
+
+        So a run that is still noted as running was killed, and is noted so.
+        """
+        table, now_us, job_id = schema.jobs, self._clock.unix_us(), str(uuid.uuid4())
+        killed = (table.c.kind == kind) & (table.c.state == RUNNING)
+        with begin(self._engine) as connection:
+            connection.execute(
+                update(table)
+                .where(killed)
+                .values(state="killed", ended_us=now_us, text="it ended without a word")
+            )
+            row = {"job_id": job_id, "kind": kind, "state": RUNNING, "who": who, "started_us": now_us}
+            connection.execute(insert(table), row)
+        return job_id
+
+    def report_job(self, job_id: str, **columns: str | int | None) -> None:
+        """Note how far a run is (``text``, ``rows``)."""
+        with begin(self._engine) as connection:
+            connection.execute(update(schema.jobs).where(schema.jobs.c.job_id == job_id).values(columns))
+
+    def end_job(self, job_id: str, state: str, exit_status: int, **columns: str | int | None) -> None:
+        """Note how a run ended: ``state`` done, not-published or failed, and perhaps its ``version``."""
+        ended_us = self._clock.unix_us()
+        self.report_job(job_id, state=state, exit_status=exit_status, ended_us=ended_us, **columns)
 
 
 def open_policies(config: DatabaseConfig, data_dir: Path) -> PolicyStore:

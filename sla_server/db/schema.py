@@ -375,6 +375,21 @@ policy_caps = Table(
     *(_float(name) for name in ("cost_per_s", "demand_p50", "demand_p95")),
 )
 
+jobs = Table(
+    "jobs",
+    metadata,
+    _key("job_id", Text),
+    *(_text(name) for name in ("kind", "state", "who", "text")),
+    _count("started_us"),
+    *(_big(name) for name in ("ended_us", "exit_status", "rows", "version")),
+    Index("jobs_started", "started_us", "job_id"),
+)
+
+POLICY_IN_FORCE: Final = ("in-force", "pinned")
+"""States of the one policy in force: until a newer one is published, or until it is unpinned."""
+POLICY_USABLE: Final = ("published", "superseded", *POLICY_IN_FORCE)
+"""States of policies of which the newest may be in force; others are "rolled-back" and "rejected"."""
+
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),
     "documents": ("spec",),

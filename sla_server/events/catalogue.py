@@ -182,6 +182,9 @@ AGENTS: Final = {
 SERVER: Final = {
     "services-started": EventKind("info", "Services were started."),
     "process-restarted": EventKind("warning", "A process was restarted.", "The text says why it ended."),
+    "policy-job-failed": EventKind(
+        "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
+    ),
     "process-stalled": EventKind(
         "warning",
         "A process of the server, or an agent's parent, made no progress.",

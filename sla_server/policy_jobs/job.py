@@ -26,11 +26,12 @@ import click
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import StatisticsSnapshot
-from sla_server.policy_jobs import cost_model, grouped, inputs, model, transforms
+from sla_server.policy_jobs import back_test, cost_model, grouped, inputs, model, publishing, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.session import build_session, check_files, peak_mib, scratch_of, stderr_to
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
+NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
 
 @contextmanager
@@ -156,6 +158,14 @@ def on_spark(
         raise SparkFailed(reason, log_path) from exc
 
 
+@contextmanager
+def _noted(store: PolicyStore, who: str) -> Iterator[publishing.JobRun]:
+    """The run as a row of ``jobs``, once it is sure that its result may be stored."""
+    store.check_may_publish()
+    with publishing.noted(store, who, status_of) as run:
+        yield run
+
+
 def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     """One whole run; returns what was published.
 
@@ -168,8 +178,11 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     check_files(config.database.files.url)
     job_dir = config.data_dir / "policy-job"
     scratch = scratch_of(job_dir)
-    with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
-        store.check_may_publish()
+    with (
+        only_one(job_dir / "lock"),
+        closing(open_policies(config.database, config.data_dir)) as store,
+        _noted(store, who) as noted,
+    ):
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
         scratch.mkdir(mode=0o700, parents=True)
         try:
@@ -180,11 +193,16 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         report = {
             "capacity": found.capacity,
             "cost_model": found.costs,
-            "back_test": "not made in this release",
         }
-        number = store.publish(found.cap_rows(), job=job, report=report, published_by=who)
+        noted.note("the back-test runs")
+        tested = back_test.made(store, config, found.cap_rows(), time.time_ns() // 1000)
+        number = publishing.publish(
+            store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
+        )
     return {
         "version": number,
+        "back_test": tested,
+        "exit_status": noted.exit_status,
         "capacity": found.capacity,
         "cost_model": found.costs,
         "capped": found.capped,
@@ -235,7 +253,9 @@ def _computed(
 def describe(result: dict[str, Any]) -> str:
     """The result for people."""
     memory = " and ".join(f"{mib} MiB in {name}" for name, mib in result["job"]["peak_mib"].items())
-    lines = [f"policy version {result['version']} published ({result['job']['seconds']} s; at most {memory})"]
+    done = "not published" if result["exit_status"] else "published"
+    lines = [f"policy version {result['version']} {done} ({result['job']['seconds']} s; at most {memory})"]
+    lines += back_test.describe(result["back_test"])
     for row in result["capacity"]:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
         step = f" step {row['step'] + 1}" if row["step"] else ""
@@ -264,9 +284,10 @@ def status_of(error: SlaError) -> int:
 @click.option(
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
+@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def main(path: Path | None, output: str, show_config: bool, check_config: bool) -> None:
+def main(path: Path | None, output: str, scheduled: bool, show_config: bool, check_config: bool) -> None:
     """Compute a throttling policy from the stored statistics and publish it."""
     logs.configure("policy-job")
     try:
@@ -274,11 +295,17 @@ def main(path: Path | None, output: str, show_config: bool, check_config: bool) 
         if show_config or check_config:
             click.echo(files.show(config) if show_config else "configuration is good")
             return
-        result = run(config, who=os.environ.get("USER", "policy-job"))
+        if scheduled:
+            end_with_parent()
+            os.nice(NICER)
+        who = "schedule" if scheduled else os.environ.get("USER", "policy-job")
+        result = run(config, who)
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc
     click.echo(json.dumps(result) if output == "json" else describe(result))
+    if result["exit_status"]:
+        raise SystemExit(result["exit_status"])
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ class Services:
         self.rollup_s = start.rollup_s
         self.mode = start.mode
         self.backend_modes: Mapping[str, str] = start.backend_modes
+        self.policy_mode = start.policy_mode or config.policy_mode
+        self.policy_modes: Mapping[str, str] = start.policy_modes
         self.changes = AgreementChanges(start.catalog, record_sender, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
@@ -106,7 +108,7 @@ class Services:
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
-        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
+        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us, start.policy_pinned)
         self._clock = clock
         self._shown = Shown(start.events, now_us)
         self._pressures = Pressures()
@@ -136,10 +138,13 @@ class Services:
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
+        if start.policy_pinned is not None:
+            self.sql_worker.order_policy(self._policy.orders)
         # Restore caps from SQL first: the controller trusts SQL about what is in force. Gateways and the mode
         # follow.
         self._catalog_changed(start.catalog)
         controller.set_backend_modes(self.backend_modes)
+        controller.set_policy_stage(self.policy_mode, self.policy_modes)
         controller.restore(start.throttles)
         controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
@@ -268,15 +273,15 @@ class Services:
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
-    # What requests act on (``requests.RequestTarget``).
+    # What requests act on.
 
     @property
     def documents(self) -> DocumentReader:
-        """See ``requests.RequestTarget``."""
+        """Reads YAML aside."""
         return self._documents
 
     def respond(self, request: str, code: int, body: Row) -> None:
-        """See ``requests.RequestTarget``."""
+        """Post RESPONSE."""
         try:
             answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
         except FrameTooLarge as exc:
@@ -285,26 +290,32 @@ class Services:
         self._outbox.put("appserver", answer)
 
     def set_mode(self, mode: str) -> None:
-        """See ``requests.RequestTarget``."""
+        """Switch the controller."""
         self.mode = mode
         self.controller.set_mode(mode)
 
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """See ``requests.RequestTarget``."""
+        """Modes of single backends, complete."""
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
-    def policy_version(self) -> int | None:
+    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
         """See ``requests.RequestTarget``."""
-        return self._policy.version or None
+        self.policy_mode, self.policy_modes = mode, modes
+        self.controller.set_policy_stage(mode, modes)
+
+    @property
+    def policy(self) -> PolicyInForce:
+        """See ``requests.RequestTarget``."""
+        return self._policy
 
     @property
     def gate(self) -> VolumeGate:
-        """See ``requests.RequestTarget``."""
+        """Which gateway a volume belongs to."""
         return self._gate
 
     def carried(self) -> Mapping[str, Collection[str]]:
-        """See ``requests.RequestTarget``."""
+        """Gateways announced, and the volumes of each."""
         return self._thresholds.volumes
 
     def _catalog_changed(self, catalog: Catalog) -> None:
@@ -382,8 +393,10 @@ class Services:
         if found.policy_looked:
             if found.policy is not None:
                 self._keep(*self._policy.apply(found.policy, self.controller, now_us))
-                self._costs.learned(found.policy.version, found.policy.costs)
-            self._requests.policy_looked()
+                if found.policy.version == self._policy.version:
+                    self._costs.learned(found.policy.version, found.policy.costs)
+            if found.policy is None or found.policy.orders == self._policy.orders.number:
+                self._requests.policy_looked()
 
     def _decide(self, now_ns: int, now_us: int) -> None:
         for decision in self.controller.tick(now_ns, now_us):
@@ -420,6 +433,7 @@ class Services:
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)
+        self.controller.compare_policy(now_ns)
         for pair in sorted(self._pairs):
             lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")

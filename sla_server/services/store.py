@@ -128,6 +128,18 @@ class SqlReads:
         """20 policy versions with their reports, the newest first; only those before a version, if given."""
         return self._reader.policies(limit=20, before=before)
 
+    def policy(self, version: int) -> Row | None:
+        """One policy version."""
+        return self._reader.policy(version)
+
+    def usable_policy(self, but: Collection[int] = ()) -> Row | None:
+        """Version and state of the newest policy that may be in force, but for some versions."""
+        return self._reader.usable_policy(but)
+
+    def policy_in_force(self) -> Row | None:
+        """Version and state of the policy in force."""
+        return self._reader.policy_in_force()
+
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""
         return {row["volume"]: row["cost_per_s"] for row in self._reader.policy_caps(version, hour_of_week)}

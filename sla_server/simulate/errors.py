@@ -2,6 +2,7 @@
 
 SlaError (pmdaemon.errors)
 └── SimulationError       65  a trace, a document, a load, a device or a policy is wrong, or has too many I/Os
+    ├── TooManyIos        65  more than the limit; the back-test leaves such a backend out
     └── NothingStored     66  no statistics of that time
 """
 
@@ -19,10 +20,12 @@ class SimulationError(SlaError):
         self.where = where
         super().__init__(f"{where}: {problem}" + (f". {fix}" if fix else ""))
 
-    @classmethod
-    def too_many_ios(cls, ios: int, limit: int, fix: str) -> SimulationError:
-        """More I/Os than ``--most-ios``: it would take too long."""
-        return cls("--most-ios", f"{ios:,} I/Os are more than {limit:,}", fix)
+
+class TooManyIos(SimulationError):
+    """More I/Os than ``--most-ios``: it would take too long."""
+
+    def __init__(self, ios: int, limit: int, fix: str) -> None:
+        super().__init__("--most-ios", f"{ios:,} I/Os are more than {limit:,}", fix)
 
 
 class NothingStored(SimulationError):

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.promise import Promise
 from sla_server.simulate.device import CostPoint, DeviceModel
-from sla_server.simulate.errors import NothingStored, SimulationError
+from sla_server.simulate.errors import NothingStored, TooManyIos
 from sla_server.simulate.loads import Application, Arrival
 from sla_server.simulate.run import Feed, Plan
 from sla_server.simulate.setup import Contract, Stream
@@ -119,6 +119,7 @@ def stored_plan(
     servers: int | None = None,
     device: DeviceModel | None = None,
     every: bool = False,
+    sample: bool = False,
 ) -> Plan:
     """A plan that replays slots.
 
@@ -130,6 +131,7 @@ def stored_plan(
         servers: of each device; None: fitted.
         device: for all backends; None: fitted.
         every: simulate quiet slots, too.
+        sample: instead of refusing too many I/Os, leave out spans, evenly.
 
     Raises:
         NothingStored: no I/O in that time.
@@ -153,14 +155,11 @@ def stored_plan(
     if not chosen:
         chosen = _busiest(second, slots["arrived"])
     spans = _spans(chosen, 0 if every else MARGIN, found.slot_s, int(second.max()) + found.slot_s)
-    inside = np.zeros(len(second), dtype=bool)
-    for first, last in spans:
-        inside |= (second >= first) & (second < last)
-    expected = int(slots["arrived"][inside].sum())
+    if sample:
+        spans = _sampled(spans, second, slots["arrived"], most_ios, found.slot_s)
+    expected = sum(_ios(span, second, slots["arrived"]) for span in spans)
     if expected > most_ios:
-        raise SimulationError.too_many_ios(
-            expected, most_ios, "Choose a shorter time with --stored and --until"
-        )
+        raise TooManyIos(expected, most_ios, "Choose a shorter time with --stored and --until")
     feeds = list(_feeds(slots, second, streams, found.slot_s))
     devices = {name: device or fit.model for name, fit in fits.items()}
     notes = _notes(found, second, spans, is_quiet and not every, {} if device else fits)
@@ -237,6 +236,24 @@ def _spans(starts: Sequence[int], margin: int, slot_s: int, end: int) -> list[tu
         else:
             spans.append((float(first), float(last)))
     return spans
+
+
+def _ios(span: tuple[float, float], second: Ints, arrived: Ints) -> int:
+    return int(arrived[(second >= span[0]) & (second < span[1])].sum())
+
+
+def _sampled(
+    spans: Sequence[tuple[float, float]], second: Ints, arrived: Ints, most_ios: int, slot_s: int
+) -> list[tuple[float, float]]:
+    """Every n-th span, n as small as the limit allows; if one alone is too much, what fits of its begin."""
+    ios = [_ios(span, second, arrived) for span in spans]
+    for step in range(1, len(spans) + 1):
+        if sum(ios[::step]) <= most_ios:
+            return list(spans[::step])
+    first, last = spans[0]
+    while last - first > slot_s and _ios((first, last), second, arrived) > most_ios:
+        last -= slot_s
+    return [(first, last)]
 
 
 # The device.

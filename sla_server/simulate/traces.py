@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from pmdaemon.wire.names import is_name
-from sla_server.simulate.errors import SimulationError
+from sla_server.simulate.errors import SimulationError, TooManyIos
 from sla_server.simulate.loads import MOST_SPAN_S
 
 HEADER: Final = ("time", "volume", "client", "kind", "bytes")
@@ -89,9 +89,7 @@ def parse_trace(lines: Iterable[str], path: str, stretch: float, most_ios: int) 
             fix = f"Cut the trace or lower --stretch: a simulation lasts {most} at most"
             raise _at(path, number, problem, fix)
         if len(found) >= most_ios:
-            raise SimulationError.too_many_ios(
-                len(found) + 1, most_ios, f"Cut {path} shorter, or raise the limit"
-            )
+            raise TooManyIos(len(found) + 1, most_ios, f"Cut {path} shorter, or raise the limit")
         found.append(TracedIo(ends_s, volume, client, is_write, size))
     if not found:
         raise _at(path, 1, "there is no request in the file", _FORMATS)

@@ -481,10 +481,42 @@ class FakeSource:
         hour_of_week: int | None = None,
         limit: int | None = None,
         after: str | None = None,
+        volume: str | None = None,
     ) -> list[dict[str, Any]]:
         self._row("policy_caps", version, hour_of_week, limit, after)
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
-        return [row] if version == 3 and after is None else []
+        row |= {"demand_p50": 200.0, "demand_p95": 450.0}
+        is_meant = version == 3 and after is None and volume in (None, "batch")
+        return [row] if is_meant else []
+
+    def policy(self, version: int) -> dict[str, Any] | None:
+        return next((row for row in self.policies() if row["version"] == version), None)
+
+    def policy_changes(
+        self, before: int, after: int, limit: int, after_volume: str = ""
+    ) -> list[dict[str, Any]]:
+        self._row("policy_changes", before, after, limit, after_volume)
+        row = {"volume": "batch", "hours": 2, "added": 1, "removed": 0, "lowered": 1, "raised": 0}
+        row |= {"lowest_before": 400.0, "lowest_after": 300.0}
+        return [] if before == after else [row]
+
+    def jobs(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
+        self._row("jobs", limit, before)
+        return [
+            {
+                "job_id": "j-1",
+                "kind": "policy",
+                "state": "done",
+                "who": "ann",
+                "text": "it helps",
+                "started_us": NOW_US,
+                "ended_us": NOW_US + 12_000_000,
+                "exit_status": 0,
+                "rows": 84_000,
+                "version": 3,
+                "cursor": f"{NOW_US}:j-1",
+            }
+        ][:limit]
 
     def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
         self._row("inbox", limit, before, wanted)
@@ -594,6 +626,11 @@ class FakeSource:
     def episodes_until(self, name: str, objective: str, at_us: int, limit: int = 2) -> list[dict[str, Any]]:
         self._row("episodes_until", name, objective, at_us)
         return []
+
+    def sizes(self) -> dict[str, Any]:
+        self._row("sizes")
+        tables = [{"table": "events", "rows": 25, "has_more": False, "bytes": None}]
+        return {"kind": "sqlite", "bytes": 4096, "tables": tables}
 
     def totals(self) -> dict[str, Any]:
         self._row("totals")

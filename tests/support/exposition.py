@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import dashboard
 from pmdaemon.poller import metrics as poller_metrics
-from pmdaemon.poller.channel import PairReport
+from pmdaemon.poller.channel_messages import PairReport
 from sla_server.events.metrics import render
 from tests.support import api
 

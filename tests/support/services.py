@@ -28,7 +28,7 @@ from sla_server.services.control.manual import ManualEffect
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
-from sla_server.services.sql_worker import SqlState
+from sla_server.services.sql_worker import PolicyOrders, SqlState
 from sla_server.services.startup import Start
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
@@ -174,6 +174,18 @@ class FakeStore:
         rows = sorted(self._table("policies", "policies"), key=lambda row: -row["version"])
         return [row for row in rows if before is None or row["version"] < before][:20]
 
+    def policy(self, version: int) -> Row | None:
+        return next((row for row in self._table("policies", "policies") if row["version"] == version), None)
+
+    def usable_policy(self, but: Collection[int] = ()) -> Row | None:
+        usable = ("published", "superseded", "in-force", "pinned")
+        rows = [row for row in self._table("policies", "policies") if row["state"] in usable]
+        return max((r for r in rows if r["version"] not in but), key=lambda r: r["version"], default=None)
+
+    def policy_in_force(self) -> Row | None:
+        rows = self._table("policies", "policies")
+        return next((row for row in rows if row["state"] in ("in-force", "pinned")), None)
+
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         self._read("policy_caps")
         return self.caps.get((version, hour_of_week), {})
@@ -315,12 +327,16 @@ class FakeSqlWorker:
         self.catalog: Catalog | None = None
         self.wanted = 0
         self.trouble = ""
+        self.orders = PolicyOrders()
 
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
     def request_policy(self) -> None:
         self.wanted += 1
+
+    def order_policy(self, orders: PolicyOrders) -> None:
+        self.orders = orders
 
 
 class Bench:

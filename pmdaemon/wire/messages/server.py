@@ -47,6 +47,10 @@ class CutsHeader(WireMessage):
     offset_us: list[int]
     live: list[bool]
 
+    def encode_with(self, blob: bytes) -> bytes:
+        """The frame with its cuts."""
+        return frame.encode(self.KIND, self.header(), blob)
+
     @classmethod
     def parse(cls, header: Header) -> CutsHeader:
         """Check that there are as many of each as cuts; the values are not looked at, one by one.

@@ -182,8 +182,8 @@ def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
     """Policies are inserted by the policy job alone; here their state changes. One at most is in force."""
     table = schema.policies
     for row in rows:
-        if row["state"] == "in-force":
-            others = (table.c.state == "in-force") & (table.c.version != row["version"])
+        if row["state"] in schema.POLICY_IN_FORCE:
+            others = table.c.state.in_(schema.POLICY_IN_FORCE) & (table.c.version != row["version"])
             connection.execute(update(table).where(others).values(state="superseded"))
         connection.execute(update(table).where(table.c.version == row["version"]).values(state=row["state"]))
 

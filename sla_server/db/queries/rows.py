@@ -1,4 +1,4 @@
-"""Helpers of every SELECT: lists of values in pieces, decoded JSON.
+"""Helpers of every SELECT: lists of values in pieces, decoded JSON, sums.
 
 A row is a ``dict`` of int, float, str, bool, bytes and None; JSON columns are decoded.
 """
@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     Column,
     ColumnElement,
     Connection,
     any_,
     bindparam,
+    cast,
+    func,
 )
 
 from pmdaemon.runtime import strict_json
@@ -48,3 +51,8 @@ def decode_json(rows: list[Row], columns: Iterable[str]) -> list[Row]:
             value = row.get(name)
             row[name] = strict_json.loads(value) if value else None
     return rows
+
+
+def total(column: ColumnElement[int]) -> ColumnElement[int]:
+    """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
+    return cast(func.sum(column), BigInteger)

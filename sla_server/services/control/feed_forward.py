@@ -270,7 +270,8 @@ class FeedForward:
         for volume in dict.fromkeys(map(volume_of, watched.volumes)):
             coming = self._coming.get(volume)
             now = layer[volume].rates.cost_per_s if volume in layer else None
-            if coming is not None and (now is None or coming < now):
+            is_lower = coming is not None and (now is None or coming < now)
+            if is_lower and self._policy.enforces("policy", volume):
                 return True
         return False
 

@@ -207,6 +207,10 @@ class BackendInventory:
             self._mean_costs[target] = max(cost / ops, 1.0)
         return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
 
+    def cost_of(self, volume: str) -> float:
+        """What a volume uses now, cost units a second."""
+        return sum(use.cost_per_s for _, use in self._used(volume))
+
     def _used(self, target: str) -> list[tuple[GatewayTable, Usage | ClientUse]]:
         """What it uses through each of the gateways that are up."""
         tables = [table for table in self.carriers_of(target).values() if table.state == "up"]

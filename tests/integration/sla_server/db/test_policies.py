@@ -78,6 +78,60 @@ def test_only_one_policy_is_in_force(store, rig):
     assert rig.reader.policies()[0]["job"] == {"rows": 3}
 
 
+def test_what_is_in_force_follows_pins_and_rollbacks(store, rig):
+    for state in ("published", "published", "published", "rejected"):
+        store.publish([CAP], state=state, **META)
+    assert rig.reader.policy_in_force() is None
+    assert rig.reader.usable_policy() == {"version": 3, "state": "published"}
+    for version, state in ((3, "in-force"), (3, "rolled-back"), (2, "in-force"), (1, "pinned")):
+        rig.feed(record_message([("policies", {"version": version, "state": state})]))
+    states = {row["version"]: row["state"] for row in rig.reader.policies()}
+    assert states == {1: "pinned", 2: "superseded", 3: "rolled-back", 4: "rejected"}
+    assert rig.reader.policy_in_force() == {"version": 1, "state": "pinned"}
+    assert rig.reader.usable_policy() == {"version": 2, "state": "superseded"}
+    assert rig.reader.usable_policy({2}) == {"version": 1, "state": "pinned"}
+    assert rig.reader.policy(4)["report"] == {"fit": "none"}
+    assert rig.reader.policy(5) is None
+
+
+def test_what_differs_between_two_policies(store, rig):
+    def cap(volume, hour, cost):
+        return {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": cost}
+
+    one = [cap("a", 1, 10.0), cap("a", 2, 20.0), cap("a", 3, None), cap("b", 1, 5.0), cap("c", 1, 7.0)]
+    two = [cap("a", 1, 8.0), cap("a", 2, 30.0), cap("a", 3, 9.0), cap("b", 1, 5.0), cap("c", 1, None)]
+    store.publish(one, **META)
+    store.publish(two, **META)
+    first = {"volume": "a", "hours": 3, "added": 1, "removed": 0, "lowered": 1, "raised": 1}
+    first |= {"lowest_before": 10.0, "lowest_after": 8.0}
+    last = {"volume": "c", "hours": 1, "added": 0, "removed": 1, "lowered": 0, "raised": 0}
+    last |= {"lowest_before": 7.0, "lowest_after": None}
+    assert rig.reader.policy_changes(1, 2, 10) == [first, last]
+    assert rig.reader.policy_changes(1, 2, 1) == [first]
+    assert rig.reader.policy_changes(1, 2, 1, "a") == [last]
+    assert rig.reader.policy_changes(2, 2, 10) == []
+    assert [row["hour_of_week"] for row in rig.reader.policy_caps(2, volume="a")] == [1, 2, 3]
+
+
+def test_runs_of_jobs_are_noted_and_a_killed_one_is_found(store, rig):
+    killed = store.begin_job("policy", "ann")
+    other = store.begin_job("space", "ann")
+    done = store.begin_job("policy", "timer")
+    store.report_job(done, text="Spark computes", rows=7)
+    store.end_job(done, "done", 0, version=3)
+    rows = {row["job_id"]: row for row in rig.reader.jobs()}
+    assert {key: row["state"] for key, row in rows.items()} == {
+        killed: "killed",
+        other: "running",
+        done: "done",
+    }
+    row = rows[done]
+    assert (row["who"], row["rows"], row["exit_status"], row["version"]) == ("timer", 7, 0, 3)
+    assert row["started_us"] <= row["ended_us"]
+    (newest,) = rig.reader.jobs(1)
+    assert {row["job_id"] for row in rig.reader.jobs(9, newest["cursor"])} == rows.keys() - {newest["job_id"]}
+
+
 def test_jobs_that_publish_at_once_get_different_versions(database, rig):
     versions = []
 

@@ -111,6 +111,8 @@ def test_the_policy_job_reads_and_publishes_and_changes_nothing(config, tmp_path
     assert store.publish([cap], job={}, report={}, published_by="test") == 1
     assert store.publish([cap], job={}, report={}, published_by="test") == 2
     assert store.reader.policy_caps(2)[0]["volume"] == "v"
+    store.end_job(store.begin_job("policy", "test"), "done", 0, version=2)
+    assert store.reader.jobs()[0]["state"] == "done"
     for statement in (*WRITES, "UPDATE policy_caps SET cost_per_s = 1", "DELETE FROM policies"):
         assert "permission denied" in refused(store._engine, statement) or statement.startswith("DROP")
     store.close()
@@ -125,7 +127,7 @@ def test_the_policy_job_is_told_before_its_work_that_the_script_was_not_run_agai
     migrate.upgrade(engine)
     engine.dispose()
     store = open_policies(config, tmp_path)
-    with pytest.raises(NoRightToPublish, match=r"policies and policy_caps\. Run sql/roles\.sql"):
+    with pytest.raises(NoRightToPublish, match=r"into policies, policy_caps and jobs\. Run sql/roles\.sql"):
         store.check_may_publish()
     run_script(postgres, name)
     store.check_may_publish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -15,8 +16,10 @@ from pyspark.errors import PySparkRuntimeError
 from sla_server import config as configuration
 from sla_server.cli.main import cli
 from sla_server.config import PolicyJobConfig
+from sla_server.db import migrate
+from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
-from sla_server.db.policies import PolicyStore
+from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import Files
 from sla_server.policy_jobs import errors, job
 from sla_server.policy_jobs.session import settings, stderr_to
@@ -67,7 +70,9 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
 ) -> None:
     scratch = tmp_path / "policy-job" / "scratch"
     (scratch / "spark-of-a-run-that-was-killed").mkdir(parents=True)
-    (tmp_path / "sla.db").touch()
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    migrate.upgrade(make_engine(config.database, tmp_path))
     found: list[bool] = []
 
     def compute(*_: Any) -> NoReturn:
@@ -79,12 +84,15 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
     monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
     monkeypatch.setattr(job.inputs, "read", lambda *_: None)
     monkeypatch.setattr(job, "on_spark", compute)
-    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
-    config = configuration.load(None)
     with pytest.raises(type(ends)):
         job.run(config, "me")
     assert found == [False]
     assert not scratch.exists()
+    with contextlib.closing(open_policies(config.database, tmp_path)) as store:
+        (row,) = store.reader.jobs()
+    assert (row["kind"], row["state"], row["who"], row["rows"]) == ("policy", "failed", "me", 2)
+    assert row["exit_status"] == (70 if isinstance(ends, errors.SparkFailed) else 130)
+    assert row["ended_us"] >= row["started_us"]
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
