@@ -435,6 +435,7 @@ ROUTES: Final = (
         "policy_diff",
         "Volumes whose caps differ from one version to another.",
         (LONG, AFTER),
+        items=ANY,
     ),
     ApiRoute(
         "PUT",
@@ -455,7 +456,7 @@ ROUTES: Final = (
         body="PolicyRollback",
         changes=True,
     ),
-    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE), items="jobs"),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),

@@ -296,6 +296,7 @@ def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> N
     assert web.get("/api/v1/mode").json == {
         "mode": "enforce",
         "backends": {"array-1": "observe"},
+        "policy": policy,
         "stale": False,
     }
     assert web.get("/api/v1/health").json["fullness"] == {}
