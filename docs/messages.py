@@ -8,11 +8,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
+from pmdaemon.poller import channel_messages
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server
-from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
+from pmdaemon.wire.messages.base import Key, WireMessage, fields_of, form_of
 from pmdaemon.wire.session import TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
@@ -22,13 +24,14 @@ OF_AGENT = (agent, alerts, costs, certificates, ends)  # one conversation, in th
 HEAD = """\
 # Messages
 
-Generated from `pmdaemon/wire/messages/` by `make docs`; do not edit.
+Generated from `pmdaemon/wire/messages/` and `pmdaemon/poller/channel_messages.py` by `make docs`; do not
+edit.
 
-Every message of the product is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a
-binary blob. This page lists the headers, with the keys in the order of the wire. Types: `str`, `int`, `bool`,
-`bytes`, `float`; `gw` is a gateway_id (UUID as text, 16 bytes inside CUT); `ep` an epoch; times `*_us` are
-microseconds, wall-clock ones UTC. `key?` may be absent. Unknown keys are ignored by the reader. Kinds are
-numbered in `pmdaemon/wire/kinds.py`.
+A message is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a binary blob; only
+the daemon's parent and its pairs speak JSON with each other. This page lists the headers, with the keys in
+the order of the wire. Types: `str`, `int`, `bool`, `bytes`, `float`; `gw` is a gateway_id (UUID as text, 16
+bytes inside CUT); `ep` an epoch; times `*_us` are microseconds, wall-clock ones UTC. `key?` may be absent.
+Unknown keys are ignored by the reader. Kinds are numbered in `pmdaemon/wire/kinds.py`.
 """
 AGENT = """\
 ## Between agent and PMDaemon
@@ -112,13 +115,15 @@ SNAPSHOT = """\
 - `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
   excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
   budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
-  not_applicable, excluded}}]`; states are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`,
-  `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
-  is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
-  was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
-  that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
-  there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
-  slice. Objectives left out of the live ones follow, at most 200, by their newest slice
+  not_applicable, excluded}, target, burn_1h: float | nil, alerts: [str], good_s, bad_s: int | nil}]`; states
+  are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`, `not-applicable` and `excluded`
+  (maintenance, service hours); `alerts` are the burn-rate pairs that are active; `good_s` and `bad_s` count
+  what was judged so since services began, without late revisions; `reason` says why there is no data or
+  nothing is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the
+  gateway's host was busy; `stall_us`: for how long nothing has completed though I/O is outstanding;
+  `failed_ratio`: of I/Os that count as missed because they failed. Of indicators without a percentile
+  `percentile` is nil, and there are `promised` (rates) and `measured`: a mean or a stall by the windows, a
+  rate by the newest slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
   "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
   text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
@@ -145,9 +150,10 @@ SNAPSHOT = """\
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
   `bad_alone` (bad windows of them), `switched_off`, `discarded` (times that evidence was discarded); metrics
   have them as `sla_feed_forward_*`
-- `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
-  `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
-  application server keeps them for `GET /slas` and sends them to no page
+- `others`: `[[name, objective, state, compliance, coverage, budget_remaining, budget_minutes_left, target,
+  burn_1h, alerts, good_s, bad_s]]` of promises without a row in `slas`, at most 1,000 a snapshot: where there
+  are more they take turns. Absent from servers of before; the application server keeps them for `GET /slas`
+  and its metrics, and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
 - `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot
   be read, empty while it can
@@ -285,6 +291,14 @@ def session_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def channel_entry(op: str, message: type[channel_messages.Sent]) -> str:
+    """The section of a message on the channel between the daemon's parent and a pair."""
+    hints = get_type_hints(message)
+    text = ", ".join(f"{name}: {form_of(hints[name])}" for name in message._fields)
+    code = textwrap.fill(text, COLUMNS - 4, break_on_hyphens=False)
+    return f"### {op}\n\n```text\n{code}\n```\n\n{markdown(message.__doc__)}\n"
+
+
 def intro(title: str, module: ModuleType) -> str:
     """The heading of a conversation, and what its module says of it."""
     text = markdown(module.__doc__).split("\n\nSource:")[0].removesuffix("Pure.").rstrip()
@@ -297,6 +311,8 @@ def render() -> str:
     of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
     parts += [intro("Between the server's processes", server), *map(entry, messages_of(server)), SERVER_NOTES]
+    parts += [intro("Between the daemon's parent and its pairs", channel_messages)]
+    parts += [channel_entry(op, message) for op, message in channel_messages.OPS.items()]
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]

@@ -16,6 +16,7 @@ from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
+from sla_server.agreements.fields import TimeZone
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
@@ -38,8 +39,18 @@ class PolicyJobConfig(StrictModel):
     for which `pyspark[connect]` must be installed."""
     window_days: int = Field(default=28, ge=1, le=400)
     """The job reads the rollups of this many days."""
+    half_life_days: float = Field(default=14.0, gt=0, le=10_000)
+    """Of demand: what was seen so long ago counts half."""
+    time_zone: TimeZone = "UTC"
+    """Hours of the week are local to a backend: in the time zone of the period of its agreement with the
+    highest priority. This is the zone of backends without such an agreement."""
+    calendar: str = ""
+    """A `Calendar` document in force (`sla apply`): its holidays count as Sundays. Empty: there are none."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
+    connector for an object store. A Spark Connect server has settings of its own."""
     schedule: Annotated[str, AfterValidator(_schedule)] = ""
     """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
     Empty: never; the systemd timer may start it."""

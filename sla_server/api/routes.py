@@ -13,6 +13,7 @@ PREFIX: Final = "/api/v1"
 LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
+ANY: Final = "any"
 CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
@@ -46,7 +47,9 @@ class ApiRoute:
     """Name of the body's schema in ``openapi.SCHEMAS``; empty: none."""
     answer: str = "application/json"
     schema: str = ""
-    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any."""
+    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any object."""
+    items: str = ""
+    """Of a list: the table whose rows it has, or ``ANY``; empty: the answer is no list."""
     also: tuple[int, ...] = ()
     """Statuses besides 200 that come with the same answer, not with a problem."""
     empty: bool = False
@@ -89,8 +92,25 @@ ROUTES: Final = (
         schema="Health",
         also=(503,),
     ),
-    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
-    ApiRoute("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
+    ApiRoute(
+        "GET", "/alive", "alive", "200: the application server answers; asks no other part.", schema="Alive"
+    ),
+    ApiRoute(
+        "GET",
+        "/ready",
+        "ready",
+        "Whether the server does its work: 200, or 503 and what it waits for.",
+        schema="Ready",
+        also=(503,),
+    ),
+    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
+    ApiRoute(
+        "GET",
+        "/gateway-list",
+        "gateway_list",
+        "Gateways that the PMDaemon dials, and how it goes.",
+        items=ANY,
+    ),
     ApiRoute(
         "PUT",
         "/gateway-list/{address}",
@@ -112,6 +132,7 @@ ROUTES: Final = (
             LONG,
             AFTER,
         ),
+        items="volume_owners",
     ),
     ApiRoute(
         "POST",
@@ -129,7 +150,13 @@ ROUTES: Final = (
         body="VolumesDecision",
         changes=True,
     ),
-    ApiRoute("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
+    ApiRoute(
+        "GET",
+        "/volumes",
+        "volumes",
+        "Volumes: exact lifetime counts from SQL, and the live view.",
+        items="volumes",
+    ),
     ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
     ApiRoute(
         "GET",
@@ -137,6 +164,7 @@ ROUTES: Final = (
         "history",
         "One row a rollup slot, or an hour (`length_us`).",
         (FROM, TO),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -152,7 +180,12 @@ ROUTES: Final = (
         schema="Explanation",
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
-    ApiRoute("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
+    ApiRoute(
+        "GET", "/sizes", "sizes", "How large the database is: bytes and rows of each table.", schema="Sizes"
+    ),
+    ApiRoute(
+        "GET", "/backends", "backends", "Backends: capacity from SQL, and the live view.", items="backends"
+    ),
     ApiRoute(
         "GET",
         "/slas",
@@ -165,6 +198,7 @@ ROUTES: Final = (
             Query("limit", "integer", "Agreements a page; default all.", least=1, most=LIMIT_MAX),
             AFTER,
         ),
+        items="agreements",
     ),
     ApiRoute(
         "GET",
@@ -178,6 +212,7 @@ ROUTES: Final = (
         "/slas/{name}/versions",
         "sla_versions",
         "Versions of one agreement, newest first: what changed.",
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -185,6 +220,7 @@ ROUTES: Final = (
         "sla_credits",
         "Compliance and credit of the current and past periods, newest first.",
         (Query("periods", "integer", "At most so many; default 3.", least=1, most=CREDITS_MAX),),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -198,6 +234,7 @@ ROUTES: Final = (
             TO,
             LONG,
         ),
+        items="slices",
     ),
     ApiRoute(
         "GET",
@@ -208,6 +245,7 @@ ROUTES: Final = (
             OBJECTIVE,
             Query("limit", "integer", "How many periods; default 12.", least=1, most=PERIODS_MAX),
         ),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -221,6 +259,7 @@ ROUTES: Final = (
             LIMIT,
             BEFORE,
         ),
+        items="episodes",
     ),
     ApiRoute(
         "POST",
@@ -238,6 +277,7 @@ ROUTES: Final = (
         "maintenance",
         "Maintenance: what runs and what is planned; applied as documents.",
         (Query("past", "boolean", "1: also what has passed."),),
+        items=ANY,
     ),
     ApiRoute(
         "DELETE", "/maintenance/{name}", "end_maintenance", "End maintenance now, all of it.", changes=True
@@ -247,8 +287,9 @@ ROUTES: Final = (
         "/documents/{kind}/{name}/versions",
         "document_versions",
         "Versions of a document that is no agreement, newest first: what changed.",
+        items=ANY,
     ),
-    ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name."),
+    ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name.", items="documents"),
     ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
     ApiRoute(
         "POST",
@@ -265,6 +306,7 @@ ROUTES: Final = (
         "throttles",
         "Throttles, newest first.",
         (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
+        items="throttles",
     ),
     ApiRoute(
         "POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True
@@ -288,7 +330,7 @@ ROUTES: Final = (
         "Release one throttle set by hand.",
         changes=True,
     ),
-    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE), items="events"),
     ApiRoute(
         "GET",
         "/inbox",
@@ -303,6 +345,7 @@ ROUTES: Final = (
             LIMIT,
             BEFORE,
         ),
+        items="events",
     ),
     ApiRoute(
         "GET",
@@ -318,8 +361,16 @@ ROUTES: Final = (
         body="Acknowledge",
         changes=True,
     ),
-    ApiRoute("GET", "/undelivered", "undelivered", "What not all recipients have confirmed, oldest first."),
-    ApiRoute("GET", "/recipients", "recipients", "Recipients in force, and how delivery to them goes."),
+    ApiRoute(
+        "GET",
+        "/undelivered",
+        "undelivered",
+        "What not all recipients have confirmed, oldest first.",
+        items=ANY,
+    ),
+    ApiRoute(
+        "GET", "/recipients", "recipients", "Recipients in force, and how delivery to them goes.", items=ANY
+    ),
     ApiRoute("DELETE", "/recipients/{name}", "end_recipient", "End a recipient.", changes=True),
     ApiRoute(
         "POST",
@@ -328,7 +379,13 @@ ROUTES: Final = (
         "Send a test event to a recipient, whatever the routes say.",
         changes=True,
     ),
-    ApiRoute("GET", "/routes", "notification_routes", "Routes in force: which events go to whom."),
+    ApiRoute(
+        "GET",
+        "/routes",
+        "notification_routes",
+        "Routes in force: which events go to whom.",
+        items="documents",
+    ),
     ApiRoute("DELETE", "/routes/{name}", "end_route", "End a route.", changes=True),
     ApiRoute(
         "GET",
@@ -336,6 +393,7 @@ ROUTES: Final = (
         "silences",
         "Silences: what runs and what is planned; applied as documents.",
         (Query("past", "boolean", "1: also what has passed."),),
+        items=ANY,
     ),
     ApiRoute("DELETE", "/silences/{name}", "end_silence", "End a silence now, all of it.", changes=True),
     ApiRoute(
@@ -346,8 +404,8 @@ ROUTES: Final = (
         body="Event",
         changes=True,  # it costs what routing costs
     ),
-    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
-    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
+    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE), items="audit"),
+    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,), items="policies"),
     ApiRoute(
         "GET",
         "/policies/{version}/caps",
@@ -360,6 +418,7 @@ ROUTES: Final = (
             LONG,
             AFTER,
         ),
+        items="policy_caps",
     ),
     ApiRoute(
         "GET", "/policies/{version}", "policy", "One policy version: its report, and how it was computed."
@@ -417,7 +476,7 @@ ROUTES: Final = (
         answer="text/event-stream",
     ),
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
-    ApiRoute("GET", "/processes", "processes", "The server's own processes."),
+    ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/session", "session_state", "Whether this browser is signed in."),
     ApiRoute("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
     ApiRoute(

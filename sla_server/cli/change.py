@@ -30,7 +30,6 @@ from sla_server.cli.formatting import (
     OUTPUT,
     Column,
     FiniteRange,
-    Row,
     build,
     console,
     duration_s,
@@ -39,6 +38,7 @@ from sla_server.cli.formatting import (
 )
 from sla_server.cli.kinds import KindGroup
 from sla_server.explanation import words
+from sla_server.rows import Row
 
 _BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)

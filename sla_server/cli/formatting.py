@@ -32,8 +32,8 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.agreements.numbers import number_and_unit, plain
 from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 CONFIG = click.option(
     "--config",
     "config",

@@ -15,9 +15,10 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import YAML_OUTPUT, Row, TableKind, build, console, pass_client, print_json
+from sla_server.cli.formatting import YAML_OUTPUT, TableKind, build, console, pass_client, print_json
 from sla_server.cli.kinds import KindType, near, singular_of
 from sla_server.cli.tables import KINDS, ZONE, by_objective, objective_of
+from sla_server.rows import Row
 
 LIMIT_DEFAULT = 20
 DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", "silences")

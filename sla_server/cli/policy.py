@@ -19,8 +19,9 @@ from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError, JobFailed, PolicyNotPublished
-from sla_server.cli.formatting import CONFIG, OUTPUT, Column, Row, build, console, pass_client, print_json
+from sla_server.cli.formatting import CONFIG, OUTPUT, Column, build, console, pass_client, print_json
 from sla_server.cli.get import get
+from sla_server.rows import Row
 
 NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
 MOST_VOLUMES: Final = 20

@@ -11,8 +11,9 @@ from typing import Any, Final
 from rich.text import Text
 
 from sla_server.cli import formatting, notifications
-from sla_server.cli.formatting import Column, Row, TableKind
+from sla_server.cli.formatting import Column, TableKind
 from sla_server.explanation.words import AGREED
+from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""

@@ -6,6 +6,7 @@
         │   └── DatabaseDamaged    its file is damaged: trying again cannot help, a backup does
         ├── NoDatabaseYet          its file is missing: no server has been started with this configuration
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
+        ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
         ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
@@ -66,6 +67,18 @@ class NoDatabaseYet(DbError):
         super().__init__(
             f"no server has been started here yet: there is no {path}. Run 'sla-server start', or name the "
             "server's configuration with --config (SLA_CONFIG)"
+        )
+
+
+class SnapshotGone(DbError):
+    """Rows of a snapshot of the statistics cannot be read: take another."""
+
+    retryable = True
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(
+            f"the statistics in {what} cannot be read: {reason}. Run the job again. With SQLite, Spark must "
+            "run on the machine of the database: use PostgreSQL for executors on others"
         )
 
 

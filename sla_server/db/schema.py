@@ -320,6 +320,7 @@ events = Table(
     _count("at_us"),
     *(_text(name) for name in ("kind", "severity", "element", "subject", "text", "details")),
     Index("events_at", "at_us", "event_id"),
+    Index("events_subject", "subject", "at_us"),
 )
 
 deliveries = Table(

@@ -195,7 +195,7 @@ def compare(plans: Sequence[tuple[str, Plan]], new: Caps, former: Caps | None) -
 
 
 def made(
-    store: PolicyStore, config: ResolvedConfig, caps: Sequence[Mapping[str, Any]], now_us: int
+    store: PolicyStore, config: ResolvedConfig, caps: Iterable[Mapping[str, Any]], now_us: int
 ) -> dict[str, Any]:
     """The back-test of a policy, as it is put into its report.
 

@@ -9,7 +9,7 @@ stored as ``rejected`` with the same report, which says why: it can be looked at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -74,7 +74,7 @@ def _is_stop(error: BaseException) -> bool:
 def publish(
     store: PolicyStore,
     run: JobRun,
-    caps: list[dict[str, Any]],
+    caps: Iterable[dict[str, Any]],
     back_test: Mapping[str, Any],
     **columns: Any,
 ) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pmdaemon.wire.messages.costs import COST_WRITE_RANGE, FITTED_COSTS, MAX_BACKENDS, Costs
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 
 Fit = tuple[float | None, float]
 """``cost_write``, or None where no writes were seen, and ``cost_bytes``."""

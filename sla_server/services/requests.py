@@ -12,14 +12,14 @@ from __future__ import annotations
 import difflib
 import math
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from pmdaemon.wire.messages.api import ServiceRequest
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
@@ -39,16 +39,15 @@ from sla_server.requests import (
     ThrottleSet,
     VolumesDecision,
 )
+from sla_server.rows import Rows
 from sla_server.services import catalog as catalogs
-from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
-from sla_server.services.control.controller import Controller
-from sla_server.services.documents import DocumentReader
-from sla_server.services.record_sender import RecordSender
-from sla_server.services.rows import Rows, audit_row, event_row
-from sla_server.services.sql_worker import PolicyInForce, SqlWorker
-from sla_server.services.volume_gate import DecisionRefused, VolumeGate
+from sla_server.services.catalog import AgreementChange, Catalog, Change
+from sla_server.services.rows import audit_row, event_row
+from sla_server.services.volume_gate import DecisionRefused
 
-log = structlog.get_logger("requests")
+if TYPE_CHECKING:
+    from sla_server.services.core import Services
+
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
 """Action of the audit rows that say which backends have a mode of their own."""
@@ -57,51 +56,10 @@ POLICY_MODE: Final = "policy-mode"
 MAX_PENDING: Final = 1024
 
 
-class RequestTarget(Protocol):
-    """What requests act on: the services' core."""
-
-    controller: Controller
-    changes: AgreementChanges
-    record_sender: RecordSender
-    sql_worker: SqlWorker
-    rollup_s: int
-    mode: str
-    backend_modes: Mapping[str, str]
-    policy_mode: str
-    policy_modes: Mapping[str, str]
-
-    @property
-    def documents(self) -> DocumentReader:
-        """Reads YAML aside."""
-
-    def respond(self, request: str, code: int, body: Body) -> None:
-        """Post RESPONSE."""
-
-    def set_mode(self, mode: str) -> None:
-        """Switch the controller."""
-
-    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """Modes of single backends, complete."""
-
-    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
-        """Where caps of policies hold: on all backends, and on single ones, complete."""
-
-    @property
-    def policy(self) -> PolicyInForce:
-        """The policy in force, and what operators want."""
-
-    def carried(self) -> Mapping[str, Collection[str]]:
-        """Gateways announced, and the volumes of each."""
-
-    @property
-    def gate(self) -> VolumeGate:
-        """Which gateway a volume belongs to."""
-
-
 class Requests:
     """See the module."""
 
-    def __init__(self, desk: RequestTarget, limit_s: float) -> None:
+    def __init__(self, desk: Services, limit_s: float) -> None:
         self._desk = desk
         self._limit_ns = round(limit_s * 1e9)
         self._pending: dict[str, int] = {}  # request to the time when 202 is due
@@ -123,23 +81,19 @@ class Requests:
             "volumes_revoke": partial(self._volumes, approve=False),
         }
 
-    def handle(self, header: Body, now_ns: int, now_us: int) -> None:
+    def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
         """One REQUEST."""
-        request, op, who, body = (header.get(key) for key in ("req", "op", "who", "body"))
-        if not isinstance(request, str) or not request:
-            log.warning("request-without-id", op=op)
-            return
-        action = self._ops.get(op) if isinstance(op, str) else None
-        if action is None or not isinstance(body, dict):
+        request, action = asked.request, self._ops.get(asked.op)
+        if action is None or asked.body is None:
             known = ", ".join(sorted(self._ops))
-            self._refuse(request, 400, f"{op!r} is not an operation with a body", f"Use one of {known}")
+            self._refuse(request, 400, f"{asked.op!r} is not an operation with a body", f"Use one of {known}")
             return
         if len(self._pending) >= MAX_PENDING:
             self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
             return
         self._pending[request] = now_ns + self._limit_ns
         try:
-            action(request, str(who or "unknown")[:200], body, now_us)
+            action(request, asked.who, asked.body, now_us)
         except ValidationError as exc:
             self._refuse(request, 422, describe(exc), "Correct the request")
         except AgreementsRefused as exc:
@@ -439,7 +393,7 @@ class Requests:
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
-        self._desk.sql_worker.look_for_policy()
+        self._desk.sql_worker.request_policy()
 
     def _policy_pin(self, request: str, who: str, raw: Body, now_us: int) -> None:
         """Keep a version, which the caller has seen in SQL, or let the newest be in force again."""

@@ -22,12 +22,13 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.ownership import Ownership, VolumeClaim
+from sla_server.rows import Row, Rows
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.costs import Fit, NewestFits
 from sla_server.services.judging.judge import Judge, Judgement
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 from sla_server.services.store import SqlReads
 
 log = structlog.get_logger("sql-worker")
@@ -110,7 +111,7 @@ class SqlWorker:
         self._store = store
         self._config = config
         self._clock = clock
-        self._judge = Judge(store, config.judge_late_s, self._breathe)
+        self._judge = Judge(store, config.judge_late_s, self._yield_to_main_loop)
         self._is_open = ownership == "open"
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -136,7 +137,7 @@ class SqlWorker:
         with self._lock:
             self._catalog = catalog
 
-    def look_for_policy(self) -> None:
+    def request_policy(self) -> None:
         """Look for a new policy version at once. Thread: any."""
         with self._lock:
             self._policy_wanted = True
@@ -146,16 +147,16 @@ class SqlWorker:
         """Follow other orders from the next look on, which is at once. Thread: any."""
         with self._lock:
             self._policy_orders = orders
-        self.look_for_policy()
+        self.request_policy()
 
-    def give_way(self, *, to_mail: bool) -> None:
+    def yield_to_main_loop(self, *, to_mail: bool) -> None:
         """Let the main loop go first while more mail waits than it takes at once. Thread: any."""
         if to_mail:
             self._way_is_free.clear()
         else:
             self._way_is_free.set()
 
-    def _breathe(self) -> None:
+    def _yield_to_main_loop(self) -> None:
         watchdog.beat(LOOK_LIMIT_S)
         self._way_is_free.wait(WAY_S)
 
@@ -163,7 +164,7 @@ class SqlWorker:
         """The thread ``sv-sql``; ``wake`` ends its sleep early."""
         while not stop.is_set():
             watchdog.beat(LOOK_LIMIT_S)
-            self.look()
+            self.poll()
             self._wake.wait(self.pause_s)
             self._wake.clear()
 
@@ -176,25 +177,25 @@ class SqlWorker:
         """End the sleep: the process stops. Thread: any."""
         self._wake.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """One look; failures of the database are logged, not raised."""
         try:
-            self.found.put(self._look(self._clock.unix_us()))
+            self.found.put(self._read(self._clock.unix_us()))
         except SlaError as exc:
             if not exc.retryable:
                 raise
-            self._note_away(exc)
+            self._record_away(exc)
         else:
             if self._trouble and not self._interrupted:
                 self._trouble = ""
                 log.info("database-back")
 
-    def _note_away(self, error: SlaError) -> None:
+    def _record_away(self, error: SlaError) -> None:
         if not self._trouble:
             log.warning("database-away", error=str(error), effect="slices and policies wait; control goes on")
         self._trouble = str(error)
 
-    def _look(self, now_us: int) -> SqlState:
+    def _read(self, now_us: int) -> SqlState:
         with self._lock:
             catalog, self._catalog = self._catalog, None
             policy_wanted, orders = self._policy_wanted, self._policy_orders
@@ -211,14 +212,14 @@ class SqlWorker:
         )
         claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
-        policy = self._look_at_policies(orders, now_us) if policy_due else None
+        policy = self._read_policies(orders, now_us) if policy_due else None
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
         judgement = self._judge.run(now_us)
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
-            self._note_away(judgement.interrupted)
+            self._record_away(judgement.interrupted)
         self._claims_version = max((claim.version for claim in claims), default=self._claims_version)
         return SqlState(judgement, processes, events, policy_due, policy, claims)
 
@@ -226,7 +227,7 @@ class SqlWorker:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns
         return waited_ns >= self._config.policy_look_s * 1e9 or hour_of_week(now_us) != self._policy_hour
 
-    def _look_at_policies(self, orders: PolicyOrders, now_us: int) -> PublishedPolicy | None:
+    def _read_policies(self, orders: PolicyOrders, now_us: int) -> PublishedPolicy | None:
         hour = hour_of_week(now_us)
         chosen = None if orders.pinned is None else self._store.policy(orders.pinned)
         if chosen is None:  # or the pinned one is of a database that was restored since
@@ -277,7 +278,7 @@ class PolicyInForce:
         self.orders = PolicyOrders(self.orders.number + 1, None, withdrawn)
         return self.orders
 
-    def look(self, found: PublishedPolicy, controller: Controller, now_us: int) -> Rows:
+    def apply(self, found: PublishedPolicy, controller: Controller, now_us: int) -> Rows:
         """Put a newer version, or the caps of a new hour, in force; returns what to record.
 
         A look that read SQL before our own record arrived there still says ``published``; the version tells.

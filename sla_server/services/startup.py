@@ -13,11 +13,12 @@ from typing import Final
 from pmdaemon.runtime.clock import Clock
 from sla_server.agreements.thresholds import CGROUP_PREFIX, GROUP_PREFIX, HOST_PREFIX, QEMU_PREFIX
 from sla_server.ownership import VolumeClaim
+from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.windows import RETIRED_S
 from sla_server.services.requests import BACKEND_MODES, POLICY_MODE
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.queries.reader import Row, SliceInputs, SqlReader, open_reader
+from sla_server.db.queries.reader import SliceInputs, SqlReader, open_reader
+from sla_server.rows import Row
 
-__all__ = ["Row", "SliceInputs", "SqlReads", "open_store"]
+__all__ = ["SliceInputs", "SqlReads", "open_store"]
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
 _AUDIT_PAGE: Final = 500

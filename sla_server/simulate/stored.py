@@ -135,11 +135,13 @@ def stored_plan(
 
     Raises:
         NothingStored: no I/O in that time.
-        TooManyIos: choose a shorter time.
+        SimulationError: too many I/Os; choose a shorter time.
     """
     slots = found.slots
     if not len(slots["slot_us"]) or not slots["arrived"].any():
-        raise NothingStored("no I/O is stored of that time. See sla get volumes, and choose a longer time")
+        raise NothingStored(
+            "--stored", "no I/O is stored of that time", "See sla get volumes, and choose a longer time"
+        )
     second = (slots["slot_us"] - from_us) // 1_000_000
     numbers = np.unique(slots["stream_id"]).tolist()
     streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}

@@ -627,6 +627,11 @@ class FakeSource:
         self._row("episodes_until", name, objective, at_us)
         return []
 
+    def sizes(self) -> dict[str, Any]:
+        self._row("sizes")
+        tables = [{"table": "events", "rows": 25, "has_more": False, "bytes": None}]
+        return {"kind": "sqlite", "bytes": 4096, "tables": tables}
+
     def totals(self) -> dict[str, Any]:
         self._row("totals")
         return {"reads": 1, "writes": 2, "streams": 1, "gateways": 1, "volumes": 1}
@@ -735,15 +740,17 @@ def make_context(
         mailbox.post("services", message)
 
     operations = Operations(post, used, wait_s=settings.request_wait_s)
+    rows = source or FakeSource()
+    box = MailboxCollector(mailbox.name, mailbox.stats)
     return AppContext(
         config=settings,
         token=TOKEN,
-        source=source or FakeSource(),
+        source=rows,
         live=live,
         operations=operations,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        metrics=Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)),
+        metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",
     )

@@ -20,6 +20,7 @@ from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS
 from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
+from sla_server.rows import Row
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
@@ -32,7 +33,6 @@ from sla_server.services.startup import Start
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
 
-Row = dict[str, Any]
 MINUTE_US = 60_000_000
 START_US = 1_798_761_600_000_000  # 2027-01-01 00:00 UTC, a Friday
 GATEWAY = "11111111-2222-3333-4444-555555555555"
@@ -332,7 +332,7 @@ class FakeSqlWorker:
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def look_for_policy(self) -> None:
+    def request_policy(self) -> None:
         self.wanted += 1
 
     def order_policy(self, orders: PolicyOrders) -> None:

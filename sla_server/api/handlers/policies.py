@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from flask import Request, Response
 
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 _CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 _SEE: Final = "GET /api/v1/policies lists the versions"
 

@@ -40,6 +40,7 @@ from sla_server.api.metrics import FRESH_S
 from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.events.documents import without_secrets
+from sla_server.rows import Row
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
@@ -49,7 +50,6 @@ SLICES_DEFAULT: Final = 21
 """The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
-Row = dict[str, Any]
 
 
 def gateways(context: AppContext, _request: Request) -> Response:
@@ -155,6 +155,11 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
 def totals(context: AppContext, _request: Request) -> Response:
     """Lifetime sums over everything."""
     return responses.as_json(context.source.totals())
+
+
+def sizes(context: AppContext, _request: Request) -> Response:
+    """Of the database."""
+    return responses.as_json(context.source.sizes())
 
 
 def backends(context: AppContext, _request: Request) -> Response:

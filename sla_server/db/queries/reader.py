@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import (
-    BigInteger,
     Column,
-    ColumnElement,
     Connection,
     Engine,
     Executable,
     Select,
     Table,
     and_,
-    cast,
     func,
     or_,
     select,
@@ -37,9 +34,11 @@ from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import explanations, inbox, policies, slices
 from sla_server.db.queries.history import read_history
-from sla_server.db.queries.rows import Row, chunks, decode_json
+from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
 from sla_server.db.schema import STREAM_SUMS
+from sla_server.rows import Row
 
 __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 
@@ -122,7 +121,7 @@ class SqlReader:
         sums = (
             select(
                 streams.c.volume,
-                *(_total(streams.c[name]).label(name) for name in STREAM_SUMS),
+                *(total(streams.c[name]).label(name) for name in STREAM_SUMS),
                 func.max(streams.c.last_us).label("last_us"),
                 func.count().label("streams"),
             )
@@ -189,7 +188,7 @@ class SqlReader:
         """Lifetime sums over everything, and how many gateways, volumes and streams there are."""
         streams = schema.streams
         statement = select(
-            *(func.coalesce(_total(streams.c[name]), 0).label(name) for name in STREAM_SUMS),
+            *(func.coalesce(total(streams.c[name]), 0).label(name) for name in STREAM_SUMS),
             func.count().label("streams"),
             select(func.count()).select_from(schema.gateways).scalar_subquery().label("gateways"),
             select(func.count()).select_from(schema.volumes).scalar_subquery().label("volumes"),
@@ -208,6 +207,11 @@ class SqlReader:
         """(gateway_id, epoch, highest seq ingested)."""
         table = schema.ingest_watermark
         return [(row["gateway_id"], int(row["epoch"]), row["seq"]) for row in self._rows(select(table))]
+
+    def sizes(self) -> Row:
+        """How large the database is, and each table (``sizes``)."""
+        with translated(self._engine), self._engine.connect() as connection:
+            return read_sizes(connection)
 
     def processes(self) -> list[Row]:
         """State of the server's own processes, by name."""
@@ -587,11 +591,6 @@ class SqlReader:
         for row, hist in zip(rows, dense, strict=True):
             row["hist"] = hist
         return rows
-
-
-def _total(column: ColumnElement[int]) -> ColumnElement[int]:
-    """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
-    return cast(func.sum(column), BigInteger)
 
 
 def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:

@@ -470,10 +470,10 @@ class Controller:
         """Look at everything; call it some four times a second."""
         self._ticked_ns = now_ns
         self._intake.flush()
-        events, ended = self.faults.look(self.tables, now_ns)
+        events, ended = self.faults.check(self.tables, now_ns)
         self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
-        decisions += self._manual_causes.look(now_ns)
+        decisions += self._manual_causes.check(now_ns)
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)

@@ -259,7 +259,7 @@ class BackendInventory:
             caps: what the loop allows each of them now.
         """
         every, found = self._use_on(backend), Neighbours()
-        cost, peak = every.look()
+        cost, peak = every.rates()
         for at in every.chosen(cost, caps.keys(), self._settings.small_share_ratio).tolist():
             target = every.names[at]
             found[target] = self.neighbour(target, caps.get(target), backend)

@@ -298,7 +298,7 @@ class PolicyManager:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
-            self.index.look_after(throttle)
+            self.index.refresh(throttle)
 
     def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
@@ -330,7 +330,7 @@ class PolicyManager:
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
-                self.index.look_after(throttle)
+                self.index.refresh(throttle)
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
 
@@ -426,7 +426,7 @@ class PolicyManager:
             self._events.append(_event("throttle-set", throttle, throttle.announced(self.held)))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
-            self._note_ended(throttle, reason, text, unix_us)
+            self._record_ended(throttle, reason, text, unix_us)
             throttle.end(state, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
@@ -441,7 +441,7 @@ class PolicyManager:
                 self._failed.append((throttle, why))
         self._dirty.pop("", None)
         for throttle in self._dirty.values():
-            self._note_cap(throttle, unix_us)
+            self._record_cap(throttle, unix_us)
         for throttle, why in self._failed:
             self._add_row(DecisionKind.NOT_EFFECTIVE, throttle, throttle.reason, why, throttle.rates, unix_us)
         self._failed = []
@@ -450,7 +450,7 @@ class PolicyManager:
         self._dirty, self._events = {}, []
         return ThrottlePlan(decisions, waits)
 
-    def _note_cap(self, throttle: Throttle, unix_us: int) -> None:
+    def _record_cap(self, throttle: Throttle, unix_us: int) -> None:
         """Keep a cap that is new or has another rate, and what its gateways have confirmed since."""
         noted = throttle.noted_rates
         if noted is None or throttle.rates.differs(noted, SAME_RATIO):
@@ -461,7 +461,7 @@ class PolicyManager:
         if throttle.noted is not None:
             self.log.confirm(throttle.noted, throttle.confirmed_us, throttle.seen_us)
 
-    def _note_ended(self, throttle: Throttle, reason: Reason, text: str, unix_us: int) -> None:
+    def _record_ended(self, throttle: Throttle, reason: Reason, text: str, unix_us: int) -> None:
         if throttle.throttle_id and throttle.noted_rates is not None:  # else it never was in force
             self._add_row(DecisionKind.CAP_RELEASED, throttle, reason, text, None, unix_us)
 
@@ -569,11 +569,11 @@ class PolicyManager:
                 if not throttle.group:
                     throttle.backend = throttle.backend or table.backend_of(throttle.volume)
                 throttle.issued(gateway_id, gen, now_ns)
-                self.index.look_after(throttle)
+                self.index.refresh(throttle)
                 self._dirty[throttle.throttle_id] = throttle
         for throttle in self._fresh:
             throttle.join(self.gateways, now_ns)
-            self.index.look_after(throttle)
+            self.index.refresh(throttle)
         return waits
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:

@@ -1,29 +1,17 @@
-"""The policy job's door: Arrow tables and one publishing transaction."""
+"""The policy job's door: one publishing transaction."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
 
-from sla_server.db import histogram_codec, schema
+from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
 from sla_server.db.policies import open_policies
-from tests.support.archive import HOUR_US, FilesRig, later
-from tests.support.samples import (
-    MINUTE_US,
-    T0,
-    Model,
-    cuts_message,
-    gateway_message,
-    make_cut,
-    record_message,
-    streams_message,
-)
+from tests.support.samples import cuts_message, make_cut, record_message
 
 CAP = {"volume": "vol-1", "hour_of_week": 3, "cost_per_s": 120.5, "demand_p50": 10.0, "demand_p95": 90.0}
 META = {"job": {"rows": 3}, "report": {"fit": "none"}, "published_by": "timer"}
@@ -34,43 +22,6 @@ def store(database, rig):
     opened = open_policies(database.config, database.data_dir)
     yield opened
     opened.close()
-
-
-def statistics(store, from_us=0, to_us=1 << 62):
-    """All columns."""
-    names = ("rollups", "rollup_missed", "rollup_hours")
-    return store.statistics(
-        from_us, to_us, {name: schema.metadata.tables[name].columns.keys() for name in names}
-    )
-
-
-def test_statistics_carry_the_sums(store, rig):
-    items = [make_cut(seq, start_us=T0 + seq * 40_000_000) for seq in range(1, 6)]
-    rig.feed(gateway_message(), streams_message(), *(cuts_message([item]) for item in items))
-    model = Model.of(items)
-    found = statistics(store)
-    assert found.slots.num_rows == len(model.slots)
-    assert found.slots.schema.field("cost_milli").type == pa.int64()
-    for row in found.slots.to_pylist():
-        [hist] = histogram_codec.decode_many([row["hist"]])
-        assert hist.tolist() == list(model.hists[row["slot_us"], row["stream_id"]])
-        assert row["reads"] == model.slots[row["slot_us"], row["stream_id"]]["reads"]
-    hours = histogram_codec.decode_hours(found.hours["hist"].to_pylist())
-    assert hours.sum() == sum(map(sum, model.hists.values()))
-    assert sum(found.missed["missed"].to_pylist()) == sum(entry[1] for entry in model.missed.values())
-    assert sorted(store.streams_table()["volume"].to_pylist()) == ["vol-1", "vol-2"]
-    assert store.volumes_table().select(["volume", "read_only"]).to_pylist()[0] == {
-        "volume": "vol-1",
-        "read_only": False,
-    }
-
-
-def test_ranges_are_half_open_and_may_be_empty(store, rig):
-    rig.feed(cuts_message([make_cut(1), make_cut(2, start_us=T0 + MINUTE_US)]))
-    assert set(statistics(store, T0, T0 + MINUTE_US).slots["slot_us"].to_pylist()) == {T0}
-    empty = statistics(store, 0, 1)
-    assert empty.slots.num_rows == empty.missed.num_rows == empty.hours.num_rows == 0
-    assert empty.hours.schema.field("hist").type == pa.binary()
 
 
 def test_versions_count_up_and_come_with_their_caps(store, rig):
@@ -98,6 +49,23 @@ def test_wrong_caps_are_refused(store, rig, wrong):
     with pytest.raises(ValueError, match=r"hour_of_week|cost_per_s"):
         store.publish([{**CAP, **wrong}], **META)
     assert rig.reader.policies() == []
+
+
+def test_caps_of_a_large_fleet_come_as_a_stream(store, rig, monkeypatch):
+    """They are never all in memory as objects; a wrong one among the last leaves nothing."""
+    monkeypatch.setattr(policies, "ROWS_AT_A_TIME", 10)
+    taken = []
+
+    def caps(last):
+        for number in range(last + 1):
+            taken.append(number)
+            yield {**CAP, "volume": f"vol-{number:03}", "cost_per_s": 1.0 if number < 35 else 0.0}
+
+    assert store.publish(caps(34), **META) == 1
+    assert len(rig.reader.policy_caps(1)) == len(taken) == 35
+    with pytest.raises(ValueError, match="cost_per_s"):
+        store.publish(caps(35), **META)
+    assert [row["version"] for row in rig.reader.policies()] == [1]
 
 
 def test_only_one_policy_is_in_force(store, rig):
@@ -189,48 +157,3 @@ def test_ingest_goes_on_beside_a_long_read(rig):
         rig.feed(cuts_message([make_cut(1)]))
         assert connection.execute(count).scalar() == 0
     assert rig.reader.totals()["cuts"] == 2
-
-
-def test_statistics_are_sql_and_files_of_one_moment(make_store, database):
-    """Hours that have moved to files come as paths, the others as rows; nothing is in both."""
-    columns = {
-        "rollups": ("slot_us", "stream_id", "reads"),
-        "rollup_missed": ("slot_us", "missed"),
-        "rollup_hours": ("hour_us", "reads"),
-    }
-    rig = make_store(later(6), rollups_after_h=3)
-    items = [make_cut(n + 1, start_us=T0 + n * 20 * MINUTE_US) for n in range(15)]
-    rig.feed(*(cuts_message([item]) for item in items))
-    store = open_policies(database.config, database.data_dir)
-    before = store.statistics(0, 1 << 62, columns)
-    assert before.slot_files == []
-    assert rig.step().hours_moved == 3
-    found = store.statistics(0, 1 << 62, columns)
-    rig.step(at_once=True)
-    rows = found.slots.to_pylist()
-    for path in found.slot_files:
-        rows += pq.read_table(path, columns=list(columns["rollups"])).to_pylist()
-    assert sorted(map(str, rows)) == sorted(map(str, before.slots.to_pylist()))
-    assert found.rows_in_files == len(rows) - found.slots.num_rows > 0
-    assert found.hours.equals(before.hours)
-    missed = found.missed["missed"].to_pylist()
-    for path in found.missed_files:
-        missed += pq.read_table(path)["missed"].to_pylist()
-    assert sorted(missed) == sorted(before.missed["missed"].to_pylist())
-    first_hour = store.statistics(T0, T0 + HOUR_US, columns)
-    assert len(first_hour.slot_files) == 1
-    assert first_hour.slots.num_rows == 0
-    store.close()
-
-
-@pytest.fixture
-def make_store(database):
-    made = []
-
-    def make(clock, **config):
-        made.append(FilesRig(database, clock=clock, **config))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()

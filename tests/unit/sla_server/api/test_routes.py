@@ -337,6 +337,27 @@ def test_health_is_ok_degraded_or_down(
     assert metric not in web.get("/api/v1/metrics").text
 
 
+def test_ready_is_an_answer_of_its_own(
+    web: FlaskClient, context: AppContext, source: api.FakeSource, clock: FakeClock
+) -> None:
+    def asked() -> tuple[int, list[str]]:
+        answer = web.get("/api/v1/ready")
+        assert answer.json["ready"] == (answer.status_code == 200)
+        assert answer.status_code == 200 or answer.headers["Retry-After"]
+        return answer.status_code, [row["process"] for row in answer.json["waits_for"]]
+
+    assert asked() == (503, ["services"]), "no snapshot yet"
+    troubled = {"process": "dbmanager", "what": "queue", "since_us": 7, "reason": "full"}
+    context.live.put({**snapshot(), "problems": [troubled]})
+    assert asked() == (200, []), "degraded, but it does its work"
+    source.away = True
+    assert asked() == (503, ["database"])
+    clock.advance(60)
+    assert asked() == (503, ["database", "services"])
+    alive = web.get("/api/v1/alive")
+    assert (alive.status_code, alive.json) == (200, {"alive": True}), "it asks no other part"
+
+
 def test_health_is_documented_as_it_is_answered(web: FlaskClient, context: AppContext) -> None:
     described = openapi.document()
     answers = described["paths"]["/api/v1/health"]["get"]["responses"]

@@ -29,7 +29,7 @@ class Scene:
 
     def look(self, seconds: float = 0.0) -> list[SqlState]:
         self.clock.advance(seconds)
-        self.sql_worker.look()
+        self.sql_worker.poll()
         found = []
         while not self.sql_worker.found.empty():
             found.append(self.sql_worker.found.get_nowait())
@@ -58,7 +58,7 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     assert (first.policy.coming, first.policy.coming_us) == ({"vol-1": None}, hour_begins_us)
     assert [found.policy_looked for found in scene.look(1)] == [False]
     assert [found.policy_looked for found in scene.look(9)] == [True]
-    scene.sql_worker.look_for_policy()
+    scene.sql_worker.request_policy()
     assert [found.policy_looked for found in scene.look(1)] == [True]
     assert [found.policy_looked for found in scene.look(1)] == [False]
     scene.clock.step_wall(3600)
@@ -239,12 +239,12 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
         return whole(*args)
 
     monkeypatch.setattr(scene.store, "late_cuts", seen)
-    scene.sql_worker.give_way(to_mail=True)
+    scene.sql_worker.yield_to_main_loop(to_mail=True)
     found: list[SqlState] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
     thread.start()
     assert read.wait(60)
     assert scene.sql_worker.found.empty()
-    scene.sql_worker.give_way(to_mail=False)
+    scene.sql_worker.yield_to_main_loop(to_mail=False)
     thread.join(60)
     assert [table for table, _ in found[0].judgement.rows] == ["slices"]
