@@ -186,7 +186,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
         scratch.mkdir(mode=0o700, parents=True)
         try:
-            found, job = _computed(config, store, job_dir)
+            found, job = _computed(config, store, job_dir, noted)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         job["seconds"] = round(time.monotonic() - started_s, 1)
@@ -195,7 +195,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
             "cost_model": found.costs,
         }
         noted.note("the back-test runs")
-        tested = back_test.made(store, config, found.cap_rows(), time.time_ns() // 1000)
+        tested = back_test.made(store, config, found.capped, time.time_ns() // 1000)
         number = publishing.publish(
             store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
         )
@@ -212,7 +212,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
 
 
 def _computed(
-    config: configuration.ResolvedConfig, store: PolicyStore, job_dir: Path
+    config: configuration.ResolvedConfig, store: PolicyStore, job_dir: Path, noted: publishing.JobRun
 ) -> tuple[Found, dict[str, Any]]:
     """What is to be published, and how it was computed."""
     settings = config.policy
@@ -229,6 +229,7 @@ def _computed(
             snapshot.rows(inputs.HOURS),
         )
         log_path = job_dir / "spark.log"
+        noted.note("Spark computes", rows=in_sql + in_files + hours)
 
         def action(spark: SparkSession) -> Found:
             return compute(spark, inputs.statistics(spark, snapshot), read)
