@@ -23,13 +23,7 @@ from sla_server.policy_jobs import grouped, model
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.job import Found, compute
-from sla_server.policy_jobs.transforms import (
-    HOUR_DDL,
-    MISSED_DDL,
-    QUARTER_US,
-    SLOT_DDL,
-    US_A_SECOND,
-)
+from sla_server.policy_jobs.transforms import HOUR_DDL, MISSED_DDL, QUARTER_US, SLOT_DDL, US_A_SECOND
 
 SETUP = f"""
 CREATE VIEW streams_now AS
@@ -43,7 +37,8 @@ CREATE VIEW promised AS
 CREATE TABLE volume_slots AS
     SELECT backend, volume, at_us, sum(reads + writes) AS ios, sum(arrived) AS arrived, sum(reads) AS reads,
         sum(writes) AS writes, sum(bytes) AS bytes, sum(svc_us) AS svc_us, max(covered_us) AS covered_us,
-        sum(cost_milli)::BIGINT AS cost_milli, sum(cost_milli) / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
+        sum(cost_milli)::BIGINT AS all_milli,
+        all_milli / 1000.0::DOUBLE / (max(covered_us) / {US_A_SECOND}.0::DOUBLE) AS used,
         used * greatest(1.0::DOUBLE, coalesce(sum(arrived)::DOUBLE / nullif(ios, 0)::DOUBLE, 1.0)) AS demand
     FROM (
         SELECT backend, volume, slot_us AS at_us, stream_id, sum(arrived)::BIGINT AS arrived,
@@ -70,24 +65,26 @@ SELECT backend, at_us, reads, writes, bytes, svc_us FROM loads
 WHERE reads + writes >= {MIN_IOS} AND svc_us > 0 AND svc_us < {MOST_UNDER_WAY} * covered_us
 """  # noqa: S608 - numbers of ours
 DEMAND = f"""
-WITH ranked AS (
-    SELECT backend, volume, hour_of_week, demand, ios, cost_milli,
-        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week ORDER BY demand, at_us)::BIGINT AS reached,
-        sum(weight) OVER (PARTITION BY backend, volume, hour_of_week)::BIGINT - 1 AS last
-    FROM volume_slots JOIN zones USING (backend)
-    JOIN learned ON learned.zone = zones.zone AND begin_us = at_us // {QUARTER_US} * {QUARTER_US}),
-percentiles AS (
-    SELECT backend, volume, hour_of_week, sum(cost_milli)::BIGINT / sum(ios)::BIGINT / 1000.0::DOUBLE AS mean_cost,
-        min(demand) FILTER (reached > floor(0.5::DOUBLE * last)) AS low50,
-        min(demand) FILTER (reached > least(floor(0.5::DOUBLE * last) + 1, last)) AS high50,
-        min(demand) FILTER (reached > floor(0.95::DOUBLE * last)) AS low95,
-        min(demand) FILTER (reached > least(floor(0.95::DOUBLE * last) + 1, last)) AS high95,
-        any_value(0.5::DOUBLE * last - floor(0.5::DOUBLE * last)) AS part50,
-        any_value(0.95::DOUBLE * last - floor(0.95::DOUBLE * last)) AS part95
-    FROM ranked GROUP BY backend, volume, hour_of_week)
-SELECT backend, volume, hour_of_week, low50 + (high50 - low50) * part50 AS p50,
-    low95 + (high95 - low95) * part95 AS p95, mean_cost
-FROM percentiles
+WITH weighted AS (
+    SELECT backend, volume, zone, l.hour_of_week AS like_hour, demand, ios, all_milli, weight
+    FROM volume_slots JOIN zones USING (backend) JOIN learned l USING (zone)
+    WHERE l.begin_us = at_us // {QUARTER_US} * {QUARTER_US}),
+ranked AS (
+    SELECT *, sum(weight) OVER (wide ORDER BY demand ROWS UNBOUNDED PRECEDING)::BIGINT AS reached,
+        sum(weight) OVER wide::BIGINT - 1 AS top
+    FROM weighted WINDOW wide AS (PARTITION BY backend, volume, zone, like_hour)),
+ends AS (
+    SELECT backend, volume, zone, like_hour, any_value(top) * 0.5::DOUBLE AS at50,
+        any_value(top) * 0.95::DOUBLE AS at95, sum(all_milli)::BIGINT AS milli, sum(ios)::BIGINT AS total_ios,
+        min(demand) FILTER (reached > floor(0.5::DOUBLE * top)) AS low50,
+        min(demand) FILTER (reached > least(floor(0.5::DOUBLE * top) + 1, top)) AS high50,
+        min(demand) FILTER (reached > floor(0.95::DOUBLE * top)) AS low95,
+        min(demand) FILTER (reached > least(floor(0.95::DOUBLE * top) + 1, top)) AS high95
+    FROM ranked GROUP BY ALL)
+SELECT backend, volume, c.hour_of_week, milli / nullif(total_ios, 0) / 1000 AS mean_cost,
+    low50 + (high50 - low50) * (at50 - floor(at50)) AS p50,
+    low95 + (high95 - low95) * (at95 - floor(at95)) AS p95
+FROM ends JOIN coming c USING (zone, like_hour)
 """  # noqa: S608 - numbers of ours
 
 
@@ -105,17 +102,16 @@ def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.T
 
 def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs) -> Found:
     """The part that all engines but Spark have in this process."""
-    found = groups(points, ["backend", "sla", "objective", "step"], grouped.capacity_of).to_pylist()
-    capacity = [model.with_former(row, read.former_capacity) for row in found]
+    keys = ["backend", "sla", "objective", "step"]
+    capacity = [model.with_former(row, {}) for row in groups(points, keys, grouped.capacity_of).to_pylist()]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
     needs = {name: model.encode(each) for name, each in model.needs_of(capacity, read.promises).items()}
-    classes = {row["volume"]: row for row in read.scope.classes.to_pylist()}
-    known, backends = demand, demand["backend"].to_pylist()
-    for field in read.scope.classes.schema:
-        if field.name != "volume":
-            column = [classes[name][field.name] for name in demand["volume"].to_pylist()]
-            known = known.append_column(field.name, pa.array(column, field.type))
-    known = known.append_column("needs", pa.array([needs.get(name) for name in backends], pa.string()))
+    names, backends = demand["volume"].to_pylist(), demand["backend"].to_pylist()
+    place = {name: number for number, name in enumerate(read.scope.classes["volume"].to_pylist())}
+    classes = read.scope.classes.drop_columns(["volume"]).take([place[name] for name in names])
+    known = demand.append_column("needs", pa.array([needs.get(name) for name in backends], pa.string()))
+    for field, column in zip(classes.schema, classes.columns, strict=True):
+        known = known.append_column(field, column)
     caps = groups(known, ["backend"], grouped.caps_of)
     return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
 
@@ -133,6 +129,7 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
         "client_scope": read.scope.clients,
         "zones": read.hours.zones,
         "learned": read.hours.learned,
+        "coming": read.hours.coming,
     }
     for name, table in small.items():
         connection.register(name, table)
@@ -152,6 +149,18 @@ def in_polars(place: Path, read: JobInputs) -> Found:
 
     def sums(*names: str) -> list[Any]:
         return [pl.col(name).sum() for name in names]
+
+    def percentile(share: float) -> Any:
+        """Of ``demand``, each value as often as its weight says."""
+        reached = pl.col("weight").sort_by("demand").cum_sum()
+        top = pl.col("weight").sum() - 1
+        position = top * share
+        below = position.floor()
+        low, high = (
+            pl.col("demand").sort().filter(reached > rank).first()
+            for rank in (below, pl.min_horizontal(below + 1, top))
+        )
+        return low + (high - low) * (position - below)
 
     now = small(read.volumes).rename({"backend": "now"})
     streams = (
@@ -207,28 +216,21 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         & (pl.col("svc_us") > 0)
         & (pl.col("svc_us") < MOST_UNDER_WAY * pl.col("covered_us"))
     ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
-    group = ("backend", "volume", "hour_of_week")
-    last = pl.col("weight").sum().over(group) - 1
-    ranked = (
-        volume_slots.join(small(read.hours.zones), "backend")
-        .with_columns((pl.col("at_us") // QUARTER_US * QUARTER_US).alias("begin_us"))
-        .join(small(read.hours.learned), ["zone", "begin_us"])
-        .sort(*group, "demand", "at_us")
-        .with_columns(pl.col("weight").cum_sum().over(group).alias("reached"), last.alias("last"))
+    zones, learned, coming = (
+        small(each) for each in (read.hours.zones, read.hours.learned, read.hours.coming)
     )
-
-    def percentile(share: float) -> Any:
-        position = share * pl.col("last")
-        lower = position.floor()
-        low, high = (
-            pl.col("demand").filter(pl.col("reached") > rank).min()
-            for rank in (lower, pl.min_horizontal(lower + 1, "last"))
+    demand = (
+        volume_slots.with_columns((pl.col("at_us") // QUARTER_US * QUARTER_US).alias("begin_us"))
+        .join(zones, "backend")
+        .join(learned, ["zone", "begin_us"])
+        .group_by("backend", "volume", "zone", pl.col("hour_of_week").alias("like_hour"))
+        .agg(
+            percentile(0.5).alias("p50"),
+            percentile(0.95).alias("p95"),
+            (pl.col("cost_milli").sum() / pl.col("ios").sum() / 1000).alias("mean_cost"),
         )
-        return low + (high - low) * (position - lower).first()
-
-    mean_cost = pl.col("cost_milli").sum() / pl.col("ios").sum() / 1000.0
-    demand = ranked.group_by(group).agg(
-        percentile(0.5).alias("p50"), percentile(0.95).alias("p95"), mean_cost.alias("mean_cost")
+        .join(coming, ["zone", "like_hour"])
+        .select("backend", "volume", "hour_of_week", "p50", "p95", "mean_cost")
     )
     results = pl.collect_all([points, costs, demand], engine="streaming")
     return models(*(_plain(each.to_arrow()) for each in results), read)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sla_server.agreements.promise import CurveStep, Priority, Promise
+from sla_server.agreements.promise import CurveStep, Priority, Promise, VolumeClass
 from sla_server.policy_jobs.demand import hour_tables
 from sla_server.policy_jobs.inputs import JobInputs
 from sla_server.policy_jobs.scope import scope_of
@@ -24,7 +24,8 @@ from sla_server.policy_jobs.transforms import MISSED_COLUMNS, SLOT_COLUMNS
 SLOT_US = 60_000_000
 SLOTS_A_FILE = 60
 FIRST_US = 1_790_000_000 // 3600 * 3600 * 1_000_000
-WINDOW_US = 35 * 86_400_000_000
+WINDOW_US = (FIRST_US, FIRST_US + 28 * 86_400_000_000)  # rows end before it does
+HALF_LIFE_DAYS = 14.0
 BACKENDS = 20
 VOLUMES_A_BACKEND = 50
 STREAMS_A_VOLUME = 2
@@ -58,10 +59,12 @@ def fleet() -> JobInputs:
     )
     where = dict(zip(volumes, backends, strict=True))
     promises = [_promise(backend) for backend in range(BACKENDS)]
-    scope = scope_of(promises, [], list(where), ["host-0", "host-1"])
-    hours = hour_tables(dict.fromkeys(backends, "UTC"), (FIRST_US, FIRST_US + WINDOW_US), half_life_days=14)
-    on = pa.table({"volume": list(where), "backend": list(where.values())})
-    return JobInputs(streams, on, scope, promises, hours, {})
+    # A floor below what volumes use, or none would ever have a cap.
+    neighbours = VolumeClass("all", Priority.BEST_EFFORT, ("*",), floor_iops=1.0)
+    scope = scope_of(promises, [neighbours], list(where), ["host-0", "host-1"])
+    now = pa.table({"volume": list(where), "backend": list(where.values())})
+    hours = hour_tables(dict.fromkeys(backends, "UTC"), WINDOW_US, HALF_LIFE_DAYS)
+    return JobInputs(streams, now, scope, promises, hours, {})
 
 
 def _promise(backend: int) -> Promise:

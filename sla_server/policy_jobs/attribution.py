@@ -18,7 +18,7 @@ Learning, 3.4 (ridge); Belsley, Kuh and Welsch, Regression Diagnostics, 3 (varia
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,7 +75,9 @@ class SharedIntervals:
 
     Attributes:
         at_us, counted, missed: shapes (n,).
-        used: completed cost a second of each volume; shape (n, volumes).
+        load: completed cost a second of the whole backend; shape (n,).
+        times: how many intervals each represents; shape (n,).
+        used: completed cost a second of the larger volumes; shape (n, volumes).
         volumes: names of the columns.
         victims: volumes that the promise covers: not blamed.
     """
@@ -83,6 +85,8 @@ class SharedIntervals:
     at_us: Ints
     counted: Floats
     missed: Floats
+    load: Floats
+    times: Floats
     used: Floats
     volumes: tuple[str, ...]
     victims: frozenset[str]
@@ -140,41 +144,44 @@ def attribute(seen: SharedIntervals) -> list[Harm]:
     """Who hurt this promise, the largest share first; empty where no interval is bad."""
     enough = seen.counted >= MIN_IOS
     at_us = seen.at_us[enough]
-    counted, missed, used = (column[enough] for column in (seen.counted, seen.missed, seen.used))
+    counted, missed, load, used, times = (
+        column[enough] for column in (seen.counted, seen.missed, seen.load, seen.used, seen.times)
+    )
     if not len(counted):
         return []
     ratio = missed / counted
     bad = ratio > seen.allowed_ratio
     if not bad.any():
         return []
-    names, used = _pooled(seen, used, bad)
-    weights = non_negative_ridge(used, ratio, counted)
+    names, used = _pooled(seen, load, used, bad)
+    weights = non_negative_ridge(used, ratio, counted * times)
     inflated = inflation(used)
-    did = used[bad] * weights[None, :] * counted[bad, None]
+    did = used[bad] * weights[None, :] * (counted * times)[bad, None]
     # What remains for the victims' own use is theirs: shares are of all that is explained.
     total = did.sum()
-    without = _without(used, ratio, counted)
+    without = _without(load, used, ratio, counted * times)
+    all_bad = round(times[bad].sum())
     found = []
     for j, name in enumerate(names):
         left = without[:, j]
         share = float(did[:, j].sum() / total) if total > 0 else 0.0
-        avoided = int((bad & (ratio * left <= seen.allowed_ratio)).sum())
-        if name in seen.victims or max(share, avoided / bad.sum()) < LEAST_SHARE:
+        avoided = round(times[bad & (ratio * left <= seen.allowed_ratio)].sum())
+        if name in seen.victims or max(share, avoided / all_bad) < LEAST_SHARE:
             continue
-        reason = _doubt(name, len(counted), int(bad.sum()), float(inflated[j]), weights[j] > 0)
-        times = at_us[bad]
+        reason = _doubt(name, round(times.sum()), all_bad, float(inflated[j]), weights[j] > 0)
+        when = at_us[bad]
         parts = did[:, j] / np.maximum(did.sum(axis=1), 1e-300)
-        active = times[parts >= LEAST_SHARE] if (parts >= LEAST_SHARE).any() else times
+        active = when[parts >= LEAST_SHARE] if (parts >= LEAST_SHARE).any() else when
         found.append(
             Harm(
                 volume=name,
                 share=share,
                 avoided_bad=avoided,
-                avoided_missed=float((missed * (1 - left))[bad].sum()),
-                bad=int(bad.sum()),
+                avoided_missed=float((missed * times * (1 - left))[bad].sum()),
+                bad=all_bad,
                 first_us=int(active.min()),
                 last_us=int(active.max()),
-                worst_us=int(times[np.argmax(did[:, j] + used[bad, j] * 1e-12)]),
+                worst_us=int(when[np.argmax(did[:, j] + used[bad, j] * 1e-12)]),
                 likely_cause=not reason,
                 reason=reason,
             )
@@ -200,7 +207,7 @@ def _doubt(name: str, n: int, bad: int, inflated: float, explains: bool) -> str:
 
 
 def _pooled(
-    seen: SharedIntervals, used: Floats, bad: npt.NDArray[np.bool_]
+    seen: SharedIntervals, load: Floats, used: Floats, bad: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, ...], Floats]:
     """The larger volumes and the victims, and the others as one column."""
     mean = used[bad].mean(axis=0)
@@ -208,21 +215,20 @@ def _pooled(
     kept = [
         j
         for j, name in enumerate(seen.volumes)
-        if name in seen.victims or (j in large and mean[j] >= LEAST_USE * mean.sum())
+        if name in seen.victims or (j in large and mean[j] >= LEAST_USE * load[bad].mean())
     ]
-    rest = np.delete(used, kept, axis=1)
-    names = tuple(seen.volumes[j] for j in kept)
-    if not rest.shape[1]:
-        return names, used[:, kept]
-    return (*names, OTHERS), np.column_stack([used[:, kept], rest.sum(axis=1)])
+    names, columns = tuple(seen.volumes[j] for j in kept), used[:, kept]
+    rest = np.maximum(load - columns.sum(axis=1), 0.0)
+    if rest[bad].mean() <= 1e-6 * load[bad].mean():
+        return names, columns
+    return (*names, OTHERS), np.column_stack([columns, rest])
 
 
-def _without(used: Floats, ratio: Floats, counted: Floats) -> Floats:
+def _without(load: Floats, used: Floats, ratio: Floats, weight: Floats) -> Floats:
     """What of the misses of each interval is left without each column, 0..1; shape of ``used``."""
-    load = used.sum(axis=1)
     order = np.argsort(load, kind="stable")
     levels = load[order]
-    curve = isotonic(ratio[order], counted[order])
+    curve = isotonic(ratio[order], weight[order])
 
     def misses_at(at: Floats) -> Floats:
         index = np.searchsorted(levels, at * (1 + 1e-12), side="right") - 1
@@ -233,62 +239,12 @@ def _without(used: Floats, ratio: Floats, counted: Floats) -> Floats:
     return np.where(now > 0, then / np.where(now > 0, now, 1.0), 1.0)
 
 
-def harm_rows(
-    points: Iterable[Mapping[str, Any]],
-    uses: Iterable[Mapping[str, Any]],
-    victims: Mapping[tuple[str, str], frozenset[str]],
-) -> list[dict[str, Any]]:
-    """One row a (backend, promise, volume that hurt it), as the report of a policy has them.
-
-    Args:
-        points: rows of ``transforms.promise_points``.
-        uses: backend, volume, at_us, used (cost a second), of the same intervals.
-        victims: (agreement, objective) -> the volumes it covers.
-    """
-    by_backend: dict[str, dict[int, dict[str, float]]] = {}
-    for use in uses:
-        by_backend.setdefault(use["backend"], {}).setdefault(use["at_us"], {})[use["volume"]] = use["used"]
-    groups: dict[tuple[str, str, str, int], list[Mapping[str, Any]]] = {}
-    for point in points:
-        key = (point["backend"], point["sla"], point["objective"], point.get("step", 0))
-        groups.setdefault(key, []).append(point)
-    rows = []
-    for (backend, sla, objective, step), members in sorted(groups.items()):
-        seen = _shared(members, by_backend.get(backend, {}), victims.get((sla, objective), frozenset()))
-        for harm in attribute(seen):
-            rows.append(
-                {"backend": backend, "sla": sla, "objective": objective, "step": step, **_harm_row(harm)}
-            )
-    return rows
-
-
-def _shared(
-    points: Sequence[Mapping[str, Any]], uses: Mapping[int, Mapping[str, float]], victims: frozenset[str]
-) -> SharedIntervals:
-    known = sorted((point for point in points if point["at_us"] in uses), key=lambda point: point["at_us"])
-    volumes = tuple(sorted({volume for point in known for volume in uses[point["at_us"]]}))
-    used = [[uses[point["at_us"]].get(volume, 0.0) for volume in volumes] for point in known]
-    return SharedIntervals(
-        at_us=np.array([point["at_us"] for point in known], dtype=np.int64),
-        counted=np.array([float(point["counted"]) for point in known]),
-        missed=np.array([float(point["missed"]) for point in known]),
-        used=np.array(used, dtype=np.float64).reshape(len(known), len(volumes)),
-        volumes=volumes,
-        victims=victims,
-        allowed_ratio=float(points[0]["allowed"]),
-    )
-
-
-def _harm_row(harm: Harm) -> dict[str, Any]:
-    return {
-        "volume": harm.volume,
-        "share": round(harm.share, 4),
-        "avoided_bad": harm.avoided_bad,
-        "avoided_missed": round(harm.avoided_missed),
-        "bad": harm.bad,
-        "first_us": harm.first_us,
-        "last_us": harm.last_us,
-        "worst_us": harm.worst_us,
-        "evidence": "likely-cause" if harm.likely_cause else "correlation",
-        "reason": harm.reason,
-    }
+def describe(row: Mapping[str, Any]) -> list[str]:
+    """A row of ``grouped.HARMS`` for people."""
+    evidence = "likely cause" if row["likely_cause"] else "correlation"
+    return [
+        f"  {row['volume']} hurt {row['sla']}/{row['objective']} on {row['backend']} ({evidence}): "
+        f"{row['share']:.0%} of the harm; without it {row['avoided_bad']} of {row['bad']} bad intervals "
+        "would be good",
+        *([f"    {row['reason']}"] if row["reason"] else []),
+    ]

@@ -98,11 +98,15 @@ class HourTables:
         zones: backend, zone.
         learned: zone, begin_us (of a quarter of an hour), hour_of_week, weight.
         coming: zone, hour_of_week (UTC), like_hour (learned).
+        end_us: of the window; recency is counted from it.
+        half_life_days: what was seen so long before counts half.
     """
 
     zones: pa.Table
     learned: pa.Table
     coming: pa.Table
+    end_us: int
+    half_life_days: float
 
 
 LEARNED: Final = pa.schema(
@@ -138,6 +142,8 @@ def hour_tables(
         zones=_table(sorted(zones.items()), ZONES),
         learned=_table(learned, LEARNED),
         coming=_table(coming, COMING),
+        end_us=window_us[1],
+        half_life_days=half_life_days,
     )
 
 

@@ -9,14 +9,19 @@ Workers import this module: it must be installed there, or sent along.
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs import cost_model, model
+from sla_server.policy_jobs.attribution import SharedIntervals, attribute
+from sla_server.policy_jobs.bursts import burst_pair
 from sla_server.policy_jobs.capacity import Intervals, capacity
+from sla_server.policy_jobs.transforms import US_A_SECOND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,6 +61,33 @@ COST: Final = pa.schema(
         ("reason", pa.string()),
     ]
 )
+HARMS: Final = pa.schema(
+    [
+        ("backend", pa.string()),
+        ("sla", pa.string()),
+        ("objective", pa.string()),
+        ("step", pa.int32()),
+        ("volume", pa.string()),
+        ("share", pa.float64()),
+        ("avoided_bad", pa.int64()),
+        ("avoided_missed", pa.float64()),
+        ("bad", pa.int64()),
+        ("first_us", pa.int64()),
+        ("last_us", pa.int64()),
+        ("worst_us", pa.int64()),
+        ("likely_cause", pa.bool_()),
+        ("reason", pa.string()),
+    ]
+)
+BURSTS: Final = pa.schema(
+    [
+        ("backend", pa.string()),
+        ("volume", pa.string()),
+        ("cost_per_s", pa.float64()),
+        ("burst_cost", pa.float64()),
+        ("days", pa.int64()),
+    ]
+)
 CAPS: Final = pa.schema(
     [
         ("volume", pa.string()),
@@ -80,6 +112,71 @@ def costs(slots: DataFrame) -> DataFrame:
 def caps(demand: DataFrame) -> DataFrame:
     """Caps of all volumes, of the rows of ``transforms.demand_under_limits``; CAPS."""
     return demand.groupBy("backend").applyInArrow(caps_of, _ddl(CAPS))
+
+
+def harms(intervals: DataFrame, uses: DataFrame) -> DataFrame:
+    """Who hurt which promise, of ``transforms.intervals_to_attribute`` and ``uses_of_backends``; HARMS."""
+    # Not a cogroup: both come from the same tables, and Spark cannot tell their columns apart.
+    together = intervals.unionByName(uses, allowMissingColumns=True)
+    return together.groupBy("backend").applyInArrow(_harms_together, _ddl(HARMS))
+
+
+def bursts(slots: DataFrame, half_life_days: float, now_us: int) -> DataFrame:
+    """One row a volume, of rows of ``transforms.volume_slots``; BURSTS."""
+
+    def burst(rows: pa.Table) -> pa.Table:
+        return burst_of(rows, half_life_days, now_us)
+
+    return slots.groupBy("backend", "volume").applyInArrow(burst, _ddl(BURSTS))
+
+
+def _harms_together(rows: pa.Table) -> pa.Table:
+    is_use = pc.is_valid(rows["volume"])
+    return harms_of(rows.filter(pc.invert(is_use)), rows.filter(is_use))
+
+
+def harms_of(intervals: pa.Table, uses: pa.Table) -> pa.Table:
+    """Who hurt the promises on one backend."""
+    if not intervals.num_rows or not uses.num_rows:
+        return pa.Table.from_pylist([], schema=HARMS)
+    uses = uses.sort_by([("volume", "ascending"), ("at_us", "ascending")])
+    volumes, column = np.unique(uses["volume"].to_numpy(zero_copy_only=False), return_inverse=True)
+    times, place = np.unique(uses["at_us"].to_numpy(), return_inverse=True)
+    used = np.zeros((len(times), len(volumes)))
+    used[place, column] = _floats(uses, "used")
+    keys = ("sla", "objective", "step")
+    intervals = intervals.sort_by([(name, "ascending") for name in (*keys, "at_us")])
+    names = [tuple(row[name] for name in keys) for row in intervals.select(list(keys)).to_pylist()]
+    found = []
+    for key, members in groupby(range(len(names)), names.__getitem__):
+        part = intervals.take(list(members))
+        at_us = part["at_us"].to_numpy()
+        known = np.minimum(np.searchsorted(times, at_us), len(times) - 1)
+        seen = SharedIntervals(
+            at_us=at_us.astype(np.int64),
+            counted=_floats(part, "counted"),
+            missed=_floats(part, "missed"),
+            load=_floats(part, "load"),
+            times=_floats(part, "times"),
+            used=np.where((times[known] == at_us)[:, None], used[known], 0.0),
+            volumes=tuple(volumes.tolist()),
+            victims=frozenset(part["victims"][0].as_py()),
+            allowed_ratio=part["allowed"][0].as_py(),
+        )
+        head = {"backend": intervals["backend"][0].as_py(), **dict(zip(keys, key, strict=True))}
+        found += [{**head, **asdict(harm)} for harm in attribute(seen)]
+    return pa.Table.from_pylist(found, schema=HARMS)
+
+
+def burst_of(slots: pa.Table, half_life_days: float, now_us: int) -> pa.Table:
+    """The burst pair of one volume; no row where too little was seen."""
+    slots = slots.sort_by("at_us")
+    at_us = slots["at_us"].to_numpy().astype(np.int64)
+    steps = np.diff(at_us)
+    slot_us = int(steps[steps > 0].min()) if (steps > 0).any() else US_A_SECOND
+    found = burst_pair(at_us, _floats(slots, "demand"), slot_us / US_A_SECOND, now_us, half_life_days)
+    head = {name: slots[name][0].as_py() for name in ("backend", "volume")}
+    return pa.Table.from_pylist([{**head, **asdict(found)}] if found else [], schema=BURSTS)
 
 
 def capacity_of(points: pa.Table) -> pa.Table:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,16 @@ from sla_server import config as configuration
 from sla_server.db.engine import check_made
 from sla_server.db.policies import PolicyStore, open_policies
 from sla_server.db.statistics import StatisticsSnapshot
-from sla_server.policy_jobs import back_test, cost_model, grouped, inputs, model, publishing, transforms
+from sla_server.policy_jobs import (
+    attribution,
+    back_test,
+    cost_model,
+    grouped,
+    inputs,
+    model,
+    publishing,
+    transforms,
+)
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
 from sla_server.policy_jobs.session import build_session, check_files, peak_mib, scratch_of, stderr_to
 
@@ -39,8 +49,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from sla_server.policy_jobs.demand import HourTables
+
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
+BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
 NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
@@ -69,11 +82,15 @@ class Found:
         caps: columns of ``grouped.CAPS``.
         capacity: one row a (backend, promise, step of its curve).
         costs: one row a backend.
+        harms: one row for each volume that hurt a promise.
+        bursts: one row for each volume with a cap.
     """
 
     caps: pa.Table
     capacity: list[dict[str, Any]]
     costs: list[dict[str, Any]]
+    harms: list[dict[str, Any]] = field(default_factory=list)
+    bursts: list[dict[str, Any]] = field(default_factory=list)
 
     def cap_rows(self) -> Iterator[dict[str, Any]]:
         """The caps, as ``PolicyStore.publish`` takes them, some at a time."""
@@ -97,9 +114,9 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
         streams, *(spark.createDataFrame(table) for table in (scope.promises, scope.volumes, scope.clients))
     )
     slots = transforms.volume_slots(rows.slots, streams, "slot_us").cache()
+    loads = transforms.backend_slots(slots)
+    points = transforms.promise_points(loads, rows.missed, promised).cache()
     try:
-        loads = transforms.backend_slots(slots)
-        points = transforms.promise_points(loads, rows.missed, promised)
         capacity = [
             model.with_former(row, read.former_capacity) for row in _sorted(grouped.capacities(points))
         ]
@@ -120,15 +137,31 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
             spark.createDataFrame(needs, "backend string, needs string"),
         )
         caps = grouped.caps(known).toArrow()
+        found = Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
+        intervals = transforms.intervals_to_attribute(points, promised)
+        harms = _sorted(grouped.harms(intervals, transforms.uses_of_backends(slots, intervals)), 5)
+        return replace(found, harms=harms, bursts=_bursts(spark, slots, found, read.hours))
     finally:
+        points.unpersist()
         slots.unpersist()
-    return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
 
 
-def _sorted(frame: DataFrame) -> list[dict[str, Any]]:
+def _bursts(spark: SparkSession, slots: DataFrame, found: Found, hours: HourTables) -> list[dict[str, Any]]:
+    """Burst pairs of volumes with a cap: only there they have a use."""
+    from pyspark.sql import functions as F
+
+    capped = sorted({row["volume"] for row in found.capped})
+    recent = slots.where(F.col("at_us") >= hours.end_us - BURST_DAYS * 86_400 * transforms.US_A_SECOND)
+    some = recent.join(
+        F.broadcast(spark.createDataFrame([(name,) for name in capped], "volume string")), "volume"
+    )
+    return _sorted(grouped.bursts(some, hours.half_life_days, hours.end_us), 2) if capped else []
+
+
+def _sorted(frame: DataFrame, columns: int = 4) -> list[dict[str, Any]]:
     """The rows of a small result, in the order of its first columns."""
     rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
-    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:4]])
+    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
 
 
 def on_spark(
@@ -154,8 +187,14 @@ def on_spark(
         finally:
             spark.stop()
     except (PySparkException, Py4JError) as exc:
-        reason = (str(exc).strip() or type(exc).__name__).splitlines()[0].rstrip(".")
-        raise SparkFailed(reason, log_path) from exc
+        raise SparkFailed(reason_of(exc), log_path) from exc
+
+
+def reason_of(error: Exception) -> str:
+    """Why Spark failed: in our own words if a worker of ours raised them, else its first line."""
+    text = str(error).strip() or type(error).__name__
+    own = re.search(r"^sla_server\.\S+: (.+)$", text, re.MULTILINE)
+    return (own.group(1) if own else text.splitlines()[0]).rstrip(".")
 
 
 @contextmanager
@@ -193,6 +232,8 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         report = {
             "capacity": found.capacity,
             "cost_model": found.costs,
+            "harms": found.harms,
+            "bursts": found.bursts,
         }
         noted.note("the back-test runs")
         tested = back_test.made(store, config, found.capped, time.time_ns() // 1000)
@@ -205,6 +246,8 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         "exit_status": noted.exit_status,
         "capacity": found.capacity,
         "cost_model": found.costs,
+        "harms": found.harms,
+        "bursts": found.bursts,
         "capped": found.capped,
         "hours": found.caps.num_rows,
         "job": job,
@@ -264,6 +307,8 @@ def describe(result: dict[str, Any]) -> str:
         lines.append(f"    {row['reason']}, {row['points']} intervals")
     for row in result["cost_model"]:
         lines += cost_model.describe(row)
+    for row in result["harms"][:10]:
+        lines += attribution.describe(row)
     for row in result["capped"][:10]:
         lines.append(f"  {row['volume']} hour {row['hour_of_week']}: at most {row['cost_per_s']:.0f} cost/s")
     if not result["capped"]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 COUNTED: Final = ("arrived", "reads", "writes", "read_bytes", "write_bytes", "svc_sum_us", "cost_milli")
 MICRO: Final = 1e6
+MOST_INTERVALS: Final = (
+    1000  # a promise and step; what is attributed depends on the kinds of them, not their number
+)
+LEAST_PART: Final = 0.01  # of a backend's cost; smaller volumes are told apart from the others by no model
 
 
 def streams_now(streams: DataFrame, volumes: DataFrame) -> DataFrame:
@@ -201,6 +205,65 @@ def promise_points(loads: DataFrame, missed: DataFrame, promised: DataFrame) -> 
     return kept.join(loads.select("backend", "at_us", "load"), ["backend", "at_us"]).select(
         "backend", "sla", "objective", "step", "allowed", "at_us", "load", "counted", "missed"
     )
+
+
+def intervals_to_attribute(points: DataFrame, promised: DataFrame) -> DataFrame:
+    """Of each promise that was ever broken, bad intervals and others, at most ``MOST_INTERVALS`` of each.
+
+    Args:
+        points: of ``promise_points``.
+        promised: of ``promised_streams``.
+
+    Returns:
+        columns of ``points``, times (how many intervals each represents), victims (names of volumes).
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    keys = ["backend", "sla", "objective", "step"]
+    is_bad = F.col("missed") > F.col("allowed") * F.col("counted")
+    alike = Window.partitionBy(*keys, "is_bad")
+    chosen = (
+        points.where(F.col("counted") >= MIN_IOS)
+        .withColumn("is_bad", is_bad)
+        .withColumn("was_broken", F.max("is_bad").over(Window.partitionBy(*keys)))
+        .where("was_broken")
+        .withColumn("rank", F.row_number().over(alike.orderBy(F.xxhash64("at_us"), "at_us")))
+        .withColumn("all", F.count("*").over(alike))
+        .where(F.col("rank") <= MOST_INTERVALS)
+        .withColumn("times", F.col("all") / F.least("all", F.lit(MOST_INTERVALS)).cast("double"))
+    )
+    victims = promised.groupBy("backend", "sla", "objective").agg(
+        F.sort_array(F.collect_set("volume")).alias("victims")
+    )
+    return chosen.select(*points.columns, "times").join(F.broadcast(victims), ["backend", "sla", "objective"])
+
+
+def uses_of_backends(slots: DataFrame, intervals: DataFrame) -> DataFrame:
+    """What the larger volumes of each backend used in these intervals.
+
+    Args:
+        slots: of ``volume_slots``.
+        intervals: of ``intervals_to_attribute``.
+
+    Returns:
+        backend, volume, at_us, used.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    wanted = intervals.select("backend", "at_us").distinct()
+    uses = slots.join(wanted, ["backend", "at_us"]).select("backend", "volume", "at_us", "used")
+    micro = F.sum(F.round(F.col("used") * MICRO).cast("bigint")).alias("micro")
+    of_backend = F.sum("micro").over(Window.partitionBy("backend"))
+    large = (
+        uses.groupBy("backend", "volume")
+        .agg(micro)
+        .withColumn("all", of_backend)
+        .where(F.col("micro") >= LEAST_PART * F.col("all"))
+        .select("backend", "volume")
+    )
+    return uses.join(F.broadcast(large), ["backend", "volume"])
 
 
 def cost_slots(loads: DataFrame) -> DataFrame:

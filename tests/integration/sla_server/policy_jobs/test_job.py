@@ -33,6 +33,10 @@ def test_a_policy_from_a_known_history(spark: SparkSession) -> None:
     assert caps["erp"]["demand_p95"] == 80.0
     assert caps["batch"]["cost_per_s"] == 320.0, "capacity less what the promise needs"
     assert caps["batch"]["hour_of_week"] == 72
+    (harm,) = found.harms
+    assert (harm["volume"], harm["bad"], harm["avoided_bad"]) == ("batch", 4, 4)
+    assert harm["reason"] == "only 10 intervals, 30 needed"
+    assert found.bursts == [], "ten minutes show none"
     (cost,) = found.costs
     assert (cost["backend"], cost["cost_bytes"], cost["slots"]) == ("disk", None, 10)
     assert "only 10 slots" in cost["reason"]
@@ -93,5 +97,6 @@ def test_a_row_in_several_parts_counts_once(spark: SparkSession, tmp_path: Path)
     expected, found = compute(spark, whole, history.inputs), compute(spark, parted, history.inputs)
     assert found.capacity == expected.capacity
     assert found.costs == expected.costs
+    assert found.harms == expected.harms
     assert caps_of(found) == caps_of(expected)
     assert [row["volume"] for row in found.capped] == ["batch"]

@@ -174,6 +174,7 @@ def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) ->
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--master", "local[2]", "--driver-memory", "1g"),
         *("--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false"),
+        *("--conf", "spark.sql.shuffle.partitions=4"),  # the client leaves it to the server: 200 else
         "spark-internal",
     )
     wait_for("Spark Connect server started", log)

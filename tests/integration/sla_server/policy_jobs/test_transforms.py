@@ -187,6 +187,46 @@ def test_points_join_the_misses_of_a_promise_to_the_load_of_its_backend(
     ]
 
 
+def test_intervals_to_attribute_are_those_of_broken_promises_and_some_of_the_others(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transforms, "MOST_INTERVALS", 4)
+    points = spark.createDataFrame(
+        [
+            ("disk", sla, "l", 0, 0.05, at, 40.0, 100, 50 if sla == "gold" and at < 2 else 1)
+            for sla in ("gold", "kept")
+            for at in range(12)
+        ]
+        + [("disk", "gold", "l", 0, 0.05, 99, 40.0, 5, 5)],
+        "backend string, sla string, objective string, step int, allowed double, at_us bigint, load double, "
+        "counted bigint, missed bigint",
+    )
+    promised = spark.createDataFrame(
+        [(1, "erp", "disk", "gold", "l"), (2, "erp", "disk", "gold", "l"), (3, "crm", "disk", "gold", "l")],
+        "stream_id bigint, volume string, backend string, sla string, objective string",
+    )
+    found = transforms.intervals_to_attribute(points, promised)
+    rows = found.collect()
+    bad = [row for row in rows if row.missed == 50]
+    assert {row.sla for row in rows} == {"gold"}
+    assert sorted((row.at_us, row.times) for row in bad) == [(0, 1.0), (1, 1.0)]
+    assert [row.times for row in rows if row.missed == 1] == [2.5] * 4, "four stand for ten"
+    assert rows[0].victims == ["crm", "erp"]
+    at_us = bad[0].at_us
+    slots = spark.createDataFrame(
+        [
+            ("disk", "erp", at_us, 30.0),
+            ("disk", "small", at_us, 0.1),
+            ("disk", "erp", 98, 1.0),
+            ("tape", "x", at_us, 1.0),
+        ],
+        "backend string, volume string, at_us bigint, used double",
+    )
+    assert [tuple(row) for row in transforms.uses_of_backends(slots, found).collect()] == [
+        ("disk", "erp", at_us, 30.0)
+    ]
+
+
 def test_costs_are_learnt_where_little_is_under_way(spark: SparkSession) -> None:
     rows = [
         ("disk", "erp", 0, 30, 0, 4096, 3000, SLOT, 1.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -14,7 +15,6 @@ from sla_server.policy_jobs.attribution import (
     OTHERS,
     SharedIntervals,
     attribute,
-    harm_rows,
     inflation,
     non_negative_ridge,
 )
@@ -75,7 +75,8 @@ def history(n: int = 400, seed: int = 1, together: bool = False) -> SharedInterv
     missed = rng.binomial(5000, np.where(broken, 0.3, 0.005)).astype(float)
     at_us = np.arange(n, dtype=np.int64) * MINUTE_US
     names = ("batch", "erp", "mail", "twin")
-    return SharedIntervals(at_us, counted, missed, used, names, frozenset({"erp"}), 0.05)
+    load, times = used.sum(axis=1), np.ones(n)
+    return SharedIntervals(at_us, counted, missed, load, times, used, names, frozenset({"erp"}), 0.05)
 
 
 def test_the_culprit_is_found_with_its_share_and_what_would_be_without() -> None:
@@ -112,14 +113,11 @@ def test_few_intervals_are_a_correlation() -> None:
 def test_small_volumes_are_counted_together() -> None:
     seen = history()
     small = np.full((len(seen.at_us), 10), 1.0)
-    wide = SharedIntervals(
-        seen.at_us,
-        seen.counted,
-        seen.missed,
-        np.column_stack([seen.used, small]),
-        (*seen.volumes, *(f"small-{i}" for i in range(10))),
-        seen.victims,
-        seen.allowed_ratio,
+    wide = dataclasses.replace(
+        seen,
+        load=seen.load + 10,
+        used=np.column_stack([seen.used, small]),
+        volumes=(*seen.volumes, *(f"small-{i}" for i in range(10))),
     )
     names = [harm.volume for harm in attribute(wide)]
     assert names[0] == "batch"
@@ -127,35 +125,32 @@ def test_small_volumes_are_counted_together() -> None:
     assert OTHERS not in names, "they use little and always the same"
 
 
+def test_what_smaller_volumes_do_together_is_a_correlation() -> None:
+    """Batch is many small volumes, of which none is told apart."""
+    seen = history()
+    parts = dataclasses.replace(seen, used=seen.used[:, 1:], volumes=seen.volumes[1:])
+    (first, *_) = attribute(parts)
+    assert (first.volume, first.likely_cause) == (OTHERS, False)
+    assert first.share > 0.9
+
+
+def test_an_interval_that_stands_for_several_counts_as_often() -> None:
+    seen = history()
+    bad = seen.missed > 0.05 * seen.counted
+    some = bad | (np.arange(len(bad)) % 4 == 0)
+    few = SharedIntervals(
+        *(column[some] for column in (seen.at_us, seen.counted, seen.missed, seen.load)),
+        np.where(bad, 1.0, (~bad).sum() / (some & ~bad).sum())[some],
+        seen.used[some],
+        seen.volumes,
+        seen.victims,
+        seen.allowed_ratio,
+    )
+    (one, *_), (other, *_) = attribute(seen), attribute(few)
+    assert (one.volume, one.bad, one.avoided_bad) == (other.volume, other.bad, other.avoided_bad)
+    assert one.avoided_missed == pytest.approx(other.avoided_missed, rel=0.05)
+
+
 def test_where_nothing_was_bad_none_is_blamed() -> None:
     seen = history()
-    none = SharedIntervals(
-        seen.at_us, seen.counted, seen.missed * 0, seen.used, seen.volumes, seen.victims, seen.allowed_ratio
-    )
-    assert attribute(none) == []
-
-
-def test_rows_in_rows_out() -> None:
-    seen = history()
-    points = [
-        {
-            "backend": "disk",
-            "sla": "gold",
-            "objective": "latency",
-            "allowed": 0.05,
-            "at_us": int(at),
-            "counted": counted,
-            "missed": missed,
-        }
-        for at, counted, missed in zip(seen.at_us, seen.counted, seen.missed, strict=True)
-    ]
-    uses = [
-        {"backend": "disk", "volume": name, "at_us": int(at), "used": float(seen.used[i, j])}
-        for i, at in enumerate(seen.at_us)
-        for j, name in enumerate(seen.volumes)
-    ]
-    rows = harm_rows(reversed(points), uses, {("gold", "latency"): frozenset({"erp"})})
-    assert (rows[0]["volume"], rows[0]["evidence"], rows[0]["step"]) == ("batch", "likely-cause", 0)
-    (first, *_) = attribute(seen)
-    assert rows[0]["avoided_bad"] == first.avoided_bad
-    assert harm_rows(points, [], {}) == []
+    assert attribute(dataclasses.replace(seen, missed=seen.missed * 0)) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.policy_jobs import grouped, model
+from sla_server.policy_jobs import attribution, grouped, model
 
 SLOT = 60_000_000
 GOLD = model.PromiseNeed(8.0, ("erp",), ((150.0, 300.0),))
@@ -113,3 +113,56 @@ def test_the_greedy_volume_gets_what_the_protected_one_leaves() -> None:
 def test_without_a_capacity_nothing_is_capped() -> None:
     found = grouped.caps_of(pa.Table.from_pylist(demand(None), schema=None))
     assert found["cost_per_s"].null_count == found.num_rows == 12
+
+
+def harm_tables(seed: int) -> tuple[pa.Table, pa.Table]:
+    """Every fifth minute of an hour and a half batch brings the load over 400, and gold misses."""
+    intervals, uses = [], []
+    for n in range(90):
+        batch = 350.0 + n % 7 if n % 5 == 0 else 20.0 + n % 11
+        load = 80.0 + n % 3 + batch
+        head = {"backend": "disk", "sla": "gold", "objective": "latency", "step": 0, "allowed": 0.05}
+        missed = 300 if load > 400 else 2
+        intervals.append(
+            {
+                **head,
+                "at_us": n * SLOT,
+                "load": load,
+                "counted": 1000,
+                "missed": missed,
+                "times": 1.0,
+                "victims": ["erp"],
+            }
+        )
+        uses.append({"backend": "disk", "volume": "erp", "at_us": n * SLOT, "used": 80.0 + n % 3})
+        uses.append({"backend": "disk", "volume": "batch", "at_us": n * SLOT, "used": batch})
+    return shuffled(intervals, seed), shuffled(uses, seed + 1)
+
+
+def test_the_culprit_is_named_in_whatever_order_rows_come() -> None:
+    found = grouped.harms_of(*harm_tables(0))
+    (row,) = found.to_pylist()
+    assert (row["sla"], row["volume"], row["likely_cause"]) == ("gold", "batch", True)
+    assert (row["bad"], row["avoided_bad"]) == (18, 18)
+    assert row["share"] > 0.95
+    for seed in range(1, 4):
+        assert grouped.harms_of(*harm_tables(seed)).equals(found)
+    intervals, uses = harm_tables(0)
+    assert grouped.harms_of(intervals.slice(0, 0), uses).num_rows == 0
+    assert attribution.describe(row)[0].startswith("  batch hurt gold/latency on disk (likely cause): ")
+
+
+def test_a_burst_pair_of_a_volume() -> None:
+    rows = [
+        {"backend": "disk", "volume": "batch", "at_us": n * SLOT, "demand": 500.0 if n % 1440 == 7 else 100.0}
+        for n in range(2880)
+    ]
+    (row,) = grouped.burst_of(shuffled(rows, 1), 14.0, 2880 * SLOT).to_pylist()
+    assert row == {
+        "backend": "disk",
+        "volume": "batch",
+        "cost_per_s": 100.0,
+        "burst_cost": 24_000.0,
+        "days": 2,
+    }
+    assert grouped.burst_of(shuffled(rows[:20], 1), 14.0, 0).num_rows == 0

@@ -45,3 +45,17 @@ def test_a_store_that_spark_has_no_connector_for_is_refused_at_once(url: str) ->
         check_files(url)
     assert job.status_of(caught.value) == 69
     assert "secret" not in str(caught.value)
+
+
+def test_what_a_worker_raised_is_the_reason() -> None:
+    text = """
+  An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "x.py", line 1, in read_part
+sla_server.db.errors.SnapshotGone: the statistics in x cannot be read: gone. Run the job again.
+"""
+    assert job.reason_of(RuntimeError(text)) == (
+        "the statistics in x cannot be read: gone. Run the job again"
+    )
+    assert job.reason_of(RuntimeError("no memory.\nat java")) == "no memory"
+    assert job.reason_of(KeyError()) == "KeyError"
