@@ -41,6 +41,7 @@ from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.qemu_client import QemuClient
+from gateway_agent.link.space import space_watcher
 from gateway_agent.link.spool import Spool
 from gateway_agent.pressure import read_pressure, waited_us
 from gateway_agent.qemu import QmpRequest
@@ -320,11 +321,18 @@ def run(
     if qmp is not None:
         loop.add_inbox(qmp.inbox, core.qemu_event)
         qmp.start()
+    watcher = None
+    if config.space.source:
+        watcher = space_watcher(config, clock, lambda name, exc: stop.set(f"thread {name} died: {exc}"))
+        loop.add_inbox(watcher.inbox, core.space.take)
+        watcher.start()
     if loop.listener is not None:
         log.info("listening", port=loop.listener.port)
     loop.run()
     if qmp is not None:
         qmp.stop()
+    if watcher is not None:
+        watcher.stop()
     spool.close()
 
 
