@@ -11,7 +11,18 @@ from types import ModuleType
 
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server, space
+from pmdaemon.wire.messages import (
+    agent,
+    alerts,
+    api,
+    certificates,
+    costs,
+    ends,
+    mirror,
+    planes,
+    server,
+    space,
+)
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
 from pmdaemon.wire.session import OWN_KINDS, TABLE, SessionState, Side
 

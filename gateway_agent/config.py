@@ -339,7 +339,13 @@ class AgentConfig(StrictModel):
         self._check_groups()
         check_qemu(self.qemu, self.name)
         names = [plane.name for plane in self.plane]
-        if not names and not self.host.enabled and not self.cgroup and not self.qemu and not self.space.source:
+        if (
+            not names
+            and not self.host.enabled
+            and not self.cgroup
+            and not self.qemu
+            and not self.space.source
+        ):
             raise ValueError(
                 "nothing to do: add a [[plane]] with an [[export]], set enabled = true in [host], or add a "
                 "[[cgroup]], a [[qemu]] or a [[space.source]]"

@@ -21,6 +21,7 @@ from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.services.config import ServicesConfig
+from sla_server.storage_resources.config import StorageConfig
 
 
 class PolicyJobConfig(StrictModel):
@@ -56,6 +57,7 @@ class ServerConfig(StrictModel):
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
+    storage: StorageConfig = Field(default_factory=StorageConfig)
 
 
 class ResolvedConfig(ServerConfig):

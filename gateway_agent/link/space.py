@@ -29,7 +29,7 @@ from pmdaemon.wire.session import AgentSession, SessionState
 
 
 class SpaceReports:
-    """State: whether this session's server takes SPACE; the readings not sent yet. Thread: the link's loop."""
+    """State: whether this session's server takes SPACE; readings not sent yet. Thread: the link's loop."""
 
     def __init__(self, session: AgentSession, alerts: Alerts) -> None:
         self._session = session

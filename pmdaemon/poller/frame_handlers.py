@@ -362,7 +362,7 @@ class FrameHandlers:
     def _space(self, conn: AgentPeer, received: frame.Frame) -> None:
         gateway = _gateway_of(conn)
         space = Space.parse(received.header, self._clock.unix_us())
-        if self._allowances.allow(gateway.gateway_id, gateway.name, "spaces"):
+        if self._allowances.allow(gateway.gateway_id, gateway.name, "readings"):
             self._publisher.news(announcements.space(gateway.gateway_id, space), SERVICES)
 
     # -- state of a gateway

@@ -53,7 +53,9 @@ class CommandRunner:
             CommandFailed: it did not; the text says why, with the end of its standard error.
         """
         if self._stuck is not None and self._stuck.poll() is None:
-            raise CommandFailed(argv[0], f"the run before, process {self._stuck.pid}, hangs and cannot be killed")
+            raise CommandFailed(
+                argv[0], f"the run before, process {self._stuck.pid}, hangs and cannot be killed"
+            )
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -78,7 +80,9 @@ class CommandRunner:
         out, problem = said
         if process.returncode:
             words = printable(" ".join(problem.split())[-REASON_CHARACTERS:], REASON_CHARACTERS)
-            raise CommandFailed(argv[0], f"{describe_status(process.returncode)}: {words or 'it said nothing'}")
+            raise CommandFailed(
+                argv[0], f"{describe_status(process.returncode)}: {words or 'it said nothing'}"
+            )
         return out
 
     def _converse(self, process: subprocess.Popen[str], deadline: Deadline) -> tuple[str, str] | None:

@@ -38,22 +38,22 @@ class SpaceSource(StrictModel):
     name: Name
     """What people call the pool; the server calls it GATEWAY/NAME."""
     kind: LocalKind
-    """What it is: `path` a file system, `loop` one with image files, `lvm` a volume group or a thin pool of it,
-    `thin` a thin pool of the device mapper, `zfs` a pool or data set."""
+    """What it is: `path` a file system, `loop` one with image files, `lvm` a volume group or a thin pool of
+    it, `thin` a thin pool of the device mapper, `zfs` a pool or data set."""
     path: str = ""
     """Of `path` and `loop`: a directory of the file system; of `loop` the image files are in it."""
     group: str = ""
     """Of `lvm`: the volume group."""
     device: str = ""
-    """Of `thin`: its device-mapper name. Of `lvm`: the thin pool, if that is meant and not the whole group."""
+    """Of `thin`: its device-mapper name. Of `lvm`: the thin pool, if that is meant, not the whole group."""
     dataset: str = ""
     """Of `zfs`: POOL or POOL/DATASET."""
     backend: str = ""
     """The backend whose volumes lie in it: with the action `refuse-agreements` no new agreement is made about
     them while the pool is nearly full."""
     serves: dict[str, Name] = Field(default_factory=dict)
-    """Name in the pool to the volume that is served from it, where no `[[export]] file` says so: by an upstream
-    NBD server, for example."""
+    """Name in the pool to the volume that is served from it, where no `[[export]] file` says so: by an
+    upstream NBD server, for example."""
 
     @field_validator("backend")
     @classmethod
@@ -83,7 +83,9 @@ class SpaceSource(StrictModel):
             raise ValueError(f"source {self.name}: set {missing[0]}, which kind = {self.kind!r} needs")
         foreign = [key for key in PLACES if key not in allowed and getattr(self, key)]
         if foreign:
-            raise ValueError(f"source {self.name}: {foreign[0]} has no use with kind = {self.kind!r}; remove it")
+            raise ValueError(
+                f"source {self.name}: {foreign[0]} has no use with kind = {self.kind!r}; remove it"
+            )
         return self
 
 

@@ -174,7 +174,9 @@ def _lv(group: str, row: Mapping[str, str]) -> FoundVolume:
     used = round(size * float(row["data_percent"]) / 100) if row["data_percent"] else size
     mapped = f"{group.replace('-', '--')}-{name.replace('-', '--')}"
     in_use = True if is_pool else row["lv_device_open"] == "open"
-    return FoundVolume(name, size, used, in_use, (f"/dev/{group}/{name}", f"/dev/mapper/{mapped}", f"{group}/{name}"))
+    return FoundVolume(
+        name, size, used, in_use, (f"/dev/{group}/{name}", f"/dev/mapper/{mapped}", f"{group}/{name}")
+    )
 
 
 # -- device mapper

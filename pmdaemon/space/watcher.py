@@ -1,6 +1,6 @@
 """The thread that reads sources of space, one after the other, every ``interval_s``.
 
-It stands beside everything else: a source that hangs delays the other sources by its time limit, and nothing
+Nothing waits for it: a source that hangs delays the other sources by its time limit, and nothing
 more. What fails is said once (``SourceFailed``), and once that it can be read again (``SourceBack``).
 
 Shared: ``inbox`` (a ``ThreadInbox``, drained by the owner) and the event that ends the thread. All else

@@ -57,9 +57,9 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, slas, throttles, events, policies, maintenance, calendars, recipients,
-    routes and silences; of the past episodes, slices and periods. The singular does, too. With NAME only the
-    one of that name is listed.
+    KIND is one of gateways, volumes, pools, slas, throttles, events, policies, maintenance, calendars,
+    recipients, routes and silences; of the past episodes, slices and periods. The singular does, too. With
+    NAME only the one of that name is listed.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.

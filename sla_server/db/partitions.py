@@ -171,6 +171,10 @@ RULES: Final = (
     ),
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
     RetentionRule("audit", "at_us", "audit_days"),
+    RetentionRule("pools", "read_us", "space_days"),
+    RetentionRule("pool_volumes", "gone_us", "space_days"),
+    RetentionRule("pool_days", "day_us", "space_days", both_ways=True),
+    RetentionRule("pool_actions", "at_us", "space_days"),
 )
 DECISIONS_KEY: Final = "decisions_from_us"
 """Key of ``meta``: decisions made before it may have been deleted, or were never stored."""

@@ -37,6 +37,7 @@ from pmdaemon.wire.messages.server import (
     StreamsSeen,
     ThresholdsOrder,
 )
+from pmdaemon.wire.messages.space import GatewaySpace
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
@@ -63,6 +64,8 @@ from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 from sla_server.services.volume_gate import GatewayChange, VolumeGate
+from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.pools import StoragePools
 
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
@@ -88,6 +91,7 @@ class Services:
         ownership: Ownership = "first",
         first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
         routing: RoutingFile | None = None,
+        storage: StorageConfig | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows no gateway yet.
@@ -120,6 +124,7 @@ class Services:
         self._costs = FittedCosts()
         self._gate = VolumeGate(ownership, start.claims, first_sight_volumes)
         self._exclusions = Exclusions()
+        self._pools = StoragePools(storage or StorageConfig(), start.pools)
         self._agreed: tuple[InForce, ...] | None = None
         self._routing = routing
         self._notified: tuple[NotificationInForce, ...] | None = None
@@ -131,6 +136,7 @@ class Services:
             Kind.STREAMS_SEEN: self._streams_seen,
             Kind.CAPS_STATE: self._caps_state,
             Kind.GATEWAY_ALERT: self._gateway_alert,
+            Kind.GATEWAY_SPACE: self._gateway_space,
             Kind.PRESSURE: self._pressure,
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
@@ -250,6 +256,11 @@ class Services:
             event_row(alert.kind, alert.severity, "gateway", name, text, alert.at_us, details, event_id)
         )
         self._problems.alert(gateway_id, alert.kind, alert.text, alert.at_us, now_ns)
+
+    def _gateway_space(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
+        received = GatewaySpace.parse(message.header, now_us)
+        name = self._problems.name_of(received.gateway_id)
+        self._note(*self._pools.add(received.gateway_id, name, received.space, now_us))
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = Pressure.parse(message.header)

@@ -97,6 +97,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 config.volume_ownership,
                 config.first_sight_volumes,
                 RoutingFile(config.data_dir),
+                config.storage,
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))

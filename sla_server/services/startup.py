@@ -20,6 +20,7 @@ from sla_server.services.requests import BACKEND_MODES
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
+from sla_server.storage_resources.pools import DAY_US, StoredPools
 
 MODES: Final = ("observe", "enforce")
 CONNECTED: Final = frozenset(("up", "recovered"))
@@ -54,6 +55,7 @@ class Start:
         rows: to record: what was noticed while reading
         policy_version: 0 if none was ever in force
         claims: of gateways to volumes
+        pools: of storage, as they were stored last
     """
 
     catalog: Catalog = field(default_factory=Catalog)
@@ -69,6 +71,7 @@ class Start:
     policy_version: int = 0
     policy_applied_us: int = 0
     rollup_s: int = 60
+    pools: StoredPools = field(default_factory=StoredPools)
 
 
 def marker_event(tag: str, clock: Clock) -> tuple[str, Row]:
@@ -114,6 +117,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],
+        pools=store.stored_pools(now_us - DAY_US),
     )
 
 

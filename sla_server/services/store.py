@@ -14,6 +14,7 @@ from typing import Final
 
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import Row, SliceInputs, SqlReader, open_reader
+from sla_server.storage_resources.pools import StoredPools
 
 __all__ = ["Row", "SliceInputs", "SqlReads", "open_store"]
 
@@ -130,6 +131,11 @@ class SqlReads:
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""
         return {row["volume"]: row["cost_per_s"] for row in self._reader.policy_caps(version, hour_of_week)}
+
+    def stored_pools(self, days_from_us: int) -> StoredPools:
+        """Pools of storage, their volumes, and their days from that time on."""
+        space = self._reader.space
+        return StoredPools(space.pools(), space.days(days_from_us), space.volumes())
 
     def close(self) -> None:
         """Let go of connections."""

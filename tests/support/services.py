@@ -29,6 +29,8 @@ from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
+from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.pools import StoredPools
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
 
@@ -177,6 +179,12 @@ class FakeStore:
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         self._read("policy_caps")
         return self.caps.get((version, hour_of_week), {})
+
+    def stored_pools(self, days_from_us: int) -> StoredPools:
+        days = [row for row in self._table("pool_days", "stored_pools") if row["day_us"] >= days_from_us]
+        return StoredPools(
+            list(self.tables.get("pools", [])), days, list(self.tables.get("pool_volumes", []))
+        )
 
     def close(self) -> None:
         self.closed = True
@@ -327,7 +335,11 @@ class Bench:
     """A core with everything around it faked, and the hands of the clock."""
 
     def __init__(
-        self, start: Start | None = None, ownership: Ownership = "first", routing: RoutingFile | None = None
+        self,
+        start: Start | None = None,
+        ownership: Ownership = "first",
+        routing: RoutingFile | None = None,
+        storage: StorageConfig | None = None,
     ) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()
@@ -347,6 +359,7 @@ class Bench:
             self.clock,
             ownership,
             routing=routing,
+            storage=storage,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

@@ -118,7 +118,9 @@ def _volume(entry: Any) -> Header:
             "printable characters"
         )
     if served and not names.is_name(served):
-        raise MalformedFrame(f"SPACE: volume {said!r} is served as {excerpt(served)}, expected a name or nothing")
+        raise MalformedFrame(
+            f"SPACE: volume {said!r} is served as {excerpt(served)}, expected a name or nothing"
+        )
     if in_use is not None and not isinstance(in_use, bool):
         raise MalformedFrame(f"SPACE: in_use of {said!r} is {excerpt(in_use)}, expected true, false or nil")
     used = None if entry.get("used_bytes") is None else count(entry, "used_bytes")

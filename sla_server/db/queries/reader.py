@@ -39,6 +39,7 @@ from sla_server.db.queries import explanations, inbox, slices
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import Row, chunks, decode_json
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
+from sla_server.db.queries.space import SpaceQueries
 from sla_server.db.schema import STREAM_SUMS
 
 __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
@@ -58,6 +59,7 @@ class SqlReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.space = SpaceQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.
@@ -71,8 +73,7 @@ class SqlReader:
     @staticmethod
     def _fetch(connection: Connection, statement: Executable) -> list[Row]:
         result = connection.execute(statement)
-        keys = tuple(result.keys())
-        # A third of the time of mappings.
+        keys = tuple(result.keys())  # a third of the time of mappings
         return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
     def _one(self, statement: Executable) -> Row | None:
