@@ -173,7 +173,7 @@ LEVELS: Final = {
     "warn": ("filling up", formatting.WARN),
     "critical": ("nearly full", formatting.BAD),
 }
-BAR_CELLS: Final = 12
+BAR_CELLS: Final = 8
 
 
 def pool_level(row: Row) -> Text:
@@ -186,7 +186,9 @@ def pool_level(row: Row) -> Text:
 
 def bar_of(ratio: float | None) -> str:
     """A bar of a share of 1."""
-    cells = round(min(max(ratio or 0.0, 0.0), 1.0) * BAR_CELLS)
+    if ratio is None:
+        return formatting.DASH
+    cells = round(min(max(ratio, 0.0), 1.0) * BAR_CELLS)
     return "\u2588" * cells + "\u2591" * (BAR_CELLS - cells)
 
 
@@ -239,11 +241,9 @@ KINDS: Final = {
             Column("LEVEL", lambda row, _now_us: pool_level(row)),
             Column("", lambda row, _now_us: bar_of(row.get("full_ratio"))),
             Column("FULL", lambda row, _now_us: formatting.percent(row.get("full_ratio")), number=True),
-            Column("USED", lambda row, _now_us: formatting.size(row.get("used_bytes")), number=True),
             Column("SIZE", lambda row, _now_us: formatting.size(row.get("size_bytes")), number=True),
             Column("FULL ON", lambda row, _now_us: full_on(row), number=True),
             Column("READ", lambda row, now_us: formatting.ago(row.get("read_us"), now_us), number=True),
-            Column("BACKEND", _plain("backend"), optional=True),
         ),
         "No pool of storage is read. Name some in the agent's file: [[space.source]]",
     ),

@@ -135,7 +135,7 @@ class SqlReads:
     def stored_pools(self, days_from_us: int) -> StoredPools:
         """Pools of storage, their volumes, and their days from that time on."""
         space = self._reader.space
-        return StoredPools(space.pools(), space.days(days_from_us), space.volumes())
+        return StoredPools(space.pools(), space.pool_days(days_from_us), space.pool_volumes())
 
     def close(self) -> None:
         """Let go of connections."""

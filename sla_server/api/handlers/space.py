@@ -38,9 +38,9 @@ def pool(context: AppContext, request: Request, owner: str, pool: str) -> Respon
     return responses.as_json(
         {
             **_shown(row, now_us),
-            "volumes": space.volumes(*key),
-            "days": space.days(now_us - days * DAY_US, *key),
-            "actions": space.actions(*key),
+            "volumes": space.pool_volumes(*key),
+            "days": space.pool_days(now_us - days * DAY_US, *key),
+            "actions": space.pool_actions(*key),
         }
     )
 

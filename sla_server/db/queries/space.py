@@ -25,7 +25,7 @@ class SpaceQueries:
         rows = self._read(select(table).order_by(table.c.owner_name, table.c.pool, table.c.owner))
         return decode_json(rows, schema.JSON_COLUMNS["pools"])
 
-    def volumes(self, owner: str = "", pool: str = "") -> list[Row]:
+    def pool_volumes(self, owner: str = "", pool: str = "") -> list[Row]:
         """Volumes that are still there, the largest first; of one pool, or of all."""
         table = schema.pool_volumes
         statement = select(table).where(table.c.gone_us.is_(None))
@@ -33,7 +33,7 @@ class SpaceQueries:
             statement = statement.where(table.c.owner == owner, table.c.pool == pool)
         return self._read(statement.order_by(table.c.size_bytes.desc(), table.c.name))
 
-    def days(self, from_us: int, owner: str = "", pool: str = "") -> list[Row]:
+    def pool_days(self, from_us: int, owner: str = "", pool: str = "") -> list[Row]:
         """Days from that time on, oldest first; of one pool, or of all."""
         table = schema.pool_days
         statement = select(table).where(table.c.day_us >= from_us)
@@ -41,7 +41,7 @@ class SpaceQueries:
             statement = statement.where(table.c.owner == owner, table.c.pool == pool)
         return self._read(statement.order_by(table.c.owner, table.c.pool, table.c.day_us))
 
-    def actions(self, owner: str, pool: str, limit: int = MOST_ACTIONS) -> list[Row]:
+    def pool_actions(self, owner: str, pool: str, limit: int = MOST_ACTIONS) -> list[Row]:
         """What was done about a pool, newest first."""
         table = schema.pool_actions
         statement = select(table).where(table.c.owner == owner, table.c.pool == pool)
