@@ -106,7 +106,7 @@ def test_a_volume_group_has_its_volumes_without_those_in_a_thin_pool() -> None:
 
 
 def test_a_thin_pool_of_lvm_has_its_own_volumes_and_its_metadata() -> None:
-    source = {"kind": "lvm", "group": "vg", "device": "tp", "serves": {"thin1": "vol-2"}}
+    source: Any = {"kind": "lvm", "group": "vg", "device": "tp", "serves": {"thin1": "vol-2"}}
     found = taken(answers(lvs=LVS, vgs=VGS), **source)
     assert (found.size_bytes, found.used_bytes, found.other_ratio) == (1000, 250, 0.125)
     assert found.volumes == (volume("thin1", 3000, 150, True, "vol-2"),)
