@@ -15,6 +15,7 @@ from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
+from pmdaemon.space.config import SpaceConfig
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
@@ -58,6 +59,7 @@ class ServerConfig(StrictModel):
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
     storage: StorageConfig = Field(default_factory=StorageConfig)
+    space: SpaceConfig = Field(default_factory=SpaceConfig)
 
 
 class ResolvedConfig(ServerConfig):

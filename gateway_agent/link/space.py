@@ -6,23 +6,9 @@ newest reading of each pool waits here; an older one is of no use to anybody.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-
 from gateway_agent.config import AgentConfig
 from gateway_agent.link.alerts import Alerts
-from pmdaemon.runtime.clock import Clock
-from pmdaemon.runtime.commands import CommandRunner
-from pmdaemon.space import readers
-from pmdaemon.space.config import SpaceSource
-from pmdaemon.space.watcher import (
-    COMMANDS_A_SOURCE,
-    SourceBack,
-    SourceFailed,
-    SpaceOutcome,
-    SpaceWatcher,
-    WatchedSource,
-)
+from pmdaemon.space.watcher import SourceBack, SourceFailed, SpaceOutcome
 from pmdaemon.wire.messages.agent import Welcome
 from pmdaemon.wire.messages.space import SPACE, Space
 from pmdaemon.wire.session import AgentSession, SessionState
@@ -64,29 +50,3 @@ class SpaceReports:
 def exported_paths(config: AgentConfig) -> dict[str, str]:
     """Path of a file or device to the volume that an export serves from it."""
     return {export.file: export.volume for export in config.export if export.file}
-
-
-def space_watcher(
-    config: AgentConfig, clock: Clock, on_failure: Callable[[str, BaseException], None] | None = None
-) -> SpaceWatcher:
-    """The thread that reads the sources of the agent's file; not started yet."""
-    exported = exported_paths(config)
-    sources: list[WatchedSource] = []
-    limit_s = COMMANDS_A_SOURCE * config.space.timeout_s
-    watcher: SpaceWatcher
-
-    def is_stopping() -> bool:
-        return watcher.stopping()
-
-    for source in config.space.source:
-        runner = CommandRunner(is_stopping)
-        sources.append(WatchedSource(source.name, _reader(source, runner, config.space.timeout_s, exported)))
-    watcher = SpaceWatcher(sources, config.space.interval_s, limit_s, clock, on_failure)
-    return watcher
-
-
-def _reader(
-    source: SpaceSource, runner: CommandRunner, timeout_s: float, exported: Mapping[str, str]
-) -> Callable[[int], Space]:
-    run = functools.partial(runner.run, limit_s=timeout_s)
-    return lambda now_us: readers.read(source, run, exported, now_us)

@@ -14,7 +14,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from pmdaemon.errors import SlaError
@@ -46,8 +47,10 @@ class CommandRunner:
         self._cancelled = cancelled
         self._stuck: subprocess.Popen[str] | None = None
 
-    def run(self, argv: Sequence[str], limit_s: float) -> str:
-        """Standard output of a program that ends with status 0.
+    def run(
+        self, argv: Sequence[str], limit_s: float, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> str:
+        """Standard output of a program that ends with status 0; ``variables`` of its environment.
 
         Raises:
             CommandFailed: it did not; the text says why, with the end of its standard error.
@@ -65,7 +68,7 @@ class CommandRunner:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env={"PATH": PATH, "LC_ALL": "C.UTF-8"},
+                env={"PATH": PATH, "LC_ALL": "C.UTF-8", **variables},
                 start_new_session=True,
             )
         except FileNotFoundError as exc:

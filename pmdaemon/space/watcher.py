@@ -9,15 +9,19 @@ belongs to the thread.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.commands import CommandRunner
 from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
+from pmdaemon.space import readers
+from pmdaemon.space.config import SpaceConfig, SpaceSource
 from pmdaemon.space.readers import SpaceUnreadable
 from pmdaemon.wire.messages.space import Space
 
@@ -56,7 +60,7 @@ class SpaceWatcher:
     """See the module.
 
     Args:
-        sources: what is read.
+        sources: what is read, made with ``stopping``.
         interval_s: from the end of one round to the next.
         limit_s: how long one source may take.
         clock: for the time of a reading.
@@ -65,19 +69,19 @@ class SpaceWatcher:
 
     def __init__(
         self,
-        sources: Sequence[WatchedSource],
+        sources: Callable[[Callable[[], bool]], Sequence[WatchedSource]],
         interval_s: float,
         limit_s: float,
         clock: Clock,
         on_failure: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self.inbox: ThreadInbox[SpaceOutcome] = ThreadInbox()
-        self._sources = tuple(sources)
         self._interval_s = interval_s
         self._limit_s = limit_s
         self._clock = clock
         self._threads = ThreadGroup(on_failure)
         self._stopping = threading.Event()
+        self._sources = tuple(sources(self.stopping))
         self._problems: dict[str, str] = {}
 
     def start(self) -> None:
@@ -125,3 +129,26 @@ class SpaceWatcher:
         self._problems[name] = problem
         log.warning("space-source-failed", source=name, problem=problem)
         self.inbox.put(SourceFailed(name, problem))
+
+
+def local_sources(
+    config: SpaceConfig, exported: Mapping[str, str], cancelled: Callable[[], bool]
+) -> list[WatchedSource]:
+    """The sources of a file that are read by commands of this host.
+
+    Args:
+        config: the file's.
+        exported: path of a file or device to the volume that an export serves from it.
+        cancelled: whether a command should be given up.
+    """
+    return [
+        WatchedSource(source.name, _reader(source, CommandRunner(cancelled), config.timeout_s, exported))
+        for source in config.source
+    ]
+
+
+def _reader(
+    source: SpaceSource, runner: CommandRunner, timeout_s: float, exported: Mapping[str, str]
+) -> Callable[[int], Space]:
+    run = functools.partial(runner.run, limit_s=timeout_s)
+    return lambda now_us: readers.read(source, run, exported, now_us)

@@ -203,6 +203,22 @@ STORAGE: Final = {
         begins="oversubscription",
     ),
     "space-subscribed": EventKind("info", "They may not any more.", ends="oversubscription"),
+    "space-forecast": EventKind(
+        "warning",
+        "A pool will be full in some days.",
+        "`sla describe pool NAME`; make room or add some.",
+        begins="space-forecast",
+    ),
+    "space-forecast-ended": EventKind("info", "It will not be full that soon.", ends="space-forecast"),
+    "space-growth": EventKind(
+        "warning", "A pool has grown far more in a day than it does.", "Who writes so much?"
+    ),
+    "space-action": EventKind(
+        "info",
+        "A command of `[[storage.command]]` was run for a pool, or would have been.",
+        "Nothing, unless it failed: the text says why.",
+        varies="warning if it failed or is run too often",
+    ),
     "space-orphan": EventKind(
         "info", "A volume of a pool has not been used for days.", "Is it needed? Else remove it."
     ),

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pmdaemon.runtime.config import StrictModel
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+Refusal = Literal["never", "warn", "critical"]
+
+
+class StorageCommand(StrictModel):
+    """``[[storage.command]]``: a program of the operator's that makes room, by removing snapshots perhaps."""
+
+    name: str = Field(min_length=1, max_length=60)
+    """What it is called in events and lists."""
+    argv: list[str] = Field(min_length=1)
+    """The program, by its path from / on, and its arguments. The pool is in its environment: SLA_POOL,
+    SLA_LEVEL, SLA_USED_BYTES, SLA_SIZE_BYTES."""
+    pools: str = "*"
+    """Pools by name, GATEWAY/POOL; `*` for any letters."""
+    at: Literal["warn", "critical"] = "critical"
+    """It is run while a pool is at this level, or above."""
+    dry_run: bool = True
+    """Only say that it would be run."""
+    limit_s: Annotated[float, Field(ge=1, le=600)] = 60.0
+    """How long it may take; then it is killed."""
+    every_s: Annotated[float, Field(ge=60, le=86_400)] = 3600.0
+    """How long to wait before it is run for the same pool again."""
+    most_a_day: Annotated[int, Field(ge=1, le=1000)] = 4
+    """How often it is run in 24 hours, for all pools together."""
+
+    @field_validator("argv")
+    @classmethod
+    def _is_from_root(cls, value: list[str]) -> list[str]:
+        if not value[0].startswith("/"):
+            raise ValueError(f"the program {value[0]!r} must be a path from / on")
+        return value
 
 
 class PoolRule(StrictModel):
@@ -20,6 +52,8 @@ class PoolRule(StrictModel):
     warn_ratio: Ratio | None = None
     """As in [storage]."""
     critical_ratio: Ratio | None = None
+    """As in [storage]."""
+    refuse_agreements: Refusal | None = None
     """As in [storage]."""
 
 
@@ -38,8 +72,21 @@ class StorageConfig(StrictModel):
     """Volumes that may grow to more than so many times their pool: an event."""
     orphan_days: Annotated[float, Field(gt=0, le=3650)] = 7.0
     """A volume that no export serves and no process has open is reported after so many days."""
+    forecast_days: Annotated[float, Field(ge=1, le=730)] = 14.0
+    """A pool that is expected to be full within so many days: an event."""
+    refuse_agreements: Refusal = "never"
+    """From which level on a new agreement about volumes of a pool, or of its backend, is refused."""
+    command: list[StorageCommand] = Field(default_factory=list)
+    """Programs that make room."""
     rule: list[PoolRule] = Field(default_factory=list)
     """Other marks for some pools."""
+
+    @model_validator(mode="after")
+    def _have_names(self) -> StorageConfig:
+        names = [each.name for each in self.command]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two [[storage.command]] tables have the name {twice[0]}")
+        return self
 
     @model_validator(mode="after")
     def _are_in_order(self) -> StorageConfig:
@@ -57,6 +104,13 @@ class StorageConfig(StrictModel):
             return self.warn_ratio, self.critical_ratio
         warn = self.warn_ratio if rule.warn_ratio is None else rule.warn_ratio
         return warn, self.critical_ratio if rule.critical_ratio is None else rule.critical_ratio
+
+    def refusal_of(self, name: str) -> Refusal:
+        """From which level on a pool takes no new agreements."""
+        rule = self.rule_of(name)
+        if rule is None or rule.refuse_agreements is None:
+            return self.refuse_agreements
+        return rule.refuse_agreements
 
     def rule_of(self, name: str) -> PoolRule | None:
         """The first rule that fits a pool."""

@@ -11,7 +11,7 @@ The interval is a bootstrap: blocks of ``BLOCK_DAYS`` residuals (use has a rhyth
 the line today is so tomorrow) are drawn again and again onto the line, and each such history has its own line
 and its own day. Its quantiles are those of ``COVER``; short histories know less than their residuals show,
 so the spread is widened by the factor of small samples, n / (n - 2). Use that wanders (each day's growth is
-drawn anew, and is kept) spreads with the square root of time: its variance is added. The generator is
+drawn again, and is kept) spreads with the square root of time: its variance is added. The generator is
 seeded: one history has one forecast.
 """
 

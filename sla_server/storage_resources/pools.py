@@ -12,6 +12,7 @@ Pure: no clock, no I/O. Owner: the main loop of ``services``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -20,13 +21,18 @@ from pmdaemon.space.words import shown_bytes
 from pmdaemon.wire.messages.space import Space
 from sla_server.services.rows import Row, Rows, event_row, identity
 from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.forecast import Forecast
 from sla_server.storage_resources.watermarks import CRITICAL, OK, WARN, Marks, next_level
 
 SERVER: Final = "server"
 """Owner of the pools that the server reads itself."""
 DAY_US: Final = 86_400_000_000
+STALE_US: Final = 3 * 3_600_000_000  # longer than any interval of reading
 CHANGED_RATIO: Final = 0.01  # of the pool's size: stored at once
 OVERSUBSCRIBED: Final = "oversubscribed"
+FORECAST: Final = "forecast"
+SPIKE: Final = "spike"
+NEAR_UNTIL: Final = 1.25  # times ``forecast_days``: a day that moves a little ends nothing
 _DAY_COLUMNS: Final = ("day_us", "size_bytes", "used_bytes", "least_bytes", "most_bytes", "readings")
 
 
@@ -63,12 +69,30 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolForecast:
+    """What the history of a pool says.
+
+    Attributes:
+        key: which pool.
+        forecast: when it will be full.
+        spike_bytes: growth of the newest day, if that was far more than usual.
+        newest_us: begin of that day.
+    """
+
+    key: PoolKey
+    forecast: Forecast
+    spike_bytes: float | None
+    newest_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredPools:
-    """What SQL has: ``pools``, the newest of ``pool_days``, those of ``pool_volumes`` that are not gone."""
+    """What SQL has: ``pools``, ``pool_volumes`` not gone, the newest ``pool_days`` and ``pool_actions``."""
 
     pools: list[Row] = field(default_factory=list)
     days: list[Row] = field(default_factory=list)
     volumes: list[Row] = field(default_factory=list)
+    actions: list[Row] = field(default_factory=list)
 
 
 class StoragePools:
@@ -98,6 +122,48 @@ class StoragePools:
     def states(self) -> Iterable[PoolState]:
         """All pools."""
         return self._pools.values()
+
+    def add_forecast(self, found: PoolForecast, now_us: int) -> Rows:
+        """What was found in the history of a pool; what is to be recorded because of it."""
+        state = self._pools.get(found.key)
+        if state is None:
+            return []
+        events = self._check_forecast(state, found, now_us) + self._check_spike(state, found, now_us)
+        state.row["forecast"] = found.forecast.as_row(now_us)
+        return [("pools", dict(state.row)), *events]
+
+    def _check_forecast(self, state: PoolState, found: PoolForecast, now_us: int) -> Rows:
+        full_us, was_near = found.forecast.full_us, FORECAST in state.row["conditions"]
+        left_days = (full_us - now_us) / DAY_US if full_us is not None else math.inf
+        limit_days = self._config.forecast_days * (NEAR_UNTIL if was_near else 1.0)
+        is_near = left_days <= limit_days
+        if is_near == was_near:
+            return []
+        details = _figures(state) | {"full_us": full_us, "latest_us": found.forecast.latest_us}
+        if is_near:
+            state.row["conditions"] = {**state.row["conditions"], FORECAST: now_us}
+            grows = shown_bytes(found.forecast.slope_bytes_per_day or 0.0)
+            text = (
+                f"pool {state.name} will be full in {left_days:.0f} days if it grows on by {grows} a day: "
+                f"{_used_words(state)}"
+            )
+            return [event_row("space-forecast", "warning", "pool", state.name, text, now_us, details)]
+        state.row["conditions"] = _without(state.row["conditions"], FORECAST)
+        why = found.forecast.reason or f"it will be full in {left_days:.0f} days"
+        text = f"pool {state.name} is not expected to be full soon any more: {why}"
+        return [event_row("space-forecast-ended", "info", "pool", state.name, text, now_us, details)]
+
+    def _check_spike(self, state: PoolState, found: PoolForecast, now_us: int) -> Rows:
+        """One event a day, by the day that has grown."""
+        if found.spike_bytes is None or state.row["conditions"].get(SPIKE) == found.newest_us:
+            return []
+        state.row["conditions"] = {**state.row["conditions"], SPIKE: found.newest_us}
+        text = (
+            f"pool {state.name} has grown by {shown_bytes(found.spike_bytes)} in a day, far more than in the "
+            "days before"
+        )
+        details = _figures(state) | {"grown_bytes": round(found.spike_bytes), "day_us": found.newest_us}
+        return [event_row("space-growth", "warning", "pool", state.name, text, now_us, details)]
 
     def add(self, owner: str, owner_name: str, space: Space, now_us: int) -> Rows:
         """One reading; what is to be recorded because of it."""
@@ -219,6 +285,11 @@ class StoragePools:
         event_id = identity("orphan", row["owner"], row["pool"], row["name"], row["unused_since_us"])
         details = {"volume": row["name"], "size_bytes": row["size_bytes"]}
         return [event_row("space-orphan", "info", "pool", state.name, text, now_us, details, event_id)]
+
+
+def is_stale(state: PoolState, now_us: int) -> bool:
+    """Whether a pool was not read for long: its source, or its gateway, is away."""
+    return now_us - int(state.row["read_us"]) > STALE_US
 
 
 def _key_of(row: Row) -> PoolKey:

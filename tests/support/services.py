@@ -29,7 +29,7 @@ from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import SqlState
 from sla_server.services.startup import Start
-from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.manager import StorageManager
 from sla_server.storage_resources.pools import StoredPools
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
@@ -186,6 +186,9 @@ class FakeStore:
             list(self.tables.get("pools", [])), days, list(self.tables.get("pool_volumes", []))
         )
 
+    def pool_days(self, from_us: int) -> list[Row]:
+        return [row for row in self._table("pool_days", "pool_days") if row["day_us"] >= from_us]
+
     def close(self) -> None:
         self.closed = True
 
@@ -288,6 +291,9 @@ class FakeController:
     def backends(self) -> list[str]:
         return ["array-1", "array-2"]
 
+    def volumes_by_backend(self) -> dict[str, list[str]]:
+        return {"array-1": ["vol-1", "vol-2"]}
+
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
@@ -339,7 +345,7 @@ class Bench:
         start: Start | None = None,
         ownership: Ownership = "first",
         routing: RoutingFile | None = None,
-        storage: StorageConfig | None = None,
+        storage: StorageManager | None = None,
     ) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()

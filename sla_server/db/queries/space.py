@@ -46,3 +46,8 @@ class SpaceQueries:
         table = schema.pool_actions
         statement = select(table).where(table.c.owner == owner, table.c.pool == pool)
         return self._read(statement.order_by(table.c.at_us.desc(), table.c.action_id).limit(limit))
+
+    def recent_actions(self, from_us: int) -> list[Row]:
+        """What was done about all pools from that time on, oldest first."""
+        table = schema.pool_actions
+        return self._read(select(table).where(table.c.at_us >= from_us).order_by(table.c.at_us))

@@ -25,7 +25,9 @@ class Source:
 
 def test_each_source_is_read_at_the_time_of_the_clock_also_behind_one_that_fails() -> None:
     a, b, clock = Source("a"), Source("b"), FakeClock(unix_us=7)
-    watcher = SpaceWatcher([WatchedSource(each.name, each.read) for each in (a, b)], 60, 1, clock)
+    watcher = SpaceWatcher(
+        lambda _stop: [WatchedSource(each.name, each.read) for each in (a, b)], 60, 1, clock
+    )
     a.problem = "no disk"
     watcher.read_all()
     failed, reading = watcher.inbox.drain()
@@ -36,7 +38,7 @@ def test_each_source_is_read_at_the_time_of_the_clock_also_behind_one_that_fails
 
 def test_a_failure_is_said_once_and_its_end_too() -> None:
     source = Source("a")
-    watcher = SpaceWatcher([WatchedSource("a", source.read)], 60, 1, FakeClock())
+    watcher = SpaceWatcher(lambda _stop: [WatchedSource("a", source.read)], 60, 1, FakeClock())
     outcomes = []
     for problem in ("one", "one", "two", "two", "", ""):
         source.problem = problem
@@ -48,7 +50,7 @@ def test_a_failure_is_said_once_and_its_end_too() -> None:
 
 def test_the_thread_reads_until_it_is_stopped() -> None:
     source = Source("a")
-    watcher = SpaceWatcher([WatchedSource("a", source.read)], 3600, 1, FakeClock())
+    watcher = SpaceWatcher(lambda _stop: [WatchedSource("a", source.read)], 3600, 1, FakeClock())
     watcher.start()
     watcher.stop()
     assert watcher.stopping()
