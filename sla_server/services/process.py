@@ -90,7 +90,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 return 0
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             controller = Controller(config.services.control)
-            watcher = server_watcher(config.space, clock, on_failure)
+            watcher = server_watcher(config.space, config.storage.array, clock, on_failure)
             worker = StorageWorker(store, clock, stop)
             storage = StorageManager(
                 config.storage, start.pools, lambda: found_of(worker, watcher), worker.order
@@ -112,7 +112,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
         threads.start("sv-space", worker.run, STEP_LIMIT_S)
-        if config.space.source:
+        if config.space.source or config.storage.array:
             watcher.start()
         initialized()
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pmdaemon.runtime.config import StrictModel
+from sla_server.storage_resources.rest import RestSource
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 
@@ -76,6 +77,8 @@ class StorageConfig(StrictModel):
     """A pool that is expected to be full within so many days: an event."""
     refuse_agreements: Refusal = "never"
     """From which level on a new agreement about volumes of a pool, or of its backend, is refused."""
+    array: list[RestSource] = Field(default_factory=list)
+    """Pools of storage arrays, asked by REST every `[space] interval_s`."""
     command: list[StorageCommand] = Field(default_factory=list)
     """Programs that make room."""
     rule: list[PoolRule] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Sources of space that the server reads itself: ``[[space.source]]`` of its file, as on agents.
+"""Sources of space that the server reads itself: ``[[space.source]]`` as on agents, ``[[storage.array]]``.
 
 Owner: ``services``; the thread is ``space`` (``pmdaemon.space.watcher``).
 """
@@ -6,22 +6,27 @@ Owner: ``services``; the thread is ``space`` (``pmdaemon.space.watcher``).
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.space.config import SpaceConfig
-from pmdaemon.space.watcher import COMMANDS_A_SOURCE, SpaceOutcome, SpaceWatcher, local_sources
+from pmdaemon.space.watcher import COMMANDS_A_SOURCE, SpaceOutcome, SpaceWatcher, WatchedSource, local_sources
 from sla_server.storage_resources.actions import CommandDone
 from sla_server.storage_resources.pools import PoolForecast
+from sla_server.storage_resources.rest import RestSource, rest_reader
 from sla_server.storage_resources.worker import StorageWorker
 
 
 def server_watcher(
-    config: SpaceConfig, clock: Clock, on_failure: Callable[[str, BaseException], None]
+    config: SpaceConfig,
+    arrays: Sequence[RestSource],
+    clock: Clock,
+    on_failure: Callable[[str, BaseException], None],
 ) -> SpaceWatcher:
     """The thread that reads the server's own sources; not started yet."""
+    asked = [WatchedSource(array.name, rest_reader(array, config.timeout_s)) for array in arrays]
     return SpaceWatcher(
-        lambda stopping: local_sources(config, {}, stopping),
+        lambda stopping: [*local_sources(config, {}, stopping), *asked],
         config.interval_s,
         COMMANDS_A_SOURCE * config.timeout_s,
         clock,
