@@ -12,64 +12,20 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 import httpx
-from pydantic import Field, field_validator
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.config import StrictModel
 from pmdaemon.runtime.excerpt import excerpt
-from pmdaemon.space.config import Name
 from pmdaemon.space.readers import FoundPool, SpaceUnreadable, reading_of
 from pmdaemon.wire.messages.space import Space
 from sla_server.events.recipients.secret_files import read_secret
+from sla_server.storage_resources.config import RestSource
 
 MOST_BYTES: Final = 4 << 20
 LARGEST: Final = float(1 << 62)
-
-
-class RestSource(StrictModel):
-    """``[[storage.array]]``: a pool of a storage array, asked by REST."""
-
-    name: Name
-    """What people call the pool; it is server/NAME."""
-    url: str
-    """Address that is asked: https, or http on this machine."""
-    size: str
-    """JSONPath of the pool's size in the answer, as `$.records[0].space.size`."""
-    used: str
-    """JSONPath of what is used of it."""
-    unit_bytes: Annotated[int, Field(ge=1, le=1 << 50)] = 1
-    """How many bytes the answer counts as 1."""
-    backend: str = ""
-    """The backend whose volumes lie in it."""
-    authorization_file: Path | None = None
-    """File with the value of the header Authorization, closed to others (chmod 600)."""
-    ca_file: Path | None = None
-    """PEM file with the authority of the array's certificate; default: those of the system."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_safe(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme != "https" and not (
-            parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
-        ):
-            raise ValueError(f"{value!r} must be https://..., or http:// on this machine")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("an address with a password; put it into authorization_file")
-        return value
-
-    @field_validator("size", "used")
-    @classmethod
-    def _is_path(cls, value: str) -> str:
-        if not value.startswith("$"):
-            raise ValueError(f"{value!r} is no JSONPath; it begins with $")
-        return value
 
 
 def rest_reader(

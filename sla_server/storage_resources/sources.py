@@ -12,8 +12,8 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.space.config import SpaceConfig
 from pmdaemon.space.watcher import COMMANDS_A_SOURCE, SpaceOutcome, SpaceWatcher, WatchedSource, local_sources
 from sla_server.storage_resources.actions import CommandDone
+from sla_server.storage_resources.config import RestSource
 from sla_server.storage_resources.pools import PoolForecast
-from sla_server.storage_resources.rest import RestSource, rest_reader
 from sla_server.storage_resources.worker import StorageWorker
 
 
@@ -24,7 +24,13 @@ def server_watcher(
     on_failure: Callable[[str, BaseException], None],
 ) -> SpaceWatcher:
     """The thread that reads the server's own sources; not started yet."""
-    asked = [WatchedSource(array.name, rest_reader(array, config.timeout_s)) for array in arrays]
+    asked: list[WatchedSource] = []
+    if arrays:
+        from sla_server.storage_resources.rest import (
+            rest_reader,  # the HTTP client, which others need not have
+        )
+
+        asked = [WatchedSource(array.name, rest_reader(array, config.timeout_s)) for array in arrays]
     return SpaceWatcher(
         lambda stopping: [*local_sources(config, {}, stopping), *asked],
         config.interval_s,

@@ -12,7 +12,8 @@ import pytest
 
 from pmdaemon.space.readers import SpaceUnreadable
 from pmdaemon.wire.messages.space import Space
-from sla_server.storage_resources.rest import MOST_BYTES, RestSource, rest_reader
+from sla_server.storage_resources.config import RestSource
+from sla_server.storage_resources.rest import MOST_BYTES, rest_reader
 
 ANSWER = {"records": [{"space": {"size": "2000", "used": 1500.0, "name": "x", "many": [1, 2]}}]}
 SOURCE = {

@@ -31,7 +31,7 @@ def test_each_pool_is_forecast_from_the_days_that_have_ended() -> None:
     growing = [day("a", 19_980 + number, 100 + 10 * number) for number in range(20)]
     today = day("a", 20_000, 999)
     old = [day("b", 19_900 + number, number) for number in range(20)]
-    store.tables["pool_days"] = [*growing, today, *old]  # type: ignore[assignment]
+    store.tables["pool_days"] = [*growing, today, *old]
     worker = StorageWorker(store, FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
     worker.forecast_all()
     (found,) = forecasts(worker).values()
