@@ -27,6 +27,7 @@ from pmdaemon.wire.histogram import BUCKETS, DELAY, SERVICE
 from pmdaemon.wire.names import stream_id
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.promise import CurveStep, InForce, Priority, Promise, VolumeClass
+from sla_server.rows import Row
 from sla_server.services.control.controller import Controller
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.judging.judge import Judge
@@ -45,7 +46,6 @@ MINUTE_US: Final = 60_000_000
 LIMIT_US: Final = 12_000
 QUIET_BUCKET: Final = 20
 NEAR_BUCKET: Final = 30
-Row = dict[str, Any]
 Template = tuple[Any, Any, Any]
 
 

@@ -4,7 +4,8 @@
 reserve gives as many at a time, against a bare append and sync of the same bytes. *One event*: raised in a
 process of its own, until the webhook has it, idle. *Dead recipient*: 100,000 events to ten recipients in one
 process, and the same with one of them never confirming; the ratio of the times of the nine that live, and the
-memory that the second took. *Kill*: 10,000 alerts to one webhook, ``kill -9`` when half have arrived,
+memory that the second took. *Partner*: the same small batches with a partner that mirrors them
+(``events_mirror``) against without. *Kill*: 10,000 alerts to one webhook, ``kill -9`` when half have arrived,
 restart; the share that arrives, for ours and for Alertmanager (Debian's package ``prometheus-alertmanager``;
 "missing" without it), which gets the alerts once, as a client that was told "accepted" would post them.
 """
@@ -28,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from benchmarks.events_mirror import mirrored
 from benchmarks.harness import Sample, main, version_of
 from pmdaemon.reserve.raising import EventRaiser
 from pmdaemon.runtime.clock import Deadline, SystemClock
@@ -47,12 +49,13 @@ BATCH, SMALL, ACCEPTED, SINGLE, FLOOD, ALERTS, RECIPIENTS = 500, 100, 20_000, 10
 LIMIT_S = 300.0
 QUIET_S = 20.0
 ALERTMANAGER = "prometheus-alertmanager"
+KIND = "clock-skew"
 
 
 def event(number: int) -> Event:
     """An event of usual size."""
     return Event(
-        f"event-{number:08d}", time.time_ns() // 1000, "clock-skew", "warning", "gateway", f"gw-{number}",
+        f"event-{number:08d}", time.time_ns() // 1000, KIND, "warning", "gateway", f"gw-{number}",
         f"gateway gw-{number}: its clock is 2.4 s ahead of the server's", {"offset_us": 2_400_000 + number},
     )  # fmt: skip
 
@@ -94,6 +97,8 @@ class Arrivals:
         now_s = time.perf_counter()
         with self._lock:
             for alert in body.get("alerts", ()):
+                if alert["labels"]["alertname"] != KIND:  # the product raises some itself
+                    continue
                 name = alert["labels"].get("number") or alert["delivery"]["event"]["event_id"]
                 if name not in self.times:
                     self.times[name] = now_s
@@ -123,13 +128,18 @@ def accepted(folder: Path) -> dict[str, float]:
     return {"accept_rate": large, "accept_vs_append": small / bare}
 
 
+def in_batches(size: int) -> list[list[QueuedEvent]]:
+    """The events that are accepted."""
+    return [[QueuedEvent(event(n)) for n in range(at, at + size)] for at in range(0, ACCEPTED, size)]
+
+
 def accepted_in(folder: Path, size: int) -> tuple[float, float]:
     """Events a second in batches of ``size``: into the queue, and bare."""
     initial, normal = (
         EventQueue(folder, name, room) for name, room in (("initial", 1 << 20), ("main", 64 << 20))
     )
     intake = EventIntake(folder, initial, normal, SystemClock())
-    batches = [[QueuedEvent(event(n)) for n in range(at, at + size)] for at in range(0, ACCEPTED, size)]
+    batches = in_batches(size)
     encoded = [b"".join(item.encode() for item in batch) for batch in batches]
     began_s = time.perf_counter()
     for batch in batches:
@@ -272,9 +282,7 @@ def killed_alertmanager(folder: Path) -> dict[str, float]:
 
     process = start()
     for first in range(0, ALERTS, BATCH):
-        alerts = [
-            {"labels": {"alertname": "clock-skew", "number": f"{n}"}} for n in range(first, first + BATCH)
-        ]
+        alerts = [{"labels": {"alertname": KIND, "number": f"{n}"}} for n in range(first, first + BATCH)]
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/api/v2/alerts",
             json.dumps(alerts).encode(),
@@ -375,7 +383,12 @@ def measure() -> Sample:
         runs = []
         for index in range(3):
             (root / f"accepted{index}").mkdir()
-            runs.append(accepted(root / f"accepted{index}"))
+            (root / f"mirrored{index}").mkdir(mode=0o700)
+            own, both = (
+                accepted(root / f"accepted{index}"),
+                mirrored(root / f"mirrored{index}", in_batches(SMALL)),
+            )
+            runs.append(own | both)
         values |= {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for part in (one_event, killed, killed_alertmanager):
             (root / part.__name__).mkdir(mode=0o700)

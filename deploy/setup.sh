@@ -2,7 +2,7 @@
 # Sets up what `make demo` and `make test` need. Usage: deploy/setup.sh demo|test|bench
 #   demo  .venv with the product
 #   test  the same with test tools, and Debian's PostgreSQL, fio, nbdkit, libnbd, nbd-client, QEMU's tools and storage daemon, Chromium,
-#         Alertmanager
+#         Alertmanager, promtool
 #         (through apt when root)
 #   bench the same as test with the libraries that benchmarks compare with
 # Does nothing, quickly, when everything is already there.
@@ -40,6 +40,7 @@ if [ "$what" != demo ]; then
     need qemu-nbd qemu-utils
     need qemu-storage-daemon qemu-system-common
     need prometheus-alertmanager prometheus-alertmanager
+    need promtool prometheus
     need chromium chromium
     need chromedriver chromium-driver
 fi

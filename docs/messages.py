@@ -8,7 +8,9 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
+from pmdaemon.poller import channel_messages
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages import (
@@ -23,7 +25,7 @@ from pmdaemon.wire.messages import (
     server,
     space,
 )
-from pmdaemon.wire.messages.base import Key, WireMessage, fields_of
+from pmdaemon.wire.messages.base import Key, WireMessage, fields_of, form_of
 from pmdaemon.wire.session import OWN_KINDS, TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
@@ -33,13 +35,14 @@ OF_AGENT = (agent, alerts, costs, space, certificates, ends)  # one conversation
 HEAD = """\
 # Messages
 
-Generated from `pmdaemon/wire/messages/` by `make docs`; do not edit.
+Generated from `pmdaemon/wire/messages/` and `pmdaemon/poller/channel_messages.py` by `make docs`; do not
+edit.
 
-Every message of the product is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a
-binary blob. This page lists the headers, with the keys in the order of the wire. Types: `str`, `int`, `bool`,
-`bytes`, `float`; `gw` is a gateway_id (UUID as text, 16 bytes inside CUT); `ep` an epoch; times `*_us` are
-microseconds, wall-clock ones UTC. `key?` may be absent. Unknown keys are ignored by the reader. Kinds are
-numbered in `pmdaemon/wire/kinds.py`.
+A message is a frame (docs/formats/wire.md): a msgpack header and, where there is bulk, a binary blob; only
+the daemon's parent and its pairs speak JSON with each other. This page lists the headers, with the keys in
+the order of the wire. Types: `str`, `int`, `bool`, `bytes`, `float`; `gw` is a gateway_id (UUID as text, 16
+bytes inside CUT); `ep` an epoch; times `*_us` are microseconds, wall-clock ones UTC. `key?` may be absent.
+Unknown keys are ignored by the reader. Kinds are numbered in `pmdaemon/wire/kinds.py`.
 """
 AGENT = """\
 ## Between agent and PMDaemon
@@ -88,6 +91,8 @@ REQUESTS = """\
 | `throttle_release` | `volume, client, throttle_id: str \\| nil` | `released: [str]` or 404 |
 | `mode` | `mode: "observe" \\| "enforce" \\| "inherit", backend: str \\| nil` | `{mode, backend}` |
 | `policies_changed` | `{}` | `{version}` |
+| `policy_pin` | `{version}`, or null to unpin | `{pinned}` |
+| `policy_rollback` | `{version?}` | `{rolled_back}` |
 | `gateway_list` | `address: str (IP:PORT), name: str, is_listed: bool` | the same |
 | `volumes_approve` | `volumes: [str], gateways: [str]` | `approved: [DECIDED]`, or 404, 409 |
 | `volumes_revoke` | `volumes: [str], gateways: [str]` | `revoked: [DECIDED]`, or 404, 409 |
@@ -99,7 +104,9 @@ files); it may also be answered 422 with `errors: [{line, field, problem, fix, d
 volume itself is refused with 409 unless `force`. Its answer: `throttle_id: str`, `breaks: [str]` (such
 promises), `holds: str` (the rate that holds, if the floor lies above the one asked for).
 Entries of `applied` that are no agreements have `kind` too, those of maintenance `agreements: int` in scope.
-`policies_changed`: look for a new policy version now. `gateway_list`: dial this gateway, or no more.
+`policies_changed`: look for a new policy version now. `policy_pin`: keep a version, whatever is published.
+`policy_rollback`: put the version before the one in force in force; 409 if `version` is not in force, or one
+is pinned. `gateway_list`: dial this gateway, or no more.
 `volumes_approve`, `volumes_revoke`: names or patterns of volumes, names or ids of gateways; without gateways
 the one that is meant, 409 if that is not clear. DECIDED: `{volume, gateway, gateway_id, backend, owners}`,
 the last are the names of all gateways that it belongs to then.
@@ -119,13 +126,15 @@ SNAPSHOT = """\
 - `slas`: `[{name, objective, metric, priority, state, reason: str, latency_us, threshold_us, percentile, u,
   excused_ratio: float, stall_us: int, failed_ratio: float, compliance: float | nil, coverage: float | nil,
   budget_remaining: float | nil, budget_minutes_left: float | nil, slices: {good, bad, no_data,
-  not_applicable, excluded}}]`; states are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`,
-  `not-applicable` and `excluded` (maintenance, service hours); `reason` says why there is no data or nothing
-  is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the gateway's host
-  was busy; `stall_us`: for how long nothing has completed though I/O is outstanding; `failed_ratio`: of I/Os
-  that count as missed because they failed. Of indicators without a percentile `percentile` is nil, and
-  there are `promised` (rates) and `measured`: a mean or a stall by the windows, a rate by the newest
-  slice. Objectives left out of the live ones follow, at most 200, by their newest slice
+  not_applicable, excluded}, target, burn_1h: float | nil, alerts: [str], good_s, bad_s: int | nil}]`; states
+  are `ok`, `at-risk`, `violating`, `no-data`, `idle`, `out-of-curve`, `not-applicable` and `excluded`
+  (maintenance, service hours); `alerts` are the burn-rate pairs that are active; `good_s` and `bad_s` count
+  what was judged so since services began, without late revisions; `reason` says why there is no data or
+  nothing is promised; `excused_ratio` is the share of the I/Os that control leaves out, because the
+  gateway's host was busy; `stall_us`: for how long nothing has completed though I/O is outstanding;
+  `failed_ratio`: of I/Os that count as missed because they failed. Of indicators without a percentile
+  `percentile` is nil, and there are `promised` (rates) and `measured`: a mean or a stall by the windows, a
+  rate by the newest slice. Objectives left out of the live ones follow, at most 200, by their newest slice
 - `throttles`: `[{throttle_id, volume, client, group_name: str, members: {volume: weight}, backend, source:
   "manual" | "control" | "policy", who: str, cost_per_s, ops_per_s, bytes_per_s, burst_s, reason: str (enum),
   text: str, victim: str, state, since_us, expires_us, late_ios: int, longest_hold_us, mean_hold_us,
@@ -144,17 +153,21 @@ SNAPSHOT = """\
 - `totals`: `{gateways: {state: int}, volumes: int, slas: {state: int}, throttles: int, backends: int}`; a
   list above holds at most `services.live_rows` of them: gateways that are lost, capped volumes and those
   that use most, promises that are violated or at risk, active backends first
+- `policy_stage`: `{stage: "observe" | "enforce", stages: {backend: stage}, would_hold: [{volume, backend,
+  cap_cost_per_s, cost_per_s, above_s, above_cost, watched_s}]}`: volumes above caps of the policy that are
+  only observed: for how long, and by how much in all, since the version is in force
 - `feed_forward`: `{watched, recurring, off: int}`: backends watched for bursts that recur, with a clear
   pattern, and switched off by evidence; counters since services began: `looks`, `clear` (patterns found),
   `expected`, `came`, `missed`, `ahead` (bursts with caps set before them), `left_alone`, `bad_ahead`,
   `bad_alone` (bad windows of them), `switched_off`, `discarded` (times that evidence was discarded); metrics
   have them as `sla_feed_forward_*`
-- `others`: `[[name, objective, state, compliance, coverage, budget_remaining]]` of promises without a row in
-  `slas`, at most 1,000 a snapshot: where there are more they take turns. Absent from servers of before; the
-  application server keeps them for `GET /slas` and sends them to no page
+- `others`: `[[name, objective, state, compliance, coverage, budget_remaining, budget_minutes_left, target,
+  burn_1h, alerts, good_s, bad_s]]` of promises without a row in `slas`, at most 1,000 a snapshot: where there
+  are more they take turns. Absent from servers of before; the application server keeps them for `GET /slas`
+  and its metrics, and sends them to no page
 - `cut_short`: `{list: rows left out}` where the view exceeded a frame
-- `events`: the newest 20; `policy`: `{version, applied_us} | nil`; `database`: why SQL cannot be read,
-  empty while it can
+- `events`: the newest 20; `policy`: `{version, applied_us, pinned: bool} | nil`; `database`: why SQL cannot
+  be read, empty while it can
 """
 
 ROUTES = {
@@ -291,6 +304,14 @@ def session_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def channel_entry(op: str, message: type[channel_messages.Sent]) -> str:
+    """The section of a message on the channel between the daemon's parent and a pair."""
+    hints = get_type_hints(message)
+    text = ", ".join(f"{name}: {form_of(hints[name])}" for name in message._fields)
+    code = textwrap.fill(text, COLUMNS - 4, break_on_hyphens=False)
+    return f"### {op}\n\n```text\n{code}\n```\n\n{markdown(message.__doc__)}\n"
+
+
 def intro(title: str, module: ModuleType) -> str:
     """The heading of a conversation, and what its module says of it."""
     text = markdown(module.__doc__).split("\n\nSource:")[0].removesuffix("Pure.").rstrip()
@@ -306,6 +327,8 @@ def render() -> str:
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
     parts += [intro("Between the server's processes", server), *map(entry, messages_of(server))]
     parts += [*passed_on, SERVER_NOTES]
+    parts += [intro("Between the daemon's parent and its pairs", channel_messages)]
+    parts += [channel_entry(op, message) for op, message in channel_messages.OPS.items()]
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]
     parts += [REQUESTS, SNAPSHOT]
     parts += [intro("Between the agent's link and its data planes", planes)]

@@ -31,10 +31,10 @@ from pmdaemon.pki import certificates, contexts
 from pmdaemon.pki.certificates import Credential
 from pmdaemon.pki.errors import PkiError
 from pmdaemon.runtime.clock import Deadline
-from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.ends import Error
 from pmdaemon.wire.session import Session, Side
 
 LIMIT_S: Final = 20.0
@@ -159,9 +159,10 @@ class _EnrolConnection:
                 for received in self._session.feed(data):
                     if received.kind == answer:
                         return received.header
-                    code = printable(received.header.get("code", ""), 60)
-                    text = printable(received.header.get("text", ""), 2000)
-                    raise EnrolmentFailed(self._where, f"{text or 'an unexpected answer'} ({code})")
+                    error = Error.parse(received.header)
+                    raise EnrolmentFailed(
+                        self._where, f"{error.text or 'an unexpected answer'} ({error.code})"
+                    )
         except (OSError, WireError) as exc:
             raise EnrolmentFailed(self._where, str(exc)) from exc
         raise EnrolmentFailed(self._where, "it closed the connection without an answer")

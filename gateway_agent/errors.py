@@ -6,12 +6,10 @@
         ├── UpstreamError          the upstream of a volume refused, died or did not answer; clients see EIO
         ├── ExportRefused          a client asked for something this plane does not serve; says what and why
         ├── BackingFileError       a file or device of file mode cannot be used
-        ├── BadCaps                a set of caps or thresholds that cannot be applied; the former stay
         ├── PeerLost               a connection of the link has ended; dial again (retryable)
         │   ├── ServerLost         the session to the PMDaemon ended
         │   └── PlaneLost          the control socket of a data plane closed, or broke the protocol
         ├── SpoolWriteFailed       a cut could not be spooled (disk full?); its sources keep it (retryable)
-        ├── SpoolUnusable          the spool's directory cannot be read or written at all
         ├── SourceReadFailed       a source of statistics could not be read this time (retryable)
         ├── GroupUnusable          a control group cannot be counted or limited (retryable)
         │   └── DeviceNotFound     no block device has this name now (retryable)
@@ -93,15 +91,6 @@ class BackingFileError(GatewayError):
         )
 
 
-class BadCaps(GatewayError):
-    """Caps or thresholds from the link that cannot be applied; what was in force stays so."""
-
-    def __init__(self, what: str, problem: str) -> None:
-        self.what = what
-        self.problem = problem
-        super().__init__(f"{what} refused, the former stay in force: {problem}")
-
-
 class PeerLost(GatewayError):
     """A connection has ended; the loop closes it and dials again after its backoff."""
 
@@ -134,17 +123,6 @@ class SpoolWriteFailed(GatewayError):
         self.path = path
         self.cause = cause
         super().__init__(f"{path}: the cut could not be spooled ({cause}). Check the disk")
-
-
-class SpoolUnusable(GatewayError):
-    """The spool's directory cannot be used at all."""
-
-    def __init__(self, path: str, cause: str) -> None:
-        self.path = path
-        self.cause = cause
-        super().__init__(
-            f"{path}: the spool cannot be used ({cause}). Check state_dir, its owner and its mode"
-        )
 
 
 class SourceReadFailed(GatewayError):

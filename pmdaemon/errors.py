@@ -6,6 +6,7 @@
     │   ├── FrameTooLarge          a length word above the limit
     │   ├── MalformedFrame         bytes that are not a frame, or a header that is not a map
     │   ├── BadCut                 a statistics frame whose columns do not fit its header
+    │   ├── BadCaps                a set of caps or thresholds that cannot be applied; the former stays
     │   ├── ProtocolViolation      a well-formed frame in a state that does not allow it
     │   └── PeerRefused            we know what it wants and do not allow it; carries its own code
     ├── LocalProtocolError         a frame of ours that the session's state does not allow: a bug here
@@ -68,6 +69,15 @@ class BadCut(WireError):
     def __init__(self, problem: str) -> None:
         self.problem = problem
         super().__init__(f"bad cut: {problem}")
+
+
+class BadCaps(WireError):
+    """Caps or thresholds that a plane cannot apply; the former ones stay, and so does the connection."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        self.what = what
+        self.problem = problem
+        super().__init__(f"{what} refused, the former stay in force: {problem}")
 
 
 class ProtocolViolation(WireError):

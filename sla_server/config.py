@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
 from pmdaemon.space.config import SpaceConfig
+from sla_server.agreements.fields import TimeZone
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.schedule import JobSchedule
 from sla_server.services.config import ServicesConfig
 from sla_server.storage_resources.config import StorageConfig
+
+
+def _schedule(text: str) -> str:
+    JobSchedule.parse(text)
+    return text
 
 
 class PolicyJobConfig(StrictModel):
@@ -33,8 +41,27 @@ class PolicyJobConfig(StrictModel):
     for which `pyspark[connect]` must be installed."""
     window_days: int = Field(default=28, ge=1, le=400)
     """The job reads the rollups of this many days."""
+    half_life_days: float = Field(default=14.0, gt=0, le=10_000)
+    """Of demand: what was seen so long ago counts half."""
+    time_zone: TimeZone = "UTC"
+    """Hours of the week are local to a backend: in the time zone of the period of its agreement with the
+    highest priority. This is the zone of backends without such an agreement."""
+    calendar: str = ""
+    """A `Calendar` document in force (`sla apply`): its holidays count as Sundays. Empty: there are none."""
     driver_memory: str = "2g"
     """Spark driver memory."""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Further settings of Spark, for example `"spark.executor.memory" = "4g"`, or `"spark.jars"` with the
+    connector for an object store. A Spark Connect server has settings of its own."""
+    schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
+    Empty: never; the systemd timer may start it."""
+    publish: Literal["if-it-helps", "always"] = "if-it-helps"
+    """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
+    back_test_days: int = Field(default=7, ge=1, le=35)
+    """The back-test replays what was stored of this many days."""
+    back_test_ios: int = Field(default=100_000, ge=1_000, le=10_000_000)
+    """I/Os of the back-test, of which it simulates each three times; 100,000 take some ten seconds."""
 
 
 class ServerConfig(StrictModel):

@@ -22,7 +22,7 @@ from pmdaemon.mailbox.sender import PostingMailbox
 from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import RecordRows
+from pmdaemon.wire.messages.server import Recorded, RecordRows
 
 log = structlog.get_logger("supervisor")
 RECIPIENT: Final = "dbmanager"
@@ -103,12 +103,11 @@ class Recorder:
         for message in self._take(self.mailbox):
             try:
                 answer = frame.decode(message.payload)
+                if answer.kind == Kind.RECORDED:
+                    said = Recorded.parse(answer.header)
+                    self.has_recorded |= self._sender.answered(RECIPIENT, said.request, now_ns)
             except WireError as exc:
                 log.error("message-dropped", sender=message.sender, problem=str(exc))
-                continue
-            request = answer.header.get("req")
-            if answer.kind == Kind.RECORDED and isinstance(request, str):
-                self.has_recorded |= self._sender.answered(RECIPIENT, request, now_ns)
         refused = self._sender.full
         error = "its mailbox is full"
         try:

@@ -149,12 +149,27 @@ class ModeSet(RequestBody):
 
     mode: Literal["observe", "enforce", "inherit"]
     backend: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    of: Literal["control", "policy"] = "control"
+    """Of policy: whether the caps of policies hold, where the mode is enforce, too."""
 
     @model_validator(mode="after")
     def _inherits(self) -> ModeSet:
         if self.mode == "inherit" and self.backend is None:
             raise ValueError("mode inherit is for one backend: give backend, or observe or enforce")
         return self
+
+
+class PolicyPin(RequestBody):
+    """The policy version to keep, whatever is published; none: the newest one is in force again."""
+
+    version: int | None = Field(default=None, ge=1, lt=1 << 31)
+
+
+class PolicyRollback(RequestBody):
+    """Put the policy before the one in force in force."""
+
+    version: int | None = Field(default=None, ge=1, lt=1 << 31)
+    """The version that is in force, to be sure that this one is rolled back."""
 
 
 class VolumesDecision(RequestBody):

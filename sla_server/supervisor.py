@@ -15,7 +15,8 @@ with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the 
 trying again would change nothing. Children are exec'ed and hold a pipe to the supervisor: if it dies, however
 it dies, they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on
 the data directory forbids a second server (``directories``). When a part has met damage in a mailbox segment,
-the parts that use it are ended, the segment is made again, and they start again as after a death.
+the parts that use it are ended, the segment is made again, and they start again as after a death. With
+``[policy] schedule`` it also starts the policy job, which is no part: it ends by itself (``schedule``).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from sla_server.directories import (
 )
 from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.recorder import Recorder
+from sla_server.schedule import QUIET, JobSchedule, ScheduledJob
 from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_event_text
 
 log = structlog.get_logger("supervisor")
@@ -89,6 +91,7 @@ class Supervisor:
     _manager: ServiceManager = field(default_factory=ServiceManager)
     _is_drained: bool = False  # dbmanager has ended in order, and with everything that was posted to it
     _status: int = 0
+    _job: ScheduledJob | None = None
 
     def __post_init__(self) -> None:
         self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
@@ -113,6 +116,7 @@ class Supervisor:
             attach_reserves("supervisor", self._reserves)
             for name in PARTS:
                 self._start(self.add(name, self._command(name)))
+            self._job = self._scheduled()
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
@@ -152,6 +156,13 @@ class Supervisor:
             return [sys.executable, "-m", "pmdaemon", "run", *config]
         return [sys.executable, "-m", "sla_server.process", name, *config]
 
+    def _scheduled(self) -> ScheduledJob | None:
+        """The policy job, if the configuration has a schedule for it."""
+        schedule = JobSchedule.parse(self.config.policy.schedule)
+        if schedule is None:
+            return None
+        return ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock)
+
     def add(self, name: str, command: Sequence[str]) -> Child:
         """Keep a process running from now on; ``_start`` starts it the first time."""
         environment = {
@@ -186,8 +197,15 @@ class Supervisor:
             self._renew_segments(damaged)
         self.records.flush(self.clock.monotonic_ns())
         if self._second.is_due():
+            self._run_job()
             self._manager.beat()
             self._check_progress()
+
+    def _run_job(self) -> None:
+        ended = self._job.step() if self._job is not None else None
+        if ended is not None and ended[0] not in QUIET:
+            text = f"the policy job has failed: {ended[1]}; the policy in force stays as it was"
+            self._add_event("policy-job-failed", "warning", "policy", text, {"status": ended[0]})
 
     def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
@@ -289,7 +307,9 @@ class Supervisor:
         self.records.add_event(kind, severity, subject, text, details, at_us=at_us, now_ns=now_ns)
 
     def _stop_parts(self) -> None:
-        """Reverse order: polling ends first, the writer last."""
+        """Reverse order: polling ends first, the writer last; a run of the job before them."""
+        if self._job is not None:
+            self._job.stop()
         statuses: dict[str, int] = {}
         for name in reversed(PARTS):
             if name in self.parts:

@@ -5,7 +5,7 @@
 --
 -- sla_writer   dbmanager: owns database and tables, migrates, makes and drops partitions     [database] url
 -- sla_reader   services, application server: reads, cannot write even by mistake             reader_url
--- sla_policy   policy job: reads, inserts policies and their caps, changes nothing           policy_url
+-- sla_policy   policy job: reads, inserts policies and their caps, notes its own runs        policy_url
 --
 -- Passwords and who may connect from where are yours to set (ALTER ROLE ... PASSWORD, pg_hba.conf).
 
@@ -30,6 +30,9 @@ BEGIN
     END LOOP;
     IF to_regclass('public.policies') IS NOT NULL THEN
         GRANT INSERT ON public.policies, public.policy_caps TO sla_policy;
+    END IF;
+    IF to_regclass('public.jobs') IS NOT NULL THEN
+        GRANT INSERT, UPDATE ON public.jobs TO sla_policy;
     END IF;
 END
 $roles$;

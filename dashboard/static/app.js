@@ -15,7 +15,7 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", selected: null, totals: new Map(),
-  policy: null, signedIn: false, notice: "", database: "", old: null};
+  policy: null, jobs: [], signedIn: false, notice: "", database: "", old: null};
 
 function draw() {
   const {snapshot} = page;
@@ -28,6 +28,7 @@ function draw() {
   views.showEvents(snapshot);
   views.showProcesses(snapshot.processes);
   views.showPolicy(snapshot, page.policy);
+  views.showJobs(page.jobs);
   for (const button of $("mode").children) {
     button.setAttribute("aria-pressed", String(button.dataset.mode === snapshot.mode));
     button.disabled = !page.signedIn;
@@ -113,6 +114,11 @@ async function loadPolicy() {
   if (page.snapshot) draw();
 }
 
+async function loadJobs() {
+  const answer = await read("/jobs?limit=3");
+  if (answer) page.jobs = answer.items;
+}
+
 async function loadTotals() {
   const answer = await read("/volumes");
   if (answer) page.totals = new Map(answer.items.map((row) => [row.volume, row]));
@@ -134,12 +140,12 @@ async function loadAge() {
 }
 
 async function loadSlow() {
-  await Promise.all([loadTotals(), loadSession(), loadAge(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
+  await Promise.all([loadTotals(), loadJobs(), loadSession(), loadAge(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
   draw();
 }
 
 async function everySoOften() {
-  await loadTotals();
+  await Promise.all([loadTotals(), loadJobs()]);
   if (Date.now() - page.takenMs > STALE_MS) {
     const live = await read("/live"); // who waits for the database says nothing: ask for it ourselves
     if (live) page.database = live.server.database;

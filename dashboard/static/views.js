@@ -246,6 +246,25 @@ export function showPolicy(snapshot, policy) {
     return;
   }
   const when = `in force since ${f.clock(snapshot.policy.applied_us)}`;
-  const rows = policy?.job?.rows ? `, computed from ${f.count(policy.job.rows)} rows` : "";
-  setText(node, `Version ${snapshot.policy.version}, ${when}${rows}.`);
+  const rows = policy?.job?.rollups ? `, computed from ${f.count(policy.job.rollups)} rollups` : "";
+  const pinned = snapshot.policy.pinned ? ", pinned" : "";
+  const stage = snapshot.policy_stage;
+  const above = stage?.would_hold?.length ? ` ${f.plural(stage.would_hold.length, "volume")} above caps that are only observed.` : "";
+  setText(node, `Version ${snapshot.policy.version}${pinned}, ${when}${rows}. Its caps: ${stage?.stage || "enforce"}.${above}`);
+}
+
+const JOB_BADGES = {done: "ok", running: "", failed: "bad", killed: "bad"};
+
+export function showJobs(rows) {
+  $("jobs").hidden = !rows.length;
+  fillList($("jobs"), rows, (row) => row.job_id,
+    () => element("li", {}, element("time", {class: "soft"}), element("span"), element("p")),
+    (li, row) => {
+      setText(li.querySelector("time"), f.clock(row.started_us));
+      setBadge(li.querySelector("span"), JOB_BADGES[row.state] ?? "warn", row.state, row.kind);
+      const took = row.ended_us ? `took ${f.duration((row.ended_us - row.started_us) / 1e6)}` : "goes on";
+      const read = row.rows === null ? "" : `, ${f.count(row.rows)} rows`;
+      setText(li.querySelector("p"), `${row.kind} job ${took}${read}${row.text ? `: ${row.text}` : ""}`);
+    },
+    () => []);
 }

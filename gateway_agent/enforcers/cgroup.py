@@ -125,7 +125,7 @@ class LimitedGroup:
     def set_cap(self, cap: Rates) -> bool:
         """Another cap of the server's, beside the static one; whether it is certainly in force."""
         self._cap = self._static.tighter(cap)
-        return self._look() is None or self._enforce(always=True)
+        return self._find_now() is None or self._enforce(always=True)
 
     def count(self, elapsed_s: float) -> IoCounts | None:
         """What it did so far, since it was made; None while it is not there. Divides the cap again.
@@ -133,7 +133,7 @@ class LimitedGroup:
         Args:
             elapsed_s: since the last count.
         """
-        group = self._look()
+        group = self._find_now()
         if group is None:
             return None
         try:
@@ -144,7 +144,7 @@ class LimitedGroup:
         before, self._before = self._before, now
         if limits != self._limits:  # its unit was started again, or another program has written them
             self._limits = limits
-            self._note(f"{group.path}: its limits were {tuple(limits)}, not those that were written")
+            self._report(f"{group.path}: its limits were {tuple(limits)}, not those that were written")
         if before is not None and is_later(before, now):
             step = minus(now, before)
             self.is_full = _any_full(step, self._limits, elapsed_s)
@@ -152,7 +152,7 @@ class LimitedGroup:
         self._enforce(always=False)
         return now
 
-    def _look(self) -> Group | None:
+    def _find_now(self) -> Group | None:
         """The group, if it is there; one that has come gets its limits."""
         if self._group is None:
             try:
@@ -161,7 +161,7 @@ class LimitedGroup:
                 if other != self.volume:
                     raise GroupUnusable(str(found.path), f"it is {other} already, on the same device")
             except GroupUnusable as exc:
-                self._note(str(exc))
+                self._report(str(exc))
                 return None
             self._group = found
             self._before = None
@@ -184,16 +184,16 @@ class LimitedGroup:
             self._lost(exc)
             return False
         if self._limits != wanted:
-            self._note(f"{group.path}: limits {tuple(wanted)} were written, {tuple(self._limits)} hold")
+            self._report(f"{group.path}: limits {tuple(wanted)} were written, {tuple(self._limits)} hold")
             return False
         self._problem = ""
         return True
 
     def _lost(self, exc: GroupUnusable) -> None:
         self._group, self._before, self.is_full = None, None, False
-        self._note(str(exc))
+        self._report(str(exc))
 
-    def _note(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if problem != self._problem:
             log.warning("group-unusable", volume=self.volume, problem=problem)
         self._problem = problem

@@ -110,14 +110,14 @@ class LimitedPlace:
     def confirm(self) -> None:
         """Say it, if the limits that were set are not those that were read back."""
         held = "" if self.is_held else f"limits {self._written} were set, {self.found} hold"
-        self.note("limits", self.refusal or held)
+        self.report("limits", self.refusal or held)
 
     def lost(self) -> None:
         """The connection has ended: what holds there is not known."""
         self.found = self.at = self._written = None
         self.is_full = False
 
-    def note(self, topic: str, problem: str) -> None:
+    def report(self, topic: str, problem: str) -> None:
         """Say it once; "" for none."""
         if problem and problem != self.notes.get(topic):
             log.warning("qemu-place-unusable", volume=self.volume, problem=problem)

@@ -35,7 +35,7 @@ class Alerts:
         self._late: Late = {}
         self._late_ns: dict[str, int] = {}
 
-    def tell(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> None:
+    def report(self, kind: str, severity: Severity, subject: str, text: str, **details: Any) -> None:
         """Log it, and send or keep an ALERT for the server."""
         now_ns = self._clock.monotonic_ns()
         last_ns = self._told_ns.get((kind, subject))
@@ -63,4 +63,4 @@ class Alerts:
                 "more is outstanding than they let through. Raise the caps, or lower the client's queue "
                 "depth, before the client times out"
             )
-            self.tell("throttle-bound-hit", "warning", volume, text, ios=ios, longest_us=longest_us)
+            self.report("throttle-bound-hit", "warning", volume, text, ios=ios, longest_us=longest_us)

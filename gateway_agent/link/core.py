@@ -142,12 +142,12 @@ class LinkCore:
                 f"{spool.damaged} cuts in the spool were damaged and are lost; their time is no-data. "
                 "Check the disk of state_dir"
             )
-            self._alerts.tell("spool-damaged", "critical", "spool", text, lost=spool.damaged)
+            self._alerts.report("spool-damaged", "critical", "spool", text, lost=spool.damaged)
 
     def restarted(self, restarts: int, reason: str) -> None:
         """Report that this process replaced one that died; ``reason``: how that one ended."""
         text = f"the link was restarted: {reason}; restart {restarts}"
-        self._alerts.tell("process-restarted", "warning", "link", text, restarts=restarts)
+        self._alerts.report("process-restarted", "warning", "link", text, restarts=restarts)
 
     @property
     def caps_in_force(self) -> tuple[int, float] | None:
@@ -229,7 +229,7 @@ class LinkCore:
 
     def parent_stalled(self, text: str) -> None:
         """Report that the agent's parent hangs, or goes on again; ``text``: what it does."""
-        self._alerts.tell("process-stalled", "warning", "agent", f"the agent's parent {text}")
+        self._alerts.report("process-stalled", "warning", "agent", f"the agent's parent {text}")
 
     def reload_ended(self, record: Mapping[str, Any]) -> None:
         """Report what came of a reload; ``record``: as in the parent's ``agent.json``."""
@@ -239,12 +239,12 @@ class LinkCore:
         self._reload_number = number
         state, text = record.get("state"), str(record.get("text", ""))
         if state == "refused":
-            self._alerts.tell("reload-refused", "warning", "configuration", text)
+            self._alerts.report("reload-refused", "warning", "configuration", text)
         elif changes := record.get("changes"):
-            self._alerts.tell("reloaded", "info", "configuration", "; ".join(map(str, changes)))
+            self._alerts.report("reloaded", "info", "configuration", "; ".join(map(str, changes)))
         if keys := record.get("needs_restart"):
             text = f"not in force before the agent is restarted: {', '.join(map(str, keys))}"
-            self._alerts.tell("reload-incomplete", "warning", "configuration", text)
+            self._alerts.report("reload-incomplete", "warning", "configuration", text)
 
     # -- the server's side
 
@@ -341,7 +341,7 @@ class LinkCore:
         try:
             self._thresholds.replace(received)
         except OSError as exc:
-            self._alerts.tell(
+            self._alerts.report(
                 "state-write-failed", "warning", "thresholds", f"they hold, but are not kept: {exc}"
             )
         for plane in self.planes.values():
@@ -354,7 +354,9 @@ class LinkCore:
         try:
             self._costs.replace(received)
         except OSError as exc:
-            self._alerts.tell("state-write-failed", "warning", "costs", f"they hold, but are not kept: {exc}")
+            self._alerts.report(
+                "state-write-failed", "warning", "costs", f"they hold, but are not kept: {exc}"
+            )
         for plane in self.planes.values():
             if plane.enforcer.reachable:
                 plane.send(DpCosts(received.version, received.backends))
@@ -368,7 +370,7 @@ class LinkCore:
             problem = f"it cannot be kept: {exc.strerror}"
         if problem:
             text = f"the new certificate is not used: {problem}"
-            self._alerts.tell("certificate-not-renewed", "warning", "certificate", text)
+            self._alerts.report("certificate-not-renewed", "warning", "certificate", text)
 
     def _renew_if_due(self) -> None:
         if self._identity is None or self.session.state is not SessionState.POLLING:
@@ -378,7 +380,7 @@ class LinkCore:
             return
         if self._identity.is_urgent:
             text = "the certificate expires soon and was not renewed; see the server's log"
-            self._alerts.tell("certificate-expires", "critical", "certificate", text)
+            self._alerts.report("certificate-expires", "critical", "certificate", text)
         self.session.send(Renew(request))
 
     # -- the planes' side
@@ -410,7 +412,7 @@ class LinkCore:
         if has_other_exports or before != (plane.config, plane.problems, plane.listening):
             self.on_planes_changed()
         if plane.problems and plane.problems != before[1]:
-            self._alerts.tell("reload-incomplete", "warning", name, "; ".join(plane.problems))
+            self._alerts.report("reload-incomplete", "warning", name, "; ".join(plane.problems))
         self._advance()
         if plane.has_more:
             self.collect_now()
@@ -432,14 +434,14 @@ class LinkCore:
         if name in self._leaving:
             if name in self._former and not self.planes[name].is_stopping:
                 text = f"{name}, which let its clients go, is gone: {reason}; its last counts are lost"
-                self._alerts.tell("plane-died", "critical", name, text)
+                self._alerts.report("plane-died", "critical", name, text)
             self._forget_plane(name)
         elif self.planes[name].is_stopping:
             log.info("plane-stopped", plane=name)
         elif self.planes[name].leaving is not None:
             log.info("plane-handed-over", plane=name, former=self.planes[name].leaving)
         else:
-            self._alerts.tell("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
+            self._alerts.report("plane-died", "critical", name, f"data plane {name} is gone: {reason}")
         self.on_planes_changed()
         self._advance()
 
@@ -461,7 +463,7 @@ class LinkCore:
             case QmpLost():
                 if event.was_connected:
                     text = f"the monitor of {event.name} is gone: {event.reason}"
-                    self._alerts.tell("qemu-lost", "warning", event.name, text)
+                    self._alerts.report("qemu-lost", "warning", event.name, text)
                 elif client.problem != event.reason:  # logged once, not at every try
                     log.warning("cannot-connect", to=event.name, address=client.socket, reason=event.reason)
                 client.lost(event.reason, is_off=event.is_off)
@@ -496,18 +498,20 @@ class LinkCore:
         try:
             dropped = self._cut_spooler.spool(samples)
         except (SpoolWriteFailed, WireError) as exc:
-            self._alerts.tell("spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}")
+            self._alerts.report(
+                "spool-write-failed", "critical", "spool", f"cuts wait in their sources: {exc}"
+            )
             return
         self._alerts.late(late)
         self._caps.used(samples, self._clock.monotonic_ns())
         if dropped:
             text = f"the spool is full: {self._spool.dropped} cuts were dropped so far; their time is no-data"
-            self._alerts.tell("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
+            self._alerts.report("spool-overflow", "critical", "spool", text, dropped=self._spool.dropped)
 
     def _collection_ended(self) -> None:
         self._report_stalled(set(self._collection.overdue()))
         for failure in self._collection.failures:
-            self._alerts.tell("source-failed", "warning", failure.source, str(failure))
+            self._alerts.report("source-failed", "warning", failure.source, str(failure))
         if self.session.state is SessionState.POLLING:
             self._announce()
             for poll in self._polls:
@@ -525,10 +529,10 @@ class LinkCore:
             what = "monitor" if name in self.qemu else "data plane"
             severity: Severity = "warning" if name in self.qemu else "critical"
             text = f"{what} {name} does not answer; it is left out"
-            self._alerts.tell("plane-stalled", severity, name, text)
+            self._alerts.report("plane-stalled", severity, name, text)
         for name in sorted(self._stalled - overdue):
             what = "monitor" if name in self.qemu else "data plane"
-            self._alerts.tell("plane-back", "info", name, f"{what} {name} answers again")
+            self._alerts.report("plane-back", "info", name, f"{what} {name} answers again")
         self._stalled = overdue
 
     # -- time
@@ -573,7 +577,7 @@ class LinkCore:
         lapsed = self._caps.expire(now_ns)
         if lapsed is not None:
             text = f"caps of generation {lapsed.gen} were not renewed; static caps hold"
-            self._alerts.tell("lease-expired", "warning", "caps", text, gen=lapsed.gen)
+            self._alerts.report("lease-expired", "warning", "caps", text, gen=lapsed.gen)
         if not self._collection.busy and now_ns - self._collected_ns >= self._unpolled_cut_ns:
             self.collect_now()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by

@@ -96,7 +96,7 @@ def build(
     """Open what is on disk and put the core together; ``post`` sends a request to a monitor of QEMU.
 
     Raises:
-        SpoolUnusable, SourceReadFailed: this host cannot run the link as configured.
+        GatewayError: this host cannot run the link as configured.
     """
     spool = Spool(config.state_dir / "spool", config.spool_bytes)
     stream_names = StreamNames(gateway_id, config.state_dir / "streams.json")
@@ -201,7 +201,7 @@ class LinkFacts:
         self._state, self._since_unix_us = core.session.state, clock.unix_us()
         self._due_ns = 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Write it if it is time, or the session has changed."""
         if self._core.session.state is not self._state:
             self._state, self._since_unix_us = self._core.session.state, self._clock.unix_us()
@@ -316,7 +316,7 @@ def run(
     listen = parse_address(config.listen) if config.listen else None
     server = None if listen else resolve_server(config.server)
     loop = LinkLoop(core, server, sockets, backoff, stop, clock, identity, listen, hangup)
-    loop.on_turn = facts.look
+    loop.on_turn = facts.poll
     loop.add_inbox(said_of_parent, core.parent_stalled)
     loop.on_hangup = lambda: take_reload(path, core, loop, identity)
     if qmp is not None:

@@ -109,7 +109,7 @@ class QemuClient:
         self.source.can_be_asked = False  # not before it is known what is there
         self._daemon = daemon
         self._told.clear()
-        self._post(self._look(), self._looked)
+        self._post(self._all_steps(), self._looked)
 
     def lost(self, reason: str, *, is_off: bool) -> None:
         """The monitor cannot be asked."""
@@ -155,7 +155,7 @@ class QemuClient:
         self._open[number] = _Open(steps, done, is_look)
         self._send(QmpRequest(number, tuple(command for command, _ in steps)))
 
-    def _look(self) -> list[Step]:
+    def _all_steps(self) -> list[Step]:
         """Statistics before limits: what is not there any more is noticed first."""
         drives = [place for place in self._places if place.drive]
         steps: list[Step] = []
@@ -180,9 +180,9 @@ class QemuClient:
                 continue
             place.at, row = next(((at, row) for at, row in rows if place.drive in at.names), (None, None))
             if row is None:
-                place.note("drive", f"drive {place.drive}: {ABSENT}")
+                place.report("drive", f"drive {place.drive}: {ABSENT}")
                 continue
-            place.note("drive", "")
+            place.report("drive", "")
             self._found[place.volume] = drive_statistics(row)
 
     def _take_drive_limits(self, answer: Any) -> None:
@@ -213,7 +213,7 @@ class QemuClient:
     # -- statistics
 
     def _count(self) -> None:
-        self._post(self._look(), self._counted)
+        self._post(self._all_steps(), self._counted)
 
     def _counted(self, at_ns: int) -> None:
         self.enforcer.looked()
@@ -233,7 +233,7 @@ class QemuClient:
             if place.at is None or found is None:
                 continue
             if found.has_other_histogram:
-                place.note("statistics", OTHERS_HISTOGRAM)
+                place.report("statistics", OTHERS_HISTOGRAM)
             elif found.bins is None and place.volume not in self._told:
                 self._told.add(place.volume)
                 step = place.at.histogram_command(), _histogram_set(place)
@@ -261,9 +261,9 @@ def _group_limits(place: LimitedPlace) -> Callable[[Any], None]:
         place.found = None
         if isinstance(answer, Refusal) and answer.is_absence:
             assert place.group is not None  # asked for those alone
-            place.note("group", f"throttle group {place.group.name}: {ABSENT}")
+            place.report("group", f"throttle group {place.group.name}: {ABSENT}")
         elif place.group is not None:
-            place.note("group", "")
+            place.report("group", "")
             place.found = place.group.limits_in(_granted(answer))
 
     return take
@@ -279,6 +279,6 @@ def _limits_set(place: LimitedPlace) -> Callable[[Any], None]:
 def _histogram_set(place: LimitedPlace) -> Callable[[Any], None]:
     def take(answer: Any) -> None:
         if isinstance(answer, Refusal):
-            place.note("statistics", NO_HISTOGRAM.format(answer.text))
+            place.report("statistics", NO_HISTOGRAM.format(answer.text))
 
     return take

@@ -26,7 +26,7 @@ def answer(session: AgentSession, spool: Spool, poll: Poll, wall_us: int) -> int
         wall_us: this host's wall clock now.
 
     Raises:
-        SpoolUnusable: a cut cannot be read.
+        GatewayError: a cut cannot be read.
     """
     sent: list[tuple[int, int]] = []
     size_bytes = 0

@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
+from gateway_agent.errors import GatewayError, SpoolWriteFailed
 from gateway_agent.link import state_files
 from pmdaemon.diskqueue import DiskQueue, QueueSettings
 from pmdaemon.diskqueue.errors import DiskQueueError, QueueFull, RecordTooLarge
@@ -186,7 +186,7 @@ class Spool:
         open_queue: tests bring their own disk.
 
     Raises:
-        SpoolUnusable: the directory or the queue in it cannot be used.
+        GatewayError: the directory or the queue in it cannot be used.
     """
 
     def __init__(
@@ -204,13 +204,11 @@ class Spool:
         self._index_due_ns = self._clock.monotonic_ns() + INDEX_SYNC_NS
         state_files.make_private_directory(directory)
         if list(directory.glob("*.spool")):
-            raise SpoolUnusable(
-                str(directory), "it holds *.spool files of an earlier version; move them away"
-            )
+            raise _unusable(str(directory), "it holds *.spool files of an earlier version; move them away")
         try:
             self.damaged = self._recover()  # cuts that damage has cost, found at this start
         except (OSError, DiskQueueError, ValueError) as exc:
-            raise SpoolUnusable(str(directory), str(exc)) from exc
+            raise _unusable(str(directory), str(exc)) from exc
 
     # -- recovery
 
@@ -425,7 +423,7 @@ class Spool:
         Neither append nor forget while the iterator is in use.
 
         Raises:
-            SpoolUnusable: a cut cannot be read any more.
+            GatewayError: a cut cannot be read any more.
         """
         started = start is None or start[0] not in self._epochs
         for epoch, entry in list(self._epochs.items()):
@@ -451,7 +449,7 @@ class Spool:
             try:
                 message = self._queue.read(place.number)
             except DiskQueueError as exc:
-                raise SpoolUnusable(str(self._directory), str(exc)) from exc
+                raise _unusable(str(self._directory), str(exc)) from exc
             assert message is not None  # what is not forgotten is in the queue
             raw = unpack_record(message.data).raw
         gap = self._gaps.get(key, 0)
@@ -476,3 +474,9 @@ class Spool:
         """Sync the index and let go of the files."""
         with suppress(DiskQueueError):  # poisoned: the next start recovers
             self._queue.close()
+
+
+def _unusable(directory: str, cause: str) -> GatewayError:
+    return GatewayError(
+        f"{directory}: the spool cannot be used ({cause}). Check state_dir, its owner and its mode"
+    )

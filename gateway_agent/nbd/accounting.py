@@ -51,9 +51,9 @@ from gateway_agent.nbd.limits import (
     Pendings,
 )
 from gateway_agent.nbd.stalls import StreamStalls
-from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import COLUMNS, FAILED, IO_READ, IO_WRITE, OUTSTANDING
+from pmdaemon.wire.messages.plane_sets import Limit
 from pmdaemon.wire.rates import COST_BYTES, io_cost
 
 FAILED_BIT: Final = 4

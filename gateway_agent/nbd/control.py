@@ -25,9 +25,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.loop import IN, OUT, EventLoop
-from pmdaemon.errors import WireError
+from pmdaemon.errors import BadCaps, WireError
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind

@@ -36,7 +36,6 @@ from gateway_agent.errors import ExportRefused
 from gateway_agent.nbd.accounting import StreamAccount, StreamCut
 from gateway_agent.nbd.limits import Ints
 from gateway_agent.nbd.protocol import Rep
-from gateway_agent.nbd.thresholds import Limit, PlaneThresholds
 from pmdaemon.wire import histogram
 from pmdaemon.wire.cut import (
     COLUMNS,
@@ -47,6 +46,7 @@ from pmdaemon.wire.cut import (
     missed_array,
     rows_array,
 )
+from pmdaemon.wire.messages.plane_sets import Limit, PlaneThresholds
 from pmdaemon.wire.messages.planes import DpCut
 
 log = structlog.get_logger("cuts")

@@ -275,9 +275,9 @@ class ExportTable:
             self._runners.pop(name, None),
         )
         self._leaving.append(leaving)
-        self._look_at_leaving(self._context.clock.monotonic_ns())
+        self._check_leaving(self._context.clock.monotonic_ns())
 
-    def _look_at_leaving(self, now_ns: int) -> None:
+    def _check_leaving(self, now_ns: int) -> None:
         for leaving in tuple(self._leaving):
             if leaving.has_ended:
                 leaving.release()
@@ -285,7 +285,7 @@ class ExportTable:
                 if leaving.has_gone:
                     self._context.cuts.volumes.remove(leaving.volume)
         if self._leaving:
-            self._context.loop.at(("leaving", self), now_ns + LEAVING_CHECK_NS, self._look_at_leaving)
+            self._context.loop.at(("leaving", self), now_ns + LEAVING_CHECK_NS, self._check_leaving)
 
     def leaving(self) -> dict[str, int]:
         """Connections that use what was removed or replaced, by volume."""

@@ -45,9 +45,9 @@ class FairOrder(Generic[Flow]):
     def add(self, flow: Flow) -> None:
         """It waits from now on; one that does already keeps its place."""
         if flow not in self._entries:
-            self._enter(flow, max(self._tags.get(flow, 0.0), self._virtual))
+            self._push(flow, max(self._tags.get(flow, 0.0), self._virtual))
 
-    def _enter(self, flow: Flow, tag: float) -> None:
+    def _push(self, flow: Flow, tag: float) -> None:
         self._number += 1
         self._tags[flow] = tag
         self._entries[flow] = tag, self._number
@@ -81,7 +81,7 @@ class FairOrder(Generic[Flow]):
             self._virtual = max(self._virtual, began)
         tag = began + used_ns
         if self._entries.pop(flow, None) is not None:
-            self._enter(flow, tag)
+            self._push(flow, tag)
         else:
             self._tags[flow] = tag
 

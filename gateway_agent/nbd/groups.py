@@ -13,24 +13,16 @@ no I/O: time is an argument, the timer is the loop's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway_agent.nbd.fair_order import FairOrder
 from gateway_agent.nbd.loop import EventLoop
-from pmdaemon.wire.rates import Rates, RateSet
+from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
+from pmdaemon.wire.rates import RateSet
 
 CONTENDED_NS: Final = 10 * 10**9
 """Others that used a rate within this time count as waiting for it: a client with one request outstanding at
 a time is seldom found waiting."""
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeGroupCap:
-    """What the server says of one group; ``weights`` by volume, also of volumes that are not here."""
-
-    rates: Rates
-    weights: Mapping[str, float]
 
 
 class GroupVolume(Protocol):

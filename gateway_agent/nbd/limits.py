@@ -39,8 +39,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire.cut import FAILED, IO_ANY, IO_READ, IO_WRITE, OVERDUE
+from pmdaemon.wire.messages.plane_sets import Limit
 
 KIND_READ: Final = 0
 KIND_WRITE: Final = 1

@@ -51,7 +51,6 @@ from gateway_agent.nbd.sockets import (
     unlink_own,
 )
 from gateway_agent.nbd.takeover import MOST_SOCKETS, Inheritance, has_former, take_over
-from gateway_agent.nbd.thresholds import parse_thresholds
 from gateway_agent.nbd.tls import TlsEngine
 from gateway_agent.nbd.upstream import Upstream, UpstreamOpening
 from gateway_agent.nbd.volume import PlaneContext, Volume
@@ -63,6 +62,7 @@ from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.sockets import accept
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.plane_sets import PlaneThresholds
 from pmdaemon.wire.messages.planes import DpHandOver, DpHello
 from pmdaemon.wire.rates import Rates
 
@@ -192,7 +192,7 @@ class Plane:
         self._thresholds = former.thresholds
         if former.costs is not None:
             self.costs(former.costs)
-        found = parse_thresholds(former.thresholds) if former.thresholds is not None else None
+        found = PlaneThresholds.parse(former.thresholds) if former.thresholds is not None else None
         self._cuts.succeed(former.start_ns, former.start_us, found, self._caps.generation)
         for text in self._config.listen:
             if text in former.listeners:
@@ -468,7 +468,7 @@ class Plane:
 
     def thresholds(self, header: dict[str, Any]) -> None:
         """See ``control.LinkCommands``."""
-        found = parse_thresholds(header)
+        found = PlaneThresholds.parse(header)
         left_out = self._cuts.set_thresholds(found, self._clock.monotonic_ns(), self._clock.unix_us())
         self._thresholds = header
         if left_out:

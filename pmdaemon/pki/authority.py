@@ -176,7 +176,7 @@ class Authority:
             PkiError: the authority cannot be used.
         """
         now_us = self._clock.unix_us()
-        found = tokens.look_up(self.store, token, now_us)
+        found = tokens.find(self.store, token, now_us)
         key = certificates.public_key_of_request(request)
         with self.store.locked():
             for entry in self.entries(gateway_id):

@@ -54,7 +54,7 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def look_up(store: CaStore, token: str, now_us: int) -> Token:
+def find(store: CaStore, token: str, now_us: int) -> Token:
     """The stored token, not used yet.
 
     Raises:

@@ -12,6 +12,10 @@ that comes in time raises it, twofold in a second at first, by a tenth after the
 when many answers take longer than ``SLOW`` of the interval, or when a batch found no room at dbmanager.
 Many: a few gateways behind slow links say nothing of this machine.
 
+*The present* is what the pair's gateways make in an interval. A fleet that is not behind is asked for it
+whatever happens, so slow answers never bring the budget below it, or a machine that is slow for a while would
+leave dbmanager idle and the whole fleet behind for ever. Only refusals do: then dbmanager has no room.
+
 *The pause* (``RefusalBackoff``). A gateway whose cuts found no room at dbmanager is not asked for them
 again at once: it would send up to 256 KB of backlog, most of it to be refused again; a thousand gateways a
 quarter of a gigabyte a second, and what services needs to judge the present would wait behind it. So its
@@ -69,6 +73,7 @@ class CatchUp:
         "_interval_ns",
         "_lock",
         "_most",
+        "_present",
         "_slow_ratio",
         "_tokens",
         "bytes_per_s",
@@ -79,6 +84,7 @@ class CatchUp:
         self._interval_ns = interval_ns
         self._lock = threading.Lock()
         self._filled_ns: int | None = None
+        self._present = 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -109,6 +115,11 @@ class CatchUp:
             self._granted_ns = now_ns
             return True
 
+    def set_present(self, size_bytes: float) -> None:
+        """What all gateways of the pair together make in an interval."""
+        with self._lock:
+            self._present = min(self._most, size_bytes * 1e9 / self._interval_ns)
+
     def answered(self, size_bytes: int, waited_ns: int, now_ns: int) -> None:
         """A poll that asked for backlog was answered with ``size_bytes`` of cuts, after ``waited_ns``."""
         with self._lock:
@@ -116,10 +127,10 @@ class CatchUp:
             self._answer_bytes += _WEIGHT * (size_bytes - self._answer_bytes)
             is_slow = waited_ns > SLOW * self._interval_ns
             self._slow_ratio += _SLOW_WEIGHT * (is_slow - self._slow_ratio)
-            if not is_slow:
+            if not is_slow or self.bytes_per_s < self._present:
                 self.bytes_per_s = min(self._most, self.bytes_per_s + self._growth * size_bytes)
             elif self._slow_ratio > MANY:
-                self._halve(now_ns)
+                self._halve(now_ns, least=self._present)
 
     def refused(self, now_ns: int) -> None:
         """A batch found no room at dbmanager. If nothing was granted lately, the backlog is not why."""
@@ -127,12 +138,13 @@ class CatchUp:
             if self._granted_ns is not None and now_ns - self._granted_ns <= 2 * self._interval_ns:
                 self._halve(now_ns)
 
-    def _halve(self, now_ns: int) -> None:
+    def _halve(self, now_ns: int, least: float = 0.0) -> None:
         """Once for what was under way together."""
         if self._halved_ns is None or now_ns - self._halved_ns >= self._interval_ns:
             self._halved_ns = now_ns
             self._growth = _GROWTH_AFTER
-            self.bytes_per_s = max(min(self._most, float(LEAST_BYTES_PER_S)), self.bytes_per_s / 2)
+            least = max(least, min(self._most, float(LEAST_BYTES_PER_S)))
+            self.bytes_per_s = max(least, self.bytes_per_s / 2)
 
 
 class RefusalBackoff:

@@ -1,21 +1,7 @@
-"""The channel between the parent and a pair: headers, sockets, and bytes too many for a message.
+"""The channel between the parent and a pair: messages, sockets, and bytes too many for a message.
 
-One SOCK_SEQPACKET socket pair a child. Message boundaries are kept, so a header and its descriptors stay
-together. A message is JSON with a key ``op`` and 0 to 2 descriptors (SCM_RIGHTS):
-
-    parent -> pair   new {address, dialled}, socket     an accepted or dialled connection, nothing read yet
-                     map {owners}                       which pair has which shard
-                     moved {shard, gw, address, dialled, opened_ns, hops}, socket, bytes
-                                                        a new connection of a shard that is here, and what
-                                                        was read of it; see ``poller.migration``
-                     mail {shard, sender}, bytes        a message for a shard that has moved here
-                     elsewhere {gw, address}            the same gateway has registered with another pair
-    pair -> parent   report {...}                       once a second, see ``PairReport``
-                     moved, mail                        as above, to be passed on
-                     up {gw, address}                   a gateway has registered here
-                     refused {address, reason, is_over}  why a dialled connection ends, or has ended
-
-*Bytes* are an unlinked memory file (memfd), so their size has no limit. Both ends are non-blocking. What
+One SOCK_SEQPACKET socket pair a child. Message boundaries are kept, so a message and its descriptors
+(SCM_RIGHTS) stay together; ``channel_messages`` has them all. Both ends are non-blocking. What
 the other side does not take now waits in ``_outbox``, in order, with its descriptors open; nothing waits
 for room in the acceptor: a *new* connection that finds a queue is refused, and the agent dials again. The
 kernel keeps descriptors in flight alive; if the receiver dies first, it closes them and the agents dial
@@ -30,14 +16,14 @@ from __future__ import annotations
 
 import array
 import contextlib
-import json
 import os
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from pmdaemon.errors import PeerGone
+from pmdaemon.poller.channel_messages import Body, NewConnection, Sent, decode, encode, op_of
 
 MAX_MESSAGE_BYTES: Final = 65536  # a report with 256 shards and its metrics is some 10 KB
 MAX_DESCRIPTORS: Final = 2
@@ -45,39 +31,17 @@ TAKE: Final = 64  # messages of one ``take``: a storm of arrivals must not keep 
 _FD_BYTES: Final = array.array("i").itemsize
 
 
-class PairReport(NamedTuple):
-    """What a pair reports to the parent each second.
-
-    Attributes:
-        connections: open, registered or not.
-        gateways: with a session.
-        t_ptmax_us: see ``poller.balance``.
-        busy_ratio: CPU time of the process by wall time, since the last report.
-        shards: (shard, gateways with a session), of shards that have any.
-        steps: rounds each thread has made, by its name.
-        metrics: counters and gauges for ``/metrics``, by name.
-    """
-
-    connections: int = 0
-    gateways: int = 0
-    t_ptmax_us: float = 0.0
-    busy_ratio: float = 0.0
-    shards: Sequence[Sequence[int]] = ()
-    steps: dict[str, int] = {}  # noqa: RUF012  # never changed; a default for the parent's first check
-    metrics: dict[str, float] = {}  # noqa: RUF012  # as above
-
-
 class ChannelMessage:
     """A received message. ``descriptors`` are the receiver's to close."""
 
-    def __init__(self, header: dict[str, Any], descriptors: list[int]) -> None:
-        self.header = header
+    def __init__(self, body: Body, descriptors: list[int]) -> None:
+        self.body = body
         self.descriptors = descriptors
 
     @property
     def op(self) -> str:
         """What it is about."""
-        return str(self.header["op"])
+        return op_of(self.body)
 
     def close(self) -> None:
         """Close what was not taken."""
@@ -128,18 +92,18 @@ class Channel:
         """Messages that wait for room; the owner's selector must then ask for write readiness."""
         return len(self._outbox)
 
-    def offer(self, header: dict[str, Any], sock: socket.socket) -> bool:
+    def offer(self, connection: NewConnection, sock: socket.socket) -> bool:
         """Send now, or not at all; False if there is no room. The caller closes its copy either way."""
-        return not self._outbox and self._send(_encode(header), [sock.fileno()])
+        return not self._outbox and self._send(encode(connection), [sock.fileno()])
 
-    def send_or_drop(self, header: dict[str, Any]) -> None:
+    def send_or_drop(self, body: Sent) -> None:
         """Send now; dropped if the other side does not read just now. For what is soon reported again."""
         with contextlib.suppress(OSError):
-            self._sock.send(_encode(header))
+            self._sock.send(encode(body))
 
-    def send(self, header: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def send(self, body: Sent, descriptors: Sequence[int] = ()) -> None:
         """Send in order, now or as soon as there is room. Takes the descriptors and closes them once sent."""
-        self._outbox.append((_encode(header), list(descriptors)))
+        self._outbox.append((encode(body), list(descriptors)))
         self.flush()
 
     def flush(self) -> bool:
@@ -188,7 +152,7 @@ class Channel:
                 if taken:
                     break  # serve these first; the end of the stream is still there
                 raise PeerGone("the other end", "its control socket is closed")
-            taken.append(ChannelMessage(json.loads(data), list(descriptors)))
+            taken.append(ChannelMessage(decode(data), list(descriptors)))
         return taken
 
     def close(self) -> None:
@@ -196,10 +160,6 @@ class Channel:
         while self._outbox:
             _close(self._outbox.popleft()[1])
         self._sock.close()
-
-
-def _encode(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, separators=(",", ":")).encode()
 
 
 def _close(descriptors: list[int]) -> None:

@@ -23,6 +23,7 @@ import structlog
 from pmdaemon.errors import PeerGone
 from pmdaemon.poller import channel
 from pmdaemon.poller.balance import HangDetector
+from pmdaemon.poller.channel_messages import NewConnection, PairReport
 from pmdaemon.runtime.children import Child, ChildKind, stop_together
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import ParentPipe
@@ -48,7 +49,7 @@ class PairChild(Child):
         super().__init__(PAIRS, str(index), (), pipe, clock)
         self.index = index
         self.control: channel.Channel | None = None
-        self.last = channel.PairReport()
+        self.last = PairReport()
         self.offered = 0
         self.has_reported = False
         self.is_retiring = False
@@ -77,7 +78,7 @@ class PairChild(Child):
         if not super().start():
             return False
         self.offered = 0
-        self.last = channel.PairReport()
+        self.last = PairReport()
         self.has_reported = False
         self._watch = HangDetector()
         self._silent_s = 0
@@ -100,8 +101,7 @@ class PairChild(Child):
 
     def offer(self, sock: socket.socket, address: str, is_dialled: bool) -> bool:
         """Give it a connection; False if it cannot take it now."""
-        header = {"op": "new", "address": address, "dialled": is_dialled}
-        if self.control is None or not self.control.offer(header, sock):
+        if self.control is None or not self.control.offer(NewConnection(address, is_dialled), sock):
             return False
         self.offered += 1
         return True
@@ -115,12 +115,11 @@ class PairChild(Child):
         except PeerGone:
             return None
         for parcel in parcels:
-            if parcel.op == "report":
-                values = {key: value for key, value in parcel.header.items() if key != "op"}
-                self.last = channel.PairReport(**values)
+            if isinstance(parcel.body, PairReport):
+                self.last = parcel.body
                 self.offered = 0
                 self.has_reported = True
-        return [parcel for parcel in parcels if parcel.op != "report"]
+        return [parcel for parcel in parcels if not isinstance(parcel.body, PairReport)]
 
     def hangs(self) -> str:
         """Why it must be killed: no report after its start, or no step for ten checks; call once a second."""
@@ -142,7 +141,7 @@ class PairChild(Child):
         """It has died or hangs without its control socket: reap it and plan its restart."""
         status = self.end(REAP_S)
         self._close_control()
-        self.last = channel.PairReport()
+        self.last = PairReport()
         self.died(self._hangs_because or f"ended with status {status}", status)
         self._hangs_because = ""
 

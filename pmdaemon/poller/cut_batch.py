@@ -18,22 +18,17 @@ present, not all of the past: while the mailbox of services is full, a later cut
 one that still waits, and the replaced one is counted. So services is late by as much as it takes to read
 its mailbox, never by more, and no gateway is forgotten because it came last. Judging of slices loses
 nothing by it: it reads what dbmanager stores. Bounded by one cut a gateway and by ``WAITING_BYTES``; beyond
-that the cut that has waited longest goes.
+that the cut that has waited longest goes. No cut is decoded for it: of one gateway, a cut that goes to
+services is newer than those that went there before (``poller.positions``).
 
-``LiveCuts`` remembers the cuts of one gateway that went to services ahead of their turn. While a backlog is
-worked off, or dbmanager takes nothing for an hour, the newest cut of each answer is judged at once and
-comes again in its turn, when it must not be judged again. The newest cuts follow each other, so they are
-kept as ranges of seq, nearly always one. An agent that sends what does not follow makes at most ``RANGES``
-an epoch; then two are joined, and what lies between them counts as judged: rather not at all than twice.
-
-Thread: the inbound thread's; ``LiveCuts`` is guarded by the gateway's lock, with the rest of its positions.
+Thread: the inbound thread's, but for ``in``.
 
 Source: DESIGN.md 3 ("A pair posts at 256 KB or 20 ms"); docs/formats/messages.md (CUTS).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pmdaemon.wire import frame
@@ -48,30 +43,9 @@ BATCH_CUTS: Final = 2048  # recv_us and offset_us take up to 18 bytes a cut of t
 ROOM_BYTES: Final = 128 << 10
 HEAD_BYTES: Final = frame.PREFIX.size + frame.MAX_HEADER_BYTES + 1
 WAITING_BYTES: Final = 64 << 20  # 4,000 gateways with 16 streams each take 26 MB
-# An extra cut between two answers (CAPS, another interval) ends a range: a minute of those.
-RANGES: Final = 64
 
 
-class CutsMessage(NamedTuple):
-    """One CUTS message. ``message`` may be a view into the batch: post it before the next ``add``.
-
-    Attributes:
-        keep: it goes to dbmanager.
-        judge: it goes to services.
-        cuts: how many.
-        gateway_ids: whose, each cut's.
-        is_next: of each cut, whether it is surely newer than all of its gateway that came before.
-    """
-
-    keep: bool
-    judge: bool
-    cuts: int
-    message: bytes | memoryview
-    gateway_ids: Sequence[str]
-    is_next: Sequence[bool]
-
-
-_Entry = tuple[int, int, str, int, int, bool, bool, bool, bool]
+_Entry = tuple[int, int, str, int, int, bool, bool, bool, int, int]
 """A plain tuple, because one is made for each cut; its places:"""
 _START: Final = 0
 _END: Final = 1
@@ -81,7 +55,29 @@ _OFFSET_US: Final = 4
 _LIVE: Final = 5
 _KEEP: Final = 6
 _JUDGE: Final = 7
-_NEXT: Final = 8
+_EPOCH: Final = 8
+_SEQ: Final = 9
+
+
+class CutsMessage(NamedTuple):
+    """One CUTS message. It may be a view into the batch: use it before the next ``add``.
+
+    Attributes:
+        keep: it goes to dbmanager.
+        judge: it goes to services.
+        message: the frame.
+        entries: its cuts, in order; their places are in ``batch``.
+    """
+
+    keep: bool
+    judge: bool
+    message: bytes | memoryview
+    entries: Sequence[_Entry]
+    batch: memoryview
+
+    def first_cuts(self) -> dict[str, tuple[int, int]]:
+        """(epoch, seq) of the first cut of each gateway."""
+        return {entry[_GATEWAY]: (entry[_EPOCH], entry[_SEQ]) for entry in reversed(self.entries)}
 
 
 class CutsBuilder:
@@ -113,18 +109,16 @@ class CutsBuilder:
         self,
         cut: bytes | memoryview,
         gateway_id: str,
+        epoch: int,
+        seq: int,
         recv_unix_us: int,
         offset_us: int,
         live: bool,
         now_ns: int,
         keep: bool = True,
         judge: bool = True,
-        is_next: bool = False,
     ) -> bool:
-        """Append one CUT frame; False if it must be taken first. The first one may be larger than a batch.
-
-        ``is_next``: no newer one of its gateway came before.
-        """
+        """Append one CUT frame; False if it must be taken first. The first one may be larger than a batch."""
         entries, start = self._entries, self._end
         end = start + len(cut)
         if not entries:
@@ -133,22 +127,32 @@ class CutsBuilder:
             return False
         self._buffer[start:end] = cut  # may lie in ``room``: the two may overlap
         self._end_at(end)
-        if not (keep and judge):
+        if entries and entries[0][_KEEP:_EPOCH] != (keep, judge):
             self._is_mixed = True
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge, is_next))
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, keep, judge, epoch, seq))
         return True
 
     def add_placed(
-        self, cut_bytes: int, gateway_id: str, recv_unix_us: int, offset_us: int, now_ns: int
+        self,
+        cut_bytes: int,
+        gateway_id: str,
+        epoch: int,
+        seq: int,
+        recv_unix_us: int,
+        offset_us: int,
+        live: bool,
+        now_ns: int,
     ) -> bool:
-        """``add`` for both recipients of a next cut, at the beginning of ``room``; False as there."""
+        """``add`` of a cut at the beginning of ``room``, LIVE for services alone; False as there."""
         entries, start = self._entries, self._end
         end = start + cut_bytes
         if not entries:
             self.opened_ns = now_ns
         elif end > HEAD_BYTES + BATCH_BYTES or len(entries) >= BATCH_CUTS:
             return False
-        entries.append((start, end, gateway_id, recv_unix_us, offset_us, False, True, True, True))
+        elif entries[0][_KEEP] is live or not entries[0][_JUDGE]:
+            self._is_mixed = True
+        entries.append((start, end, gateway_id, recv_unix_us, offset_us, live, not live, True, epoch, seq))
         self._end_at(end)
         return True
 
@@ -175,15 +179,13 @@ class CutsBuilder:
             begin = HEAD_BYTES - len(head)
             self._buffer[begin:HEAD_BYTES] = head
             message = self._buffer[begin:end].toreadonly()
-            return [CutsMessage(True, True, len(entries), message, _gateways(entries), _nexts(entries))]
+            keep, judge = entries[0][_KEEP], entries[0][_JUDGE]
+            return [CutsMessage(keep, judge, message, entries, self._buffer)]
         messages = []
         for keep in (True, False):
             chosen = [item for item in entries if (item[_KEEP] if keep else item[_JUDGE])]
             if chosen:
-                joined = self._join(chosen)
-                messages.append(
-                    CutsMessage(keep, not keep, len(chosen), joined, _gateways(chosen), _nexts(chosen))
-                )
+                messages.append(CutsMessage(keep, not keep, self._join(chosen), chosen, self._buffer))
         return messages
 
     def _join(self, entries: list[_Entry]) -> bytes:
@@ -208,25 +210,11 @@ def cuts_head(
     return frame.encode_head(Kind.CUTS, header, blob_bytes)
 
 
-def _gateways(entries: list[_Entry]) -> list[str]:
-    return [item[_GATEWAY] for item in entries]
-
-
-def _nexts(entries: list[_Entry]) -> list[bool]:
-    return [item[_NEXT] for item in entries]
-
-
 class _Waiting(NamedTuple):
     raw: bytes
     recv_us: int
     offset_us: int
     live: bool
-
-    def follows(self, other: _Waiting) -> bool:
-        """Whether it is newer; epochs are random numbers, so between them the agent's clock decides."""
-        header, other_header = frame.decode(self.raw).header, frame.decode(other.raw).header
-        field = "seq" if header["ep"] == other_header["ep"] else "t"
-        return bool(header[field] > other_header[field])
 
 
 class NewestCuts:
@@ -240,31 +228,26 @@ class NewestCuts:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, gateway_id: object) -> bool:
+        return gateway_id in self._waiting  # one step of the interpreter
+
     def keep(self, cuts_message: CutsMessage) -> int:
         """Keep what is newest of a message; returns how many cuts will never be posted because of it."""
-        message = frame.decode(cuts_message.message)
-        columns = (message.header[name] for name in ("recv_us", "offset_us", "live"))
-        dropped = 0
-        for gateway_id, is_next, raw, *rest in zip(
-            cuts_message.gateway_ids, cuts_message.is_next, frame.split(message.blob), *columns, strict=True
-        ):
-            dropped += self._put(gateway_id, _Waiting(bytes(raw), *rest), is_next=is_next)
+        newest = {entry[_GATEWAY]: entry for entry in cuts_message.entries}  # the last of each
+        dropped = len(cuts_message.entries) - len(newest)
+        waiting, batch = self._waiting, cuts_message.batch
+        for gateway_id, entry in newest.items():
+            former = waiting.get(gateway_id)
+            if former is not None:
+                dropped += 1
+                self._size_bytes -= len(former.raw)
+            raw = bytes(batch[entry[_START] : entry[_END]])
+            self._size_bytes += len(raw)
+            waiting[gateway_id] = _Waiting(raw, entry[_RECV_US], entry[_OFFSET_US], entry[_LIVE])
         while self._size_bytes > WAITING_BYTES and len(self._waiting) > 1:
             self._drop(next(iter(self._waiting)))
             dropped += 1
         return dropped
-
-    def _put(self, gateway_id: str, cut: _Waiting, *, is_next: bool) -> bool:
-        """Whether one of two cuts had to go; an older one never replaces a newer one.
-
-        ``is_next``: it is the newer one for certain; comparing every cut is dear when time is short.
-        """
-        former = self._waiting.get(gateway_id)
-        if former is not None and not is_next and not cut.follows(former):
-            return True
-        self._waiting[gateway_id] = cut
-        self._size_bytes += len(cut.raw) - (len(former.raw) if former else 0)
-        return former is not None
 
     def first(self) -> tuple[Sequence[str], bytes]:
         """A CUTS message of those that have waited longest, with its gateways; ``posted`` removes them."""
@@ -291,47 +274,3 @@ class NewestCuts:
         recv_us, offset_us = [cut.recv_us for cut in cuts], [cut.offset_us for cut in cuts]
         head = cuts_head(self._pair, recv_us, offset_us, [cut.live for cut in cuts], size_bytes)
         return b"".join([head, *(cut.raw for cut in cuts)])
-
-
-class LiveCuts:
-    """Ranges (first, last), by epoch."""
-
-    __slots__ = ("_ranges",)
-
-    def __init__(self) -> None:
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._ranges.values()))
-
-    def __contains__(self, cut: tuple[int, int]) -> bool:
-        epoch, seq = cut
-        return any(first <= seq <= last for first, last in self._ranges.get(epoch, ()))
-
-    def newest(self, epoch: int) -> int:
-        """The newest cut of this epoch that went ahead; 0 if none did."""
-        ranges = self._ranges.get(epoch)
-        return ranges[-1][1] if ranges else 0
-
-    def add(self, epoch: int, seq: int) -> None:
-        """This cut went to services."""
-        ranges = self._ranges.setdefault(epoch, [])
-        if ranges and ranges[-1][1] + 1 == seq:
-            ranges[-1] = (ranges[-1][0], seq)
-            return
-        ranges.append((seq, seq))
-        if len(ranges) > RANGES:
-            oldest, next_one = ranges[:2]
-            ranges[:2] = [(min(oldest[0], next_one[0]), max(oldest[1], next_one[1]))]
-
-    def pass_by(self, epoch: int, seq: int) -> LiveCuts | None:
-        """All up to ``seq`` had their turn; returns what is left, if anything."""
-        left = [(first, last) for first, last in self._ranges.pop(epoch, ()) if last > seq]
-        if left:
-            self._ranges[epoch] = left
-        return self if self._ranges else None
-
-    def keep_epochs(self, epochs: Container[int]) -> LiveCuts | None:
-        """No other epoch will come again; returns what is left, if anything."""
-        self._ranges = {epoch: ranges for epoch, ranges in self._ranges.items() if epoch in epochs}
-        return self if self._ranges else None

@@ -280,7 +280,7 @@ class FrameHandlers:
                 f"the answer to a poll holds more than {ANSWER_BYTES} bytes of cuts; end it with REPLY"
             )
         # Positions of cuts belong to this thread; the lock is for rewinds by others.
-        hole = not live and record.leaves_hole(epoch, seq, received.header.get("gap", 0))
+        hole = not live and record.leaves_hole(epoch, seq, cut.gap_of(received.header))
         if hole:
             # What is batched must be posted first: it may lie below the floor that is announced next.
             self._publisher.post_cuts()
@@ -294,6 +294,8 @@ class FrameHandlers:
         self._publisher.cut(
             received.raw,
             gateway.gateway_id,
+            epoch,
+            seq,
             self._unix_us(now_ns),
             gateway.offset.offset_us,
             now_ns,

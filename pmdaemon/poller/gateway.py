@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Container, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -137,19 +138,32 @@ class Gateway:
             self.conn = None
             self.awaiting_since_ns = None
 
-    def ask(self, number: int, now_ns: int, lease: bool, catch_up: CatchUp) -> tuple[AgentPeer, bytes] | None:
-        """Account for a poll that leaves now: whereto, and the POLL frame.
+    def ask(
+        self, number: int, now_ns: int, lease: bool, catch_up: CatchUp, unread: Container[str]
+    ) -> tuple[AgentPeer, bytes] | None:
+        """Account for a poll that leaves now: whereto, and the POLL frame. Thread: outbound.
 
-        None if there is no session, or an answer is still awaited. ``catch_up``: the pair's budget for
-        backlog. Thread: outbound.
+        Args:
+            number: of the poll.
+            now_ns: monotonic.
+            lease: whether it renews the lease of caps.
+            catch_up: the pair's budget for backlog.
+            unread: gateways whose newest cut waits for room at services.
+
+        Returns:
+            None if there is no session, an answer is still awaited, or there is no room for what it could ask
+            for (``CutPositions.poll``).
         """
         with self.lock:
             conn = self.conn
             if conn is None or self.awaiting_since_ns is not None:
                 return None
+            single, request = self.record.poll_single_epoch(number, now_ns), None
+            if single is None:
+                request = self.record.poll(number, now_ns, catch_up, self.gateway_id in unread)
+                if request is None:
+                    return None
             self.awaiting_since_ns = now_ns
-            single = self.record.poll_single_epoch(number, now_ns)
-            request = self.record.poll(number, now_ns, catch_up) if single is None else None
         if single is not None:
             epoch, ack, start = single
             return conn, encode_single_epoch_poll(number, now_ns, epoch, ack, start, lease)
@@ -244,13 +258,18 @@ class Registry:
             self.watermarks.learn(self._apply_durable(notice, now_ns))
         return True
 
-    def refused(self, gateway_ids: set[str], now_ns: int) -> None:
-        """A batch of these gateways was refused: what is not durable is asked for again. Any thread."""
+    def refused(self, first_cuts: Mapping[str, tuple[int, int]], now_ns: int) -> None:
+        """A batch was refused: its cuts are asked for again. Any thread.
+
+        Args:
+            first_cuts: gateway_id to (epoch, seq) of the first of its cuts.
+            now_ns: monotonic.
+        """
         self.catch_up.refused(now_ns)
-        for gateway_id in gateway_ids:
+        for gateway_id, (epoch, seq) in first_cuts.items():
             if (gateway := self.get(gateway_id)) is not None:
                 with gateway.lock:
-                    gateway.record.refused(now_ns, gateway.shard / SHARDS)
+                    gateway.record.refused(now_ns, gateway.shard / SHARDS, epoch, seq)
 
     def _apply_durable(self, notice: HighWaters, now_ns: int) -> HighWaters:
         """Apply what is durable where a record holds the epoch; returns the other rows."""

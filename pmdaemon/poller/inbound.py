@@ -44,7 +44,7 @@ from pmdaemon.poller.fast_path import FRAMES
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Registry
 from pmdaemon.poller.migration import Forward, ShardMigrator
-from pmdaemon.poller.publisher import CutPublisher
+from pmdaemon.poller.publisher import NEWS_RETRY_NS, CutPublisher
 from pmdaemon.poller.timeouts import SWEEP_NS, SessionTimeouts, TimeoutPolicy
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import Stop
@@ -57,7 +57,6 @@ from pmdaemon.wire.session import error_code, farewell
 
 FAULTS_A_TRACE: Final = 100  # a peer that found a defect must not fill the log with its trace
 FAREWELL_S: Final = 0.5  # of the 5 s or so that a pair has to stop
-NEWS_RETRY_NS: Final = 20_000_000
 TIMED_READS: Final = 32  # one read in 32 is timed: the thread's clock is a system call, 1.5 us each
 log = structlog.get_logger("inbound")
 _MAY_LEAVE: Final = frozenset((int(Kind.ERROR), int(Kind.BYE), int(Kind.HELLO)))
@@ -153,6 +152,7 @@ class Inbound:
         thread_time_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._handlers = handlers
+        self._catch_up = registry.catch_up
         self._fast_path = handlers.fast_path
         self._publisher = publisher
         self._batch = publisher.batch
@@ -166,7 +166,9 @@ class Inbound:
         self._admission = Admission(
             clock, counters, certificate_worker, lambda conn: self._to_inbound.put(Blocked(conn))
         )
-        self._timeouts = SessionTimeouts(registry, handlers, clock, policy, counters, certificate_worker)
+        self._timeouts = SessionTimeouts(
+            registry, handlers, clock, policy, counters, certificate_worker, publisher
+        )
         self._on_sweep = on_sweep
         self._readiness = Readiness()
         self._thread_time_ns = thread_time_ns
@@ -515,3 +517,6 @@ class Inbound:
                 self._record_refusal(conn, code, reason)
             self._drop(conn, reason)
         self._timeouts.check_durability(now_ns)
+        if cuts := self._counters["cuts"]:
+            gateways = len(self._connections) - len(self._admission.unregistered)
+            self._catch_up.set_present(gateways * self.received_bytes / cuts)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pmdaemon.mailbox.errors import MailboxError
 from pmdaemon.runtime.clock import Clock
@@ -28,6 +28,7 @@ from pmdaemon.runtime.files import write_whole
 from pmdaemon.wire.messages.server import PRESSURE_PERIOD_NS, Pressure, Problem
 
 if TYPE_CHECKING:
+    from pmdaemon.mailbox import Mailbox
     from pmdaemon.poller.children import PairChild
     from pmdaemon.poller.parent import PairManager
 
@@ -51,6 +52,12 @@ PAIR: Final = (
         "late_replies", "late_replies_total", "counter", "Replies that came after the next poll was due."
     ),
     Declared("polls_skipped", "polls_skipped_total", "counter", "Polls not sent because an answer was due."),
+    Declared(
+        "polls_spared",
+        "polls_spared_total",
+        "counter",
+        "Polls not sent because there was no room for an answer.",
+    ),
     Declared("missed_ticks", "overruns_total", "counter", "Polls that fell due while the pair did not run."),
     Declared("cuts", "cuts_total", "counter", "Cuts received."),
     Declared("received_bytes", "received_bytes_total", "counter", "Bytes received from gateways."),
@@ -216,20 +223,6 @@ def write(path: Path, content: str) -> None:
     write_whole(path, content)
 
 
-class MailboxGauges(Protocol):
-    """What is needed of a mailbox."""
-
-    @property
-    def name(self) -> str:
-        """Of this participant."""
-
-    def post(self, recipients: str, payload: bytes) -> object:
-        """Deliver or raise MailboxFull."""
-
-    def stats(self) -> dict[str, Any]:
-        """Counters; ``full`` and ``ring_fill_ratio`` are used."""
-
-
 class BackpressureReporter:
     """See the module's text.
 
@@ -243,12 +236,12 @@ class BackpressureReporter:
 
     def __init__(
         self,
-        mailbox: MailboxGauges,
+        mailbox: Mailbox,
         clock: Clock,
         fullness: Callable[[], Mapping[str, float]],
         refused: Callable[[], Mapping[str, int]],
         problems: Callable[[], Sequence[Problem]] = tuple,
-        copies: Sequence[tuple[MailboxGauges, str]] = (),
+        copies: Sequence[tuple[Mailbox, str]] = (),
     ) -> None:
         self._mailbox = mailbox
         self._clock = clock

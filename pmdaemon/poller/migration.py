@@ -34,6 +34,16 @@ import structlog
 from pmdaemon.errors import MailboxError
 from pmdaemon.poller.balance import SHARDS, Map, shard_of
 from pmdaemon.poller.channel import Channel, ChannelMessage, memory_file
+from pmdaemon.poller.channel_messages import (
+    GatewayRegistered,
+    Mail,
+    MovedConnection,
+    NewConnection,
+    Refused,
+    RegisteredElsewhere,
+    ShardMap,
+    Unreadable,
+)
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Gateway, Registry
@@ -102,7 +112,7 @@ class ShardMigrator:
         ownership: Ownership,
         registry: Registry,
         handlers: FrameHandlers,
-        post_cuts: Callable[[], None],
+        post_cuts: Callable[[], object],
         standing_caps: StandingCaps,
         to_outbound: ThreadInbox[ToOutbound],
         counters: Counter[str],
@@ -143,42 +153,42 @@ class ShardMigrator:
             except Exception as exc:  # noqa: BLE001 - logged below
                 # A defect of ours, or descriptors lost for want of room (RLIMIT_NOFILE): agents dial again.
                 self._counters["bad_parcels"] += 1
-                log.error("bad-parcel", op=item.header.get("op"), error=f"{type(exc).__name__}: {exc}")
-                if item.header.get("dialled"):  # the parent's duplicate would keep it open for ever
-                    refusal = {
-                        "address": item.header["address"],
-                        "reason": "its descriptor was lost: open_files",
-                    }
-                    self.channel.send({"op": "refused", **refusal, "is_over": True})
+                log.error("bad-parcel", op=item.op, error=f"{type(exc).__name__}: {exc}")
+                if isinstance(item.body, NewConnection | MovedConnection) and item.body.dialled:
+                    # The parent's duplicate would keep it open for ever.
+                    reason = "its descriptor was lost: open_files"
+                    self.channel.send(Refused(item.body.address, reason, is_over=True))
             finally:
                 item.close()
 
     def _act(self, item: ChannelMessage, inbound: Inbound) -> None:
-        header = item.header
-        if item.op == "new":
-            conn = inbound.adopt(item.take_socket(), header["address"])
-            if conn is not None:
-                conn.is_dialled = header["dialled"]
-        elif item.op == "map":
-            self._set_map(tuple(header["owners"]))
-        elif item.op == "moved":
-            self._take_connection(item, inbound)
-        elif item.op == "mail":
-            self._to_outbound.put(PassedOn(header["sender"], item.take_bytes()))
-        elif item.op == "elsewhere":
-            gateway = self._registry.get(header["gw"])
-            if gateway is not None:
-                self._handlers.registered_elsewhere(gateway, header["address"])
+        match item.body:
+            case NewConnection(address, dialled):
+                conn = inbound.adopt(item.take_socket(), address)
+                if conn is not None:
+                    conn.is_dialled = dialled
+            case ShardMap(owners):
+                self._set_map(tuple(owners))
+            case MovedConnection() as moved:
+                self._take_connection(item, moved, inbound)
+            case Mail(sender=sender):
+                self._to_outbound.put(PassedOn(sender, item.take_bytes()))
+            case RegisteredElsewhere(gateway_id, address):
+                gateway = self._registry.get(gateway_id)
+                if gateway is not None:
+                    self._handlers.registered_elsewhere(gateway, address)
+            case Unreadable(problem=problem):
+                raise ValueError(problem)
 
-    def _take_connection(self, item: ChannelMessage, inbound: Inbound) -> None:
+    def _take_connection(self, item: ChannelMessage, moved: MovedConnection, inbound: Inbound) -> None:
         """Go on with a new connection from which another pair has read HELLO, or nothing."""
-        header, received = item.header, item.take_bytes()
-        conn = inbound.adopt(item.take_socket(), header["address"])
+        received = item.take_bytes()
+        conn = inbound.adopt(item.take_socket(), moved.address)
         if conn is None:
             return
-        conn.opened_ns, conn.is_dialled = header["opened_ns"], header["dialled"]
+        conn.opened_ns, conn.is_dialled = moved.opened_ns, moved.dialled
         self._counters["moved_in"] += 1
-        self._hops[conn] = header["hops"]
+        self._hops[conn] = moved.hops
         conn.resume(received)
         inbound.read_pending(conn)
         if conn.gateway is not None or conn.closed:
@@ -241,10 +251,11 @@ class ShardMigrator:
             self._counters["mail_not_passed_on"] += 1
             log.warning("connection-forward-failed", address=conn.address, problem=exc.strerror)
             return
-        header = {"op": "moved", "shard": shard_of(gateway_id), "gw": gateway_id, "hops": hops}
-        header |= {"address": conn.address, "dialled": conn.is_dialled, "opened_ns": conn.opened_ns}
         self._counters["moved_out"] += 1
-        self.channel.send(header, [descriptor, file])
+        moved = MovedConnection(
+            shard_of(gateway_id), gateway_id, hops, conn.address, conn.is_dialled, conn.opened_ns
+        )
+        self.channel.send(moved, [descriptor, file])
 
     def forget(self, conn: AgentConnection) -> None:
         """A connection has ended."""
@@ -252,8 +263,7 @@ class ShardMigrator:
 
     def report_refusal(self, conn: AgentConnection, reason: str) -> None:
         """Report to the parent, which has dialled it, why this connection ends; the end itself it sees."""
-        refusal = {"address": conn.address, "reason": reason[:REASON_CHARACTERS]}
-        self.channel.send_or_drop({"op": "refused", **refusal, "is_over": False})
+        self.channel.send_or_drop(Refused(conn.address, reason[:REASON_CHARACTERS], is_over=False))
 
     # -- sessions
 
@@ -269,7 +279,7 @@ class ShardMigrator:
                 self._leaving.append(gateway_id)
 
     def _report_up(self, gateway: Gateway) -> None:
-        self.channel.send({"op": "up", "gw": gateway.gateway_id, "address": gateway.address})
+        self.channel.send(GatewayRegistered(gateway.gateway_id, gateway.address))
 
     def end_leaving(self, now_ns: int) -> None:
         """End some of the sessions whose shards have left."""
@@ -319,4 +329,4 @@ class ShardMigrator:
             )
             return
         self._counters["mail_passed_on"] += 1
-        self.channel.send({"op": "mail", "shard": message.shard, "sender": message.sender}, [file])
+        self.channel.send(Mail(message.shard, message.sender), [file])

@@ -17,7 +17,7 @@ Source: P7, P9, P10, P13, P16; DESIGN.md 3, 4.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from operator import attrgetter
 from typing import Any, Final
 
@@ -76,6 +76,7 @@ class Outbound:
         counters: Counter[str],
         standing_caps: StandingCaps | None = None,
         ownership: Ownership | None = None,
+        unread: Container[str] = (),
     ) -> None:
         self._registry = registry
         self._mailbox = mailbox
@@ -88,7 +89,7 @@ class Outbound:
         self._counters = counters
         self._standing_caps = standing_caps or StandingCaps()
         self._ownership = ownership or Ownership(0)
-        self._catch_up = registry.catch_up
+        self._catch_up, self._unread = registry.catch_up, unread
         # Numbers of different pairs differ, so that a gateway that moves cannot confuse two polls.
         self._poll = self._ownership.pair << 40
         self.steps = 0
@@ -138,7 +139,8 @@ class Outbound:
         Two loops stay in the processor's caches where one would not (measured); a round trip counts the part
         of a millisecond that a poll waits for the others.
         """
-        now_ns, number, orders, catch_up = self._now_ns, self._poll, self._orders, self._catch_up
+        now_ns, number, orders = self._now_ns, self._poll, self._orders
+        catch_up, unread = self._catch_up, self._unread
         lease = self._standing_caps.lease_is_fresh(now_ns())
         asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]] = []
         for gateway in gateways:
@@ -146,14 +148,21 @@ class Outbound:
                 self._poll = number
                 self._send(gateway.gateway_id, polled=True)
                 number = self._poll
-            elif (poll := gateway.ask(number + 1, now_ns(), lease, catch_up)) is not None:
+            elif (poll := gateway.ask(number + 1, now_ns(), lease, catch_up, unread)) is not None:
                 number += 1
                 asked.append((gateway, number, poll))
             else:
-                is_up = gateway.conn is not None
-                self._counters["polls_skipped" if is_up else "polls_without_session"] += 1
+                self._count_unasked(gateway)
         self._poll = number
         self._send_asked(asked)
+
+    def _count_unasked(self, gateway: Gateway) -> None:
+        if gateway.conn is None:
+            self._counters["polls_without_session"] += 1
+        elif gateway.awaiting_since_ns is None:
+            self._counters["polls_spared"] += 1
+        else:
+            self._counters["polls_skipped"] += 1
 
     def _send_asked(self, asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]]) -> None:
         polls = sent_bytes = 0
@@ -302,7 +311,7 @@ class Outbound:
             return
         now_ns = self._now_ns()
         lease = self._standing_caps.lease_is_fresh(now_ns)
-        asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up) if polled else None
+        asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up, self._unread) if polled else None
         conn: AgentPeer | None
         if asked is not None:
             self._poll += 1
@@ -312,7 +321,7 @@ class Outbound:
             with gateway.lock:
                 conn = gateway.conn
             if polled:
-                self._counters["polls_skipped" if conn is not None else "polls_without_session"] += 1
+                self._count_unasked(gateway)
         if conn is None or not orders:
             return
         sent = conn.send(*orders)

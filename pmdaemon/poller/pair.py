@@ -41,6 +41,7 @@ from pmdaemon.pki.authority import Authority
 from pmdaemon.poller import channel
 from pmdaemon.poller.catch_up import CatchUp
 from pmdaemon.poller.certificates import CertificateWorker
+from pmdaemon.poller.channel_messages import PairReport
 from pmdaemon.poller.config import PmFile
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Registry
@@ -215,6 +216,7 @@ class Pair:
             counters=self.out_counters,
             standing_caps=standing_caps,
             ownership=self.ownership,
+            unread=self.publisher.unread,
         )
 
     def run(self, stop: Stop) -> int:
@@ -248,7 +250,7 @@ class Pair:
 
     def _report(self) -> None:
         shards = Counter(gateway.shard for gateway in self.registry.all() if gateway.conn is not None)
-        report = channel.PairReport(
+        report = PairReport(
             connections=self.inbound.connections,
             gateways=shards.total(),
             t_ptmax_us=self.inbound.t_ptmax.value_us,
@@ -257,7 +259,7 @@ class Pair:
             steps={"inbound thread": self.inbound.steps, "outbound thread": self.outbound.steps},
             metrics=self.metrics(),
         )
-        self._channel.send_or_drop({"op": "report", **report._asdict()})
+        self._channel.send_or_drop(report)
 
     def metrics(self) -> dict[str, float]:
         """What ``pmdaemon.poller.metrics`` declares of this process; asked once a second by ``_report``."""

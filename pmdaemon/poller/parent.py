@@ -61,6 +61,14 @@ from pmdaemon.poller.balance import (
     shard_weights,
 )
 from pmdaemon.poller.channel import Channel, ChannelMessage
+from pmdaemon.poller.channel_messages import (
+    GatewayRegistered,
+    Mail,
+    MovedConnection,
+    Refused,
+    RegisteredElsewhere,
+    ShardMap,
+)
 from pmdaemon.poller.children import PairChild
 from pmdaemon.poller.config import PmConfig, PmFile
 from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
@@ -231,7 +239,7 @@ class PairManager:
     def send_map(self, child: PairChild) -> None:
         """Send the map to a pair."""
         if child.control is not None:
-            child.control.send({"op": "map", "owners": list(self.owners)})
+            child.control.send(ShardMap(self.owners))
 
     # -- starts and deaths
 
@@ -265,10 +273,13 @@ class PairManager:
     def pass_on(self, sender: PairChild, messages: list[ChannelMessage]) -> None:
         """What a pair has sent for others."""
         for message in messages:
-            if message.op == "up":
-                self._record_registration(sender.index, message.header["gw"], message.header["address"])
-            else:
-                self._to_owner(message)
+            match message.body:
+                case GatewayRegistered(gateway_id, address):
+                    self._record_registration(sender.index, gateway_id, address)
+                case MovedConnection() | Mail() as body:
+                    self._to_owner(message, body)
+                case _:
+                    log.error("bad-parcel", pair=sender.index, op=message.op)
             message.close()
 
     def _record_registration(self, pair: int, gateway_id: str, address: str) -> None:
@@ -278,17 +289,17 @@ class PairManager:
         if older is not None and older != pair and older < len(self.children):
             control = self.children[older].control
             if control is not None:
-                control.send({"op": "elsewhere", "gw": gateway_id, "address": address})
+                control.send(RegisteredElsewhere(gateway_id, address))
 
-    def _to_owner(self, message: ChannelMessage) -> None:
-        owner = self.owners[message.header["shard"]]
+    def _to_owner(self, message: ChannelMessage, body: MovedConnection | Mail) -> None:
+        owner = self.owners[body.shard]
         control = self.children[owner].control if owner < len(self.children) else None
         if control is None:
             self.lost += 1
-            log.warning("forward-failed", op=message.op, shard=message.header["shard"], pair=owner)
+            log.warning("forward-failed", op=message.op, shard=body.shard, pair=owner)
             return
         self.passed_on += 1
-        control.send(message.header, message.descriptors)
+        control.send(body, message.descriptors)
         message.descriptors = []  # the channel closes them when they are sent
 
 
@@ -464,10 +475,11 @@ class Daemon:
             self._dialler.forget_pair(child)
         else:
             for message in messages:
-                if message.op == "refused":
-                    header = message.header
-                    self._dialler.refused(header["address"], header["reason"], is_over=header["is_over"])
-            self.pair_manager.pass_on(child, [message for message in messages if message.op != "refused"])
+                if isinstance(message.body, Refused):
+                    refused = message.body
+                    self._dialler.refused(refused.address, refused.reason, is_over=refused.is_over)
+            others = [message for message in messages if not isinstance(message.body, Refused)]
+            self.pair_manager.pass_on(child, others)
 
     def _review(self) -> None:
         """Once a second: how many pairs, and which has which shard."""

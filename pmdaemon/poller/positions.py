@@ -6,7 +6,8 @@ Theory of operation. The agent keeps every cut until it is acknowledged. Per epo
                    ^ ack[epoch]                                ^ received[epoch]
 
 A poll asks for what follows ``received`` (``from``) and acknowledges ``ack``. A *rewind* sets ``received``
-back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. A poll that
+back to ``ack``: everything between is asked for again, and dbmanager drops what it has already. If a batch
+finds no room at dbmanager, ``received`` is set back only to what was posted before. A poll that
 is under way during a rewind still asks for the old position; keeping its answer would put cut 8 into the
 queue before 5..7 are sent again. So each rewind counts, each poll remembers the count it was sent under,
 and the cuts of an answer to an older count are judged but *not kept*: they come again.
@@ -17,8 +18,10 @@ does not hold any more; they are counted (``skipped_cuts``). Normally the cut's 
 dbmanager; if it does not (``leaves_hole``), the epoch's *floor* is raised and announced in GATEWAY's
 ``spool``, because dbmanager takes no cut behind a hole and would have us ask for the missing ones for ever.
 
-A cut may reach ``services`` twice: as LIVE, ahead of the backlog, and again in order; or again after a
-rewind. ``received`` returns a verdict for both recipients, so that each gets a cut once from this process.
+``received`` returns a verdict for both recipients. ``services`` lives in the present: it gets a cut only if
+that is newer than all it got before of this gateway. So a cut that goes ahead as LIVE is not judged again in
+its turn, nor are those before it, which services would ignore; an earlier epoch is past once a cut of a later
+one was judged. One number an epoch (``judged``) says so, however long dbmanager takes nothing.
 
 Invariants: floor[e], ack[e] <= received[e]; positions only grow, except ``received`` in a rewind, and
 ``ack`` when another dbmanager knows less (a restored database).
@@ -43,7 +46,6 @@ from typing import Final, NamedTuple
 
 from pmdaemon.errors import BadCut
 from pmdaemon.poller.catch_up import BEYOND, CatchUp, RefusalBackoff
-from pmdaemon.poller.cut_batch import LiveCuts
 from pmdaemon.wire.messages.server import HighWaters
 
 # A backlog so short costs hardly more than the newest cut alone, which would come as well.
@@ -84,8 +86,8 @@ _PollOut = tuple[int, int, int]
 class _Epoch:
     """Positions within one epoch. ``last`` is None for the running epoch, else its last cut in the spool.
 
-    The agent holds nothing at or below ``floor``, for whatever reason. What is at or below ``judged`` went to
-    services.
+    The agent holds nothing at or below ``floor``, for whatever reason. ``judged`` is the newest that went to
+    services, or ``BEYOND`` once a cut of a later epoch did.
     """
 
     __slots__ = ("ack", "acked_to_agent", "floor", "judged", "last", "number", "over_poll", "received")
@@ -122,13 +124,13 @@ class CutPositions:
 
     __slots__ = (
         "_epochs",
-        "_live",
         "_over",
         "_pause",
         "_polls",
         "_single_epoch",
         "_spooled",
         "_waiting_since_ns",
+        "_was_spared",
         "backlog_poll",
         "not_kept_cuts",
         "repeated_cuts",
@@ -144,11 +146,11 @@ class CutPositions:
         self.not_kept_cuts = 0
         self._epochs: dict[int, _Epoch] = {}  # in spool order, the running one last
         self._single_epoch: _Epoch | None = None  # the running epoch while there is no other: nearly always
-        self._live: LiveCuts | None = None  # nearly always
         self._over: dict[int, int] = {}  # what was durable of epochs that have ended
         self._polls: tuple[_PollOut, ...] = ()  # those not answered, oldest first: nearly always one or none
         self._waiting_since_ns: int | None = None
         self._pause: RefusalBackoff | None = None  # until the first refusal
+        self._was_spared = False  # the last poll was left out
         self._spooled = 0  # the last cut of the running epoch that the agent held when it registered
 
     # -- session and watermarks
@@ -173,7 +175,6 @@ class CutPositions:
         )
         epochs[epoch].floor = max(floor, epochs[epoch].floor)
         self._set_epochs(epochs)
-        self._live = self._live and self._live.keep_epochs(epochs)
         self._over = {}
         self._polls = ()
         self.rewind()
@@ -189,11 +190,33 @@ class CutPositions:
         for position in self._epochs.values():
             position.received = max(position.ack, position.floor)
 
-    def refused(self, now_ns: int, spread: float) -> None:
-        """A batch with its cuts found no room at dbmanager: ask again, after a pause (``RefusalBackoff``)."""
+    def refused(self, now_ns: int, spread: float, epoch: int, seq: int) -> None:
+        """A batch found no room at dbmanager: ask again, after a pause (``RefusalBackoff``).
+
+        What was posted before waits in its mailbox and will be durable: it is not asked for again, or it
+        would take the room, and dbmanager's time, of what is new.
+
+        Args:
+            now_ns: monotonic.
+            spread: the gateway's own number, 0 <= spread < 1.
+            epoch: of its first cut in the batch.
+            seq: of that cut.
+        """
         self._pause = self._pause or RefusalBackoff()
         self._pause.refused(now_ns, spread)
-        self.rewind()
+        if epoch not in self._epochs:
+            self.rewind()
+            return
+        self.rewinds += 1
+        is_after = False
+        for number, position in self._epochs.items():
+            if number == epoch:
+                is_after = True
+                position.received = max(position.ack, position.floor, min(position.received, seq - 1))
+            elif is_after:
+                position.received = max(position.ack, position.floor)
+        if not any(position.is_behind for position in self._epochs.values()):
+            self._waiting_since_ns = None
 
     def restart(self, durable: Mapping[int, int]) -> None:
         """Another dbmanager: only what it names is durable, what was acknowledged to the agent is gone."""
@@ -262,10 +285,27 @@ class CutPositions:
     def has_backlog(self) -> bool:
         """Whether the agent is known to hold more than the next cut."""
         position = self._single_epoch
-        return self._live is not None or position is None or position.received + 1 < self._spooled
+        if position is None:
+            return True
+        return position.judged > position.received or position.received + 1 < self._spooled
 
-    def poll(self, poll: int, now_ns: int, catch_up: CatchUp) -> PollRequest:
-        """Account for a poll that is about to leave, and say what it asks for."""
+    def poll(self, poll: int, now_ns: int, catch_up: CatchUp, is_unread: bool = False) -> PollRequest | None:
+        """Account for a poll that is about to leave, and say what it asks for.
+
+        Args:
+            poll: its number.
+            now_ns: monotonic.
+            catch_up: the pair's budget for backlog.
+            is_unread: services has not taken the last cut of this gateway yet.
+
+        Returns:
+            None if this poll should be left out: it could ask for the newest cut alone, for which services
+            has no room either. The next one leaves in any case, with its acknowledgement and lease.
+        """
+        asks_newest = self._asks_newest(poll, now_ns, catch_up)
+        self._was_spared = asks_newest and is_unread and not self._was_spared
+        if self._was_spared:
+            return None
         self._polls = (*self._polls[-MAX_POLLS_OUT + 1 :], (poll, now_ns, self.rewinds))
         start: list[int] = []
         ack: list[list[int]] = []
@@ -277,21 +317,25 @@ class CutPositions:
                     position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
-        if self._pause is not None and now_ns < self._pause.until_ns:
+        if asks_newest:
             start = [epoch, BEYOND]  # of the running epoch, the last
-        elif self.has_backlog and not self._backlog_is_short():
-            if catch_up.grant(now_ns):
-                self.backlog_poll = poll
-            else:
-                start = [epoch, BEYOND]
         return PollRequest(ack, start)
+
+    def _asks_newest(self, poll: int, now_ns: int, catch_up: CatchUp) -> bool:
+        """Whether there is room for the newest cut alone."""
+        if self._pause is not None and now_ns < self._pause.until_ns:
+            return True
+        if self.has_backlog and not self._backlog_is_short():
+            if not catch_up.grant(now_ns):
+                return True
+            self.backlog_poll = poll
+        return False
 
     def _backlog_is_short(self) -> bool:
         position = self._single_epoch
         if position is None:
             return False
-        newest = self._live.newest(position.number) if self._live is not None else 0
-        return max(newest, self._spooled) - position.received <= FREE_CUTS
+        return max(position.judged, self._spooled) - position.received <= FREE_CUTS
 
     def poll_single_epoch(self, poll: int, now_ns: int) -> tuple[int, int, int] | None:
         """``poll`` of one epoch without backlog, no other poll out: (epoch, durable, first cut asked for)."""
@@ -313,7 +357,7 @@ class CutPositions:
             When the poll was sent; None in any other case: nothing was changed, take those two.
         """
         position, polls = self._single_epoch, self._polls
-        if position is None or len(polls) != 1 or self._live is not None:
+        if position is None or len(polls) != 1:
             return None
         number, sent_ns, rewinds = polls[0]
         if number != poll or rewinds != self.rewinds:
@@ -325,6 +369,23 @@ class CutPositions:
         if self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
         return sent_ns
+
+    def answered_live(self, poll: int, epoch: int, seq: int) -> int | None:
+        """The newest cut of the only epoch, as LIVE, and the REPLY behind it, in one step.
+
+        As ``received``, with the verdict to judge alone, and ``answered`` would account for them.
+
+        Returns:
+            As ``answered_in_order``.
+        """
+        position, polls = self._single_epoch, self._polls
+        if position is None or len(polls) != 1 or polls[0][0] != poll or poll == self.backlog_poll:
+            return None
+        if epoch != position.number or seq <= position.judged:
+            return None
+        self._polls = ()
+        position.judged = seq
+        return polls[0][1]
 
     def answered(self, poll: int) -> int | None:
         """A REPLY closes the answer to ``poll``: when it was sent (monotonic ns), None if it is unknown.
@@ -347,7 +408,6 @@ class CutPositions:
         for epoch in over:
             self._over[epoch] = self._epochs.pop(epoch).ack
         self._set_epochs(self._epochs)
-        self._live = self._live and self._live.keep_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
         """A poll accounted for did not leave: its session had ended."""
@@ -375,24 +435,26 @@ class CutPositions:
         position = self._epochs.get(epoch)
         if position is None:
             raise BadCut(f"epoch {epoch} was not announced in HELLO or REGISTER")
-        went_before = self._live is not None and (epoch, seq) in self._live
-        judge = seq > position.judged and not went_before
-        if live:
-            if judge:
-                self._live = self._live or LiveCuts()
-                self._live.add(epoch, seq)
-            return _JUDGE if judge else _DROP
-        if seq <= position.received:
+        judge = seq > position.judged
+        if not live and seq <= position.received:
             self.repeated_cuts += 1
             return _DROP
-        if judge or went_before:
-            position.judged = max(position.judged, seq)
-            self._live = self._live and self._live.pass_by(epoch, position.judged)
+        if judge:
+            self._judge(position, seq)
+        if live:
+            return _JUDGE if judge else _DROP
         if not self._polls or self._polls[0][2] != self.rewinds:
             self.not_kept_cuts += 1
             return _JUDGE if judge else _DROP
         self._advance(epoch, position, seq, now_ns)
         return _BOTH if judge else _KEEP
+
+    def _judge(self, position: _Epoch, seq: int) -> None:
+        position.judged = seq
+        for earlier in self._epochs.values():
+            if earlier is position:
+                break  # at once, when there is one epoch
+            earlier.judged = BEYOND
 
     def _advance(self, epoch: int, position: _Epoch, seq: int, now_ns: int) -> None:
         for earlier, other in self._epochs.items():

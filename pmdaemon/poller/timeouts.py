@@ -26,6 +26,8 @@ from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Gateway, GatewayState, Registry
+from pmdaemon.poller.positions import LAG_NS
+from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.runtime.clock import Clock
 
 SWEEP_NS: Final = 500_000_000
@@ -67,8 +69,10 @@ class SessionTimeouts:
         policy: TimeoutPolicy,
         counters: Counter[str],
         certificate_worker: CertificateWorker | None,
+        publisher: CutPublisher,
     ) -> None:
         self._registry = registry
+        self._publisher = publisher
         self._handlers = handlers
         self._clock = clock
         self._policy = policy
@@ -133,9 +137,15 @@ class SessionTimeouts:
                 yield conn, PeerRefused("revoked", text)
 
     def check_durability(self, now_ns: int) -> None:
-        """Rewind records whose durability lags; announce what agents have lost."""
+        """Rewind records whose durability lags; announce what agents have lost.
+
+        Not while dbmanager refuses batches: then its mailbox is full of what it has not got to, and would
+        hold it twice.
+        """
+        refused_ns = self._publisher.refused_ns
+        is_full = refused_ns is not None and now_ns - refused_ns < LAG_NS
         for gateway in self._registry.all():
-            if gateway.record.lags(now_ns):
+            if not is_full and gateway.record.lags(now_ns):
                 self._rewind_lagging(gateway, now_ns)
             if gateway.dropped > gateway.announced_dropped[0]:
                 self._handlers.announce_losses(gateway, LOSSES_NS)

@@ -14,6 +14,7 @@ trouble of its own: the log has it, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -30,6 +31,12 @@ from pmdaemon.runtime.files import write_whole
 
 EX_SOFTWARE: Final = 70  # of sysexits
 EX_IOERR: Final = 74
+SCARCE: Final = {
+    errno.ENOMEM: "Free memory on this host, or raise the limit of this service (MemoryMax, ulimit -v)",
+    errno.EMFILE: "Raise the limit of open files of this service (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "This host has no open file left: raise fs.file-max, or look which program holds them",
+}
+"""What is short has nothing to do with a path: what to do about it."""
 MOST_FAULTS: Final = 10  # files a program: one that fails again and again must not fill the disk
 _written: Final[dict[str, Path]] = {}  # beginning of its path -> file of this process's faults
 
@@ -46,7 +53,7 @@ def outermost(program: str, say: Callable[[str], object] | None = None) -> Itera
     """
     try:
         yield
-    except (SlaError, OSError, KeyboardInterrupt) as exc:
+    except (SlaError, OSError, MemoryError, KeyboardInterrupt) as exc:
         text, status = in_words(exc)
         if text:
             (say or _on_stderr(program))(text)
@@ -62,6 +69,9 @@ def in_words(error: BaseException) -> tuple[str, int]:
     """One line about an error that is no fault of the program, and the exit status."""
     if isinstance(error, SlaError):
         return str(error), error.exit_status
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SCARCE):
+        code = error.errno if isinstance(error, OSError) and error.errno else errno.ENOMEM
+        return f"{os.strerror(code)}. {SCARCE[code]}", EX_IOERR
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename is not None else ""
         what = f"{where}{error.strerror or error}"
@@ -151,7 +161,7 @@ def failure_recorded(runtime_dir: Path, name: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
     try:
         yield
-    except (SlaError, OSError) as exc:
+    except (SlaError, OSError, MemoryError) as exc:
         record_failure(runtime_dir, name, in_words(exc)[0])
         raise
 

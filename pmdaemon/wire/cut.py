@@ -273,6 +273,12 @@ def identity(header: dict[str, Any]) -> tuple[str, int, int]:
     return _gateway_text(gateway), epoch, seq
 
 
+def gap_of(header: dict[str, Any]) -> int:
+    """Cuts that the agent dropped directly before this one; 0 for what cannot be a number of them."""
+    gap = header.get("gap", 0)
+    return gap if type(gap) is int and gap > 0 else 0
+
+
 @lru_cache(maxsize=16_384)
 def _gateway_text(raw: bytes) -> str:
     """A gateway_id as text: the same few thousand come again with every cut."""

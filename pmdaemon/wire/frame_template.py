@@ -20,7 +20,8 @@ same order and numbers of the same types, so decoding it would have given the sa
 The highest bit of a number of 8 bytes is not free: what is accepted is below 2^63 (``FREE_KEYS`` are exempt),
 and times are below ``cut.MAX_TIME_US``, 2^53, so that their highest 11 bits are not free.
 Everything that is not an unsigned number, 16 bytes of identity or a list of numbers must be as it was when
-learned. An answer of another shape (longer numbers, an older agent) is no fault: it is decoded.
+learned. An answer of another shape (longer numbers, an older agent) is no fault: it is decoded. A LIVE cut
+has another flag, so its answers have shapes of their own.
 
 Pure; no clock, no sockets.
 
@@ -34,7 +35,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pmdaemon.errors import WireError
-from pmdaemon.wire.frame import PREFIX, decode, encode, split
+from pmdaemon.wire.frame import FLAG_LIVE, PREFIX, decode, encode, split
 from pmdaemon.wire.kinds import Kind
 
 SHAPES_A_SIZE: Final = 4  # of equal size are, say, a cut with a long seq and one with a long histogram
@@ -221,9 +222,11 @@ class FrameTemplates:
             frames = [decode(raw) for raw in split(data)]
         except WireError:  # not whole frames: callers see to it, but no peer may end a thread by this
             return False
-        if [item.kind for item in frames] != [Kind.CUT, Kind.REPLY] or any(item.flags for item in frames):
+        if [item.kind for item in frames] != [Kind.CUT, Kind.REPLY]:
             return False
         cut, reply = frames
+        if cut.flags not in (0, FLAG_LIVE) or reply.flags:
+            return False
         head = _unpadded(cut.raw)
         if any(len(item.header) != item.raw[PREFIX.size] ^ 0x80 for item in frames):
             return False  # a key is there twice: which one counts no shape can say

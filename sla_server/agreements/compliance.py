@@ -50,6 +50,7 @@ class ObjectiveStatus:
         compliance, coverage: shares of time, None while nothing was judged that counts
         burn_1h: over the last hour, 0 with fewer than 3 bad slices in it
         alerts: names of the burn-rate pairs that are active, and ``consecutive`` for 10 bad slices in a row
+        judged_us: (good, bad) time judged since this process began, late revisions left out: it only grows
         shown: of an objective that control does not look at: its entry of ``slas``, from its newest slice
     """
 
@@ -64,6 +65,8 @@ class ObjectiveStatus:
     burn_1h: float
     consecutive_bad: int
     alerts: frozenset[str]
+    target: float
+    judged_us: tuple[int, int] = (0, 0)
     shown: Mapping[str, Any] | None = None
 
     @property
@@ -111,6 +114,7 @@ def standing(
         burn_1h=burn_1h,
         consecutive_bad=in_a_row,
         alerts=active,
+        target=terms.target,
     )
 
 
@@ -172,20 +176,10 @@ def past_period(
     return PastPeriod(*bounds, is_over=is_over, sums=sums, budget_remaining=remaining)
 
 
-def periods_back(window: Window, now_us: int, most: int) -> list[Span]:
-    """Bounds of the period that now lies in and of those before it, newest first."""
-    found = [periods.period_bounds(window, now_us)]
-    while len(found) < most:
-        start_us = found[-1][0]
-        at_us = start_us if isinstance(window, RollingWindow) else start_us - 1
-        found.append(periods.period_bounds(window, at_us))
-    return found
-
-
 def agreed_periods(
     windows: Sequence[tuple[int, Window]], now_us: int, most: int, most_rolling: int = 1
 ) -> list[Span]:
-    """As ``periods_back``; where the window was edited, an ended period keeps the one it ended under.
+    """As ``periods.periods_back``; where the window was edited, an ended period keeps the one it ended under.
 
     The first period of a new window begins where the last of the old one ended: no time is lost or counts
     twice. Under a rolling window nothing ends.
@@ -200,7 +194,7 @@ def agreed_periods(
     edits[0] = 0, edits[0][1]
     since_us, newest = edits[-1]
     is_rolling = isinstance(newest, RollingWindow)  # such a period is not cut
-    spans = periods_back(newest, now_us, most_rolling if is_rolling else most)
+    spans = periods.periods_back(newest, now_us, most_rolling if is_rolling else most)
     found = [span for i, span in enumerate(spans) if i == 0 or span[1] > since_us]
     if len(edits) == 1 or (not is_rolling and found[-1][0] > since_us):
         return found
@@ -447,6 +441,11 @@ class JudgedTime:
         order = np.argsort(np.concatenate(starts), kind="stable")
         found: npt.NDArray[np.int8] = np.concatenate(marks)[order]
         return found
+
+
+def mark_of(terms: Terms, code: int) -> int:
+    """1 for a slice that counts as good, -1 for one that counts as bad, 0 for one that does not count."""
+    return int(_MARKS[terms.no_data][code])
 
 
 def _marks_of(policy: NoDataPolicy) -> npt.NDArray[np.int8]:

@@ -169,23 +169,23 @@ class _Reading:
         self._name = _name_of(_at(slo, "metadata", "name"), "imported")
         self._spec: Json = slo["spec"] if isinstance(slo.get("spec"), dict) else {}
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         self.unmapped.append(f"{self._name}: {text}")
 
     def agreement(self) -> Json:
         """The document, empty where OpenSLO does not say what we need."""
         indicator = self._indicator()
         source = self._source(indicator)
-        self._note("priority is not in OpenSLO; it was set to silver")
+        self._add_note("priority is not in OpenSLO; it was set to silver")
         if source is None:
-            self._note("scope.volumes is not in OpenSLO; it was left empty, fill it in")
+            self._add_note("scope.volumes is not in OpenSLO; it was left empty, fill it in")
         scope = {key: source[key] for key in ("volumes", "clients", "io") if key in source} if source else {}
         metadata: Json = {"name": self._name}
         if labels := self._labels():
             metadata["labels"] = labels
         for key in _NOT_IMPORTED:
             if self._spec.get(key):
-                self._note(f"spec.{key}")
+                self._add_note(f"spec.{key}")
         return {
             "apiVersion": "storage-sla/v1",
             "kind": "SLA",
@@ -203,7 +203,7 @@ class _Reading:
         named = self._spec.get("indicatorRef")
         indicator = self._slis.get(str(named)) if named else self._spec.get("indicator")
         if named and indicator is None:
-            self._note(f"the SLI {named!r} is not in the file")
+            self._add_note(f"the SLI {named!r} is not in the file")
         spec = _at(indicator, "spec")
         return spec if isinstance(spec, dict) else {}
 
@@ -215,7 +215,7 @@ class _Reading:
             return query
         if indicator:
             of = f" of type {kind}" if kind else ""
-            self._note(f"the metric source{of}; gateways measure latency themselves")
+            self._add_note(f"the metric source{of}; gateways measure latency themselves")
         return None
 
     def _control(self) -> Json:
@@ -226,7 +226,7 @@ class _Reading:
             if key == CONTROL and value in get_args(Control):
                 found = {"control": value}
             else:
-                self._note(f"annotation {key}")
+                self._add_note(f"annotation {key}")
         return found
 
     def _labels(self) -> dict[str, str]:
@@ -236,13 +236,13 @@ class _Reading:
             values = value if isinstance(value, list) else [value]
             labels[str(key)] = str(values[0]) if values else ""
             if len(values) > 1:
-                self._note(f"label {key}: only its first value, {values[0]}")
+                self._add_note(f"label {key}: only its first value, {values[0]}")
         return labels
 
     def _objectives(self, indicator: Json, source: Json | None) -> Iterator[Json]:
         method = self._spec.get("budgetingMethod")
         if method != "Timeslices":
-            self._note(f"budgetingMethod {method}; compliance is counted in time slices of a minute")
+            self._add_note(f"budgetingMethod {method}; compliance is counted in time slices of a minute")
         given = self._spec.get("objectives")
         taken: set[str] = set()
         for place, item in enumerate(given if isinstance(given, list) else []):
@@ -262,7 +262,9 @@ class _Reading:
         share = item.get("timeSliceTarget")
         if method == "Timeslices" and isinstance(share, int | float) and 0.5 <= share <= 0.9999:
             return round(share * 100, 6)
-        self._note(f"{name}: no share of good events within a slice (timeSliceTarget); percentile 95 was set")
+        self._add_note(
+            f"{name}: no share of good events within a slice (timeSliceTarget); percentile 95 was set"
+        )
         return 95.0
 
     def _curve(self, name: str, item: Json, indicator: Json, source: Json | None) -> list[Json]:
@@ -271,10 +273,12 @@ class _Reading:
         value = item.get("value")
         if indicator.get("thresholdMetric") and isinstance(value, int | float) and value > 0:
             if item.get("op") in ("lt", "lte"):
-                self._note(f"{name}: value {value:g} has no unit in OpenSLO; it was taken as milliseconds")
+                self._add_note(
+                    f"{name}: value {value:g} has no unit in OpenSLO; it was taken as milliseconds"
+                )
                 return [{"value_ms": float(value)}]
-            self._note(f"{name}: op {item.get('op')}; only latencies at most (lte, lt) can be promised")
-        self._note(f"{name}: demand_curve (the latency promised) was left empty, fill it in")
+            self._add_note(f"{name}: op {item.get('op')}; only latencies at most (lte, lt) can be promised")
+        self._add_note(f"{name}: demand_curve (the latency promised) was left empty, fill it in")
         return []
 
     def _slice(self, name: str, item: Json) -> str:
@@ -282,7 +286,7 @@ class _Reading:
         seconds = round(window * 60) if isinstance(window, int | float) else _seconds(str(window))
         if seconds and seconds > 0 and 86_400 % seconds == 0:
             return format_duration(seconds)
-        self._note(f"{name}: timeSliceWindow {window}; 1m was set, since slices divide a day")
+        self._add_note(f"{name}: timeSliceWindow {window}; 1m was set, since slices divide a day")
         return "1m"
 
     def _target(self, name: str, item: Json) -> float | None:
@@ -291,7 +295,7 @@ class _Reading:
         if value is None and isinstance(percent, int | float):
             value = round(percent / 100, 9)
         if value is None:
-            self._note(f"{name}: target was left empty, fill it in")
+            self._add_note(f"{name}: target was left empty, fill it in")
         return value
 
     def _window(self) -> Json:
@@ -299,17 +303,17 @@ class _Reading:
         window = windows[0] if isinstance(windows, list) and windows else windows
         duration = str(_at(window, "duration") or "")
         if not duration:
-            self._note("there is no timeWindow; a rolling window of 30d was set")
+            self._add_note("there is no timeWindow; a rolling window of 30d was set")
             return {"type": "rolling", "duration": "30d"}
         calendar = _at(window, "calendar")
         if isinstance(calendar, dict) and not _at(window, "isRolling"):
             return self._calendar(duration, calendar)
         seconds = _seconds(duration)
         if seconds is None:
-            self._note(f"timeWindow {duration}; a rolling window of 30d was set")
+            self._add_note(f"timeWindow {duration}; a rolling window of 30d was set")
             return {"type": "rolling", "duration": "30d"}
         if duration[-1] in _LONG_UNITS_D:
-            self._note(f"timeWindow {duration}; it was set to {format_duration(seconds)}")
+            self._add_note(f"timeWindow {duration}; it was set to {format_duration(seconds)}")
         return {"type": "rolling", "duration": format_duration(seconds)}
 
     def _calendar(self, duration: str, calendar: Json) -> Json:
@@ -318,10 +322,10 @@ class _Reading:
         zone, start = str(calendar.get("timeZone") or "UTC"), calendar.get("startTime")
         window = {"type": "calendar", "period": period, "tz": zone}
         if period is None:
-            self._note(f"timeWindow {duration}: periods are {', '.join(_PERIODS)}; {_EMPTY_PERIOD}")
+            self._add_note(f"timeWindow {duration}: periods are {', '.join(_PERIODS)}; {_EMPTY_PERIOD}")
         elif start and not _begins(period, str(start)):
             begin = f"a {period} begins {_BEGINNINGS[period]}"
-            self._note(f"timeWindow {duration} from startTime {start}: {begin}; {_EMPTY_PERIOD}")
+            self._add_note(f"timeWindow {duration} from startTime {start}: {begin}; {_EMPTY_PERIOD}")
             window["period"] = None
         return window
 

@@ -416,3 +416,13 @@ class Maintenance(Strict):
     max_per_period: Duration | None = None
     """Work beyond this much in one period of the window is not excluded."""
     windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)
+
+
+def periods_back(window: CalendarWindow | RollingWindow, now_us: int, most: int) -> list[Span]:
+    """Bounds of the period that now lies in and of those before it, newest first."""
+    found = [period_bounds(window, now_us)]
+    while len(found) < most:
+        start_us = found[-1][0]
+        at_us = start_us if isinstance(window, RollingWindow) else start_us - 1
+        found.append(period_bounds(window, at_us))
+    return found

@@ -6,7 +6,8 @@
     live_view       newest snapshot, trend, streams     handlers/   read, write, live, documents, why
     operations      requests to services                security    token, sessions, Host and Origin
     mailbox_thread  takes snapshots and responses       metrics     Prometheus text of all parts
-    app             the Flask app made of all this      server      process, sockets, waitress
+    live_metrics    those of agreements, volumes ...    server      process, sockets, waitress
+    app             the Flask app made of all this
 
 Nothing is imported here: the configuration of every part passes through ``api.config``, and must not load
 Flask.

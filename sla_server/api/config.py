@@ -51,6 +51,10 @@ class ApiConfig(StrictModel):
     stale_after_s: float = Field(default=5.0, gt=0)
     """Live data older than this are shown as stale; snapshots come once a second, with tens of thousands of
     agreements every three."""
+    metrics_rows_max: int = Field(default=2000, ge=0, le=100_000)
+    """How many objectives, volumes, throttles, backends and gateways, of each kind, have series of their own
+    in /api/v1/metrics: the first by name. An objective has some 12 series. The metric `sla_metrics_left_out`
+    says how many have none."""
 
     @field_validator("listen")
     @classmethod

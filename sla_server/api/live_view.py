@@ -4,11 +4,11 @@
 of request threads read or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes at one a second), ``_others`` (states of promises that snapshots have
-no rows of: they take turns to come), ``_reports`` (the newest of dbmanager and of the supervisor, for when
-``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers count from 1 in this process only;
-a stream says so with its first event, so a restart confuses no page. Nothing survives a restart and nothing
-needs to: the next snapshot comes within a second.
+(one small point a snapshot, 15 minutes at one a second), ``_others`` (the newest state of each promise and
+when it came: those that snapshots have no rows of take turns to come), ``_reports`` (the newest of dbmanager
+and of the supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers
+count from 1 in this process only; a stream says so with its first event, so a restart confuses no page.
+Nothing survives a restart and nothing needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".
 """
@@ -30,8 +30,25 @@ from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
 LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events", "problems")
-OTHER_KEYS: Final = ("name", "objective", "state", "compliance", "coverage", "budget_remaining")
+OTHER_KEYS: Final = (
+    "name",
+    "objective",
+    "state",
+    "compliance",
+    "coverage",
+    "budget_remaining",
+    "budget_minutes_left",
+    "target",
+    "burn_1h",
+    "alerts",
+    "good_s",
+    "bad_s",
+)
 """Values of a row of the snapshot's ``others``."""
+OTHER_LEAST: Final = 6
+"""Values that such a row has at least; the rest is null where services are older."""
+STATE_FRESH_NS: Final = 300_000_000_000
+"""A promise that no snapshot had for so long has ended: 64,000 take turns within 200 s."""
 REPORT_FRESH_US: Final = 10_000_000  # five of them missed
 EMPTY: Final[dict[str, Any]] = {
     "at_us": 0,
@@ -77,7 +94,7 @@ class LiveView:
         self._changed = threading.Condition()  # guards everything below
         self._newest = Newest(0, 0, dict(EMPTY), json.dumps(EMPTY))
         self._trend: deque[tuple[int, dict[str, tuple[Any, Any, bool]]]] = deque(maxlen=TREND_POINTS)
-        self._others: dict[tuple[str, str], dict[str, Any]] = {}
+        self._others: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
         self._reports: dict[str, Pressure] = {}
         self._streams = 0
         self._closed = False
@@ -111,20 +128,31 @@ class LiveView:
             self._changed.notify_all()
 
     def _keep_others(self, rows: Any, snapshot: dict[str, Any]) -> None:
-        """Take the states that came; forget all where most are of promises that are gone. Under the lock."""
+        """Take the states that came; forget the others if all came, or if most are of promises that are gone.
+
+        Under the lock.
+        """
         totals = snapshot.get("totals")
         states = totals.get("slas") if isinstance(totals, dict) else None
         counts = states.values() if isinstance(states, dict) else ()
-        if len(self._others) > 2 * sum(count for count in counts if isinstance(count, int)):
+        promises = sum(count for count in counts if isinstance(count, int))
+        rows = rows if isinstance(rows, list) else []
+        if promises <= len(rows) + len(snapshot["slas"]) or len(self._others) > 2 * promises:
             self._others.clear()
-        for row in rows if isinstance(rows, list) else ():
-            if isinstance(row, list | tuple) and len(row) == len(OTHER_KEYS):
-                self._others[str(row[0]), str(row[1])] = dict(zip(OTHER_KEYS, row, strict=True))
+        now_ns = self._newest.received_ns
+        for row in rows:
+            if isinstance(row, list | tuple) and OTHER_LEAST <= len(row) <= len(OTHER_KEYS):
+                values = dict(zip(OTHER_KEYS, row, strict=False))
+                self._others[str(row[0]), str(row[1])] = now_ns, {**dict.fromkeys(OTHER_KEYS), **values}
+        for entry in snapshot["slas"]:  # the next time it may be among the others, and its turn not come yet
+            key = str(entry.get("name")), str(entry.get("objective"))
+            self._others[key] = now_ns, {name: entry.get(name) for name in OTHER_KEYS}
 
     def others(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """(agreement, objective) to ``OTHER_KEYS`` of promises beyond those that snapshots have rows of."""
+        """(agreement, objective) to ``OTHER_KEYS``: the newest state of every promise."""
         with self._changed:
-            return dict(self._others)
+            oldest_ns = self._clock.monotonic_ns() - STATE_FRESH_NS
+            return {key: row for key, (came_ns, row) in self._others.items() if came_ns >= oldest_ns}
 
     def put_report(self, report: Pressure) -> None:
         """Take a report of dbmanager or of the supervisor."""

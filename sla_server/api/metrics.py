@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from pmdaemon.mailbox.inspect import FILL_METRIC, METRICS, samples
+from sla_server.api.live_metrics import CountsSource, LiveCollector
 from sla_server.api.live_view import LiveView
 from sla_server.api.operations import Operations
 
@@ -106,10 +107,22 @@ class Metrics:
 
     Attributes:
         folder: where other parts write their metrics; None while there is none.
+
+    Args:
+        live: what agreements, volumes, throttles and so on are shown of.
+        operations: changes under way.
+        mailbox: of this process.
+        source: exact counts and pids.
+        rows_max: rows of a kind that have series (``api.metrics_rows_max``).
     """
 
     def __init__(
-        self, live: LiveView, operations: Operations, mailbox: MailboxCollector | None = None
+        self,
+        live: LiveView,
+        operations: Operations,
+        mailbox: MailboxCollector | None = None,
+        source: CountsSource | None = None,
+        rows_max: int = 0,
     ) -> None:
         self.folder: Path | None = None
         self._registry = CollectorRegistry()
@@ -144,6 +157,7 @@ class Metrics:
 
         self._registry.register(ProblemCollector(live))
         self._registry.register(FeedForwardCollector(live))
+        self._registry.register(LiveCollector(live, source, rows_max))
         if mailbox is not None:
             self._registry.register(mailbox)
 

@@ -1,16 +1,27 @@
-"""The table of routes, with the models of the bodies, as an OpenAPI 3.1 document."""
+"""The table of routes, with the models of bodies and the columns of rows, as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from typing import Any, Final
 
-from sla_server.api.routes import PREFIX, ROUTES, ApiRoute, Query
+from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute, Query
+from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
-from sla_server.requests import AcknowledgeBody, GatewayName, ModeSet, ThrottleSet, VolumesDecision
+from sla_server.requests import (
+    AcknowledgeBody,
+    GatewayName,
+    ModeSet,
+    PolicyPin,
+    PolicyRollback,
+    ThrottleSet,
+    VolumesDecision,
+)
 
 SCHEMAS: Final[dict[str, Any]] = {
     "Documents": {"type": "string", "description": "YAML, see docs/formats/agreement.md"},
+    "PolicyPin": PolicyPin.model_json_schema(),
+    "PolicyRollback": PolicyRollback.model_json_schema(),
     "Mode": ModeSet.model_json_schema(),
     "ThrottleSet": ThrottleSet.model_json_schema(),
     "ListedGateway": GatewayName.model_json_schema(),
@@ -44,6 +55,47 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "additionalProperties": {"type": "number"},
             },
             "version": {"type": "string"},
+        },
+    },
+    "Alive": {
+        "type": "object",
+        "required": ["alive"],
+        "properties": {"alive": {"type": "boolean", "const": True}},
+    },
+    "Ready": {
+        "type": "object",
+        "required": ["ready", "waits_for"],
+        "properties": {
+            "ready": {"type": "boolean"},
+            "waits_for": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["process", "reason"],
+                    "properties": {"process": {"type": "string"}, "reason": {"type": "string"}},
+                },
+            },
+        },
+    },
+    "Sizes": {
+        "type": "object",
+        "required": ["kind", "bytes", "tables"],
+        "properties": {
+            "kind": {"type": "string", "enum": ["postgresql", "sqlite"]},
+            "bytes": {"type": "integer"},
+            "tables": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["table", "rows", "has_more", "bytes"],
+                    "properties": {
+                        "table": {"type": "string"},
+                        "rows": {"type": "integer"},
+                        "has_more": {"type": "boolean", "description": "there are more than were counted"},
+                        "bytes": {"type": ["integer", "null"]},
+                    },
+                },
+            },
         },
     },
     "Explanation": {
@@ -112,7 +164,7 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": {**SCHEMAS, **_row_schemas()},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "session": {"type": "apiKey", "in": "cookie", "name": "sla_session_PORT"},
@@ -135,7 +187,7 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         }
         for query in route.query
     ]
-    done = {route.answer: _schema(route.schema) if route.schema else {}}
+    done = {route.answer: _answer(route)}
     described: dict[str, Any] = {
         "operationId": route.operation,
         "summary": route.about,
@@ -160,6 +212,40 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         described["security"] = [{"token": []}, {"session": []}]
         described["responses"]["202"] = _ACCEPTED
     return described
+
+
+def _row_schemas() -> dict[str, Any]:
+    """Name to schema of the rows that lists have."""
+    tables = sorted({route.items for route in ROUTES} - {"", ANY})
+    return {_row_name(table): row_schema(table) for table in tables}
+
+
+def _row_name(table: str) -> str:
+    return "".join(word.capitalize() for word in table.split("_")) + "Row"
+
+
+def _answer(route: ApiRoute) -> dict[str, Any]:
+    """The content of the answer that says that it was done."""
+    if route.schema:
+        return _schema(route.schema)
+    if route.answer != "application/json":
+        return {"schema": {"type": "string"}}
+    if not route.items:
+        return {"schema": {"type": "object"}}
+    row = {"type": "object"} if route.items == ANY else _schema(_row_name(route.items))["schema"]
+    return {
+        "schema": {
+            "type": "object",
+            "required": ["items", "next"],
+            "properties": {
+                "items": {"type": "array", "items": row},
+                "next": {
+                    "type": ["string", "null"],
+                    "description": "For the next page, in the parameter `after`, `before` or `from_us`.",
+                },
+            },
+        }
+    }
 
 
 def _value(query: Query) -> dict[str, Any]:

@@ -14,6 +14,7 @@ LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
 POOL_DAYS_MAX: Final = 400
+ANY: Final = "any"
 CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
@@ -47,7 +48,9 @@ class ApiRoute:
     """Name of the body's schema in ``openapi.SCHEMAS``; empty: none."""
     answer: str = "application/json"
     schema: str = ""
-    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any."""
+    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any object."""
+    items: str = ""
+    """Of a list: the table whose rows it has, or ``ANY``; empty: the answer is no list."""
     also: tuple[int, ...] = ()
     """Statuses besides 200 that come with the same answer, not with a problem."""
     empty: bool = False
@@ -90,8 +93,25 @@ ROUTES: Final = (
         schema="Health",
         also=(503,),
     ),
-    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state."),
-    ApiRoute("GET", "/gateway-list", "gateway_list", "Gateways that the PMDaemon dials, and how it goes."),
+    ApiRoute(
+        "GET", "/alive", "alive", "200: the application server answers; asks no other part.", schema="Alive"
+    ),
+    ApiRoute(
+        "GET",
+        "/ready",
+        "ready",
+        "Whether the server does its work: 200, or 503 and what it waits for.",
+        schema="Ready",
+        also=(503,),
+    ),
+    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
+    ApiRoute(
+        "GET",
+        "/gateway-list",
+        "gateway_list",
+        "Gateways that the PMDaemon dials, and how it goes.",
+        items=ANY,
+    ),
     ApiRoute(
         "PUT",
         "/gateway-list/{address}",
@@ -113,6 +133,7 @@ ROUTES: Final = (
             LONG,
             AFTER,
         ),
+        items="volume_owners",
     ),
     ApiRoute(
         "POST",
@@ -130,7 +151,13 @@ ROUTES: Final = (
         body="VolumesDecision",
         changes=True,
     ),
-    ApiRoute("GET", "/volumes", "volumes", "Volumes: exact lifetime counts from SQL, and the live view."),
+    ApiRoute(
+        "GET",
+        "/volumes",
+        "volumes",
+        "Volumes: exact lifetime counts from SQL, and the live view.",
+        items="volumes",
+    ),
     ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
     ApiRoute(
         "GET",
@@ -138,6 +165,7 @@ ROUTES: Final = (
         "history",
         "One row a rollup slot, or an hour (`length_us`).",
         (FROM, TO),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -161,7 +189,12 @@ ROUTES: Final = (
         (Query("days", "integer", "History of so many days; default 90.", least=1, most=POOL_DAYS_MAX),),
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
-    ApiRoute("GET", "/backends", "backends", "Backends: capacity from SQL, and the live view."),
+    ApiRoute(
+        "GET", "/sizes", "sizes", "How large the database is: bytes and rows of each table.", schema="Sizes"
+    ),
+    ApiRoute(
+        "GET", "/backends", "backends", "Backends: capacity from SQL, and the live view.", items="backends"
+    ),
     ApiRoute(
         "GET",
         "/slas",
@@ -174,6 +207,7 @@ ROUTES: Final = (
             Query("limit", "integer", "Agreements a page; default all.", least=1, most=LIMIT_MAX),
             AFTER,
         ),
+        items="agreements",
     ),
     ApiRoute(
         "GET",
@@ -187,6 +221,7 @@ ROUTES: Final = (
         "/slas/{name}/versions",
         "sla_versions",
         "Versions of one agreement, newest first: what changed.",
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -194,6 +229,7 @@ ROUTES: Final = (
         "sla_credits",
         "Compliance and credit of the current and past periods, newest first.",
         (Query("periods", "integer", "At most so many; default 3.", least=1, most=CREDITS_MAX),),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -207,6 +243,7 @@ ROUTES: Final = (
             TO,
             LONG,
         ),
+        items="slices",
     ),
     ApiRoute(
         "GET",
@@ -217,6 +254,7 @@ ROUTES: Final = (
             OBJECTIVE,
             Query("limit", "integer", "How many periods; default 12.", least=1, most=PERIODS_MAX),
         ),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -230,6 +268,7 @@ ROUTES: Final = (
             LIMIT,
             BEFORE,
         ),
+        items="episodes",
     ),
     ApiRoute(
         "POST",
@@ -247,6 +286,7 @@ ROUTES: Final = (
         "maintenance",
         "Maintenance: what runs and what is planned; applied as documents.",
         (Query("past", "boolean", "1: also what has passed."),),
+        items=ANY,
     ),
     ApiRoute(
         "DELETE", "/maintenance/{name}", "end_maintenance", "End maintenance now, all of it.", changes=True
@@ -256,8 +296,9 @@ ROUTES: Final = (
         "/documents/{kind}/{name}/versions",
         "document_versions",
         "Versions of a document that is no agreement, newest first: what changed.",
+        items=ANY,
     ),
-    ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name."),
+    ApiRoute("GET", "/calendars", "calendars", "Calendars that service hours may name.", items="documents"),
     ApiRoute("DELETE", "/calendars/{name}", "end_calendar", "End a calendar that is not used.", changes=True),
     ApiRoute(
         "POST",
@@ -274,6 +315,7 @@ ROUTES: Final = (
         "throttles",
         "Throttles, newest first.",
         (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
+        items="throttles",
     ),
     ApiRoute(
         "POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True
@@ -297,7 +339,7 @@ ROUTES: Final = (
         "Release one throttle set by hand.",
         changes=True,
     ),
-    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE), items="events"),
     ApiRoute(
         "GET",
         "/inbox",
@@ -312,6 +354,7 @@ ROUTES: Final = (
             LIMIT,
             BEFORE,
         ),
+        items="events",
     ),
     ApiRoute(
         "GET",
@@ -327,8 +370,16 @@ ROUTES: Final = (
         body="Acknowledge",
         changes=True,
     ),
-    ApiRoute("GET", "/undelivered", "undelivered", "What not all recipients have confirmed, oldest first."),
-    ApiRoute("GET", "/recipients", "recipients", "Recipients in force, and how delivery to them goes."),
+    ApiRoute(
+        "GET",
+        "/undelivered",
+        "undelivered",
+        "What not all recipients have confirmed, oldest first.",
+        items=ANY,
+    ),
+    ApiRoute(
+        "GET", "/recipients", "recipients", "Recipients in force, and how delivery to them goes.", items=ANY
+    ),
     ApiRoute("DELETE", "/recipients/{name}", "end_recipient", "End a recipient.", changes=True),
     ApiRoute(
         "POST",
@@ -337,7 +388,13 @@ ROUTES: Final = (
         "Send a test event to a recipient, whatever the routes say.",
         changes=True,
     ),
-    ApiRoute("GET", "/routes", "notification_routes", "Routes in force: which events go to whom."),
+    ApiRoute(
+        "GET",
+        "/routes",
+        "notification_routes",
+        "Routes in force: which events go to whom.",
+        items="documents",
+    ),
     ApiRoute("DELETE", "/routes/{name}", "end_route", "End a route.", changes=True),
     ApiRoute(
         "GET",
@@ -345,6 +402,7 @@ ROUTES: Final = (
         "silences",
         "Silences: what runs and what is planned; applied as documents.",
         (Query("past", "boolean", "1: also what has passed."),),
+        items=ANY,
     ),
     ApiRoute("DELETE", "/silences/{name}", "end_silence", "End a silence now, all of it.", changes=True),
     ApiRoute(
@@ -355,8 +413,8 @@ ROUTES: Final = (
         body="Event",
         changes=True,  # it costs what routing costs
     ),
-    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE)),
-    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,)),
+    ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE), items="audit"),
+    ApiRoute("GET", "/policies", "policies", "Policy versions, newest first.", (LIMIT,), items="policies"),
     ApiRoute(
         "GET",
         "/policies/{version}/caps",
@@ -369,7 +427,44 @@ ROUTES: Final = (
             LONG,
             AFTER,
         ),
+        items="policy_caps",
     ),
+    ApiRoute(
+        "GET", "/policies/{version}", "policy", "One policy version: its report, and how it was computed."
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/volumes/{volume}",
+        "policy_volume",
+        "What one policy version means for one volume: caps and demands by hour, what they rest on.",
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/diff/{other}",
+        "policy_diff",
+        "Volumes whose caps differ from one version to another.",
+        (LONG, AFTER),
+    ),
+    ApiRoute(
+        "PUT",
+        "/policies/pin",
+        "pin_policy",
+        "Keep a policy version in force, whatever is published.",
+        body="PolicyPin",
+        changes=True,
+    ),
+    ApiRoute(
+        "DELETE", "/policies/pin", "unpin_policy", "The newest version is in force again.", changes=True
+    ),
+    ApiRoute(
+        "POST",
+        "/policies/rollback",
+        "roll_back_policy",
+        "Put the version before the one in force in force.",
+        body="PolicyRollback",
+        changes=True,
+    ),
+    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE)),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),
@@ -390,7 +485,7 @@ ROUTES: Final = (
         answer="text/event-stream",
     ),
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
-    ApiRoute("GET", "/processes", "processes", "The server's own processes."),
+    ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/session", "session_state", "Whether this browser is signed in."),
     ApiRoute("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
     ApiRoute(

@@ -354,7 +354,13 @@ def make_context(
         operations=operations,
         guard=Guard(token, config.allowed_hosts),
         logins=Logins(clock),
-        metrics=Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)),
+        metrics=Metrics(
+            live,
+            operations,
+            MailboxCollector(mailbox.name, mailbox.stats),
+            source,
+            config.metrics_rows_max,
+        ),
         clock=clock,
         address=address,
     )

@@ -30,7 +30,6 @@ from sla_server.cli.formatting import (
     OUTPUT,
     Column,
     FiniteRange,
-    Row,
     build,
     console,
     duration_s,
@@ -39,6 +38,7 @@ from sla_server.cli.formatting import (
 )
 from sla_server.cli.kinds import KindGroup
 from sla_server.explanation import words
+from sla_server.rows import Row
 
 _BEGIN: Final = re.compile(rb"^---(?=[ \t\r\n]|\Z)", re.MULTILINE)
 _DIRECTIVE: Final = re.compile(rb"^%", re.MULTILINE)
@@ -547,26 +547,38 @@ def list_gateways(client: Client, output: str) -> None:
     type=click.Choice(["observe", "enforce", "inherit"]),
 )
 @click.option("--backend", help="Only on this backend; inherit: as the server again.")
+@click.option("--policy", "of_policy", is_flag=True, help="Of the caps that policies compute.")
 @pass_client
-def mode(client: Client, wanted: str | None, backend: str | None) -> None:
+def mode(client: Client, wanted: str | None, backend: str | None, of_policy: bool) -> None:
     """Show or switch the mode: observe (decide and log only) or enforce.
 
     A backend may have a mode of its own, and so may an agreement (spec.control in its document): the
     agreement's holds before that of the backend, and this before that of the server.
+
+    Caps of policies have a mode beside it: they hold where both say enforce. sla policy would-hold shows what
+    those that are only observed would hold back.
     """
     if wanted is None:
         current = client.get("/mode")
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
         for name, own in sorted((current.get("backends") or {}).items()):
             click.echo(f"{own} on backend {name}")
+        stage = current.get("policy") or {}
+        if stage.get("mode"):
+            click.echo(f"caps of policies: {stage['mode']}")
+        for name, own in sorted((stage.get("backends") or {}).items()):
+            click.echo(f"caps of policies: {own} on backend {name}")
         if current.get("stale") and current["mode"]:
             click.echo("note: last known; the services part is silent (sla-server status)", err=True)
         return
     if wanted == "inherit" and backend is None:
         raise click.UsageError("inherit is for one backend: add --backend NAME, or give observe or enforce")
     body = {"mode": wanted} if backend is None else {"mode": wanted, "backend": backend}
+    if of_policy:
+        body["of"] = "policy"
     answer = client.change("PUT", "/mode", json=body)
-    click.echo(answer.get("mode", wanted) if backend is None else f"{wanted} on backend {backend}")
+    said = answer.get("mode", wanted) if backend is None else f"{wanted} on backend {backend}"
+    click.echo(f"caps of policies: {said}" if of_policy else said)
 
 
 @click.command()

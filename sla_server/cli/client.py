@@ -76,6 +76,13 @@ class Client:
         """JSON of ``GET /api/v1/path``; None for 204."""
         return self._call("GET", path, params=query)
 
+    def text(self, path: str) -> str:
+        """Text of ``GET /api/v1/path``, as metrics are."""
+        response = self._send("GET", f"/api/v1{path}")
+        if not response.is_success:
+            _answer(self.server, response)  # raises
+        return response.text
+
     def change(self, method: str, path: str, **how: Any) -> Any:
         """A change, with the token; waits for a pending operation to end.
 

@@ -27,11 +27,12 @@ from sla_server.cli import formatting
 from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
+from sla_server.cli.formatting import OUTPUT, pass_client, print_json
 from sla_server.cli.kinds import KindGroup
 from sla_server.cli.notifications import event_lines
 from sla_server.cli.pools import describe_pool
 from sla_server.cli.tables import now_of, promise
+from sla_server.rows import Row
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
 ROLLUP_S: Final = 60  # of a database as it is made; slices are whole multiples of it

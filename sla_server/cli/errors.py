@@ -9,6 +9,7 @@ SlaError (pmdaemon.errors)
     ├── Pending          75  the server took the change but has not answered yet
     ├── LiveValuesMissing 75 what is stored was shown; what is so now is not known
     ├── JobFailed         1  the policy job ended with an error
+    ├── PolicyNotPublished 81 what the policy job computed does not help
     └── BadUsage          2  the command line itself
 """
 
@@ -100,6 +101,20 @@ class JobFailed(CliError):
     def __init__(self, status: int) -> None:
         self.exit_status = status if 0 < status < 126 else 1
         super().__init__(f"the policy job ended with status {status}; the policy in force stays as it was")
+
+
+class PolicyNotPublished(CliError):
+    """The policy job has ended well, and what it computed does not help."""
+
+    exit_status = 81
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the new policy was not published: its back-test does not show that it helps. The policy in "
+            "force stays as it was.\n"
+            "  See why:                     sla policy show\n"
+            "  Put it in force all the same: sla policy pin VERSION"
+        )
 
 
 class BadUsage(CliError):

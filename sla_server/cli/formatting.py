@@ -33,8 +33,8 @@ from pmdaemon.space.words import shown_bytes
 from sla_server.agreements.numbers import number_and_unit, plain
 from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 CONFIG = click.option(
     "--config",
     "config",

@@ -15,9 +15,10 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import YAML_OUTPUT, Row, TableKind, build, console, pass_client, print_json
+from sla_server.cli.formatting import YAML_OUTPUT, TableKind, build, console, pass_client, print_json
 from sla_server.cli.kinds import KindType, near, singular_of
 from sla_server.cli.tables import KINDS, ZONE, by_objective, objective_of
+from sla_server.rows import Row
 
 LIMIT_DEFAULT = 20
 DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", "silences")
@@ -30,7 +31,7 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", 
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
-    help="At most so many [20 throttles, events, episodes, slices and policies; all of the others].",
+    help="At most so many [20 throttles, events, episodes, slices, policies and jobs; all of the others].",
 )
 @click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
 @click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
@@ -57,7 +58,8 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, pools, slas, throttles, events, policies, maintenance, calendars,
+    KIND is one of gateways, volumes, pools, slas, throttles, events, policies, jobs, maintenance,
+    calendars,
     recipients, routes and silences; of the past episodes, slices and periods. The singular does, too. With
     NAME only the one of that name is listed.
 
@@ -125,7 +127,7 @@ def _show_rows(
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
 
 
-_PAGED: Final = ("throttles", "events", "policies", "episodes")
+_PAGED: Final = ("throttles", "events", "policies", "episodes", "jobs")
 _MOST_LISTED: Final = 1000
 _SLICES_MOST: Final = 5000
 _PERIODS_MOST: Final = 60
@@ -167,7 +169,9 @@ def _of_name(kind: str, rows: Sequence[Row], name: str) -> list[Row]:
     Raises:
         RequestRefused: there is none.
     """
-    key = {"volumes": "volume", "throttles": "volume", "policies": "version"}.get(kind, "name")
+    key = {"volumes": "volume", "throttles": "volume", "policies": "version", "jobs": "kind"}.get(
+        kind, "name"
+    )
     found = [
         row
         for row in rows

@@ -25,7 +25,8 @@ INSTEAD: Final = {
     ("describe", "gateways"): "sla get gateway NAME -o json",
     ("describe", "volumes"): "sla why VOLUME, or sla get volume VOLUME -o json",
     ("describe", "throttles"): "sla why VOLUME",
-    ("describe", "policies"): "sla policy list",
+    ("describe", "policies"): "sla policy show VERSION",
+    ("describe", "jobs"): "sla get jobs",
     **{
         ("describe", kind): f"sla get {kind} NAME -o yaml"
         for kind in ("calendars", "maintenance", "recipients", "routes", "silences")

@@ -13,7 +13,8 @@ from rich.text import Text
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing
-from sla_server.cli.formatting import Column, Row, TableKind, build, console, print_json
+from sla_server.cli.formatting import Column, TableKind, build, console, print_json
+from sla_server.rows import Row
 
 STATES: Final = {
     "ok": formatting.GOOD,

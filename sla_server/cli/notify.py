@@ -19,8 +19,9 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
-from sla_server.cli.formatting import OUTPUT, Row, duration_s, pass_client, print_json
+from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
 from sla_server.cli.notifications import routing_lines
+from sla_server.rows import Row
 
 MOST_S: Final = 400 * 86_400.0
 """The longest that a document may announce (``agreements.periods.MAX_WINDOW_S``); a test compares them."""

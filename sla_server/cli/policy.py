@@ -1,4 +1,4 @@
-"""``sla policy``: run the Spark job here and now, and list what was published.
+"""``sla policy``: run the Spark job here and now, look at what it published, choose what is in force.
 
 The job is a command of its own, as under a timer; this one starts it, shows its output as it comes, and asks
 the server afterwards to load the new version at once (it does so by itself within ten seconds).
@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
 from pmdaemon.runtime.stop import end_with_parent
+from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.errors import CliError, JobFailed
-from sla_server.cli.formatting import CONFIG, OUTPUT, pass_client
+from sla_server.cli.errors import BadUsage, CliError, JobFailed, PolicyNotPublished
+from sla_server.cli.formatting import CONFIG, OUTPUT, Column, build, console, pass_client, print_json
 from sla_server.cli.get import get
+from sla_server.rows import Row
+
+NOT_PUBLISHED: Final = 81  # the job's exit status: what it computed does not help
+MOST_VOLUMES: Final = 20
+PAGE: Final = 5000
+DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+VERSION: Final = click.IntRange(1, (1 << 31) - 1)
 
 
 @click.group()
@@ -47,18 +58,298 @@ def run(client: Client, config: Path | None) -> None:
     except KeyboardInterrupt:
         click.echo("interrupted; the policy in force stays", err=True)
         raise SystemExit(130) from None
+    if status == NOT_PUBLISHED:
+        raise PolicyNotPublished
     if status:
         raise JobFailed(status)
+    version = _announced(client)
+    if version is not None:
+        click.echo(
+            f"policy version {version} announced" if version else "no new policy version to put in force"
+        )
+
+
+def _announced(client: Client) -> int | None:
+    """Let the server look at once, and say which version is in force: 0 for none, None if it is silent."""
     try:
         answer = client.change("POST", "/policies/announce")
     except CliError as exc:
-        # The job has ended well: the version is stored, and the server finds it by itself.
-        click.echo(
-            f"the policy is stored; the server will look for it within 10 s by itself ({exc})", err=True
-        )
+        # What was done is stored, and the server finds it by itself.
+        click.echo(f"it is stored; the server will look for it within 10 s by itself ({exc})", err=True)
+        return None
+    return int((answer or {}).get("version") or 0)
+
+
+@policy.command("pin")
+@click.argument("version", type=VERSION)
+@pass_client
+def pin(client: Client, version: int) -> None:
+    """Keep VERSION in force until it is unpinned, whatever is published meanwhile."""
+    client.change("PUT", "/policies/pin", json={"version": version})
+    click.echo(f"policy version {version} is pinned")
+    _say_in_force(client)
+
+
+@policy.command("unpin")
+@pass_client
+def unpin(client: Client) -> None:
+    """Let the newest policy version be in force again."""
+    client.change("DELETE", "/policies/pin")
+    click.echo("no policy version is pinned")
+    _say_in_force(client)
+
+
+@policy.command("rollback")
+@click.option("--version", type=VERSION, help="Only if this version is in force.")
+@pass_client
+def rollback(client: Client, version: int | None) -> None:
+    """Put the version before the one in force in force; a version published later takes its place."""
+    body = {} if version is None else {"version": version}
+    answer = client.change("POST", "/policies/rollback", json=body)
+    click.echo(f"policy version {answer.get('rolled_back')} is rolled back")
+    _say_in_force(client)
+
+
+def _say_in_force(client: Client) -> None:
+    version = _announced(client)
+    if version is not None:
+        click.echo(f"policy version {version} is in force" if version else "no policy is in force")
+
+
+@policy.command("show")
+@click.argument("version", type=VERSION, required=False)
+@OUTPUT
+@pass_client
+def show(client: Client, version: int | None, output: str) -> None:
+    """Show the report of VERSION: capacities, back-test, what is capped [the newest]."""
+    row = client.get(f"/policies/{version}") if version is not None else _newest(client)
+    if output == "json":
+        print_json(row)
         return
-    version = (answer or {}).get("version")
-    click.echo(f"policy version {version} announced" if version else "no new policy version to put in force")
+    for line in _described(row):
+        click.echo(line)
+    capped = _lowest_caps(client, row["version"])
+    if not capped:
+        click.echo("no volume is capped")
+        return
+    rows = sorted(capped.values(), key=lambda each: each["cost_per_s"])
+    console().print(build(CAP_COLUMNS, rows[:MOST_VOLUMES], 0))
+    if len(rows) > MOST_VOLUMES:
+        click.echo(f"and {len(rows) - MOST_VOLUMES:,} more: sla policy explain VOLUME")
+
+
+def _newest(client: Client) -> Row:
+    rows = client.get("/policies", limit=1)["items"]
+    if not rows:
+        raise BadUsage("no policy was computed yet: sla policy run")
+    found: Row = rows[0]
+    return found
+
+
+def _described(row: Row) -> Iterator[str]:
+    report, job = row.get("report") or {}, row.get("job") or {}
+    yield f"policy version {row['version']}: {row['state']}, of {formatting.when(row['created_us'])}"
+    if job:
+        rows = formatting.count(job.get("rollups"))
+        yield f"computed from {rows} rollups of {job.get('window_days')} days in {job.get('seconds')} s"
+    tested = report.get("back_test")
+    if isinstance(tested, dict):
+        yield f"back-test: {tested['reason']}"
+        yield from (f"  {note}" for note in tested.get("notes") or ())
+    for each in report.get("capacity") or ():
+        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
+        yield f"capacity of {each['backend']} for {each['sla']}/{each['objective']}: {value}"
+        yield f"  {each['reason']}"
+
+
+def _lowest_caps(client: Client, version: int) -> dict[str, Row]:
+    """Volume to its lowest cap, the hour of that, and in how many hours it is capped."""
+    found: dict[str, Row] = {}
+    for row in _caps(client, version):
+        if row["cost_per_s"] is None:
+            continue
+        known = found.setdefault(row["volume"], {**row, "hours": 0})
+        hours = known["hours"] + 1
+        if row["cost_per_s"] < known["cost_per_s"]:
+            known.update(row)
+        known["hours"] = hours
+    return found
+
+
+def _caps(client: Client, version: int) -> Iterator[Row]:
+    try:
+        page = client.get(f"/policies/{version}/caps", limit=PAGE)
+    except CliError as exc:
+        if getattr(exc, "status", 0) != 404:
+            raise
+        return
+    yield from page["items"]
+    while page["next"] is not None:
+        page = client.get(f"/policies/{version}/caps", limit=PAGE, after=page["next"])
+        yield from page["items"]
+
+
+def hour_words(hour: int) -> str:
+    """An hour of the week as people say it: Mon 08 UTC."""
+    return f"{DAYS[hour // 24]} {hour % 24:02d} UTC"
+
+
+CAP_COLUMNS: Final = (
+    Column("VOLUME", lambda row, _now: str(row["volume"])),
+    Column("LOWEST CAP", lambda row, _now: f"{row['cost_per_s']:,.0f} cost/s", number=True),
+    Column("IN HOUR", lambda row, _now: hour_words(row["hour_of_week"])),
+    Column("DEMAND P95", lambda row, _now: formatting.count(row.get("demand_p95")), number=True),
+    Column("HOURS CAPPED", lambda row, _now: formatting.count(row["hours"]), number=True),
+)
+
+
+@policy.command("diff")
+@click.argument("before", type=VERSION)
+@click.argument("after", type=VERSION)
+@OUTPUT
+@pass_client
+def diff(client: Client, before: int, after: int, output: str) -> None:
+    """Show what differs between the versions BEFORE and AFTER: caps by volume, capacities."""
+    path = f"/policies/{before}/diff/{after}"
+    page = client.get(path, limit=PAGE)
+    rows: list[Row] = page["items"]
+    while page["next"] is not None:
+        page = client.get(path, limit=PAGE, after=page["next"])
+        rows += page["items"]
+    capacity = _capacity_changes(client.get(f"/policies/{before}"), client.get(f"/policies/{after}"))
+    if output == "json":
+        print_json({"before": before, "after": after, "volumes": rows, "capacity": capacity})
+        return
+    for each in capacity:
+        click.echo(
+            f"capacity of {each['backend']} for {each['sla']}/{each['objective']}: "
+            f"{formatting.count(each['before'])} -> {formatting.count(each['after'])} cost/s"
+        )
+    if not rows:
+        click.echo(f"versions {before} and {after} cap the same")
+        return
+    console().print(build(DIFF_COLUMNS, rows[:MOST_VOLUMES], 0))
+    if len(rows) > MOST_VOLUMES:
+        click.echo(f"and {len(rows) - MOST_VOLUMES:,} more volumes: -o json")
+
+
+def _capacity_changes(before: Row, after: Row) -> list[Row]:
+    def known(row: Row) -> dict[tuple[str, str, str], Any]:
+        found = (row.get("report") or {}).get("capacity") or ()
+        return {(each["backend"], each["sla"], each["objective"]): each["cost_per_s"] for each in found}
+
+    one, two = known(before), known(after)
+    return [
+        {"backend": key[0], "sla": key[1], "objective": key[2], "before": one.get(key), "after": two.get(key)}
+        for key in sorted(one.keys() | two.keys())
+        if one.get(key) != two.get(key)
+    ]
+
+
+def _hours(key: str) -> Column:
+    return Column(key.upper(), lambda row, _now: formatting.count(row[key]), number=True)
+
+
+DIFF_COLUMNS: Final = (
+    Column("VOLUME", lambda row, _now: str(row["volume"])),
+    _hours("hours"),
+    _hours("added"),
+    _hours("removed"),
+    _hours("lowered"),
+    _hours("raised"),
+    Column("LOWEST", lambda row, _now: formatting.count(row["lowest_before"]), number=True),
+    Column("NOW", lambda row, _now: formatting.count(row["lowest_after"]), number=True),
+)
+
+
+@policy.command("would-hold")
+@OUTPUT
+@pass_client
+def would_hold(client: Client, output: str) -> None:
+    """List volumes above caps that are only observed: what the policy would hold back.
+
+    Since this version is in force, or the services were restarted. What is above a cap is the most it would
+    hold back: a volume that is held has less demand later.
+    """
+    live = client.get("/live") or {}
+    rows = (live.get("policy_stage") or {}).get("would_hold") or []
+    if output == "json":
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("no volume is above a policy's cap that is only observed")
+        return
+    console().print(build(HOLD_COLUMNS, rows, 0))
+
+
+HOLD_COLUMNS: Final = (
+    Column("VOLUME", lambda row, _now: str(row["volume"])),
+    Column("BACKEND", lambda row, _now: str(row["backend"])),
+    Column("CAP", lambda row, _now: f"{row['cap_cost_per_s']:,.0f} cost/s", number=True),
+    Column("USES", lambda row, _now: f"{row['cost_per_s']:,.0f} cost/s", number=True),
+    Column("ABOVE FOR", lambda row, _now: formatting.span(row["above_s"]), number=True),
+    Column("OF", lambda row, _now: formatting.span(row["watched_s"]), number=True),
+    Column("ABOVE BY", lambda row, _now: formatting.count(row["above_cost"]), number=True),
+)
+
+
+@policy.command("explain")
+@click.argument("volume")
+@click.option("--version", type=VERSION, help="Of this version [the one in force, else the newest].")
+@OUTPUT
+@pass_client
+def explain(client: Client, volume: str, version: int | None, output: str) -> None:
+    """Say what the policy means for VOLUME: its caps by hour of the week, and what they rest on."""
+    if version is None:
+        version = _in_force(client)
+    found = client.get(f"/policies/{version}/volumes/{quote(volume, safe='')}")
+    if output == "json":
+        print_json(found)
+        return
+    for line in _explained(found):
+        click.echo(line)
+
+
+def _in_force(client: Client) -> int:
+    rows = client.get("/policies", limit=1000)["items"]
+    if not rows:
+        raise BadUsage("no policy was computed yet: sla policy run")
+    in_force = [row for row in rows if row["state"] in ("in-force", "pinned")]
+    return int((in_force or rows)[0]["version"])
+
+
+def _explained(found: Row) -> Iterator[str]:
+    name, version, hours = found["volume"], found["version"], found["hours"]
+    capped = [row for row in hours if row["cost_per_s"] is not None]
+    where = found["backend"] or formatting.DASH
+    yield f"policy version {version} ({found['state']}) and volume {name} on backend {where}:"
+    if not capped:
+        yield f"  it is not capped in any of the {len(hours)} hours of the week in which it did I/O"
+    for each in found["capacity"]:
+        value = "unknown" if each["cost_per_s"] is None else f"{each['cost_per_s']:,.0f} cost/s"
+        yield f"  {each['backend']} can take {value} for {each['sla']}/{each['objective']}: {each['reason']}"
+    tested = found.get("back_test")
+    if isinstance(tested, dict):
+        yield f"  back-test: {tested['reason']}"
+    for first, last, cap, demand in _ranges(capped):
+        words = hour_words(first) if first == last else f"{hour_words(first)} to {hour_words(last)}"
+        asked = "" if demand is None else f"; its demand (p95) was up to {demand:,.0f}"
+        yield f"  {words}: at most {cap:,.0f} cost/s{asked}"
+
+
+def _ranges(capped: list[Row]) -> Iterator[tuple[int, int, float, float | None]]:
+    """Neighbouring hours with the same cap, the highest demand in them."""
+    known: tuple[int, int, float, float | None] | None = None
+    for row in capped:
+        hour, cap, demand = row["hour_of_week"], row["cost_per_s"], row["demand_p95"]
+        if known is not None and known[1] == hour - 1 and round(known[2]) == round(cap):
+            known = known[0], hour, known[2], max(filter(None, (known[3], demand)), default=None)
+            continue
+        if known is not None:
+            yield known
+        known = hour, hour, cap, demand
+    if known is not None:
+        yield known
 
 
 @policy.command("list")

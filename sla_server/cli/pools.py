@@ -14,8 +14,9 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import OUTPUT, Row, pass_client, print_json
+from sla_server.cli.formatting import OUTPUT, pass_client, print_json
 from sla_server.cli.tables import bar_of, pool_level
+from sla_server.rows import Row
 
 SHOWN_VOLUMES: Final = 20
 SHOWN_ACTIONS: Final = 10

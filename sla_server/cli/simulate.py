@@ -27,7 +27,7 @@ from sla_server.cli.formatting import CONFIG, Column, FiniteRange, build, consol
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.device import DeviceModel
-from sla_server.simulate.errors import BadSetup, TooManyIos
+from sla_server.simulate.errors import SimulationError, TooManyIos
 from sla_server.simulate.figures import ModeFigures, PromiseFigures, figures_of
 from sla_server.simulate.loads import MOST_SPAN_S, Arrival
 from sla_server.simulate.page import as_html
@@ -345,7 +345,7 @@ def _agreement(row: dict[str, Any]) -> Agreement:
         return Agreement.from_spec(row["spec"])
     except ValidationError as exc:
         where = f"agreement {row['name']} version {row['version']}"
-        raise BadSetup(
+        raise SimulationError(
             where, describe(exc), "Apply its document again, or name a directory with --slas"
         ) from exc
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 from rich.text import Text
 
 from sla_server.cli import formatting, notifications
-from sla_server.cli.formatting import Column, Row, TableKind
+from sla_server.cli.formatting import Column, TableKind
 from sla_server.explanation.words import AGREED
+from sla_server.rows import Row
 
 ZONE: Final = "_zone"
 """Key of a row to be shown whose times are of another zone than this machine's."""
@@ -103,6 +104,13 @@ def severity_of(row: Row) -> Text:
 def rollups_of(row: Row) -> str:
     """How many rollups a policy was computed from."""
     return formatting.count((row.get("job") or {}).get("rollups"))
+
+
+def took_of(row: Row) -> str:
+    """How long a run of a job took; nothing while it goes on."""
+    if row.get("ended_us") is None:
+        return formatting.DASH
+    return formatting.span((row["ended_us"] - row["started_us"]) / 1e6)
 
 
 def what_of(row: Row) -> str:
@@ -367,6 +375,21 @@ KINDS: Final = {
             Column("BY", _plain("published_by")),
         ),
         "No policy was computed yet: sla policy run",
+    ),
+    "jobs": TableKind(
+        "/jobs",
+        (
+            Column("JOB", _plain("kind")),
+            Column("STATE", _plain("state")),
+            Column("STARTED", _at("started_us")),
+            Column("TOOK", lambda row, _now_us: took_of(row), number=True),
+            Column("ROWS", lambda row, _now_us: formatting.count(row.get("rows")), number=True),
+            Column("STATUS", _plain("exit_status"), number=True),
+            Column("VERSION", _plain("version"), number=True),
+            Column("BY", _plain("who")),
+            Column("TEXT", _plain("text")),
+        ),
+        "No job has run yet: sla policy run",
     ),
 }
 

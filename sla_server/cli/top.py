@@ -27,8 +27,9 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, LiveValuesMissing
-from sla_server.cli.formatting import Column, FiniteRange, Row, build, console, pass_client
+from sla_server.cli.formatting import Column, FiniteRange, build, console, pass_client
 from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
+from sla_server.rows import Row
 
 SLAS: Final = (
     Column("AGREEMENT", lambda row, _now_us: objective_of(row)),

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.formatting import OUTPUT, Column, Row, build, console, pass_client, print_json
+from sla_server.cli.formatting import OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.rows import Row
 
 PAGE: Final = 5000
 """Rows of one call: the limit of the API (``api.routes.LONG_LIMIT_MAX``)."""

@@ -6,6 +6,7 @@
         │   └── DatabaseDamaged    its file is damaged: trying again cannot help, a backup does
         ├── NoDatabaseYet          its file is missing: no server has been started with this configuration
         ├── DatabaseRefused        the database refuses a value; retrying the same value cannot help
+        ├── SnapshotGone           rows of a snapshot cannot be read any more, or not from here
         ├── NoRightToPublish       the policy job's role lacks its rights; says which script grants them
         ├── SchemaTooNew           made by a newer release of this product; nothing was changed
         ├── BadRecord              a RECORD row that fits no table; answered to its sender, never stored
@@ -69,6 +70,18 @@ class NoDatabaseYet(DbError):
         )
 
 
+class SnapshotGone(DbError):
+    """Rows of a snapshot of the statistics cannot be read: take another."""
+
+    retryable = True
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(
+            f"the statistics in {what} cannot be read: {reason}. Run the job again. With SQLite, Spark must "
+            "run on the machine of the database: use PostgreSQL for executors on others"
+        )
+
+
 class DatabaseDamaged(DatabaseUnavailable):
     """The database's own file is damaged; the queue holds what comes in until it is restored."""
 
@@ -96,8 +109,9 @@ class NoRightToPublish(DbError):
 
     def __init__(self, where: str, tables: list[str]) -> None:
         self.tables = tables
+        names = " and ".join(filter(None, (", ".join(tables[:-1]), tables[-1])))
         super().__init__(
-            f"the user of the database {where} may not insert into {' and '.join(tables)}. Run sql/roles.sql "
+            f"the user of the database {where} may not insert into {names}. Run sql/roles.sql "
             "as a superuser in that database (again: rights on tables need the tables, which the server's "
             "first start makes), and name the role sla_policy in [database] policy_url"
         )

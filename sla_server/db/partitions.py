@@ -175,6 +175,7 @@ RULES: Final = (
     RetentionRule("pool_volumes", "gone_us", "space_days"),
     RetentionRule("pool_days", "day_us", "space_days", both_ways=True),
     RetentionRule("pool_actions", "at_us", "space_days"),
+    RetentionRule("jobs", "started_us", "audit_days", "ended_us IS NOT NULL"),
 )
 DECISIONS_KEY: Final = "decisions_from_us"
 """Key of ``meta``: decisions made before it may have been deleted, or were never stored."""
@@ -229,11 +230,11 @@ class Retention:
             for rule in RULES:
                 if rule.table in SPANS:
                     self._drop_old(rule, now_us)
-        self._note_reach(now_us)
+        self._record_reach(now_us)
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
         return any([*has_more, self._forget_epochs(now_us - WATERMARK_DAYS * DAY_US)])
 
-    def _note_reach(self, now_us: int) -> None:
+    def _record_reach(self, now_us: int) -> None:
         """Say how far back decisions reach, before any of them is deleted.
 
         The first time it is now: an older release stored none. A time ahead of now is that of a clock that

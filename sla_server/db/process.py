@@ -48,11 +48,12 @@ from sla_server.db.gateway_list import REFRESH_S, GatewayListFile
 from sla_server.db.ingest.intake import HighWater, IngestIntake
 from sla_server.db.ingest.queue import STEP_BYTES, IngestQueue, IngestRecord
 from sla_server.db.ingest.receiver import IngestReceiver
-from sla_server.db.ingest.records import Row, event_row
+from sla_server.db.ingest.records import event_row
 from sla_server.db.ingest.transaction import IngestStore, mark_alive
 from sla_server.db.ingest.writer import STEP_S, DatabaseOutage, IngestWriter
 from sla_server.db.partitions import Retention
 from sla_server.db.queries.reader import SqlReader
+from sla_server.rows import Row
 
 if TYPE_CHECKING:
     from sla_server.config import ResolvedConfig

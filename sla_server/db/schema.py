@@ -320,6 +320,7 @@ events = Table(
     _count("at_us"),
     *(_text(name) for name in ("kind", "severity", "element", "subject", "text", "details")),
     Index("events_at", "at_us", "event_id"),
+    Index("events_subject", "subject", "at_us"),
 )
 
 deliveries = Table(
@@ -416,6 +417,21 @@ pool_actions = Table(
     *(_text(name) for name in ("owner", "pool", "action", "state", "text")),
     Index("pool_actions_pool", "owner", "pool", "at_us"),
 )
+
+jobs = Table(
+    "jobs",
+    metadata,
+    _key("job_id", Text),
+    *(_text(name) for name in ("kind", "state", "who", "text")),
+    _count("started_us"),
+    *(_big(name) for name in ("ended_us", "exit_status", "rows", "version")),
+    Index("jobs_started", "started_us", "job_id"),
+)
+
+POLICY_IN_FORCE: Final = ("in-force", "pinned")
+"""States of the one policy in force: until a newer one is published, or until it is unpinned."""
+POLICY_USABLE: Final = ("published", "superseded", *POLICY_IN_FORCE)
+"""States of policies of which the newest may be in force; others are "rolled-back" and "rejected"."""
 
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),

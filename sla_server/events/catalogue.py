@@ -226,8 +226,13 @@ STORAGE: Final = {
 SERVER: Final = {
     "services-started": EventKind("info", "Services were started."),
     "process-restarted": EventKind("warning", "A process was restarted.", "The text says why it ended."),
+    "policy-job-failed": EventKind(
+        "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
+    ),
     "process-stalled": EventKind(
-        "warning", "A process made no progress.", "CPU, memory and disk of the server."
+        "warning",
+        "A process of the server, or an agent's parent, made no progress.",
+        "CPU, memory and disk of its host: the server, or the gateway that is the subject.",
     ),
     "no-room-for-pair": EventKind("warning", "There is no memory for a further pair.", "More shared memory."),
     "mailbox-damaged": EventKind("critical", "A mailbox segment was damaged and made again.", "Report it."),

@@ -105,7 +105,7 @@ class BatchComposer:
         entries: list[tuple[Notice, QueuedEvent, Routed]] = []
         through = lane.cursors[queue.name]
         for item in queue.read(through)[0]:
-            routed, decision = self._look(lane, queue, item, lane.firing, now_us)
+            routed, decision = self._check(lane, queue, item, lane.firing, now_us)
             if decision is None or len(entries) >= lane.settings.most_notices:
                 break
             if decision.verdict is StageVerdict.HOLD and _held(item, lane.name, 0) not in self._later:
@@ -178,11 +178,13 @@ class BatchComposer:
         for item in items:
             if held and catalogue.status_of(item.event) is not Status.INFO:
                 self._keep(lane, queue, held)  # what ends a condition must find its beginning among it
-            routed, decision = self._look(lane, queue, item, firing, now_us)
+            routed, decision = self._check(lane, queue, item, firing, now_us)
             place = item.identity, item.escalated
             if decision is None and item.origin and place in taken_over:
                 text = "it was taken over twice, and is in this batch already"
                 decision = StageDecision(StageVerdict.SKIP, StageReason.PARTNER, text)
+            if entries and decision is not None and decision.reason is StageReason.LEFT_TO_PARTNER:
+                break  # the partner may be away again when the batch is confirmed: it must not pass this
             if decision is not None and decision.reason is StageReason.SENT_BY_PARTNER:
                 self._sent_by_partner(lane, item, routed, firing, is_first=not entries)
             if decision is None:
@@ -264,7 +266,7 @@ class BatchComposer:
 
     # The stages.
 
-    def _look(
+    def _check(
         self, lane: Lane, queue: EventQueue, item: QueuedEvent, firing: Firing, now_us: int
     ) -> tuple[Routed | None, StageDecision | None]:
         """How an event goes to a lane, and what the stages decide; without a decision it is sent."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import select
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,7 +36,7 @@ from sla_server.events.config import EventsConfig
 from sla_server.events.delivery_state import write_delivery_state
 from sla_server.events.engine import DeliveryEngine, EngineParts
 from sla_server.events.intake import EventIntake
-from sla_server.events.lane import LaneSettings
+from sla_server.events.lane import Lane, LaneSettings
 from sla_server.events.outlets import Outlets, RecordingRouter
 from sla_server.events.pair import open_pair
 from sla_server.events.queue import LATER_BYTES, EventQueue, LaterQueue
@@ -327,12 +327,8 @@ class Delivery:
             log.info("routing-read", recipients=len(router.table.recipients), routes=len(router.table.routes))
 
     def _is_well(self) -> bool:
-        """Whether events come out: reserves are read, and not every recipient with events fails or stays."""
-        if self._clock.monotonic_ns() - self._intake.passed_ns > STUCK_NS:
-            return False
-        waiting = self.waiting()
-        busy = [lane for name, lane in self._engine.lanes.items() if name != NAME and waiting[name]]
-        return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
+        silent_ns = self._clock.monotonic_ns() - self._intake.passed_ns
+        return makes_progress(self._engine.lanes, self.waiting(), silent_ns)
 
     def _write_status(self) -> None:
         """State and figures for people and metrics; none of it is needed to go on."""
@@ -361,6 +357,20 @@ class Delivery:
             }
             content = metrics.render(recipients, self._intake.fills, fullness, taken, pair)
             write_whole(self._status_dir / metrics.FILE, content)
+
+
+def makes_progress(lanes: Mapping[str, Lane], waiting: Mapping[str, int], silent_ns: int) -> bool:
+    """Whether events come out: reserves are read, and not every recipient with events fails or stays.
+
+    Args:
+        lanes: by recipient.
+        waiting: what each has not passed.
+        silent_ns: since the last pass over the reserves began.
+    """
+    if silent_ns > STUCK_NS:
+        return False
+    busy = [lane for name, lane in lanes.items() if name != NAME and waiting[name]]
+    return not busy or not all(lane.is_failing or lane.no_room for lane in busy)
 
 
 def builder(config: DeliveryProcessConfig, store: InboxStore) -> RecipientBuilder:

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from pmdaemon.runtime.files import write_whole
+from sla_server.rows import Row
 
 FILE: Final = "delivery.json"
 FRESH_S: Final = 15.0
 MOST_UNDELIVERED: Final = 1000
-Row = dict[str, Any]
 
 
 def write_delivery_state(

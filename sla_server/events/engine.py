@@ -253,8 +253,9 @@ class DeliveryEngine:
     # One lane.
 
     def _add(self, settings: LaneSettings, *, from_start: bool) -> None:
-        seen = self._lanes.get(OBSERVER)
-        start = dict(seen.cursors) if seen else {name: queue.newest_seq for name, queue in self._queues.items()}
+        start = {name: queue.newest_seq for name, queue in self._queues.items()}
+        if (seen := self._lanes.get(OBSERVER)) is not None:
+            start = dict(seen.cursors)
         is_new = settings.name not in self._state.names
         lane = self._state.lane(settings, start)
         if is_new and from_start:
@@ -348,7 +349,7 @@ class DeliveryEngine:
         self._pass(lane, batch)
         lane.confirmed += len(batch.entries)
         lane.confirmed_us = now_us
-        self._tell(lane, batch, "confirmed", now_us)
+        self._record(lane, batch, "confirmed", now_us)
         if lane.is_failing:
             lane.is_failing = False
             text = f"recipient {lane.name} confirms again"
@@ -362,7 +363,7 @@ class DeliveryEngine:
 
     def _say_failing(self, lane: Lane, batch: DeliveryBatch, answer: Answer) -> None:
         if batch.attempt == 1:
-            self._tell(lane, batch, "failing", self._clock.unix_us())
+            self._record(lane, batch, "failing", self._clock.unix_us())
         if batch.attempt >= FAILING_ATTEMPTS and not lane.is_failing:
             lane.is_failing = True
             text = f"recipient {lane.name} has not confirmed {batch.attempt} times: {answer.reason}"
@@ -374,10 +375,10 @@ class DeliveryEngine:
         ids = [notice.delivery_id for notice in batch.notices()]
         lane.dead_letters += len(ids)
         self._pass(lane, batch)
-        self._tell(lane, batch, "dead-letter", now_us)
+        self._record(lane, batch, "dead-letter", now_us)
         self._trouble.add(DELIVERY_FAILED, lane.name, ids, reason)
 
-    def _tell(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
+    def _record(self, lane: Lane, batch: DeliveryBatch, state: str, now_us: int) -> None:
         self._report(
             {
                 "delivery_id": notice.delivery_id,

@@ -31,7 +31,6 @@ from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
-from pmdaemon.wire.messages.mirror import MirrorConfirmed
 from sla_server.events.config import EventPairConfig
 from sla_server.events.engine import DeliveryEngine
 from sla_server.events.lane import Lane
@@ -97,7 +96,6 @@ class CooperatingPair:
         self._link = PairLink(config, self._core, self._context, self._inbox, clock)
         self._stop = Stop()
         self._threads = ThreadGroup(self._has_died)
-        self._published: tuple[MirrorConfirmed, tuple[int, ...]] | None = None
         self._later_mark = -1, -1
         self._later_seqs: tuple[int, ...] = ()
         self.problem = ""
@@ -133,12 +131,9 @@ class CooperatingPair:
             mark := (later.newest_seq, len(self._later))
         ) != self._later_mark:  # each change changes one of both
             self._later_mark, self._later_seqs = mark, self._later.seqs()
-        confirmed = how_far(self._queues, later, self._later_seqs, engine)
-        newest = tuple(queue.newest_seq for queue in (*self._queues, later))
-        published = confirmed, newest
-        if published != self._published:
-            self._published = published
-            self._core.confirmed = confirmed
+        reached = how_far(self._queues, later, self._later_seqs, engine, self._ledger.noticed)
+        if reached != self._core.reached:
+            self._core.reached = reached
             self._inbox.put(None)
 
     def _take_later(self) -> None:

@@ -9,11 +9,13 @@ here already. A partition therefore costs repeats, never an event: at its end bo
 delivered for the other (``pair_ledger``), and the rest is left to the server whose event it is.
 
 *Taking over.* Events go from the store into the queue of events here, ``TAKE`` at a time, and stay in the
-store: they leave it when the partner says that no recipient needs them. None is taken over while the queue is
-fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An event of a queue that
-the partner has lost with its disk is taken over at once, and leaves the store when a queue here has it on
-disk: that of events, or the one of what is due later, which the main loop fills. If the partner's disk was
-set back (a snapshot, a restored copy), what it had behind that is such a queue, under an id of its own.
+store: they leave it when the partner says that no recipient needs them. Each is taken over once; when the
+partner is lost again, only what a lane has left to it meanwhile is taken over again. None is taken over
+while the queue is fuller than ``ROOM_RATIO``, so the partner's backlog leaves room for our own events. An
+event of a queue that the partner has lost with its disk is taken over at once, and leaves the store when a
+queue here has it on disk: that of events, or the one of what is due later, which the main loop fills. If the
+partner's disk was set back (a snapshot, a restored copy), what it had behind that is such a queue, under an
+id of its own.
 
 What a crash leaves: taking over begins again from the store; what was confirmed here is known from the notes,
 but for the last second.
@@ -23,9 +25,10 @@ Thread: ``ev-pair``; ``status`` any.
 
 from __future__ import annotations
 
+import bisect
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -44,9 +47,10 @@ from sla_server.events.pair_session import (
     MirrorState,
     OriginSession,
     PartnerNames,
+    Reached,
 )
 from sla_server.events.pair_store import MirrorStore
-from sla_server.events.queue import EventQueue, QueuedEvent, decode
+from sla_server.events.queue import CHUNK_BYTES, EventQueue, QueuedEvent, decode, origin_of
 from sla_server.events.sql_link import NAME
 
 log = structlog.get_logger("pair")
@@ -120,6 +124,10 @@ class PairCore:
         self._settle_ns = self._heard_ns + round(SETTLE_S * 1e9)
         self._since_us = clock.unix_us()
         self._taken_through: dict[str, int] = {}
+        self._taken_before: dict[str, int] = {}  # up to here only what is in _left is taken over
+        self._left: dict[str, set[int]] = {}
+        self._is_again_due = False
+        self._copies = _copies(self._main, self._current())  # numbers here of what the partner has, too
         self._take_ns = self._notes_ns = self._prune_ns = 0
         self._certificate_ns = 0
         self._until_us: int | None = None
@@ -130,7 +138,7 @@ class PairCore:
         self._taken = 0
         self.later_items: deque[QueuedEvent] = deque()
         """What the partner has held back, or has to remind of; the main loop takes it over."""
-        self.confirmed: MirrorConfirmed | None = None
+        self.reached: Reached | None = None
         """How far our recipients have come; the main loop sets it."""
         for queue_id in store.queue_ids:
             store.discard_through(queue_id, ledger.done_seq(queue_id))
@@ -154,6 +162,7 @@ class PairCore:
             self._origin = None
         if session is self._keeper:
             self._keeper = None
+            self._ledger.stop_sending()
 
     def heard(self) -> None:
         """The partner, which has said who it is, has sent something."""
@@ -189,6 +198,8 @@ class PairCore:
         if not self._ledger.is_lost and now_ns >= silence_ns:
             self._is_lost_now()
         due_ns = now_ns + AGAIN_NS if self._ledger.is_lost else silence_ns
+        if self._is_again_due and self._ledger.is_lost:
+            self._take_again()
         if now_ns >= self._take_ns:
             if self._take_over():
                 due_ns = now_ns
@@ -197,14 +208,15 @@ class PairCore:
         if self._keeper is not None:
             self._keeper.step()
         if self._origin is not None:
-            self._origin.step(self.confirmed)
+            self._origin.step(self.reached)
             if self._origin.state is MirrorState.MIRRORING:
-                due_ns = min(due_ns, self._origin.due_ns(self.confirmed))
+                due_ns = min(due_ns, self._origin.due_ns())
         if now_ns >= self._certificate_ns:
             self._watch_certificate(now_ns)
         if self._ledger.is_prunable and now_ns >= self._prune_ns:
             self._prune_ns = now_ns + AGAIN_NS
             self._ledger.prune()
+            del self._copies[: bisect.bisect_right(self._copies, self._main.done_seq)]
         self._watch_mirror()
         if self._ledger.is_dirty:
             if now_ns >= self._notes_ns:
@@ -230,8 +242,9 @@ class PairCore:
         is_mirroring = origin is not None and origin.state is MirrorState.MIRRORING
         is_keeping = keeper is not None and keeper.state is MirrorState.MIRRORING
         lost, behind = self._ledger.is_lost, self.behind()
-        newest = sum(queue.newest_seq for queue in self._queues)
-        unconfirmed = max(0, newest - sum(self._done(self._queues)))
+        newest, done = sum(queue.newest_seq for queue in self._queues), self._done(self._queues)
+        copies = len(self._copies) - bisect.bisect_right(self._copies, done[-1])
+        unconfirmed = max(0, newest - sum(done) - copies)
         return {
             "name": self._names.name,
             "partner": self._names.partner,
@@ -252,7 +265,7 @@ class PairCore:
 
     def _done(self, queues: Sequence[EventQueue]) -> list[int]:
         """Up to where no recipient needs our queues."""
-        done = self.confirmed.done if self.confirmed is not None else {}
+        done = self.reached.confirmed.done if self.reached is not None else {}
         return [max(queue.done_seq, done.get(queue.queue_id, 0)) for queue in queues]
 
     def _kept_seq(self, queue_id: str) -> int:
@@ -267,7 +280,8 @@ class PairCore:
             if self._store.newest_seq(queue.queue_id) > queue.newest_seq:
                 self._set_back(queue)
         for queue_id in self._ledger.greeted(queues):
-            self._taken_through.pop(queue_id, None)  # what was left to the partner is needed after all
+            for known in (self._taken_through, self._taken_before):
+                known.pop(queue_id, None)  # what was left to the partner is needed after all
             self._take_ns = 0
             log.warning("partner-lost-its-queue", queue=queue_id, events=self._store.count(queue_id))
         if was_lost:
@@ -279,16 +293,14 @@ class PairCore:
         self._ledger.set_back(queue.queue_id, queue.newest_seq, lost_id)
         self._write_notes()  # before the store: what was confirmed at the partner must not come again
         events = self._store.set_back(queue.queue_id, queue.newest_seq, lost_id)
-        through = self._taken_through.get(queue.queue_id, 0)
-        self._taken_through[queue.queue_id] = min(through, queue.newest_seq)
+        for known in (self._taken_through, self._taken_before):
+            known[queue.queue_id] = min(known.get(queue.queue_id, 0), queue.newest_seq)
         self._take_ns = 0
         log.warning("partner-set-back", queue=queue.queue_id, newest=queue.newest_seq, events=events)
 
     def _is_lost_now(self) -> None:
         self._ledger.lost()
-        self._taken_through = {
-            key: seq for key, seq in self._taken_through.items() if key not in self._current()
-        }
+        self._is_again_due = True
         self._take_ns, self._taken, self._since_us = 0, 0, self._clock.unix_us()
         held = len(self._store)
         text = (
@@ -297,6 +309,22 @@ class PairCore:
         )
         log.error("partner-lost", partner=self._names.partner, events=held)
         self._raise("pair-lost", "critical", text, {"events": held, "silence_s": self._names.silence_s})
+
+    def _take_again(self) -> None:
+        """What was taken over before waits here still, but for what lanes have left to the partner since."""
+        reached = self.reached
+        left = self._ledger.take_left(reached.noticed, reached.passed) if reached is not None else None
+        if left is None:  # the lanes do not know yet that it is lost
+            return
+        self._is_again_due, self._take_ns = False, 0
+        known, self._left = self._left, {}
+        for queue_id in self._current():
+            seqs = {*known.get(queue_id, ()), *(seq for where, seq in left if where == queue_id)}
+            wanted = {seq for seq in seqs if self._store.has(queue_id, seq)}
+            through = self._taken_through.get(queue_id, 0)
+            self._left[queue_id] = wanted
+            self._taken_before[queue_id] = max(through, self._taken_before.get(queue_id, 0))
+            self._taken_through[queue_id] = min(wanted, default=self._taken_before[queue_id] + 1) - 1
 
     def _is_back(self) -> None:
         self._since_us = self._clock.unix_us()
@@ -338,7 +366,10 @@ class PairCore:
         items: list[QueuedEvent] = []
         later: list[QueuedEvent] = []
         positions: dict[Addressed, Position] = {}
+        before, left = self._taken_before.get(queue_id, 0), self._left.get(queue_id, set())
         for seq, data in records:
+            if seq <= before and seq not in left:
+                continue
             try:
                 item = decode(seq, data)
             except (ValueError, RecursionError) as exc:
@@ -353,9 +384,12 @@ class PairCore:
             positions[event.event_id, item.recipient] = position
         self._ledger.take(positions)
         try:
-            self._main.append(items)
+            seqs = self._main.append(items)
         except QueueFull:
             return False
+        if queue_id in self._current():
+            self._copies.extend(seqs)
+        left.difference_update(seq for seq, _ in records)
         self.later_items.extend(later)
         self._taken += len(items) + len(later)
         if items or later:
@@ -413,10 +447,31 @@ class PairCore:
         self._notes_ns = begun_ns + max(AGAIN_NS, PAUSE * took_ns)
 
 
+def _copies(queue: EventQueue, origins: Collection[str]) -> list[int]:
+    """Numbers of what was taken over from these queues of the partner."""
+    found, after = list[int](), queue.done_seq
+    while after < queue.newest_seq:
+        records, after = queue.records(after, CHUNK_BYTES)
+        found += [seq for seq, data in records if origin_of(seq, data) in origins]
+    return found
+
+
 def how_far(
-    queues: Sequence[EventQueue], later: EventQueue, open_seqs: tuple[int, ...], engine: DeliveryEngine
-) -> MirrorConfirmed:
-    """How far our recipients have come. Each server has rows of its own, so those of SQL do not count."""
+    queues: Sequence[EventQueue],
+    later: EventQueue,
+    open_seqs: tuple[int, ...],
+    engine: DeliveryEngine,
+    noticed: int,
+) -> Reached:
+    """How far our recipients have come. Each server has rows of its own, so those of SQL do not count.
+
+    Args:
+        queues: ours, in the order of a replay.
+        later: ours of what is due later.
+        open_seqs: what is left in it.
+        engine: has the lanes.
+        noticed: the newest loss of the partner that they know of.
+    """
     cursors = {
         name: (*(lane.cursors[queue.name] for queue in queues), 0)
         for name, lane in engine.lanes.items()
@@ -425,7 +480,10 @@ def how_far(
     through = engine.done_through(NAME)
     done = {queue.queue_id: through[queue.name] for queue in queues}
     done[later.queue_id] = later.done_seq
-    return MirrorConfirmed(tuple(done), cursors, done, open_seqs, later.newest_seq)
+    confirmed = MirrorConfirmed(tuple(done), cursors, done, open_seqs, later.newest_seq)
+    newest = {queue.queue_id: queue.newest_seq for queue in (*queues, later)}
+    passed = {name: lane.cursors[queues[-1].name] for name, lane in engine.lanes.items()}
+    return Reached(confirmed, newest, passed, noticed)
 
 
 class BatchesUnderWay:

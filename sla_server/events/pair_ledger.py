@@ -50,7 +50,9 @@ class PartnerLedger:
         self._notes = notes
         self._taken: dict[Addressed, Position] = {}
         self._open = frozenset(notes.open_seqs)
-        self._unsent: list[tuple[str, str]] = []
+        self._unsent: dict[str, dict[str, None]] | None = None  # None: no connection of the partner takes it
+        self._left: dict[Position, dict[str, int]] = {}  # by recipient: number here of what its lane has left
+        self._losses = self._noticed = 0
         self._delivered_there: dict[str, OrderedDict[str, None]] = {}
         self._is_changed = False
         self.is_dirty = self.is_prunable = False
@@ -80,18 +82,22 @@ class PartnerLedger:
                 position = self._taken.get((event_id, recipient)) or self._taken.get((event_id, ""))
                 if position is None or row["state"] != "confirmed" or recipient == NAME:
                     continue
-                events = self._notes.delivered.setdefault(recipient, {})
-                events[identity] = position
-                if len(events) > MOST_DELIVERED:
-                    del events[next(iter(events))]
-                self._unsent.append((recipient, identity))
+                _remember(self._notes.delivered.setdefault(recipient, {}), identity, position)
+                if self._unsent is not None:
+                    _remember(self._unsent.setdefault(recipient, {}), identity)
                 self.is_dirty = True
 
     def take_change(self) -> bool:
         """Whether lanes have to look again at what they were about to send; True once for each change."""
         with self._lock:
             changed, self._is_changed = self._is_changed, False
+            self._noticed = self._losses
             return changed
+
+    @property
+    def noticed(self) -> int:
+        """The newest loss of the partner that the lanes know of."""
+        return self._noticed
 
     # The thread ev-pair.
 
@@ -147,6 +153,24 @@ class PartnerLedger:
         """The partner was not heard for too long: its events are delivered here."""
         with self._lock:
             self._notes.is_lost, self._is_changed, self.is_dirty = True, True, True
+            self._losses += 1
+
+    def take_left(self, noticed: int, passed: Mapping[str, int]) -> set[Position] | None:
+        """What has to be taken over once more: a lane has left it to the partner and passed it.
+
+        Args:
+            noticed: the newest loss that the lanes know of; None is returned as long as it is an older one.
+            passed: recipient to its lane's cursor in the queue of events.
+        """
+        with self._lock:
+            if noticed != self._losses:
+                return None
+            found, self._left = self._left, {}
+            return {
+                position
+                for position, places in found.items()
+                if any(seq <= passed.get(recipient, 0) for recipient, seq in places.items())
+            }
 
     def confirmed(self, said: MirrorConfirmed) -> None:
         """The partner's recipients have come so far."""
@@ -179,6 +203,7 @@ class PartnerLedger:
             done = [key for key, (queue_id, seq) in self._taken.items() if seq <= notes.done.get(queue_id, 0)]
             for key in done:
                 del self._taken[key]
+            self._left = {at: places for at, places in self._left.items() if at[1] > notes.done.get(at[0], 0)}
             self.is_dirty = True
 
     def is_done(self, recipient: str, position: Position) -> bool:
@@ -195,17 +220,27 @@ class PartnerLedger:
         with self._lock:
             self._taken.update(events)
 
-    def unsent(self) -> list[tuple[str, str]]:
-        """Deliveries that the partner was not sent yet; once each."""
+    def unsent(self) -> dict[str, list[str]]:
+        """Deliveries since ``delivered`` or the last call: recipient to identities, each once."""
         with self._lock:
-            found, self._unsent = self._unsent, []
-            return found
+            if not self._unsent:
+                return {}
+            found, self._unsent = self._unsent, {}
+            return {recipient: list(identities) for recipient, identities in found.items()}
 
     def delivered(self) -> dict[str, list[str]]:
-        """All deliveries of the partner's events that it has not passed itself: recipient to identities."""
+        """All deliveries of the partner's events that it has not passed itself: recipient to identities.
+
+        From now on ``unsent`` has those that come, until ``stop_sending``.
+        """
         with self._lock:
-            self._unsent.clear()
+            self._unsent = {}
             return {recipient: list(events) for recipient, events in self._notes.delivered.items()}
+
+    def stop_sending(self) -> None:
+        """No connection takes what is unsent: the next one begins with ``delivered``."""
+        with self._lock:
+            self._unsent = None
 
     def delivered_there(self, recipient: str, identities: Collection[str]) -> None:
         """The partner has delivered these of ours."""
@@ -232,6 +267,7 @@ class PartnerLedger:
 
     def _forget_all_but(self, queue_ids: Collection[str]) -> None:
         notes = self._notes
+        self._left = {at: places for at, places in self._left.items() if at[0] in queue_ids}
         notes.done = {key: seq for key, seq in notes.done.items() if key in queue_ids}
         for name, seqs in list(notes.cursors.items()):
             notes.cursors[name] = {key: seq for key, seq in seqs.items() if key in queue_ids}
@@ -247,16 +283,26 @@ class PartnerLedger:
         return seq <= self._notes.cursors.get(recipient, {}).get(queue_id, 0)
 
     def _of_partner(self, item: QueuedEvent, recipient: str) -> StageDecision | None:
-        is_there = any(queue_id == item.origin for _, queue_id in self._notes.queues)
-        if is_there and not self._notes.is_lost:  # else the partner is away, or has lost it with its disk
-            return _skip("the partner is back, and has it")
         # What follows a delivery here has the number of the event, which its recipient may have passed.
         is_follow_up = (item.reminder or item.escalated) and item.origin != self._notes.open_queue
         if not is_follow_up and self._has_passed(recipient, (item.origin, item.origin_seq)):
             return _skip("it was confirmed at the partner")
         if _delivery_id(item) in self._notes.delivered.get(recipient, {}):
             return _skip("it was confirmed here")
+        is_there = any(queue_id == item.origin for _, queue_id in self._notes.queues)
+        if is_there and not self._notes.is_lost:  # else the partner is away, or has lost it with its disk
+            if not is_follow_up:
+                self._left.setdefault((item.origin, item.origin_seq), {})[recipient] = item.seq
+            text = "the partner is back, and has it"
+            return StageDecision(StageVerdict.SKIP, StageReason.LEFT_TO_PARTNER, text)
         return None
+
+
+def _remember(known: dict[str, Any], identity: str, value: Any = None) -> None:
+    """Add to what is remembered of a recipient; beyond ``MOST_DELIVERED`` the oldest goes."""
+    known[identity] = value
+    if len(known) > MOST_DELIVERED:
+        del known[next(iter(known))]
 
 
 def _delivery_id(item: QueuedEvent) -> str:

@@ -9,8 +9,12 @@ messages.
 
 *Origin.* It sends what its queues hold behind what the keeper has, in the order of a replay, and at most
 ``MOST_UNKEPT_BYTES`` that are not on the keeper's disk yet: a slow keeper costs no memory, because what waits
-is in our own queues. What all recipients have confirmed before its turn came is never sent. A keeper without
-room is tried again a second later.
+is in our own queues. What all recipients have confirmed before its turn came is never sent, and neither is
+what was taken over from the keeper itself. A keeper without room is tried again a second later.
+
+An event goes from the queue of events to that of what is due later, and back. So a confirmation is sent
+behind all that the queues held when it was made: else the keeper would forget an event before it has the
+record that takes its place. Only a keeper without room gets it at once, because it makes room.
 
 *Keeper.* It checks each event before it stores it, and says what is on disk.
 
@@ -23,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pmdaemon.errors import PeerRefused, ProtocolViolation, SlaError
 from pmdaemon.runtime.clock import Clock
@@ -48,7 +52,7 @@ from pmdaemon.wire.messages.mirror import (
 )
 from sla_server.events.pair_ledger import PartnerLedger
 from sla_server.events.pair_store import MirrorStore
-from sla_server.events.queue import EventQueue, decode
+from sla_server.events.queue import EventQueue, decode, origin_of
 
 CHUNK_BYTES: Final = 128 << 10
 MOST_UNKEPT_BYTES: Final = 512 << 10
@@ -81,6 +85,21 @@ RECEIVE: Final = MappingProxyType(
     }
 )
 """What each role may receive, by state."""
+
+
+class Reached(NamedTuple):
+    """How far our recipients have come.
+
+    Attributes:
+        confirmed: what is sent to the partner. newest: number of each queue when that was so.
+        passed: cursors in the queue of events, by recipient.
+        noticed: the newest loss of the partner that the lanes know of.
+    """
+
+    confirmed: MirrorConfirmed
+    newest: Mapping[str, int]
+    passed: Mapping[str, int] = {}
+    noticed: int = 0
 
 
 class MirrorEnded(SlaError):
@@ -198,6 +217,7 @@ class OriginSession(MirrorSession):
         self.most_events = 0
         self._not_before_ns = self._beat_ns = self._confirmed_ns = 0
         self._confirmed: MirrorConfirmed | None = None
+        self._next: Reached | None = None  # the next confirmation
         hello = MirrorHello(
             MIRROR_PROTO,
             names.name,
@@ -222,32 +242,34 @@ class OriginSession(MirrorSession):
             case Kind.MIRROR_KEPT:
                 self._has_kept(MirrorKept.parse(header))
 
-    def step(self, confirmed: MirrorConfirmed | None) -> None:
+    def step(self, reached: Reached | None) -> None:
         """Send what is due.
 
         Args:
-            confirmed: how far our recipients have come; None while it is not known.
+            reached: how far our recipients have come; None while it is not known.
         """
         if self.state is not MirrorState.MIRRORING:
             return
         now_ns = self.clock.monotonic_ns()
         if now_ns >= self._not_before_ns:
-            self._send_events(confirmed.done if confirmed is not None else {})
+            self._send_events(reached.confirmed.done if reached is not None else {})
             self.is_full = self.is_full and bool(self._unkept)  # nothing is left for which it had no room
-        is_new = confirmed is not None and confirmed != self._confirmed
-        if confirmed is not None and is_new and now_ns >= self._confirmed_ns:
-            self._confirmed, self._confirmed_ns = confirmed, now_ns + CONFIRMED_NS
-            self.send(confirmed)
+        if reached is not None and (self._next is None or self._may_follow(reached)):
+            self._next = reached if reached.confirmed != self._confirmed else None
+        if self._next is not None and now_ns >= self._confirmed_ns and self._may_follow(self._next):
+            self._confirmed, self._confirmed_ns = self._next.confirmed, now_ns + CONFIRMED_NS
+            self._next = None
+            self.send(self._confirmed)
         if now_ns >= self._beat_ns:
             self._beat_ns = now_ns + round(self.names.silence_s * 1e9 / BEATS)
             self.send(MirrorBeat())
 
-    def due_ns(self, confirmed: MirrorConfirmed | None) -> int:
+    def due_ns(self) -> int:
         """When ``step`` has something to send, as far as the clock decides it."""
         due = self._beat_ns
         if self.is_full:
             due = min(due, self._not_before_ns)
-        if confirmed != self._confirmed:
+        if self._next is not None and self._may_follow(self._next):
             due = min(due, self._confirmed_ns)
         return due
 
@@ -262,28 +284,45 @@ class OriginSession(MirrorSession):
     def _has_kept(self, kept: MirrorKept) -> None:
         if kept.queue_id not in self._queues:
             raise PeerRefused("queue", f"it keeps events of {kept.queue_id}, which is no queue of ours")
-        self.kept[kept.queue_id] = min(kept.seq, self._sent[kept.queue_id])
-        self._unkept = [
-            each for each in self._unkept if each[0] != kept.queue_id or each[1] > self.kept[kept.queue_id]
-        ]
+        seq = self.kept[kept.queue_id] = min(kept.seq, self._sent[kept.queue_id])
         self.is_full = kept.is_full
         if kept.is_full:
             self._not_before_ns = self.clock.monotonic_ns() + FULL_NS
-            self._sent[kept.queue_id] = self.kept[kept.queue_id]
-            self._unkept = [each for each in self._unkept if each[0] != kept.queue_id]
+            self._sent[kept.queue_id] = seq
+        others = [each for each in self._unkept if each[0] != kept.queue_id]
+        own = [each for each in self._unkept if each[0] == kept.queue_id and each[1] > seq]
+        self._unkept = others if kept.is_full else [*others, *own]
+        self._has_all(kept.queue_id)
+
+    def _has_all(self, queue_id: str) -> None:
+        """What is not mirrored counts as kept as soon as all that was sent is kept."""
+        if all(each[0] != queue_id for each in self._unkept):
+            self.kept[queue_id] = self._sent[queue_id]
+
+    def _may_follow(self, reached: Reached) -> bool:
+        """Whether a confirmation may be sent now; see the module."""
+        return self.is_full or all(
+            self._sent.get(queue_id, 0) >= seq for queue_id, seq in reached.newest.items()
+        )
 
     def _send_events(self, done: Mapping[str, int]) -> None:
-        for queue_id, queue in self._queues.items():
+        theirs = {queue.queue_id for queue in self._ledger.queues}
+        for queue_id, queue in reversed(self._queues.items()):  # confirmations wait for what is due later
             while sum(size for _, _, size in self._unkept) < MOST_UNKEPT_BYTES:
                 after = max(self._sent[queue_id], queue.done_seq, done.get(queue_id, 0))
                 records, through = queue.records(after, CHUNK_BYTES)
                 if len(records) > MOST_EVENTS:
                     records, through = records[:MOST_EVENTS], records[MOST_EVENTS - 1][0]
-                records = [each for each in records if len(each[1]) <= MOST_EVENT_BYTES]
+                records = [
+                    (seq, data)
+                    for seq, data in records
+                    if len(data) <= MOST_EVENT_BYTES and origin_of(seq, data) not in theirs
+                ]
                 if not records:
                     if through <= self._sent[queue_id]:
                         break
                     self._sent[queue_id] = through
+                    self._has_all(queue_id)
                     continue
                 self.send(MirrorEvents.of(queue_id, records))
                 self._sent[queue_id] = through
@@ -332,10 +371,8 @@ class KeeperSession(MirrorSession):
         """Send what recipients have confirmed here since."""
         if self.state is not MirrorState.MIRRORING:
             return
-        found: dict[str, list[str]] = {}
-        for recipient, identity in self._ledger.unsent():
-            found.setdefault(recipient, []).append(identity)
-        self._add_delivered(found)
+        if not self._waiting:
+            self._add_delivered(self._ledger.unsent())
         self.refill()
 
     def refill(self) -> bool:

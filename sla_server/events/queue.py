@@ -130,6 +130,16 @@ def decode(seq: int, data: bytes) -> QueuedEvent:
     return QueuedEvent(from_row(found["event"]), seq, **values)
 
 
+def origin_of(seq: int, data: bytes) -> str:
+    """Id of the partner's queue that a record was taken over from; "" for our own, and what is unreadable."""
+    if b'"origin":"' not in data:  # quotes within a text are escaped
+        return ""
+    try:
+        return decode(seq, data).origin
+    except (ValueError, RecursionError):
+        return ""
+
+
 class EventQueue:
     """See the module.
 
@@ -185,14 +195,16 @@ class EventQueue:
         """Share of the room in use."""
         return self._queue.fullness_ratio
 
-    def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> None:
+    def append(self, items: Sequence[QueuedEvent], recorded_us: int | None = None) -> range:
         """Add records under one sync, with ``recorded_us`` in place of the events' own.
+
+        Returns:
+            Their numbers.
 
         Raises:
             QueueFull: none was added. QueuePoisoned: the disk fails.
         """
-        if items:
-            self._queue.put_many([item.encode(recorded_us) for item in items])
+        return self._queue.put_many([item.encode(recorded_us) for item in items])
 
     def show(self) -> None:
         """From the first call on ``read`` gives only what was durable at the newest call."""

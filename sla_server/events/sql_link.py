@@ -28,8 +28,8 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.server import Recorded
 from sla_server.events.intake import MOST_IDS
 from sla_server.events.recipients.base import CONFIRMED, Answer, Notice, Recipient, refused, retry
+from sla_server.rows import Rows
 from sla_server.services.record_sender import TOO_MANY, Done, RecordSender
-from sla_server.services.rows import Rows
 
 log = structlog.get_logger("delivery")
 NAME: Final = "@sql"  # no document has such a name

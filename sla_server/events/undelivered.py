@@ -10,7 +10,7 @@ Thread: the main loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pmdaemon.runtime.clock import Clock
 from sla_server.events.delivery_state import MOST_UNDELIVERED
@@ -19,10 +19,10 @@ from sla_server.events.lane import Lane
 from sla_server.events.queue import LaterQueue, QueuedEvent
 from sla_server.events.recipients.base import Outcome
 from sla_server.events.sql_link import NAME
+from sla_server.rows import Row
 
 MOST_READ: Final = 2 * MOST_UNDELIVERED
 """Events that are looked at for all recipients together, once a second; some 40 ms if none is in memory."""
-Row = dict[str, Any]
 
 
 def rows_of(

@@ -3,7 +3,9 @@
 SlaError (pmdaemon.errors)
 └── PolicyJobError
     ├── UnreadableAgreement  65  an agreement in force was stored by another release
+    ├── FilesNotForSpark     69  Parquet files lie where this Spark cannot read
     ├── NoJava               69  no usable Java runtime; says what was looked at
+    ├── NoSuchCalendar       78  the configuration names a calendar that is not in force
     ├── SparkFailed          70  Spark ended with an error; its log says more
     ├── JobRunning           79  another run holds the lock
     └── NothingToLearn       80  no statistics in the window
@@ -17,6 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pmdaemon.errors import SlaError
+from pmdaemon.runtime.config import masked
 
 
 class PolicyJobError(SlaError):
@@ -34,6 +37,31 @@ class UnreadableAgreement(PolicyJobError):
             f"agreement {name} version {version} was stored by another release and cannot be read: "
             f"{problem.rstrip('.')}. Apply its document again (`sla apply -f FILE`); "
             "then it can be deleted, too"
+        )
+
+
+class FilesNotForSpark(PolicyJobError):
+    """Parquet files lie where Spark has no connector for."""
+
+    exit_status = 69
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(
+            f"Spark cannot read the Parquet files in {masked(url)}: {problem}. Keep them in a directory "
+            "([database] parquet_dir) or in a store that Spark has a connector for: docs/operations/spark.md"
+        )
+
+
+class NoSuchCalendar(PolicyJobError):
+    """The configuration names a calendar that is not in force."""
+
+    exit_status = 78  # EX_CONFIG
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"[policy] calendar is {name!r}, and no Calendar document of that name is in force. "
+            "Apply it (`sla apply -f FILE`), name another one, or leave the setting out"
         )
 
 

@@ -1,136 +1,174 @@
-"""What the job reads, once, before Spark starts: rollups, misses, streams and the promises in force.
+"""What the job reads: a snapshot of the statistics for Spark; in the driver what is as small as the fleet.
 
-What is in SQL comes as Arrow through ``sla_server.db.policies`` (SQLite and PostgreSQL alike, no JDBC): two
-days of rollups and weeks of hours, some million rows of a fleet, which fit the driver. Older rollups are in
-Parquet files: here come their paths, from the manifest as of the same moment, and Spark reads them.
+Rows of statistics never come into this process: Spark reads those in SQL by parts (``sql_source``) and older
+ones from Parquet files, whose paths are of the same snapshot (``db.statistics``). The driver has the streams,
+the distinct names among them, and the promises in force.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Any, Final
+from datetime import date
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
-from pmdaemon.wire.cut import IO_KINDS
+from sla_server.agreements.calendars import CalendarDocument
 from sla_server.agreements.document import Agreement
-from sla_server.agreements.promise import InForce, Priority, Promise, VolumeClass, classes, promises
-from sla_server.db.policies import PolicyStore
-from sla_server.policy_jobs.errors import NothingToLearn, UnreadableAgreement
+from sla_server.agreements.periods import CalendarWindow
+from sla_server.agreements.promise import InForce, Priority, Promise, classes, promises
+from sla_server.policy_jobs import sql_source
+from sla_server.policy_jobs.demand import HourTables, hour_tables
+from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.scope import KnownNames, Scope, scope_of
+from sla_server.policy_jobs.session import check_connector, for_spark
 from sla_server.policy_jobs.transforms import (
     HOUR_COLUMNS,
+    HOUR_DDL,
     MISSED_COLUMNS,
+    MISSED_DDL,
     SLOT_COLUMNS,
+    SLOT_DDL,
     STREAM_COLUMNS,
-    US_A_SECOND,
 )
 
-DEFAULT_CLASS: Final = VolumeClass("", Priority.BEST_EFFORT, ("*",))
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sla_server.config import PolicyJobConfig
+    from sla_server.db.policies import PolicyStore
+    from sla_server.db.statistics import Files, StatisticsSnapshot
+
+SLOTS, MISSED, HOURS = "rollups", "rollup_missed", "rollup_hours"
+COLUMNS = {SLOTS: SLOT_COLUMNS, MISSED: MISSED_COLUMNS, HOURS: HOUR_COLUMNS}
+"""What a snapshot is taken of."""
 
 
 @dataclass(frozen=True)
 class JobInputs:
-    """The job's whole input.
+    """What the driver knows.
 
     Attributes:
-        slots, hours, missed, streams: Arrow tables with the columns of ``schema``.
-        slot_files, missed_files: paths of files with further rows of slots and missed.
-        rollups: rows of slots, in SQL and in files.
+        streams: columns ``STREAM_COLUMNS``; the backend is the one that was announced with the stream.
+        volumes: volume and backend, where it lies now.
+        scope: what agreements say of them.
+        promises: in force.
+        hours: which hour of the week is when, at each backend.
         former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
     """
 
-    slots: pa.Table
-    hours: pa.Table
-    missed: pa.Table
     streams: pa.Table
+    volumes: pa.Table
+    scope: Scope
     promises: Sequence[Promise]
-    classes: Sequence[VolumeClass]
+    hours: HourTables
     former_capacity: dict[str, float]
-    slot_files: Sequence[str] = ()
-    missed_files: Sequence[str] = ()
-    rollups: int = 0
-
-    def promise_rows(self) -> list[tuple[int, str, str, int, int, float]]:
-        """Rows of ``schema.PROMISE_DDL``: each stream in scope of each promise, at its first threshold.
-
-        A promise is studied at the first step of its demand curve: that is the demand it was made for.
-        """
-        streams = self.streams.select(["stream_id", "volume", "client"]).to_pylist()
-        return [
-            (
-                row["stream_id"],
-                promise.sla,
-                promise.objective,
-                IO_KINDS[promise.io],
-                promise.curve[0].threshold_us,
-                promise.allowed_miss_ratio,
-            )
-            for promise in self.promises
-            for row in streams
-            if promise.covers(row["volume"], row["client"])
-        ]
-
-    @cached_property
-    def protected(self) -> frozenset[str]:
-        """Volumes that some promise covers; a policy never caps them."""
-        rows = self.streams.select(["volume", "client"]).to_pylist()
-        return frozenset(
-            row["volume"]
-            for row in rows
-            if any(promise.covers(row["volume"], row["client"]) for promise in self.promises)
-        )
-
-    def class_of(self, volume: str) -> VolumeClass:
-        """The volume's class: of its agreement with the highest priority, else best-effort."""
-        found = [item for item in self.classes if any(fnmatchcase(volume, name) for name in item.volumes)]
-        return max(found, key=lambda item: item.priority, default=DEFAULT_CLASS)
 
 
-def read(store: PolicyStore, now_unix_us: int, window_days: int) -> JobInputs:
-    """Read everything of the last ``window_days``.
+@dataclass(frozen=True)
+class Statistics:
+    """Rows of the window, in SQL and in files; a key may have several, which are to be added up.
+
+    Attributes:
+        slots, missed, hours: columns ``SLOT_COLUMNS``, ``MISSED_COLUMNS``, ``HOUR_COLUMNS``.
+    """
+
+    slots: DataFrame
+    missed: DataFrame
+    hours: DataFrame
+
+
+def read(store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobConfig) -> JobInputs:
+    """What the driver needs.
 
     Raises:
         NothingToLearn: there are no rollups in the window.
+        NoSuchCalendar: ``settings`` name one that is not in force.
         UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
-    from_us = now_unix_us - window_days * 86_400 * US_A_SECOND
-    columns = {"rollups": SLOT_COLUMNS, "rollup_missed": MISSED_COLUMNS, "rollup_hours": HOUR_COLUMNS}
-    found = store.statistics(from_us, now_unix_us, columns)
-    if found.slots.num_rows == 0 and found.hours.num_rows == 0 and not found.slot_files:
-        raise NothingToLearn(window_days)
+    if not snapshot.rows(SLOTS) and not snapshot.rows(HOURS) and not snapshot.slot_files.paths:
+        raise NothingToLearn(settings.window_days)
     in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
-    return JobInputs(
-        slots=found.slots,
-        hours=found.hours,
-        missed=found.missed,
-        streams=on_one_backend(store.streams_table(), store.volumes_table()),
-        promises=promises(in_force),
-        classes=classes(in_force),
-        former_capacity=_former_capacity(store.reader.policies(limit=1)),
-        slot_files=found.slot_files,
-        missed_files=found.missed_files,
-        rollups=found.slots.num_rows + found.rows_in_files,
+    streams = snapshot.streams.select(list(STREAM_COLUMNS))
+    in_scope = promises(in_force)
+    scope = scope_of(
+        in_scope,
+        classes(in_force),
+        streams["volume"].unique().to_pylist(),
+        streams["client"].unique().to_pylist(),
+    )
+    volumes = snapshot.volumes.select(["volume", "backend"])
+    on = dict(zip(streams["volume"].to_pylist(), streams["backend"].to_pylist(), strict=True))
+    on |= dict(zip(volumes["volume"].to_pylist(), volumes["backend"].to_pylist(), strict=True))
+    hours = hour_tables(
+        zones_of(in_force, on, settings.time_zone),
+        snapshot.window_us,
+        settings.half_life_days,
+        _holidays(store, settings.calendar),
+    )
+    former = _former_capacity(store.reader.policies(limit=1))
+    return JobInputs(streams, volumes, scope, in_scope, hours, former)
+
+
+def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
+    """The time zone of each backend: of the agreement with the highest priority on it whose period has one.
+
+    Args:
+        in_force: agreements.
+        backend_of: of all volumes.
+        default: of the other backends.
+    """
+    names = KnownNames(backend_of)
+    found: dict[str, str] = {}
+    for item in sorted(in_force, key=lambda each: -Priority.parse(each.agreement.spec.priority)):
+        window = item.agreement.spec.window
+        if isinstance(window, CalendarWindow):
+            for volume in sorted(names.meant(item.agreement.spec.scope.volumes)):
+                found.setdefault(backend_of[volume], window.tz)
+    return {backend: found.get(backend, default) for backend in backend_of.values()}
+
+
+def _holidays(store: PolicyStore, calendar: str) -> frozenset[date]:
+    """Of a calendar in force; none without a name."""
+    if not calendar:
+        return frozenset()
+    for row in store.reader.documents(kind="Calendar", in_force=True):
+        if row["name"] == calendar:
+            return frozenset(CalendarDocument.from_json(row["spec"]).spec.holidays)
+    raise NoSuchCalendar(calendar)
+
+
+def statistics(spark: SparkSession, snapshot: StatisticsSnapshot) -> Statistics:
+    """The snapshot's rows; nothing is read yet.
+
+    Raises:
+        FilesNotForSpark: it has no connector for them.
+    """
+    check_connector(spark, snapshot.slot_files.paths)
+    return Statistics(
+        slots=_rows(spark, snapshot, SLOTS, SLOT_DDL, snapshot.slot_files),
+        missed=_rows(spark, snapshot, MISSED, MISSED_DDL, snapshot.missed_files),
+        hours=_rows(spark, snapshot, HOURS, HOUR_DDL, None),
     )
 
 
-def on_one_backend(streams: pa.Table, volumes: pa.Table) -> pa.Table:
-    """The streams with the backend their volume lies on now.
+def _rows(
+    spark: SparkSession, snapshot: StatisticsSnapshot, table: str, ddl: str, files: Files | None
+) -> DataFrame:
+    """Rows of SQL and of files; a file deleted by now ends the job instead of counting less."""
+    from pyspark.sql import functions as F
 
-    A stream of a client that left before its volume was moved still names the former backend; counted there,
-    the volume would have two caps for one hour.
-    """
-    now = dict(zip(volumes["volume"].to_pylist(), volumes["backend"].to_pylist(), strict=True))
-    names, former = streams["volume"].to_pylist(), streams["backend"].to_pylist()
-    backends = [now.get(name, backend) for name, backend in zip(names, former, strict=True)]
-    index = streams.schema.get_field_index("backend")
-    moved = streams.set_column(index, streams.schema.field(index), pa.array(backends, pa.string()))
-    return moved.select(list(STREAM_COLUMNS))
+    rows = sql_source.rows_in_sql(spark, snapshot, table, COLUMNS[table], ddl)
+    if files is None or not files.paths:
+        return rows
+    begin_us, end_us = snapshot.window_us
+    in_files = spark.read.schema(ddl).parquet(*map(for_spark, files.paths))
+    in_window = (F.col("slot_us") >= begin_us) & (F.col("slot_us") < end_us)
+    return rows.unionByName(in_files.where(in_window))
 
 
 def _in_force(row: dict[str, Any]) -> InForce:

@@ -1,8 +1,10 @@
 """The policy job: ``python -m sla_server.policy_jobs.job --config FILE``. A plain command for timer and hand.
 
-Steps: lock, read (SQL), compute (Spark), decide (numpy), publish (one SQL transaction under a new version).
-Each run publishes a whole policy, and the newest is put in force. A crash before the last step leaves
-nothing.
+Steps: lock, take a snapshot, compute (Spark, with the models in its workers), publish (one SQL transaction
+under a new version). Each run publishes a whole policy, and the newest is put in force. A crash before the
+last step leaves nothing.
+
+What reaches this process: streams and agreements, one row for each promise on each backend, and the caps.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,13 +26,14 @@ import click
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime import logs
+from pmdaemon.runtime.stop import end_with_parent
 from sla_server import config as configuration
 from sla_server.db.engine import check_made
-from sla_server.db.policies import open_policies
-from sla_server.policy_jobs import cost_model, inputs, model, transforms
+from sla_server.db.policies import PolicyStore, open_policies
+from sla_server.db.statistics import StatisticsSnapshot
+from sla_server.policy_jobs import back_test, cost_model, grouped, inputs, model, publishing, transforms
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
-from sla_server.policy_jobs.session import build_session, scratch_of, stderr_to
-from sla_server.policy_jobs.transforms import MISSED_DDL, PROMISE_DDL, SLOT_DDL
+from sla_server.policy_jobs.session import build_session, check_files, peak_mib, scratch_of, stderr_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
+ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
+NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
 
 @contextmanager
@@ -56,41 +61,83 @@ def only_one(lock: Path) -> Iterator[None]:
         yield
 
 
-def _rows(
-    spark: SparkSession, table: pa.Table, paths: Sequence[str], ddl: str, keys: Sequence[str]
-) -> DataFrame:
-    """Rows from SQL with those of the files; a file deleted by now ends the job instead of counting less."""
-    rows = spark.createDataFrame(table)
-    if not paths:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run found: as many rows as the fleet has volumes times hours of the week, and no more.
+
+    Attributes:
+        caps: columns of ``grouped.CAPS``.
+        capacity: one row a (backend, promise, step of its curve).
+        costs: one row a backend.
+    """
+
+    caps: pa.Table
+    capacity: list[dict[str, Any]]
+    costs: list[dict[str, Any]]
+
+    def cap_rows(self) -> Iterator[dict[str, Any]]:
+        """The caps, as ``PolicyStore.publish`` takes them, some at a time."""
+        for batch in self.caps.to_batches(max_chunksize=ROWS_AT_A_TIME):
+            yield from batch.to_pylist()
+
+    @property
+    def capped(self) -> list[dict[str, Any]]:
+        """Rows with a cap."""
+        import pyarrow.compute as pc
+
+        rows: list[dict[str, Any]] = self.caps.filter(pc.field("cost_per_s").is_valid()).to_pylist()
         return rows
-    in_files = spark.read.schema(ddl).parquet(*paths)
-    return transforms.added_up(rows.select(in_files.columns).unionByName(in_files), keys)
 
 
-def compute(spark: SparkSession, read: inputs.JobInputs) -> model.Policy:
+def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs) -> Found:
     """Everything between reading and publishing."""
-    streams = spark.createDataFrame(read.streams)
-    slots = _rows(spark, read.slots, read.slot_files, SLOT_DDL, ("slot_us", "stream_id"))
-    hours = transforms.without_covered_hours(spark.createDataFrame(read.hours), slots)
-    slot_rates = transforms.volume_rates(slots, streams, "slot_us").cache()
-    rates = slot_rates.unionByName(transforms.volume_rates(hours, streams, "hour_us"))
-    demands = [row.asDict() for row in transforms.hourly_demand(rates).collect()]
-    promise_rows = read.promise_rows()
-    points: list[dict[str, Any]] = []
-    if promise_rows:
-        promises = spark.createDataFrame(promise_rows, PROMISE_DDL)
-        keys = ("slot_us", "stream_id", "io", "threshold_us")
-        missed = _rows(spark, read.missed, read.missed_files, MISSED_DDL, keys)
-        frame = transforms.promise_points(slot_rates, missed, promises, streams)
-        points = [row.asDict() for row in frame.collect()]
-    moments = [row.asDict() for row in transforms.cost_moments(slots, streams).collect()]
-    return replace(model.build(points, demands, read), costs=cost_model.cost_rows(moments))
+    scope = read.scope
+    streams = transforms.streams_now(spark.createDataFrame(read.streams), spark.createDataFrame(read.volumes))
+    promised = transforms.promised_streams(
+        streams, *(spark.createDataFrame(table) for table in (scope.promises, scope.volumes, scope.clients))
+    )
+    slots = transforms.volume_slots(rows.slots, streams, "slot_us").cache()
+    try:
+        loads = transforms.backend_slots(slots)
+        points = transforms.promise_points(loads, rows.missed, promised)
+        capacity = [
+            model.with_former(row, read.former_capacity) for row in _sorted(grouped.capacities(points))
+        ]
+        costs = _sorted(grouped.costs(transforms.cost_slots(loads)))
+        hours = transforms.volume_slots(rows.hours, streams, "hour_us")
+        zones, learned, coming = (
+            spark.createDataFrame(table)
+            for table in (read.hours.zones, read.hours.learned, read.hours.coming)
+        )
+        rates = slots.unionByName(transforms.without_covered_hours(hours, slots))
+        demand = transforms.hourly_demand(rates, zones, learned)
+        needs = [
+            (backend, model.encode(each)) for backend, each in model.needs_of(capacity, read.promises).items()
+        ]
+        known = transforms.demand_under_limits(
+            transforms.expected_demand(demand, zones, coming),
+            spark.createDataFrame(scope.classes),
+            spark.createDataFrame(needs, "backend string, needs string"),
+        )
+        caps = grouped.caps(known).toArrow()
+    finally:
+        slots.unpersist()
+    return Found(caps.sort_by([("volume", "ascending"), ("hour_of_week", "ascending")]), capacity, costs)
+
+
+def _sorted(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a small result, in the order of its first columns."""
+    rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
+    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:4]])
 
 
 def on_spark(
-    settings: configuration.PolicyJobConfig, job_dir: Path, read: inputs.JobInputs, log_path: Path
-) -> model.Policy:
-    """Start Spark, compute, stop it.
+    settings: configuration.PolicyJobConfig,
+    job_dir: Path,
+    action: Callable[[SparkSession], Found],
+    log_path: Path,
+) -> tuple[Found, dict[str, int]]:
+    """Start Spark, compute, stop it; with it comes what memory that took (``session.peak_mib``).
 
     Raises:
         NoJava: there is nothing to start it with.
@@ -100,9 +147,10 @@ def on_spark(
     from pyspark.errors import PySparkException
 
     try:
-        spark = build_session(settings.master, job_dir, settings.driver_memory)
+        spark = build_session(settings.master, job_dir, settings.driver_memory, settings.spark)
         try:
-            return compute(spark, read)
+            found = action(spark)
+            return found, peak_mib()
         finally:
             spark.stop()
     except (PySparkException, Py4JError) as exc:
@@ -110,63 +158,108 @@ def on_spark(
         raise SparkFailed(reason, log_path) from exc
 
 
+@contextmanager
+def _noted(store: PolicyStore, who: str) -> Iterator[publishing.JobRun]:
+    """The run as a row of ``jobs``, once it is sure that its result may be stored."""
+    store.check_may_publish()
+    with publishing.noted(store, who, status_of) as run:
+        yield run
+
+
 def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
     """One whole run; returns what was published.
 
     Raises:
-        JobRunning, NothingToLearn, UnreadableAgreement, NoJava, SparkFailed, NoRightToPublish,
-            DatabaseUnavailable, NoDatabaseYet: nothing was published.
+        JobRunning, NothingToLearn, UnreadableAgreement, FilesNotForSpark, NoJava, SparkFailed,
+            NoRightToPublish, DatabaseUnavailable, NoDatabaseYet: nothing was published.
     """
     started_s = time.monotonic()
     check_made(config.database, config.data_dir)
+    check_files(config.database.files.url)
     job_dir = config.data_dir / "policy-job"
-    with only_one(job_dir / "lock"), closing(open_policies(config.database, config.data_dir)) as store:
-        store.check_may_publish()
-        read = inputs.read(store, time.time_ns() // 1000, config.policy.window_days)
-        log_path = job_dir / "spark.log"
-        shutil.rmtree(scratch_of(job_dir), ignore_errors=True)  # of a run that was killed
-        click.echo(
-            f"read {read.slots.num_rows} rollups and {read.hours.num_rows} hours; "
-            f"{read.rollups - read.slots.num_rows} rollups in {len(read.slot_files)} files; starting Spark, "
-            f"which writes its warnings to {log_path}",
-            err=True,
-        )
+    scratch = scratch_of(job_dir)
+    with (
+        only_one(job_dir / "lock"),
+        closing(open_policies(config.database, config.data_dir)) as store,
+        _noted(store, who) as noted,
+    ):
+        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+        scratch.mkdir(mode=0o700, parents=True)
         try:
-            with stderr_to(log_path):
-                found = on_spark(config.policy, job_dir, read, log_path)
+            found, job = _computed(config, store, job_dir)
         finally:
-            shutil.rmtree(scratch_of(job_dir), ignore_errors=True)
-        job = {
-            "window_days": config.policy.window_days,
-            "rollups": read.rollups,
-            "hours": read.hours.num_rows,
-            "master": config.policy.master,
-            "pyspark": version("pyspark"),
-            "seconds": round(time.monotonic() - started_s, 1),
-        }
+            shutil.rmtree(scratch, ignore_errors=True)
+        job["seconds"] = round(time.monotonic() - started_s, 1)
         report = {
             "capacity": found.capacity,
             "cost_model": found.costs,
-            "back_test": "not made in this release",
         }
-        number = store.publish(found.caps, job=job, report=report, published_by=who)
-    capped = [row for row in found.caps if row["cost_per_s"] is not None]
+        noted.note("the back-test runs")
+        tested = back_test.made(store, config, found.cap_rows(), time.time_ns() // 1000)
+        number = publishing.publish(
+            store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
+        )
     return {
         "version": number,
+        "back_test": tested,
+        "exit_status": noted.exit_status,
         "capacity": found.capacity,
         "cost_model": found.costs,
-        "capped": capped,
-        "hours": len(found.caps),
+        "capped": found.capped,
+        "hours": found.caps.num_rows,
         "job": job,
+    }
+
+
+def _computed(
+    config: configuration.ResolvedConfig, store: PolicyStore, job_dir: Path
+) -> tuple[Found, dict[str, Any]]:
+    """What is to be published, and how it was computed."""
+    settings = config.policy
+    now_us = time.time_ns() // 1000
+    window_us = (now_us - settings.window_days * 86_400 * transforms.US_A_SECOND, now_us)
+    taken = StatisticsSnapshot(
+        config.database, config.data_dir, window_us, inputs.COLUMNS, scratch_of(job_dir)
+    )
+    with closing(taken) as snapshot:
+        read = inputs.read(store, snapshot, settings)
+        in_sql, in_files, hours = (
+            snapshot.rows(inputs.SLOTS),
+            snapshot.slot_files.rows,
+            snapshot.rows(inputs.HOURS),
+        )
+        log_path = job_dir / "spark.log"
+
+        def action(spark: SparkSession) -> Found:
+            return compute(spark, inputs.statistics(spark, snapshot), read)
+
+        click.echo(
+            f"{in_sql} rollups and {hours} hours are in SQL, {in_files} rollups in "
+            f"{len(snapshot.slot_files.paths)} files; Spark starts, and writes its warnings to {log_path}",
+            err=True,
+        )
+        with stderr_to(log_path):
+            found, memory = on_spark(settings, job_dir, action, log_path)
+    return found, {
+        "window_days": settings.window_days,
+        "rollups": in_sql + in_files,
+        "hours": hours,
+        "master": settings.master,
+        "pyspark": version("pyspark"),
+        "peak_mib": memory,
     }
 
 
 def describe(result: dict[str, Any]) -> str:
     """The result for people."""
-    lines = [f"policy version {result['version']} published ({result['job']['seconds']} s)"]
+    memory = " and ".join(f"{mib} MiB in {name}" for name, mib in result["job"]["peak_mib"].items())
+    done = "not published" if result["exit_status"] else "published"
+    lines = [f"policy version {result['version']} {done} ({result['job']['seconds']} s; at most {memory})"]
+    lines += back_test.describe(result["back_test"])
     for row in result["capacity"]:
         value = "unknown" if row["cost_per_s"] is None else f"{row['cost_per_s']:.0f} cost/s"
-        lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}: {value}")
+        step = f" step {row['step'] + 1}" if row["step"] else ""
+        lines.append(f"  capacity of {row['backend']} for {row['sla']}/{row['objective']}{step}: {value}")
         lines.append(f"    {row['reason']}, {row['points']} intervals")
     for row in result["cost_model"]:
         lines += cost_model.describe(row)
@@ -191,9 +284,10 @@ def status_of(error: SlaError) -> int:
 @click.option(
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
+@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def main(path: Path | None, output: str, show_config: bool, check_config: bool) -> None:
+def main(path: Path | None, output: str, scheduled: bool, show_config: bool, check_config: bool) -> None:
     """Compute a throttling policy from the stored statistics and publish it."""
     logs.configure("policy-job")
     try:
@@ -201,11 +295,17 @@ def main(path: Path | None, output: str, show_config: bool, check_config: bool) 
         if show_config or check_config:
             click.echo(files.show(config) if show_config else "configuration is good")
             return
-        result = run(config, who=os.environ.get("USER", "policy-job"))
+        if scheduled:
+            end_with_parent()
+            os.nice(NICER)
+        who = "schedule" if scheduled else os.environ.get("USER", "policy-job")
+        result = run(config, who)
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc
     click.echo(json.dumps(result) if output == "json" else describe(result))
+    if result["exit_status"]:
+        raise SystemExit(result["exit_status"])
 
 
 if __name__ == "__main__":

@@ -1,262 +1,150 @@
-"""The arithmetic of policies, in numpy and without Spark: capacities, demands, caps by hour of the week.
+"""A policy from what Spark found: which capacity each promise needs, and caps of volumes by hour of the week.
 
-**Capacity.** For one promise on one backend, every interval gives a point (total load U, I/Os counted, I/Os
-missed). More load never makes a shared backend faster, so the miss ratio as a function of U is fitted by
-isotonic regression (pool adjacent violators, weighted by I/Os). The capacity C_X is the largest load whose
-fitted miss ratio is within what the promise allows, never more than was seen. If no interval broke the
-promise, the data show no limit: C_X is unknown and nothing is capped. If all did, there is no load to
-recommend either.
-
-**Caps.** In each hour of the week, what is left of C_X after the p95 demand of protected volumes is shared
-between the others by weighted max-min (water-filling) with floors. A volume whose p95 demand fits its share
-gets no cap. From one hour to the next a cap falls by 25 % at most.
-
-Source: SLA-MODEL.md 3 (sharing) and 4 (points 2 to 4, in their simplest form: no bootstrap and no recency
-weights).
+Rows in, rows out; the arithmetic is in ``capacity`` and ``caps``. One backend may serve several promises,
+each with several steps of its demand curve. Each (promise, step) has a capacity of its own. In an hour of the
+week a promise is at the steps that its volumes' demand between p50 and p95 falls on, and needs the smallest
+capacity of them. A promise without a capacity of its own keeps the last valid one of its backend, marked as
+such, and never less than a load at which it was kept now; where there is none, nothing is capped for it.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
+from sla_server.agreements.promise import Promise
+from sla_server.agreements.selectors import matches
+from sla_server.policy_jobs.caps import Demand, HourShare, LoadLimit, limit_change, shares_of_hour
 
-from sla_server.agreements.promise import VolumeClass
-from sla_server.policy_jobs.transforms import HOURS_A_WEEK
-
-Floats = npt.NDArray[np.float64]
-MIN_POINTS: Final = 5  # fewer intervals say nothing about a curve
-MIN_IOS: Final = 20  # an interval with fewer I/Os cannot show a percentile
-MAX_CHANGE: Final = 0.25  # per hour, SLA-MODEL.md 4
+BYTES_A_UNIT: Final = 65_536  # an I/O costs 1, and 1 more for so many bytes (docs/formats/messages.md)
+LEAST_UNIT: Final = 1 / 64  # of the bytes of a mean I/O, as ``services.control.sharing`` has it
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the data say of one promise on one backend. ``cost_per_s`` is None where they show no limit."""
+def with_former(row: Mapping[str, Any], former: Mapping[str, float]) -> dict[str, Any]:
+    """A capacity, or where the data do not tell it what is known of its backend.
 
-    cost_per_s: float | None
-    points: int
-    highest_load: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """One volume in one hour of the week, cost units a second."""
-
-    volume: str
-    p50: float
-    p95: float
-    weight: float
-    floor: float
-    protected: bool
-
-
-def isotonic(values: Floats, weights: Floats) -> Floats:
-    """Non-decreasing least-squares fit (pool adjacent violators); shapes (n,)."""
-    blocks: list[list[float]] = []  # mean, weight, length
-    for value, weight in zip(values, weights, strict=True):
-        blocks.append([float(value), float(weight), 1.0])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            mean, mass, length = blocks.pop()
-            below = blocks[-1]
-            total = below[1] + mass
-            below[0] = (below[0] * below[1] + mean * mass) / total
-            below[1] = total
-            below[2] += length
-    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks]).astype(np.float64)
-
-
-def capacity(load: Floats, counted: Floats, missed: Floats, allowed_ratio: float) -> Capacity:
-    """Largest load at which the promise was kept; arrays of shape (n,), one element an interval."""
-    enough = counted >= MIN_IOS
-    load, counted, missed = load[enough], counted[enough], missed[enough]
-    highest = float(load.max()) if len(load) else 0.0
-    if len(load) < MIN_POINTS:
-        return Capacity(
-            None, len(load), highest, f"only {len(load)} intervals with {MIN_IOS} I/Os, {MIN_POINTS} needed"
-        )
-    order = np.argsort(load, kind="stable")
-    load, counted, missed = load[order], counted[order], missed[order]
-    fitted = isotonic(missed / counted, counted)
-    kept = fitted <= allowed_ratio
-    if kept.all():
-        return Capacity(
-            None, len(load), highest, "the promise was kept at every load seen: no limit is known"
-        )
-    if not kept.any():
-        return Capacity(
-            None, len(load), highest, "the promise was broken at every load seen: no load to recommend"
-        )
-    return Capacity(float(load[kept].max()), len(load), highest, "largest load at which the promise was kept")
-
-
-def water_fill(total: float, demand: Floats, floor: Floats, weight: Floats) -> Floats:
-    """Weighted max-min shares with floors: ``min(demand, max(floor, weight * level))`` summing to ``total``.
-
-    Shapes (n,). Where the floors alone exceed ``total`` they are returned: a floor is a promise.
-
-    ``services.control.sharing.water_fill`` gives a volume its floor where its demand is below: it caps
-    volumes as they are now, and one may begin to use its floor at any moment. Here demands are what is
-    expected of an hour, and what a volume will not use is planned for the others; ``caps_for_hour`` gives no
-    cap below a floor either.
+    Args:
+        row: backend, cost_per_s, reason, unlimited (kept at every load seen), highest_kept.
+        former: of backends, the newest valid capacity of an earlier policy.
     """
-    lowest = np.minimum(demand, floor)
-    if lowest.sum() >= total:
-        return lowest
-    if demand.sum() <= total:
-        return demand.copy()
-    low, high = 0.0, float((demand / weight).max())
-    for _ in range(60):  # halves the interval each time: exact to 1e-15 of its width
-        level = (low + high) / 2
-        if np.minimum(demand, np.maximum(floor, weight * level)).sum() > total:
-            high = level
-        else:
-            low = level
-    return np.minimum(demand, np.maximum(floor, weight * low))
+    value, reason = row["cost_per_s"], row["reason"]
+    known = former.get(row["backend"])
+    if value is None and known is not None:
+        value, reason = known, f"{reason}; the last valid value is kept"
+        if row["unlimited"] and row["highest_kept"] > known:
+            value, reason = row["highest_kept"], f"{row['reason']}, which is above the last valid value"
+    return {**row, "cost_per_s": value, "reason": reason}
 
 
-def caps_for_hour(capacity_cost_per_s: float, demands: Sequence[Demand]) -> dict[str, float | None]:
-    """Cap of each unprotected volume; None where its demand fits."""
-    head = capacity_cost_per_s - sum(item.p95 for item in demands if item.protected)
-    others = [item for item in demands if not item.protected]
-    if not others:
-        return {}
-    shares = water_fill(
-        max(head, 0.0),
-        np.array([item.p95 for item in others]),
-        np.array([item.floor for item in others]),
-        np.array([item.weight for item in others]),
-    )
-    return {
-        item.volume: None if item.p95 <= share * (1 + 1e-9) else float(max(share, item.floor))
-        for item, share in zip(others, shares, strict=True)
-    }
-
-
-def limit_change(caps: Mapping[int, float | None]) -> dict[int, float | None]:
-    """Keep a cap from falling by more than 25 % from one hour to the next (the week is a ring).
-
-    Hours without a cap are left alone: going from none to a cap is what a cap is for.
-    """
-    limited = dict(caps)
-    for _ in range(2):  # twice around the ring: the second round settles hour 0 against hour 167
-        for hour in range(HOURS_A_WEEK):
-            before, now = limited.get((hour - 1) % HOURS_A_WEEK), limited.get(hour)
-            if before is not None and now is not None:
-                limited[hour] = max(now, before * (1 - MAX_CHANGE))
-    return limited
-
-
-# -- From collected points and demands to a policy: caps by hour of the week, and a report
-#
-# One backend may serve several promises; its capacity is the smallest that any of them needs. A backend for
-# which the data show no limit keeps the last valid capacity of an earlier policy, marked as such; without
-# one, nothing on it is capped.
-
-
-class Classes(Protocol):
-    """What a policy must know of the volumes."""
-
-    @property
-    def former_capacity(self) -> dict[str, float]:
-        """Backend to the newest valid capacity of an earlier policy."""
-
-    @property
-    def protected(self) -> frozenset[str]:
-        """Volumes that some promise covers."""
-
-    def class_of(self, volume: str) -> VolumeClass:
-        """Priority and floor."""
+# -- What promises need of a backend
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What a run found.
+class PromiseNeed:
+    """What a promise needs of a backend.
 
     Attributes:
-        caps: as ``PolicyStore.publish`` takes them.
-        capacity: one row a (backend, promise).
-        costs: one row a backend, as ``cost_model.cost_rows`` makes them.
+        weight: its priority.
+        volumes: it covers; names or glob patterns.
+        steps: of its curve, rising: (up to so many I/Os a second, capacity).
     """
 
-    caps: list[dict[str, Any]]
-    capacity: list[dict[str, Any]]
-    costs: list[dict[str, Any]] = field(default_factory=list)
+    weight: float
+    volumes: tuple[str, ...]
+    steps: tuple[tuple[float, float], ...]
+
+    def limit(self, iops: Mapping[str, tuple[float, float] | None]) -> LoadLimit:
+        """In an hour in which volumes offer so many I/Os a second (p50, p95; None: not known)."""
+        return LoadLimit(min(cost for _, cost in self._steps_at(iops)), self.weight)
+
+    def _steps_at(self, iops: Mapping[str, tuple[float, float] | None]) -> Sequence[tuple[float, float]]:
+        own = [offered for volume, offered in iops.items() if matches(volume, self.volumes)]
+        known = [offered for offered in own if offered is not None]
+        if len(self.steps) == 1 or not own or len(known) < len(own):
+            return self.steps  # how much it asks for is not known: any of them
+        low, high = sum(p50 for p50, _ in known), sum(p95 for _, p95 in known)
+        found = []
+        below = 0.0
+        for up_to, cost in self.steps:
+            if up_to >= low and below <= high:
+                found.append((up_to, cost))
+            below = up_to
+        return found or self.steps[-1:]
 
 
-def capacities(points: Iterable[Mapping[str, Any]], former: Mapping[str, float]) -> list[dict[str, Any]]:
-    """One row a (backend, promise), from the rows of ``transforms.promise_points``."""
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for point in points:
-        groups[point["backend"], point["sla"], point["objective"]].append(point)
-    rows = []
-    for (backend, sla, objective), members in sorted(groups.items()):
-        load, counted, missed = (
-            np.array([float(member[name]) for member in members]) for name in ("load", "counted", "missed")
-        )
-        found = capacity(load, counted, missed, float(members[0]["allowed"]))
-        value, reason = found.cost_per_s, found.reason
-        if value is None and backend in former:
-            value, reason = former[backend], f"{found.reason}; the last valid value is kept"
-        rows.append(
-            {
-                "backend": backend,
-                "sla": sla,
-                "objective": objective,
-                "cost_per_s": value,
-                "points": found.points,
-                "highest_load": found.highest_load,
-                "reason": reason,
-            }
-        )
-    return rows
+def needs_of(rows: Iterable[Mapping[str, Any]], promises: Sequence[Promise]) -> dict[str, list[PromiseNeed]]:
+    """By backend, from capacities; steps without one need nothing.
+
+    Args:
+        rows: backend, sla, objective, step, cost_per_s.
+        promises: in force.
+    """
+    by_key = {promise.key: promise for promise in promises}
+    steps: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        promise = by_key[row["sla"], row["objective"]]
+        if row["cost_per_s"] is not None:
+            step = promise.curve[row["step"]]
+            steps[row["backend"], row["sla"], row["objective"]].append((step.up_to_iops, row["cost_per_s"]))
+    found: dict[str, list[PromiseNeed]] = defaultdict(list)
+    for (backend, sla, objective), costs in sorted(steps.items()):
+        promise = by_key[sla, objective]
+        found[backend].append(PromiseNeed(float(promise.priority), promise.volumes, tuple(sorted(costs))))
+    return dict(found)
 
 
-def build(
-    points: Iterable[Mapping[str, Any]], demands: Sequence[Mapping[str, Any]], known: Classes
-) -> Policy:
-    """The policy, from rows of ``transforms.promise_points`` and ``transforms.hourly_demand``."""
-    found = capacities(points, known.former_capacity)
-    limits: dict[str, float] = {}
-    for limit in found:
-        if limit["cost_per_s"] is not None:
-            limits[limit["backend"]] = min(limit["cost_per_s"], limits.get(limit["backend"], float("inf")))
-    by_hour: dict[tuple[str, int], list[Demand]] = defaultdict(list)
-    # Once a volume, not once a row: there are 168 of each, and a class is found by matching patterns.
-    classes = {volume: known.class_of(volume) for volume in {row["volume"] for row in demands}}
-    for row in demands:
-        demand = _demand(row, classes[row["volume"]], row["volume"] in known.protected)
-        by_hour[row["backend"], row["hour_of_week"]].append(demand)
-    caps: dict[str, dict[int, float | None]] = defaultdict(dict)
-    for (backend, hour), members in by_hour.items():
-        if backend in limits:
-            for volume, cap in caps_for_hour(limits[backend], members).items():
-                caps[volume][hour] = cap
-    limited = {volume: limit_change(hours) for volume, hours in caps.items()}
-    rows = [
-        {
-            "volume": row["volume"],
-            "hour_of_week": row["hour_of_week"],
-            "cost_per_s": limited.get(row["volume"], {}).get(row["hour_of_week"]),
-            "demand_p50": row["p50"],
-            "demand_p95": row["p95"],
-        }
-        for row in sorted(demands, key=lambda row: (row["volume"], row["hour_of_week"]))
+def encode(needs: Sequence[PromiseNeed]) -> str:
+    """For a column of a table."""
+    return json.dumps([asdict(need) for need in needs])
+
+
+def decode(text: str | None) -> list[PromiseNeed]:
+    """The reverse; none of None."""
+    return [
+        PromiseNeed(item["weight"], tuple(item["volumes"]), tuple((up, cost) for up, cost in item["steps"]))
+        for item in json.loads(text or "[]")
     ]
-    return Policy(rows, found)
 
 
-def _demand(row: Mapping[str, Any], volume_class: VolumeClass, is_protected: bool) -> Demand:
-    return Demand(
-        volume=row["volume"],
-        p50=row["p50"],
-        p95=row["p95"],
-        weight=float(volume_class.priority),
-        floor=volume_class.floor_iops,
-        protected=is_protected,
-    )
+# -- Caps
+
+
+def caps_of_week(
+    rows: Sequence[Mapping[str, Any]], needs: Sequence[PromiseNeed]
+) -> dict[str, dict[int, float | None]]:
+    """Caps of the volumes of one backend by hour of the week; volumes that give way to none are not in it.
+
+    Args:
+        rows: volume, hour_of_week, p50, p95 (cost a second), mean_cost (of an I/O, None: not known), weight,
+            floor_iops, floor_bytes_per_s, promised_iops (up to so much a promise of its own holds, else 0).
+        needs: of the promises on the backend.
+    """
+    by_hour: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_hour[row["hour_of_week"]].append(row)
+    shares: dict[str, dict[int, HourShare]] = defaultdict(dict)
+    for hour, members in by_hour.items():
+        iops = {row["volume"]: _iops(row) for row in members}
+        limits = [need.limit(iops) for need in needs]
+        for volume, share in shares_of_hour(limits, [_demand(row) for row in members]).items():
+            shares[volume][hour] = share
+    return {volume: limit_change(hours) for volume, hours in shares.items()}
+
+
+def _iops(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    mean_cost = row["mean_cost"]
+    return (row["p50"] / mean_cost, row["p95"] / mean_cost) if mean_cost else None
+
+
+def _demand(row: Mapping[str, Any]) -> Demand:
+    mean_cost = row["mean_cost"]
+    floor = row["floor_iops"]
+    promised = row["p95"] if row["promised_iops"] else 0.0
+    if mean_cost:
+        mean_bytes = max(mean_cost - 1.0, LEAST_UNIT) * BYTES_A_UNIT
+        floor = max(floor * mean_cost, row["floor_bytes_per_s"] / mean_bytes * mean_cost)
+        promised = min(promised, row["promised_iops"] * mean_cost)
+    return Demand(row["volume"], row["p50"], row["p95"], row["weight"], floor, promised)

@@ -7,32 +7,42 @@ job runs against the installed package.
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 import importlib.util
+import os
 import re
+import resource
+import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
-from typing import Final
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import psutil
 
 from sla_server.policy_jobs import java_process
-from sla_server.policy_jobs.errors import NoJava
+from sla_server.policy_jobs.errors import FilesNotForSpark, NoJava
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _FOREIGN = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 
 
-def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> SparkSession:
+def build_session(
+    master: str, work_dir: Path, driver_memory: str = "2g", further: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
     """Start or join Spark.
+
+    Args:
+        master: Spark master, or ``sc://`` address.
+        work_dir: for what it leaves behind.
+        driver_memory: of its Java process.
+        further: settings that the operator adds; they override ours.
 
     Raises:
         NoJava: a classic session is asked for and there is no usable Java.
@@ -45,6 +55,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ["SPARK_WORKER_DIR"] = str(scratch)  # of local-cluster; else it is made in the package
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("sla-policy")
@@ -53,7 +64,7 @@ def build_session(master: str, work_dir: Path, driver_memory: str = "2g") -> Spa
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
     os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
-    for key, value in settings(master, work_dir, driver_memory).items():
+    for key, value in (settings(master, work_dir, driver_memory) | dict(further)).items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
@@ -87,6 +98,68 @@ def settings(master: str, work_dir: Path, driver_memory: str) -> dict[str, str]:
     if is_local(master):  # no other process may call the driver; executors of a cluster must
         found |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         found |= {"spark.local.dir": str(scratch_of(work_dir)), "spark.executor.extraJavaOptions": temporary}
+    return found
+
+
+CONNECTORS: Final = {
+    "file": "",
+    "s3": "s3a",
+    "s3a": "s3a",
+    "gs": "gs",
+    "gcs": "gs",
+    "abfs": "abfs",
+    "abfss": "abfss",
+    "hdfs": "hdfs",
+    "webhdfs": "webhdfs",
+}
+"""Protocols of fsspec's URLs that Hadoop has a file system for, and how that calls them."""
+
+
+def check_files(url: str) -> None:
+    """See that Spark can be given the files under this URL (``database.files.url``; empty: a directory).
+
+    Raises:
+        FilesNotForSpark: no connector has this protocol.
+    """
+    protocol = url.partition("://")[0]
+    if url and protocol not in CONNECTORS:
+        raise FilesNotForSpark(url, f"there is no connector for {protocol}://")
+
+
+def for_spark(path: str) -> str:
+    """A path or URL of a file as Spark's connectors take it."""
+    protocol, has_protocol, rest = path.partition("://")
+    if not has_protocol:
+        return path
+    name = CONNECTORS.get(protocol, protocol)
+    return f"{name}://{rest}" if name else rest
+
+
+def check_connector(spark: SparkSession, paths: Sequence[str]) -> None:
+    """See that Spark has the connector that the files need, before it works for minutes.
+
+    Raises:
+        FilesNotForSpark: it has not.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for path in [path for path in paths if "://" in path][:1]:
+        try:
+            spark.read.format("binaryFile").load(for_spark(path)).select("length").take(1)
+        except (PySparkException, Py4JError) as exc:
+            raise FilesNotForSpark(path.rpartition("/")[0], (str(exc).splitlines() or [""])[0]) from exc
+
+
+def peak_mib() -> dict[str, int]:
+    """The most memory that this process had so far, and Spark's Java process if it is a child of this one."""
+    found = {"the driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
+    java = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+    for child in java:
+        with suppress(psutil.Error, OSError, StopIteration):
+            status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+            peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
+            found["Java"] = max(found.get("Java", 0), int(peak_kib) >> 10)
     return found
 
 

@@ -3,47 +3,90 @@
 Rates are cost units a second (1 per I/O plus bytes / 65,536). ``covered_us`` is the time the cuts of a stream
 cover; a rate is cost over the longest cover in its group, because streams of one volume run at the same time.
 
+Sums over a shuffle are sums of integers: those of floating-point numbers would depend on the order in which
+parts arrive, and a policy on the number of executors.
+
 Source: SLA-MODEL.md 4, points 2 and 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-from typing import Final
-
-from pmdaemon.wire.rates import COST_BYTES
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
 
-def added_up(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """One row a key: rows of one key, from SQL and from files, are parts of one."""
+COUNTED: Final = ("arrived", "reads", "writes", "read_bytes", "write_bytes", "svc_sum_us", "cost_milli")
+MICRO: Final = 1e6
+
+
+def streams_now(streams: DataFrame, volumes: DataFrame) -> DataFrame:
+    """The streams with the backend their volume lies on now.
+
+    A stream of a client that left before its volume was moved still names the former backend; counted there,
+    the volume would have two caps for one hour.
+    """
     from pyspark.sql import functions as F
 
-    others = [name for name in rows.columns if name not in keys]
-    return rows.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in others))
+    now = volumes.select("volume", F.col("backend").alias("now"))
+    return streams.join(F.broadcast(now), "volume", "left").select(
+        "stream_id", "volume", "client", F.coalesce("now", "backend").alias("backend")
+    )
 
 
-def volume_rates(samples: DataFrame, streams: DataFrame, time_column: str) -> DataFrame:
-    """Demand of each volume in each interval.
+def promised_streams(
+    streams: DataFrame, promises: DataFrame, volumes: DataFrame, clients: DataFrame
+) -> DataFrame:
+    """Each stream in scope of each promise, from the tables of ``scope.Scope``.
+
+    Returns:
+        stream_id, volume, backend, sla, objective, step, io, threshold_us, allowed.
+    """
+    from pyspark.sql import functions as F
+
+    is_asking = clients.withColumn("is_asking", F.lit(True))
+    return (
+        streams.join(F.broadcast(volumes), "volume")
+        .join(F.broadcast(promises), "promise")
+        .join(F.broadcast(is_asking), ["promise", "client"], "left")
+        .where(F.col("any_client") | F.col("is_asking"))
+        .select("stream_id", "volume", "backend", "sla", "objective", "step", "io", "threshold_us", "allowed")
+    )
+
+
+def volume_slots(samples: DataFrame, streams: DataFrame, time_column: str) -> DataFrame:
+    """Each volume in each interval; rows of one key, from SQL and from files, are parts of one.
+
+    Hours are stored without all counters; those that ``samples`` has not are 0.
 
     The cost of I/Os that arrived but did not complete is estimated with the mean cost of those that did.
 
     Returns:
-        backend, volume, at_us, ios (completed), demand (offered cost a second), used (completed, the same).
+        backend, volume, at_us, ios (completed), reads, writes, bytes, svc_us, cost_milli, covered_us, demand
+        (offered cost a second), used (completed, the same).
     """
     from pyspark.sql import functions as F
 
-    done = F.col("reads") + F.col("writes")
+    def total(*names: str) -> Column:
+        return F.sum(sum((F.coalesce(name, F.lit(0)) for name in names[1:]), F.coalesce(names[0], F.lit(0))))
+
+    of_volumes = streams.select("stream_id", "volume", "backend")
+    absent = [name for name in COUNTED if name not in samples.columns]
+    samples = samples.select("*", *(F.lit(0).cast("bigint").alias(name) for name in absent))
     sums = (
-        samples.join(streams, "stream_id")
-        .groupBy("backend", "volume", F.col(time_column).alias("at_us"))
+        samples.join(F.broadcast(of_volumes), "stream_id")
+        .groupBy("backend", "volume", F.col(time_column).alias("at_us"), "stream_id")
+        .agg(*(F.sum(name).alias(name) for name in (*COUNTED, "covered_us")))
+        .groupBy("backend", "volume", "at_us")
         .agg(
-            F.sum(done).alias("ios"),
+            total("reads", "writes").alias("ios"),
             F.sum("arrived").alias("arrived"),
+            total("reads").alias("reads"),
+            total("writes").alias("writes"),
+            total("read_bytes", "write_bytes").alias("bytes"),
+            total("svc_sum_us").alias("svc_us"),
             F.sum("cost_milli").alias("cost_milli"),
             F.max("covered_us").alias("covered_us"),
         )
@@ -51,115 +94,149 @@ def volume_rates(samples: DataFrame, streams: DataFrame, time_column: str) -> Da
     )
     used = F.col("cost_milli") / 1000.0 / (F.col("covered_us") / float(US_A_SECOND))
     more = F.greatest(F.lit(1.0), F.try_divide(F.col("arrived"), F.col("ios")))
-    return sums.select(
-        "backend",
-        "volume",
-        "at_us",
-        "ios",
-        (used * F.coalesce(more, F.lit(1.0))).alias("demand"),
-        used.alias("used"),
-    )
+    counted = ("ios", "reads", "writes", "bytes", "svc_us", "cost_milli", "covered_us")
+    kept = ("backend", "volume", "at_us", *counted)
+    return sums.select(*kept, (used * F.coalesce(more, F.lit(1.0))).alias("demand"), used.alias("used"))
 
 
-def hourly_demand(rates: DataFrame) -> DataFrame:
-    """Demand of each volume by hour of the week.
+def hourly_demand(rates: DataFrame, zones: DataFrame, learned: DataFrame) -> DataFrame:
+    """Demand of each volume by hour of the week, as clocks at its backend show it.
+
+    Args:
+        rates: of ``volume_slots``.
+        zones: backend, zone.
+        learned: of ``demand.HourTables``.
 
     Returns:
-        backend, volume, hour_of_week, p50, p95 (cost a second), samples.
+        backend, volume, hour_of_week, p50, p95 (cost a second, recent intervals weighing more), samples,
+        mean_cost (of an I/O; none without I/O).
     """
     from pyspark.sql import functions as F
 
-    hour = (F.floor(F.col("at_us") / US_AN_HOUR) + MONDAY_OFFSET_HOURS) % HOURS_A_WEEK
-    return rates.groupBy("backend", "volume", hour.cast("int").alias("hour_of_week")).agg(
-        F.percentile("demand", F.lit(0.5)).alias("p50"),
-        F.percentile("demand", F.lit(0.95)).alias("p95"),
-        F.count("*").alias("samples"),
+    begin = (F.floor(F.col("at_us") / QUARTER_US) * QUARTER_US).cast("bigint").alias("begin_us")
+    return (
+        rates.select("backend", "volume", "demand", "ios", "cost_milli", begin)
+        .join(F.broadcast(zones), "backend")
+        .join(F.broadcast(learned), ["zone", "begin_us"])
+        .groupBy("backend", "volume", "hour_of_week")
+        .agg(
+            F.percentile("demand", F.array(F.lit(0.5), F.lit(0.95)), F.col("weight")).alias("p"),
+            F.count("*").alias("samples"),
+            (F.try_divide(F.sum("cost_milli"), F.sum("ios")) / 1000.0).alias("mean_cost"),
+        )
+        .select(
+            "backend",
+            "volume",
+            "hour_of_week",
+            F.get("p", F.lit(0)).alias("p50"),
+            F.get("p", F.lit(1)).alias("p95"),
+            "samples",
+            "mean_cost",
+        )
     )
+
+
+def expected_demand(demand: DataFrame, zones: DataFrame, coming: DataFrame) -> DataFrame:
+    """Demand in the hours of UTC of the coming week: that of the local hour which each is like.
+
+    Args:
+        demand: of ``hourly_demand``.
+        zones: backend, zone.
+        coming: of ``demand.HourTables``.
+
+    Returns:
+        columns of ``hourly_demand``.
+    """
+    from pyspark.sql import functions as F
+
+    local = demand.withColumnRenamed("hour_of_week", "like_hour").join(F.broadcast(zones), "backend")
+    return local.join(F.broadcast(coming), ["zone", "like_hour"]).select(*demand.columns)
 
 
 def without_covered_hours(hours: DataFrame, slots: DataFrame) -> DataFrame:
-    """Hourly rollups of hours for which no finer rollups are left, so that none is counted twice."""
+    """Hours of volumes (``volume_slots``) for which no finer rows are left, so that none counts twice."""
     from pyspark.sql import functions as F
 
     covered = slots.select(
-        "stream_id", (F.floor(F.col("slot_us") / US_AN_HOUR) * US_AN_HOUR).cast("bigint").alias("hour_us")
+        "backend", "volume", (F.floor(F.col("at_us") / US_AN_HOUR) * US_AN_HOUR).cast("bigint").alias("at_us")
     ).distinct()
-    return hours.join(covered, ["stream_id", "hour_us"], "left_anti")
+    return hours.join(covered, ["backend", "volume", "at_us"], "left_anti")
 
 
-def promise_points(rates: DataFrame, missed: DataFrame, promises: DataFrame, streams: DataFrame) -> DataFrame:
+def backend_slots(slots: DataFrame) -> DataFrame:
+    """Each backend in each interval, of the rows of ``volume_slots``.
+
+    Returns:
+        backend, at_us, load (completed cost a second of all its volumes), reads, writes, bytes, svc_us,
+        covered_us.
+    """
+    from pyspark.sql import functions as F
+
+    exact = F.sum(F.round(F.col("used") * MICRO).cast("bigint"))
+    return slots.groupBy("backend", "at_us").agg(
+        (exact / MICRO).alias("load"),
+        *(F.sum(name).alias(name) for name in ("reads", "writes", "bytes", "svc_us")),
+        F.max("covered_us").alias("covered_us"),
+    )
+
+
+def promise_points(loads: DataFrame, missed: DataFrame, promised: DataFrame) -> DataFrame:
     """How well each promise was kept at each total load of its backend.
 
+    Args:
+        loads: of ``backend_slots``.
+        missed: rows of SQL and files.
+        promised: of ``promised_streams``.
+
     Returns:
-        backend, sla, objective, allowed, at_us, load (completed cost a second of all volumes of the backend),
-        counted, missed.
+        backend, sla, objective, step, allowed, at_us, load, counted, missed.
     """
     from pyspark.sql import functions as F
 
-    load = rates.groupBy("backend", "at_us").agg(F.sum("used").alias("load"))
     kept = (
-        missed.join(promises, ["stream_id", "io", "threshold_us"])
-        .join(streams.select("stream_id", "backend"), "stream_id")
-        .groupBy("backend", "sla", "objective", "allowed", F.col("slot_us").alias("at_us"))
+        missed.join(F.broadcast(promised), ["stream_id", "io", "threshold_us"])
+        .groupBy("backend", "sla", "objective", "step", "allowed", F.col("slot_us").alias("at_us"))
         .agg(F.sum("counted").alias("counted"), F.sum("missed").alias("missed"))
     )
-    return kept.join(load, ["backend", "at_us"]).select(
-        "backend", "sla", "objective", "allowed", "at_us", "load", "counted", "missed"
+    return kept.join(loads.select("backend", "at_us", "load"), ["backend", "at_us"]).select(
+        "backend", "sla", "objective", "step", "allowed", "at_us", "load", "counted", "missed"
     )
 
 
-def cost_moments(slots: DataFrame, streams: DataFrame) -> DataFrame:
-    """Sums for ``cost_model.fit``, one row a backend: over slots in which little was under way.
-
-    x is (reads, writes, bytes / 65,536) an I/O of the backend in a slot, y the time at the storage an I/O in
-    us; a slot counts as often as it has I/Os.
+def cost_slots(loads: DataFrame) -> DataFrame:
+    """The intervals that say what an I/O costs: enough I/Os, and little of them under way at once.
 
     Returns:
-        backend, n, w, y, yy, x2, and x0x0 ... x2x2, x0y, x1y, x2y.
+        backend, at_us, reads, writes, bytes, svc_us.
     """
     from pyspark.sql import functions as F
 
-    ios = F.col("reads") + F.col("writes")
-    sums = (
-        slots.join(streams, "stream_id")
-        .groupBy("backend", "slot_us")
-        .agg(
-            F.sum("reads").alias("reads"),
-            F.sum("writes").alias("writes"),
-            F.sum(F.coalesce("read_bytes", F.lit(0)) + F.coalesce("write_bytes", F.lit(0))).alias("bytes"),
-            F.sum(F.coalesce("svc_sum_us", F.lit(0))).alias("svc_us"),
-            F.max("covered_us").alias("covered_us"),
-        )
-        .where(
-            (ios >= MIN_IOS)
-            & (F.col("svc_us") > 0)
-            & (F.col("svc_us") < MOST_UNDER_WAY * F.col("covered_us"))
-        )
-    )
-    parts = {
-        "x0": F.col("reads") / ios,
-        "x1": F.col("writes") / ios,
-        "x2": F.col("bytes") / float(COST_BYTES) / ios,
-        "y": F.col("svc_us") / ios,
-    }
-    each = sums.select(
-        "backend", ios.cast("double").alias("w"), *(part.alias(name) for name, part in parts.items())
-    )
-    products = [(a, b) for i, a in enumerate(("x0", "x1", "x2")) for b in ("x0", "x1", "x2")[i:]]
-    products += [("x0", "y"), ("x1", "y"), ("x2", "y"), ("y", "y")]
-    return each.groupBy("backend").agg(
-        F.count("*").alias("n"),
-        F.sum("w").alias("w"),
-        F.sum(F.col("w") * F.col("y")).alias("y"),
-        F.sum(F.col("w") * F.col("x2")).alias("x2"),
-        *(F.sum(F.col("w") * F.col(a) * F.col(b)).alias(f"{a}{b}") for a, b in products),
-    )
+    return loads.where(
+        (F.col("reads") + F.col("writes") >= MIN_IOS)
+        & (F.col("svc_us") > 0)
+        & (F.col("svc_us") < MOST_UNDER_WAY * F.col("covered_us"))
+    ).select("backend", "at_us", "reads", "writes", "bytes", "svc_us")
+
+
+def demand_under_limits(demand: DataFrame, classes: DataFrame, needs: DataFrame) -> DataFrame:
+    """Demand of all volumes with what decides on their caps.
+
+    Args:
+        demand: of ``expected_demand``.
+        classes: of ``scope.Scope``.
+        needs: backend, needs (``model.encode``); no row: no capacity is known.
+
+    Returns:
+        columns of ``hourly_demand`` and of ``classes``, and needs.
+    """
+    from pyspark.sql import functions as F
+
+    return demand.join(F.broadcast(classes), "volume").join(F.broadcast(needs), "backend", "left")
 
 
 # -- Columns that the job reads and writes, for pyarrow and Spark alike
 #
-# Input tables come from ``sla_server.db.policies`` as Arrow, and older rows as Parquet files that Spark reads
-# itself; only the columns named here are used.
+# Of SQL (``sql_source``) and of Parquet files; only the columns named here are read.
 
 
 SLOT_COLUMNS: Final = (
@@ -176,17 +253,14 @@ SLOT_COLUMNS: Final = (
 )
 SLOT_DDL: Final = ", ".join(f"{name} bigint" for name in SLOT_COLUMNS)
 HOUR_COLUMNS: Final = ("hour_us", "stream_id", "arrived", "reads", "writes", "cost_milli", "covered_us")
+HOUR_DDL: Final = ", ".join(f"{name} bigint" for name in HOUR_COLUMNS)
 MISSED_COLUMNS: Final = ("slot_us", "stream_id", "io", "threshold_us", "counted", "missed")
 MISSED_DDL: Final = ", ".join(f"{name} {'int' if name == 'io' else 'bigint'}" for name in MISSED_COLUMNS)
 STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
-PROMISE_DDL: Final = (
-    "stream_id bigint, sla string, objective string, io int, threshold_us bigint, allowed double"
-)
-"""One row a (stream, objective): which missed rows belong to a promise, and the miss ratio it allows."""
-
 HOURS_A_WEEK: Final = 168
 US_A_SECOND: Final = 1_000_000
 US_AN_HOUR: Final = 3600 * US_A_SECOND
+QUARTER_US: Final = US_AN_HOUR // 4
 MONDAY_OFFSET_HOURS: Final = 72
 """1970-01-01 was a Thursday: hour 0 of the epoch is hour 72 of a week that starts on Monday 00 UTC."""
 

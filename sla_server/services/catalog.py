@@ -31,11 +31,12 @@ from sla_server.agreements.load import Loaded
 from sla_server.agreements.maintenance import AnnouncedWork
 from sla_server.agreements.periods import Span
 from sla_server.agreements.promise import InForce
+from sla_server.rows import Row, Rows
 from sla_server.services import notifications
 from sla_server.services import plans as documents
 from sla_server.services.plans import Plans
 from sla_server.services.record_sender import RecordSender
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 
 JUDGE_BACK_US: Final = 7 * 86_400_000_000
 """How long an ended version is remembered for slices that are still to be judged or revised."""

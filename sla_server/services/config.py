@@ -16,6 +16,10 @@ class ServicesConfig(StrictModel):
     mode: Literal["observe", "enforce"] = "observe"
     """What a new installation starts in; afterwards the mode last set by an operator holds."""
 
+    policy_mode: Literal["observe", "enforce"] = "observe"
+    """Whether caps of policies hold in a new installation, beside the mode of the backend; afterwards what an
+    operator set last does (`sla mode enforce --policy`)."""
+
     control: ControlSettings = Field(default_factory=lambda: ControlSettings.model_validate({}))
     """Numbers of the control loop."""
 

@@ -23,7 +23,7 @@ from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.agent import CapSet, Thresholds
-from pmdaemon.wire.messages.api import ServiceResponse
+from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
 from pmdaemon.wire.messages.server import (
     CapsOrder,
     CapsState,
@@ -45,6 +45,7 @@ from sla_server.agreements.load import Loaded
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
+from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services import notifications
 from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog
@@ -59,7 +60,7 @@ from sla_server.services.exclusions import Exclusions
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.requests import Requests
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
 from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
@@ -103,6 +104,8 @@ class Services:
         self.rollup_s = start.rollup_s
         self.mode = start.mode
         self.backend_modes: Mapping[str, str] = start.backend_modes
+        self.policy_mode = start.policy_mode or config.policy_mode
+        self.policy_modes: Mapping[str, str] = start.policy_modes
         self.changes = AgreementChanges(start.catalog, record_sender, clock, self._catalog_changed)
         self._documents = documents
         self._live_rows = config.live_rows
@@ -110,7 +113,7 @@ class Services:
         self._outbox = outbox
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
-        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us)
+        self._policy = PolicyInForce(start.policy_version, start.policy_applied_us, start.policy_pinned)
         self._clock = clock
         self._shown = Shown(start.events, now_us)
         self._pressures = Pressures()
@@ -142,10 +145,13 @@ class Services:
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
         }
+        if start.policy_pinned is not None:
+            self.sql_worker.order_policy(self._policy.orders)
         # Restore caps from SQL first: the controller trusts SQL about what is in force. Gateways and the mode
         # follow.
         self._catalog_changed(start.catalog)
         controller.set_backend_modes(self.backend_modes)
+        controller.set_policy_stage(self.policy_mode, self.policy_modes)
         controller.restore(start.throttles)
         controller.set_mode(self.mode)
         for gateway_id, name in start.awaited.items():
@@ -173,13 +179,13 @@ class Services:
                 raise WireError(f"frames of kind {parsed.kind} are not for services")
             handler(sender, parsed, now_ns, now_us)
         except WireError as exc:
-            self._note_bad(sender, exc)
+            self._count_bad(sender, exc)
         except Exception as exc:
             # A header of ours that lacks what messages.md promises; the trace tells it from a bug in here.
             log.exception("message-failed", sender=sender)
-            self._note_bad(sender, exc)
+            self._count_bad(sender, exc)
 
-    def _note_bad(self, sender: str, error: Exception) -> None:
+    def _count_bad(self, sender: str, error: Exception) -> None:
         self.bad_frames += 1
         text = printable(f"{type(error).__name__}: {error}", 500)
         log.error("bad-message", sender=sender, error=text, count=self.bad_frames)
@@ -187,7 +193,7 @@ class Services:
     def _cuts(self, sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         self._pairs.add(sender)
         said = CutsHeader.parse(message.header)
-        for at, cut in read_cuts(message, lambda bad: self._note_bad(sender, bad)):
+        for at, cut in read_cuts(message, lambda bad: self._count_bad(sender, bad)):
             self.controller.add_cut(cut, said.recv_us[at], said.offset_us[at], said.live[at], now_ns)
 
     def _gateway(self, sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
@@ -253,7 +259,7 @@ class Services:
         text = f"gateway {name}: {alert.text}"
         # Reported again to a process that does not know the name yet, it is the same event.
         event_id = identity("event", alert.kind, "gateway", gateway_id, alert.at_us)
-        self._note(
+        self._keep(
             event_row(alert.kind, alert.severity, "gateway", name, text, alert.at_us, details, event_id)
         )
         self._problems.alert(gateway_id, alert.kind, alert.text, alert.at_us, now_ns)
@@ -261,33 +267,33 @@ class Services:
     def _gateway_space(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         received = GatewaySpace.parse(message.header, now_us)
         name = self._problems.name_of(received.gateway_id)
-        self._note(*self._storage.read(received.gateway_id, name, received.space, now_us))
+        self._keep(*self._storage.read(received.gateway_id, name, received.space, now_us))
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = Pressure.parse(message.header)
         self._problems.report(report, now_ns, now_us)
         for row in self._pressures.add(report, now_ns):
-            self._note(row)
+            self._keep(row)
 
     def _recorded(self, _sender: str, message: frame.Frame, now_ns: int, _now_us: int) -> None:
         answer = Recorded.parse(message.header)
         self.record_sender.recorded(answer.request, answer.ok, answer.error, now_ns)
 
     def _request(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
-        self._requests.handle(message.header, now_ns, now_us)
+        self._requests.handle(ServiceRequest.parse(message.header), now_ns, now_us)
 
     def _learn(self, names: Iterable[str]) -> None:
         self._new_volumes |= set(names) - self.changes.catalog.volumes
 
-    # What requests act on (``requests.RequestTarget``).
+    # What requests act on.
 
     @property
     def documents(self) -> DocumentReader:
-        """See ``requests.RequestTarget``."""
+        """Reads YAML aside."""
         return self._documents
 
     def respond(self, request: str, code: int, body: Row) -> None:
-        """See ``requests.RequestTarget``."""
+        """Post RESPONSE."""
         try:
             answer = frame.encode_folding(Kind.RESPONSE, ServiceResponse.of(request, code, body).header())
         except FrameTooLarge as exc:
@@ -296,32 +302,38 @@ class Services:
         self._outbox.put("appserver", answer)
 
     def set_mode(self, mode: str) -> None:
-        """See ``requests.RequestTarget``."""
+        """Switch the controller."""
         self.mode = mode
         self.controller.set_mode(mode)
 
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """See ``requests.RequestTarget``."""
+        """Modes of single backends, complete."""
         self.backend_modes = modes
         self.controller.set_backend_modes(modes)
 
-    def policy_version(self) -> int | None:
+    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
         """See ``requests.RequestTarget``."""
-        return self._policy.version or None
+        self.policy_mode, self.policy_modes = mode, modes
+        self.controller.set_policy_stage(mode, modes)
+
+    @property
+    def policy(self) -> PolicyInForce:
+        """See ``requests.RequestTarget``."""
+        return self._policy
 
     @property
     def gate(self) -> VolumeGate:
-        """See ``requests.RequestTarget``."""
+        """Which gateway a volume belongs to."""
         return self._gate
 
     def carried(self) -> Mapping[str, Collection[str]]:
-        """See ``requests.RequestTarget``."""
+        """Gateways announced, and the volumes of each."""
         return self._thresholds.volumes
 
     def refusals(
         self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
     ) -> list[DocumentProblem]:
-        """See ``requests.RequestTarget``."""
+        """Why pools of storage take no new agreements among these."""
         return self._storage.refusals(documents, in_force, self.controller.volumes_by_backend(), now_us)
 
     def _catalog_changed(self, catalog: Catalog) -> None:
@@ -335,7 +347,7 @@ class Services:
         modes = {item.name: mode for item in catalog.items if (mode := item.agreement.spec.control)}
         self.controller.set_agreement_modes(modes)
         self._exclusions.set_items(catalog.items)
-        self.controller.set_excluded(self._exclusions.look_at_all(self._clock.unix_us()))
+        self.controller.set_excluded(self._exclusions.check_all(self._clock.unix_us()))
         self._thresholds.set_promises(promises)
         self.sql_worker.set_catalog(catalog)
 
@@ -398,9 +410,11 @@ class Services:
         self._shown.add(found.events, now_us)
         if found.policy_looked:
             if found.policy is not None:
-                self._note(*self._policy.look(found.policy, self.controller, now_us))
-                self._costs.learned(found.policy.version, found.policy.costs)
-            self._requests.policy_looked()
+                self._keep(*self._policy.apply(found.policy, self.controller, now_us))
+                if found.policy.version == self._policy.version:
+                    self._costs.learned(found.policy.version, found.policy.costs)
+            if found.policy is None or found.policy.orders == self._policy.orders.number:
+                self._requests.policy_looked()
 
     def _decide(self, now_ns: int, now_us: int) -> None:
         for decision in self.controller.tick(now_ns, now_us):
@@ -411,7 +425,7 @@ class Services:
             elif isinstance(decision, RecordDecision):
                 self._rows.append(("decisions", decision.row))
             else:
-                self._note(*self._event_rows(decision, now_us))
+                self._keep(*self._event_rows(decision, now_us))
 
     def _event_rows(self, event: RaiseEvent, now_us: int) -> Rows:
         if event.kind == "violation-opened":
@@ -424,7 +438,7 @@ class Services:
             )
         ]
 
-    def _note(self, *rows: tuple[str, Row]) -> None:
+    def _keep(self, *rows: tuple[str, Row]) -> None:
         """Record rows; events among them are shown at once."""
         self._rows += rows
         for table, row in rows:
@@ -437,13 +451,14 @@ class Services:
 
     def _each_second(self, now_ns: int, now_us: int) -> None:
         self._miss_gateways(now_ns, now_us)
+        self.controller.compare_policy(now_ns)
         for pair in sorted(self._pairs):
             lease = Lease(self._incarnation).encode()
             self._outbox.put(pair, lease, key="lease")
-        self.controller.set_excluded(self._exclusions.look(now_us))
+        self.controller.set_excluded(self._exclusions.check(now_us))
         states = self.controller.promise_states(self._episodes.open_keys())
-        self._note(*self._episodes.look(states, now_us))
-        self._note(*self._storage.tick(now_us))
+        self._keep(*self._episodes.update(states, now_us))
+        self._keep(*self._storage.tick(now_us))
         if now_ns >= self._view_ns:
             began_ns = time.thread_time_ns()
             self._show_view(now_ns, now_us)
@@ -465,7 +480,7 @@ class Services:
             if table == "gateways":
                 self._gate.lost(row["gateway_id"])
                 self.controller.gateway_lost(row["gateway_id"], row["reason"], now_ns)
-        self._note(*rows)
+        self._keep(*rows)
 
     def _post_caps(self, caps: SetCaps) -> None:
         clients, groups = tuple(caps.clients) or None, tuple(caps.groups) or None
@@ -490,4 +505,4 @@ class Services:
             pair = self._pair_of.get(gateway_id, FIRST_PAIR)
             self._outbox.put(pair, order.encode(), key=("thresholds", gateway_id))
             if found.left_out:
-                self._note(left_out_event(gateway_id, found, now_us))
+                self._keep(left_out_event(gateway_id, found, now_us))

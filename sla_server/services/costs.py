@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pmdaemon.wire.messages.costs import COST_WRITE_RANGE, FITTED_COSTS, MAX_BACKENDS, Costs
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 
 Fit = tuple[float | None, float]
 """``cost_write``, or None where no writes were seen, and ``cost_bytes``."""
@@ -60,7 +60,7 @@ class NewestFits:
             newest: the newest rows of SQL, newest first.
             before: the next of them, before a version; none after the oldest.
         """
-        if version < self._version:  # the database was restored
+        if version < self._version:  # it was rolled back, another is pinned, or the database was restored
             self._version, self._fits = 0, {}
         found, page = dict[str, Fit](), newest
         while page:
@@ -97,12 +97,10 @@ class FittedCosts:
 
     def learned(self, version: int, fits: Mapping[str, Fit]) -> None:
         """A policy is in force."""
-        if version < self._version:
-            return
         if not self._version:  # of those announced before it was known whether there is a policy
             self._due |= dict.fromkeys(self._backends)
         changed = {name for name in fits.keys() | self._fits.keys() if fits.get(name) != self._fits.get(name)}
-        self._version, self._fits = version, fits
+        self._version, self._fits = version or self._version, fits  # 0: none is in force any more
         for gateway_id, backends in self._backends.items():
             if not backends.isdisjoint(changed):
                 self._due[gateway_id] = None

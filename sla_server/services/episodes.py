@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import event_row, identity
 
 SETTLE_US: Final = 20_000_000
 """As ``episode_calm_s``, and longer than the controller needs for three windows after a restart."""
@@ -88,7 +89,7 @@ class Episodes:
         row["slices_bad"] += 1
         return [_progress(row)]
 
-    def look(self, states: Mapping[Key, Row], now_us: int) -> Rows:
+    def update(self, states: Mapping[Key, Row], now_us: int) -> Rows:
         """Once a second with the live states of the open ones: worst value, and those left open."""
         rows: Rows = []
         for key, row in list(self._open.items()):

@@ -34,15 +34,15 @@ class Exclusions:
         self._found = {name: reason for name, reason in self._found.items() if name in names}
         self._next = 0
 
-    def look_at_all(self, now_us: int) -> Mapping[str, str]:
+    def check_all(self, now_us: int) -> Mapping[str, str]:
         """As ``look``, of every agreement: before anything is decided under agreements that are new here."""
         self._next = 0
-        found = self.look(now_us)
+        found = self.check(now_us)
         while self._next:
-            found = self.look(now_us)
+            found = self.check(now_us)
         return found
 
-    def look(self, now_us: int) -> Mapping[str, str]:
+    def check(self, now_us: int) -> Mapping[str, str]:
         """Agreements that promise nothing now, and why."""
         items, first = self._items, self._next
         asked = items[first : first + MOST_ASKED]

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.wire.messages.server import Pressure
-from sla_server.services.rows import Row, Rows, event_row
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import event_row
 
 HIGH: Final = 0.8
 LOW: Final = 0.6

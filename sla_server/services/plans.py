@@ -25,7 +25,8 @@ from sla_server.agreements.maintenance import AnnouncedWork, MaintenanceDocument
 from sla_server.agreements.periods import SECOND_US, period_bounds
 from sla_server.agreements.promise import InForce
 from sla_server.events.routing import NOTIFICATION_KINDS, NotificationInForce
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import audit_row, event_row
 
 KEPT_US: Final = 445 * 86_400 * SECOND_US  # the longest window and a tenth, as the judge looks back
 AHEAD_US: Final = 5 * 366 * 86_400 * SECOND_US

@@ -85,7 +85,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
         limit_bytes = config.services.outbox_limit_bytes
         record_sender = RecordSender(main, tag, limit_bytes, raise_event=raise_event)
         with GcTuning.held():
-            start = take_up(store, record_sender, tag, config.services.mode, clock, stop)
+            start = recover_state(store, record_sender, tag, config.services.mode, clock, stop)
             if start is None:
                 return 0
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
@@ -143,7 +143,7 @@ def _attach(path: Path, stop: Stop) -> Mailbox:
                 raise
 
 
-def take_up(
+def recover_state(
     store: SqlReads, record_sender: RecordSender, tag: str, mode: str, clock: Clock, stop: Stop
 ) -> Start | None:
     """Wait until our own marker is in SQL, then read what our predecessor left; None if we must stop."""
@@ -176,7 +176,7 @@ def _loop(
         while not stop.is_set():
             watchdog.beat()
             busy = [_drain(services, box, clock) for box in boxes]
-            sql_worker.give_way(to_mail=any(busy))
+            sql_worker.yield_to_main_loop(to_mail=any(busy))
             now_ns = clock.monotonic_ns()
             if now_ns >= due_ns:
                 services.tick(now_ns, clock.unix_us())

@@ -24,7 +24,7 @@ from pmdaemon.errors import FrameTooLarge
 from pmdaemon.mailbox.sender import OTHERS, MailboxSender, PostingMailbox, Resend
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.messages.server import RecordRows
-from sla_server.services.rows import Row, Rows
+from sla_server.rows import Row, Rows
 
 log = structlog.get_logger("record-sender")
 RECIPIENT: Final = "dbmanager"

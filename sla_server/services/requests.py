@@ -12,14 +12,14 @@ from __future__ import annotations
 import difflib
 import math
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-import structlog
 from pydantic import ValidationError
 
 from pmdaemon.runtime.config import describe
+from pmdaemon.wire.messages.api import ServiceRequest
 from pmdaemon.wire.rates import Rates
 from sla_server.agreements.errors import AgreementsRefused, DocumentProblem
 from sla_server.agreements.load import Loaded
@@ -32,71 +32,34 @@ from sla_server.requests import (
     DocumentEnd,
     GatewayListing,
     ModeSet,
+    PolicyPin,
+    PolicyRollback,
     RecipientTest,
     ThrottleRelease,
     ThrottleSet,
     VolumesDecision,
 )
+from sla_server.rows import Rows
 from sla_server.services import catalog as catalogs
-from sla_server.services.catalog import AgreementChange, AgreementChanges, Catalog, Change
-from sla_server.services.control.controller import Controller
-from sla_server.services.documents import DocumentReader
-from sla_server.services.record_sender import RecordSender
-from sla_server.services.rows import Rows, audit_row, event_row
-from sla_server.services.sql_worker import SqlWorker
-from sla_server.services.volume_gate import DecisionRefused, VolumeGate
+from sla_server.services.catalog import AgreementChange, Catalog, Change
+from sla_server.services.rows import audit_row, event_row
+from sla_server.services.volume_gate import DecisionRefused
 
-log = structlog.get_logger("requests")
+if TYPE_CHECKING:
+    from sla_server.services.core import Services
+
 Body = dict[str, Any]
 BACKEND_MODES: Final = "backend-mode"
 """Action of the audit rows that say which backends have a mode of their own."""
+POLICY_MODE: Final = "policy-mode"
+"""Action of the audit rows that say where the caps of policies hold."""
 MAX_PENDING: Final = 1024
-
-
-class RequestTarget(Protocol):
-    """What requests act on: the services' core."""
-
-    controller: Controller
-    changes: AgreementChanges
-    record_sender: RecordSender
-    sql_worker: SqlWorker
-    rollup_s: int
-    mode: str
-    backend_modes: Mapping[str, str]
-
-    @property
-    def documents(self) -> DocumentReader:
-        """Reads YAML aside."""
-
-    def respond(self, request: str, code: int, body: Body) -> None:
-        """Post RESPONSE."""
-
-    def set_mode(self, mode: str) -> None:
-        """Switch the controller."""
-
-    def set_backend_modes(self, modes: Mapping[str, str]) -> None:
-        """Modes of single backends, complete."""
-
-    def policy_version(self) -> int | None:
-        """Version in force."""
-
-    def carried(self) -> Mapping[str, Collection[str]]:
-        """Gateways announced, and the volumes of each."""
-
-    def refusals(
-        self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
-    ) -> list[DocumentProblem]:
-        """Why pools of storage take no new agreements."""
-
-    @property
-    def gate(self) -> VolumeGate:
-        """Which gateway a volume belongs to."""
 
 
 class Requests:
     """See the module."""
 
-    def __init__(self, desk: RequestTarget, limit_s: float) -> None:
+    def __init__(self, desk: Services, limit_s: float) -> None:
         self._desk = desk
         self._limit_ns = round(limit_s * 1e9)
         self._pending: dict[str, int] = {}  # request to the time when 202 is due
@@ -111,28 +74,26 @@ class Requests:
             "throttle_release": self._throttle_release,
             "mode": self._mode,
             "policies_changed": self._policies_changed,
+            "policy_pin": self._policy_pin,
+            "policy_rollback": self._policy_rollback,
             "gateway_list": self._gateway_list,
             "volumes_approve": partial(self._volumes, approve=True),
             "volumes_revoke": partial(self._volumes, approve=False),
         }
 
-    def handle(self, header: Body, now_ns: int, now_us: int) -> None:
+    def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
         """One REQUEST."""
-        request, op, who, body = (header.get(key) for key in ("req", "op", "who", "body"))
-        if not isinstance(request, str) or not request:
-            log.warning("request-without-id", op=op)
-            return
-        action = self._ops.get(op) if isinstance(op, str) else None
-        if action is None or not isinstance(body, dict):
+        request, action = asked.request, self._ops.get(asked.op)
+        if action is None or asked.body is None:
             known = ", ".join(sorted(self._ops))
-            self._refuse(request, 400, f"{op!r} is not an operation with a body", f"Use one of {known}")
+            self._refuse(request, 400, f"{asked.op!r} is not an operation with a body", f"Use one of {known}")
             return
         if len(self._pending) >= MAX_PENDING:
             self._refuse(request, 503, "too many changes are waiting", "Try again in some seconds")
             return
         self._pending[request] = now_ns + self._limit_ns
         try:
-            action(request, str(who or "unknown")[:200], body, now_us)
+            action(request, asked.who, asked.body, now_us)
         except ValidationError as exc:
             self._refuse(request, 422, describe(exc), "Correct the request")
         except AgreementsRefused as exc:
@@ -150,7 +111,7 @@ class Requests:
         """The SQL worker has read: tell those who asked."""
         waiters, self._policy_waiters = self._policy_waiters, []
         for request in waiters:
-            self._finish(request, 200, {"version": self._desk.policy_version()})
+            self._finish(request, 200, {"version": self._desk.policy.version or None})
 
     def _finish(self, request: str, code: int, body: Body) -> None:
         self._pending.pop(request, None)
@@ -356,6 +317,9 @@ class Requests:
 
     def _mode(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body, before = ModeSet.model_validate(raw), self._desk.mode
+        if body.of == "policy":
+            self._policy_mode(request, who, body, now_us)
+            return
         if body.backend is not None:
             self._backend_mode(request, who, body.backend, body.mode, now_us)
             return
@@ -372,8 +336,7 @@ class Requests:
         known = self._desk.controller.backends()
         before = dict(self._desk.backend_modes)
         if backend not in known and backend not in before:
-            near = ", ".join(difflib.get_close_matches(backend, known, 3)) or "'sla get volumes' names them"
-            self._refuse(request, 404, f"no backend {backend!r} is known", f"Near: {near}")
+            self._refuse(request, 404, *_unknown_backend(backend, known))
             return
         after = {name: own for name, own in before.items() if name != backend}
         if mode != "inherit":
@@ -388,6 +351,30 @@ class Requests:
             text = f"mode of backend {backend} is {mode}, was {before.get(backend, 'inherit')}"
             rows.append(event_row("mode-changed", "info", "backend", backend, text, now_us, {"who": who}))
         self._when_durable(request, rows, {"mode": mode, "backend": backend})
+
+    def _policy_mode(self, request: str, who: str, body: ModeSet, now_us: int) -> None:
+        """The stage of policies on all backends or one; the audit row holds all of them."""
+        mode, before = self._desk.policy_mode, dict(self._desk.policy_modes)
+        backend, after = body.backend, dict(before)
+        if backend is None:
+            mode = body.mode
+        elif backend not in (known := self._desk.controller.backends()) and backend not in before:
+            self._refuse(request, 404, *_unknown_backend(backend, known))
+            return
+        elif body.mode == "inherit":
+            after.pop(backend, None)
+        else:
+            after[backend] = body.mode
+        was = {"mode": self._desk.policy_mode, "backends": before}
+        self._desk.set_policy_stage(mode, after)
+        where = f"backend {backend}" if backend else "all backends without a stage of their own"
+        text = f"caps of policies: {body.mode} on {where}"
+        now = {"mode": mode, "backends": after}
+        rows: Rows = [audit_row(who, POLICY_MODE, backend or "server", now_us, before=was, after=now)]
+        if now != was:
+            details = {"who": who, "of": "policy"}
+            rows.append(event_row("mode-changed", "info", "backend", backend or "all", text, now_us, details))
+        self._when_durable(request, rows, {"mode": body.mode, "backend": backend})
 
     def _gateway_list(self, request: str, who: str, raw: Body, now_us: int) -> None:
         body = GatewayListing.model_validate(raw)
@@ -410,7 +397,57 @@ class Requests:
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)
-        self._desk.sql_worker.look_for_policy()
+        self._desk.sql_worker.request_policy()
+
+    def _policy_pin(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        """Keep a version, which the caller has seen in SQL, or let the newest be in force again."""
+        version, policy = PolicyPin.model_validate(raw).version, self._desk.policy
+        before = policy.orders.pinned
+        if version is None and before is None:
+            self._refuse(request, 409, "no policy version is pinned", "See 'sla policy list'")
+            return
+        self._desk.sql_worker.order_policy(policy.pin(version))
+        rows: Rows = [
+            audit_row(
+                who,
+                "policy-pin" if version else "policy-unpin",
+                str(version or before),
+                now_us,
+                before={"pinned": before},
+                after={"pinned": version},
+            )
+        ]
+        if version is None:
+            rows.append(("policies", {"version": before, "state": "in-force"}))
+        else:
+            rows.append(("policies", {"version": version, "state": "pinned"}))
+        self._when_durable(request, rows, {"pinned": version})
+
+    def _policy_rollback(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        expected, policy = PolicyRollback.model_validate(raw).version, self._desk.policy
+        version = policy.version
+        if not version:
+            self._refuse(request, 409, "no policy is in force", "See 'sla policy list'")
+            return
+        if expected not in (None, version):
+            problem = f"policy version {expected} is not in force, but version {version}"
+            self._refuse(request, 409, problem, "See 'sla policy list', and try again")
+            return
+        if policy.orders.pinned is not None:
+            problem = f"policy version {version} is pinned"
+            self._refuse(request, 409, problem, "Pin another one, or unpin it first: sla policy unpin")
+            return
+        self._desk.sql_worker.order_policy(policy.roll_back())
+        rows: Rows = [
+            audit_row(who, "policy-rollback", str(version), now_us, before={"version": version}),
+            ("policies", {"version": version, "state": "rolled-back"}),
+        ]
+        self._when_durable(request, rows, {"rolled_back": version})
+
+
+def _unknown_backend(backend: str, known: Collection[str]) -> tuple[str, str]:
+    near = ", ".join(difflib.get_close_matches(backend, known, 3)) or "'sla get volumes' names them"
+    return f"no backend {backend!r} is known", f"Near: {near}"
 
 
 def _applied(change: Change, documents: Collection[Loaded]) -> Body:

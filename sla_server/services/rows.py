@@ -9,9 +9,8 @@ import uuid
 from typing import Any, Final
 
 from pmdaemon import reserve
+from sla_server.rows import Row
 
-Row = dict[str, Any]
-Rows = list[tuple[str, Row]]
 NAMESPACE: Final = uuid.UUID("5d2b3f0e-6a57-4f0c-9d5b-3a9f1c7e8b21")
 
 

@@ -20,7 +20,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.messages.api import Snapshot
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.slice_history import Counts
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 
 SNAPSHOT_BYTES: Final = frame.MAX_FRAME_BYTES - 4096
@@ -28,7 +28,7 @@ EVENT_BYTES: Final = 32_768  # a violation's figures are some 2 KB, names of new
 BY_SLICES_ROWS: Final = 200
 """Objectives shown by their newest slice: those that control does not look at."""
 OTHERS_ROWS: Final = 1000
-"""Promises in one snapshot's ``others``: some 70 KB."""
+"""Promises in one snapshot's ``others``: some 120 KB."""
 LEFT_OUT_KNOWN: Final = 1000
 LEFT_OUT_US: Final = 60_000_000  # SQL is read more often
 Key = tuple[str, str]
@@ -40,7 +40,24 @@ _NOT_JUDGED: Final[Row] = {
     "budget_remaining": None,
     "budget_minutes_left": None,
     "slices": Counts().states(),
+    "target": None,
+    "burn_1h": None,
+    "alerts": [],
+    "good_s": None,
+    "bad_s": None,
 }
+_OTHERS_KEYS: Final = (
+    "compliance",
+    "coverage",
+    "budget_remaining",
+    "budget_minutes_left",
+    "target",
+    "burn_1h",
+    "alerts",
+    "good_s",
+    "bad_s",
+)
+"""What a row of ``others`` has after agreement, objective and state."""
 
 
 class _Known(NamedTuple):
@@ -123,14 +140,14 @@ class Shown:
         slas = []
         for row in (_with_slice(row, standings) for row in view["slas"]):
             standing = standings.get((row["name"], row["objective"]))
-            slas.append({**row, **(standing.snapshot() if standing is not None else _NOT_JUDGED)})
+            slas.append({**row, **_judged(standing)})
         promises: Sequence[Key] = view.get("promises", ())
         by_slices = [(key, s.shown) for key, s in standings.items() if s.shown is not None]
         if by_slices:
             live = {*promises, *((row["name"], row["objective"]) for row in slas)}
             by_slices = [(key, row) for key, row in by_slices if key not in live]
         by_slices.sort(key=lambda entry: entry[1]["state"] not in ("violating", "at-risk"))
-        rows = ({**row, **standings[key].snapshot()} for key, row in by_slices[:BY_SLICES_ROWS])
+        rows = ({**row, **_judged(standings[key])} for key, row in by_slices[:BY_SLICES_ROWS])
         slas += sorted(rows, key=lambda row: (row["name"], row["objective"]))
         more = by_slices[BY_SLICES_ROWS:]
         known = _Known(
@@ -161,19 +178,31 @@ class Shown:
         shown: Collection[Key],
         standings: Mapping[Key, ObjectiveStatus],
     ) -> list[list[Any]]:
-        """Those without a row: [agreement, objective, state, compliance, coverage, budget left]."""
+        """Those without a row: [agreement, objective, state] and the values of ``_OTHERS_KEYS``."""
         first = self._next_other if self._next_other < len(known.keys) else 0
         self._next_other = last = first + OTHERS_ROWS
         found: list[list[Any]] = []
         for key, state in zip(known.keys[first:last], known.states[first:last], strict=True):
             if key in shown:
                 continue
-            standing = standings.get(key)
-            ratios: tuple[float | None, ...] = (None, None, None)
-            if standing is not None:
-                ratios = standing.compliance, standing.coverage, standing.budget.remaining_ratio
-            found.append([*key, state, *ratios])
+            judged = _judged(standings.get(key))
+            found.append([*key, state, *(judged[name] for name in _OTHERS_KEYS)])
         return found
+
+
+def _judged(standing: ObjectiveStatus | None) -> Row:
+    """What the judge adds to an objective; ``good_s`` and ``bad_s`` only grow until services restart."""
+    if standing is None:
+        return _NOT_JUDGED
+    good_us, bad_us = standing.judged_us
+    return {
+        **standing.snapshot(),
+        "target": standing.target,
+        "burn_1h": round(standing.burn_1h, 4),
+        "alerts": sorted(standing.alerts),
+        "good_s": good_us // 1_000_000,
+        "bad_s": bad_us // 1_000_000,
+    }
 
 
 def _why_not_shown(row: Row, now_us: int) -> str | None:

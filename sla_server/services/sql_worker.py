@@ -22,12 +22,13 @@ from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.stop import Stop
 from sla_server.ownership import Ownership, VolumeClaim
+from sla_server.rows import Row, Rows
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.costs import Fit, NewestFits
 from sla_server.services.judging.judge import Judge, Judgement
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.services.rows import audit_row, event_row
 from sla_server.services.store import SqlReads
 
 log = structlog.get_logger("sql-worker")
@@ -39,7 +40,24 @@ MORE_S: Final = 0.1
 WAY_S: Final = 0.1
 """The longest wait for the mail at a time: at 128 slices between two, 64,000 are judged within a minute."""
 HOUR_S: Final = 3600
+IN_FORCE: Final = ("in-force", "pinned")
+"""States of the one policy in force (docs/formats/sql.md)."""
 FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOrders:
+    """What operators want of policies.
+
+    Attributes:
+        number: counts changes of the orders since the process started
+        pinned: the version to keep, whatever is published
+        withdrawn: rolled back since the process started; SQL says it, too, a moment later
+    """
+
+    number: int = 0
+    pinned: int | None = None
+    withdrawn: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +65,13 @@ class PublishedPolicy:
     """The policy that should be in force in this hour; None if none was ever published.
 
     Attributes:
-        version: of the policy
+        version: of the policy; 0: none, those that were published are rolled back
         published: it is not in force in SQL yet
         hour_of_week: 0 = Monday 00 UTC
         caps: volume to cost rate, None for no cap
         coming, coming_us: the same of the hour after it, and when that hour begins
         costs: what an I/O costs, by backend
+        orders: number of the orders it follows
     """
 
     version: int
@@ -62,6 +81,7 @@ class PublishedPolicy:
     coming: dict[str, float | None] = field(default_factory=dict)
     coming_us: int = 0
     costs: dict[str, Fit] = field(default_factory=dict)
+    orders: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ class SqlWorker:
         self._store = store
         self._config = config
         self._clock = clock
-        self._judge = Judge(store, config.judge_late_s, self._breathe)
+        self._judge = Judge(store, config.judge_late_s, self._yield_to_main_loop)
         self._is_open = ownership == "open"
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -99,6 +119,7 @@ class SqlWorker:
         self._way_is_free.set()
         self._catalog: Catalog | None = None
         self._policy_wanted = True
+        self._policy_orders = PolicyOrders()
         self._policy_at_ns = 0
         self._policy_hour = -1
         self._trouble = ""
@@ -116,20 +137,26 @@ class SqlWorker:
         with self._lock:
             self._catalog = catalog
 
-    def look_for_policy(self) -> None:
+    def request_policy(self) -> None:
         """Look for a new policy version at once. Thread: any."""
         with self._lock:
             self._policy_wanted = True
         self._wake.set()
 
-    def give_way(self, *, to_mail: bool) -> None:
+    def order_policy(self, orders: PolicyOrders) -> None:
+        """Follow other orders from the next look on, which is at once. Thread: any."""
+        with self._lock:
+            self._policy_orders = orders
+        self.request_policy()
+
+    def yield_to_main_loop(self, *, to_mail: bool) -> None:
         """Let the main loop go first while more mail waits than it takes at once. Thread: any."""
         if to_mail:
             self._way_is_free.clear()
         else:
             self._way_is_free.set()
 
-    def _breathe(self) -> None:
+    def _yield_to_main_loop(self) -> None:
         watchdog.beat(LOOK_LIMIT_S)
         self._way_is_free.wait(WAY_S)
 
@@ -137,7 +164,7 @@ class SqlWorker:
         """The thread ``sv-sql``; ``wake`` ends its sleep early."""
         while not stop.is_set():
             watchdog.beat(LOOK_LIMIT_S)
-            self.look()
+            self.poll()
             self._wake.wait(self.pause_s)
             self._wake.clear()
 
@@ -150,28 +177,28 @@ class SqlWorker:
         """End the sleep: the process stops. Thread: any."""
         self._wake.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """One look; failures of the database are logged, not raised."""
         try:
-            self.found.put(self._look(self._clock.unix_us()))
+            self.found.put(self._read(self._clock.unix_us()))
         except SlaError as exc:
             if not exc.retryable:
                 raise
-            self._note_away(exc)
+            self._record_away(exc)
         else:
             if self._trouble and not self._interrupted:
                 self._trouble = ""
                 log.info("database-back")
 
-    def _note_away(self, error: SlaError) -> None:
+    def _record_away(self, error: SlaError) -> None:
         if not self._trouble:
             log.warning("database-away", error=str(error), effect="slices and policies wait; control goes on")
         self._trouble = str(error)
 
-    def _look(self, now_us: int) -> SqlState:
+    def _read(self, now_us: int) -> SqlState:
         with self._lock:
             catalog, self._catalog = self._catalog, None
-            policy_wanted = self._policy_wanted
+            policy_wanted, orders = self._policy_wanted, self._policy_orders
         if catalog is not None:
             try:
                 self._judge.set_agreements(catalog.judged(), now_us)
@@ -185,14 +212,14 @@ class SqlWorker:
         )
         claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
-        policy = self._look_at_policies(now_us) if policy_due else None
+        policy = self._read_policies(orders, now_us) if policy_due else None
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
         judgement = self._judge.run(now_us)
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
-            self._note_away(judgement.interrupted)
+            self._record_away(judgement.interrupted)
         self._claims_version = max((claim.version for claim in claims), default=self._claims_version)
         return SqlState(judgement, processes, events, policy_due, policy, claims)
 
@@ -200,21 +227,23 @@ class SqlWorker:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns
         return waited_ns >= self._config.policy_look_s * 1e9 or hour_of_week(now_us) != self._policy_hour
 
-    def _look_at_policies(self, now_us: int) -> PublishedPolicy | None:
-        rows = self._store.policies()
+    def _read_policies(self, orders: PolicyOrders, now_us: int) -> PublishedPolicy | None:
         hour = hour_of_week(now_us)
-        in_force = max((row["version"] for row in rows if row["state"] == "in-force"), default=0)
-        newest = max((row["version"] for row in rows if row["state"] == "published"), default=0)
-        version = max(in_force, newest)
-        look = None
-        if version:
+        chosen = None if orders.pinned is None else self._store.policy(orders.pinned)
+        if chosen is None:  # or the pinned one is of a database that was restored since
+            chosen = self._store.usable_policy(orders.withdrawn)
+        look = None if not orders.number else PublishedPolicy(0, False, hour, {}, orders=orders.number)
+        if chosen is not None:
+            version = int(chosen["version"])
+            rows = self._store.policies()
             caps = self._store.policy_caps(version, hour)
             coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
             coming = self._store.policy_caps(version, hour_of_week(coming_us))
             costs = self._fits.up_to(version, rows, self._store.policies)
-            look = PublishedPolicy(version, version > in_force, hour, caps, coming, coming_us, costs)
+            is_new = chosen["state"] not in IN_FORCE
+            look = PublishedPolicy(version, is_new, hour, caps, coming, coming_us, costs, orders.number)
         with self._lock:
-            self._policy_wanted = False
+            self._policy_wanted = self._policy_orders is not orders
         self._policy_at_ns = self._clock.monotonic_ns()
         self._policy_hour = hour
         return look
@@ -224,34 +253,60 @@ class SqlWorker:
 
 
 class PolicyInForce:
-    """See the module. ``version`` is 0 before the first policy. Belongs to the main loop."""
+    """See the module. ``version`` is 0 before the first policy. Belongs to the main loop.
 
-    def __init__(self, version: int, applied_us: int) -> None:
+    Attributes:
+        orders: what operators want now; a look that followed others is of the past
+    """
+
+    def __init__(self, version: int, applied_us: int, pinned: int | None = None) -> None:
         self.version = version
+        self.orders = PolicyOrders(pinned=pinned)
         self._applied_us = applied_us
+        self._followed = 0  # number of the orders under which the version was chosen
         self._handed: tuple[int, int] | None = None
 
-    def look(self, found: PublishedPolicy, controller: Controller, now_us: int) -> Rows:
+    def pin(self, version: int | None) -> PolicyOrders:
+        """Keep this version, which is rolled back no more; None: the newest one again."""
+        withdrawn = self.orders.withdrawn - {version}
+        self.orders = PolicyOrders(self.orders.number + 1, version, withdrawn)
+        return self.orders
+
+    def roll_back(self) -> PolicyOrders:
+        """Never again the version in force, unless it is pinned."""
+        withdrawn = self.orders.withdrawn | {self.version}
+        self.orders = PolicyOrders(self.orders.number + 1, None, withdrawn)
+        return self.orders
+
+    def apply(self, found: PublishedPolicy, controller: Controller, now_us: int) -> Rows:
         """Put a newer version, or the caps of a new hour, in force; returns what to record.
 
         A look that read SQL before our own record arrived there still says ``published``; the version tells.
         """
-        if found.version < self.version:
+        orders = self.orders
+        if found.orders != orders.number or (
+            found.version < self.version and self._followed == orders.number  # a database that was restored
+        ):
             return []
+        self._followed = orders.number
         if self._handed != (found.version, found.hour_of_week):
             self._handed = (found.version, found.hour_of_week)
-            controller.set_policy_caps(found.version, found.caps)
+            controller.set_policy_caps(found.version or None, found.caps)
             controller.set_coming_caps(found.coming, found.coming_us)
         if found.version == self.version:
             return []
         before, self.version, self._applied_us = self.version, found.version, now_us
-        if not found.published:
+        if not found.published and found.version:
             return []
         capped = sum(cap is not None for cap in found.caps.values())
         text = f"policy version {found.version} is in force; volumes that it caps this hour: {capped}"
+        if not found.version:
+            text = f"no policy is in force: version {before} was rolled back, and there is none before it"
+        is_pinned = orders.pinned == found.version
+        states = [{"version": found.version, "state": "pinned" if is_pinned else "in-force"}]
         details = {"version": found.version, "before": before or None, "capped_now": capped}
         return [
-            ("policies", {"version": found.version, "state": "in-force"}),
+            *(("policies", state) for state in states if found.version),
             event_row("policy-applied", "info", "policy", str(found.version), text, now_us, details),
             audit_row(
                 "services",
@@ -259,10 +314,13 @@ class PolicyInForce:
                 str(found.version),
                 now_us,
                 before={"version": before or None},
-                after={"version": found.version},
+                after={"version": found.version or None},
             ),
         ]
 
     def shown(self) -> Row | None:
         """For the live snapshot."""
-        return {"version": self.version, "applied_us": self._applied_us} if self.version else None
+        if not self.version:
+            return None
+        pinned = self.orders.pinned
+        return {"version": self.version, "applied_us": self._applied_us, "pinned": pinned == self.version}

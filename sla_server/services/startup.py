@@ -13,11 +13,12 @@ from typing import Final
 from pmdaemon.runtime.clock import Clock
 from sla_server.agreements.thresholds import CGROUP_PREFIX, GROUP_PREFIX, HOST_PREFIX, QEMU_PREFIX
 from sla_server.ownership import VolumeClaim
+from sla_server.rows import Row, Rows
 from sla_server.services import catalog as catalogs
 from sla_server.services.catalog import Catalog
 from sla_server.services.control.windows import RETIRED_S
-from sla_server.services.requests import BACKEND_MODES
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.requests import BACKEND_MODES, POLICY_MODE
+from sla_server.services.rows import event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
 from sla_server.storage_resources.pools import DAY_US, StoredPools
@@ -54,6 +55,8 @@ class Start:
         awaited: gateway_id to name of all that were not known to be lost: they should come back
         rows: to record: what was noticed while reading
         policy_version: 0 if none was ever in force
+        policy_pinned: that version, if it is pinned
+        policy_mode, policy_modes: where caps of policies hold; "" if it was never set
         claims: of gateways to volumes
         pools: of storage, as they were stored last
     """
@@ -67,8 +70,11 @@ class Start:
     rows: Rows = field(default_factory=list)
     mode: str = "observe"
     backend_modes: dict[str, str] = field(default_factory=dict)
+    policy_mode: str = ""
+    policy_modes: dict[str, str] = field(default_factory=dict)
     claims: list[VolumeClaim] = field(default_factory=list)
     policy_version: int = 0
+    policy_pinned: int | None = None
     policy_applied_us: int = 0
     rollup_s: int = 60
     pools: StoredPools = field(default_factory=StoredPools)
@@ -99,10 +105,11 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
     catalog, problems = catalogs.from_rows(store.agreements(), names, now_us, store.documents())
     mode_row = store.last_audit("mode")
     mode = (mode_row["after"] or {}).get("mode") if mode_row is not None else default_mode
-    policies = [row for row in store.policies() if row["state"] == "in-force"]
-    version = max((row["version"] for row in policies), default=0)
+    policy = store.policy_in_force() or {"version": 0, "state": ""}
+    version = policy["version"]
     applied = store.last_audit("policy-applied") if version else None
     gateways = store.gateways()
+    stage = store.last_audit(POLICY_MODE)
     return Start(
         catalog=catalog,
         gateways=_gateways(gateways, store.streams(), volumes, now_us),
@@ -113,7 +120,10 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         rows=problems,
         mode=mode if mode in MODES else default_mode,
         backend_modes=_backend_modes(store.last_audit(BACKEND_MODES)),
+        policy_mode=(stage["after"] or {}).get("mode", "") if stage is not None else "",
+        policy_modes=_backend_modes(stage),
         policy_version=version,
+        policy_pinned=version if policy["state"] == "pinned" else None,
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from sla_server.db.config import DatabaseConfig
-from sla_server.db.queries.reader import Row, SliceInputs, SqlReader, open_reader
+from sla_server.db.queries.reader import SliceInputs, SqlReader, open_reader
+from sla_server.rows import Row
 from sla_server.storage_resources.pools import DAY_US, StoredPools
 
-__all__ = ["Row", "SliceInputs", "SqlReads", "open_store"]
+__all__ = ["SliceInputs", "SqlReads", "open_store"]
 
 _STREAM_KEYS: Final = ("stream_id", "gateway_id", "volume", "client", "backend", "first_seen_us")
 _AUDIT_PAGE: Final = 500
@@ -127,6 +128,18 @@ class SqlReads:
     def policies(self, before: int | None = None) -> list[Row]:
         """20 policy versions with their reports, the newest first; only those before a version, if given."""
         return self._reader.policies(limit=20, before=before)
+
+    def policy(self, version: int) -> Row | None:
+        """One policy version."""
+        return self._reader.policy(version)
+
+    def usable_policy(self, but: Collection[int] = ()) -> Row | None:
+        """Version and state of the newest policy that may be in force, but for some versions."""
+        return self._reader.usable_policy(but)
+
+    def policy_in_force(self) -> Row | None:
+        """Version and state of the policy in force."""
+        return self._reader.policy_in_force()
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""

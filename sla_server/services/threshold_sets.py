@@ -22,7 +22,8 @@ from sla_server.agreements.thresholds import (
     threshold_set,
     touched_by,
 )
-from sla_server.services.rows import Row, event_row
+from sla_server.rows import Row
+from sla_server.services.rows import event_row
 
 MOST_SETS: Final = 512
 """Sets compiled between two ticks: some 60 ms, so a fleet that registers at once has its sets within 2 s."""

@@ -26,7 +26,8 @@ from sla_server.ownership import (
     VolumeOwners,
     pending_text,
 )
-from sla_server.services.rows import Row, Rows, audit_row, event_row
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import audit_row, event_row
 
 PROBLEM: Final = "volumes"
 MOST_PROBLEMS: Final = 10
@@ -121,7 +122,7 @@ class VolumeGate:
             shown = {row["volume"]: row["backend"] for row in known.waiting.values()}
             self.owners.show(gateway_id, name, shown, now_us, exports=False)
         self._changed.pop(gateway_id, None)
-        return self._look(gateway_id, known)
+        return self._admit(gateway_id, known)
 
     def streams(self, gateway_id: str, rows: Iterable[Row], now_us: int) -> list[Row]:
         """Streams of a gateway; those that count."""
@@ -165,9 +166,9 @@ class VolumeGate:
         changed, self._changed = self._changed, {}
         for gateway_id in changed:
             if (known := self._gateways.get(gateway_id)) is not None:
-                yield self._look(gateway_id, known)
+                yield self._admit(gateway_id, known)
 
-    def _look(self, gateway_id: str, known: _Announced) -> GatewayChange:
+    def _admit(self, gateway_id: str, known: _Announced) -> GatewayChange:
         exports = []
         for export in known.exports:
             backend = self.owners.admitted(gateway_id, export["volume"], export["backend"])

@@ -1,10 +1,8 @@
 """Errors of the simulator, each with what to do next.
 
 SlaError (pmdaemon.errors)
-└── SimulationError       65  what should be simulated is wrong
-    ├── BadTrace          65  a line of a trace
-    ├── BadSetup          65  a document, a load, a device or a policy
-    ├── TooManyIos        65  more than the limit; would take too long
+└── SimulationError       65  a trace, a document, a load, a device or a policy is wrong, or has too many I/Os
+    ├── TooManyIos        65  more than the limit; the back-test leaves such a backend out
     └── NothingStored     66  no statistics of that time
 """
 
@@ -14,21 +12,9 @@ from pmdaemon.errors import SlaError
 
 
 class SimulationError(SlaError):
-    """Root: what should be simulated is wrong."""
+    """What should be simulated is wrong; ``where`` names a file, a line, a key or an option."""
 
     exit_status = 65  # EX_DATAERR
-
-
-class BadTrace(SimulationError):
-    """A line of a trace cannot be read."""
-
-    def __init__(self, path: str, line: int, problem: str, fix: str) -> None:
-        self.path, self.line = path, line
-        super().__init__(f"{path}: line {line}: {problem}. {fix}")
-
-
-class BadSetup(SimulationError):
-    """A document, a load, a device or a policy is wrong."""
 
     def __init__(self, where: str, problem: str, fix: str = "") -> None:
         self.where = where
@@ -36,10 +22,10 @@ class BadSetup(SimulationError):
 
 
 class TooManyIos(SimulationError):
-    """More I/Os than ``--most-ios``."""
+    """More I/Os than ``--most-ios``: it would take too long."""
 
     def __init__(self, ios: int, limit: int, fix: str) -> None:
-        super().__init__(f"{ios:,} I/Os are more than --most-ios {limit:,}. {fix}")
+        super().__init__("--most-ios", f"{ios:,} I/Os are more than {limit:,}", fix)
 
 
 class NothingStored(SimulationError):

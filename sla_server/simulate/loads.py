@@ -135,6 +135,8 @@ class IoLog:
     def __init__(self) -> None:
         self.at, self.latency = array("d"), array("d")
         self.size, self.is_write = array("q"), array("b")
+        self.held_back = 0
+        """Requests that a throttle let wait, of those that were answered."""
 
     def begin(self, now: float, size_bytes: int, is_write: bool) -> int:
         """A request arrives; returns its number. Its latency is infinite until it is answered."""
@@ -206,7 +208,9 @@ class Application:
         def done(end: float) -> None:
             self.outstanding -= 1
             self.log.latency[number] = end - now
+            self.log.held_back += io.sent > io.arrived
             if then is not None:
                 then()
 
-        self.gateway.submit(Io(self.volume, now, done, 0.0, self.client, size_bytes, is_write))
+        io = Io(self.volume, now, done, 0.0, self.client, size_bytes, is_write)
+        self.gateway.submit(io)

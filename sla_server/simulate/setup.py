@@ -8,7 +8,7 @@ A policy (``--policy``) is
 JSON: ``{"caps": [{"volume", "hour_of_week", "cost_per_s"}]}``, as ``GET /api/v1/policies/VERSION/caps``
 answers, or the bare list.
 
-Pure but for reading files. Raises ``BadSetup`` with file, key and value; nothing is guessed.
+Pure but for reading files. Raises ``SimulationError`` with file, key and value; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sla_server.agreements.promise import InForce, Promise, VolumeClass, classes
 from sla_server.services.control.simulation import BACKEND, CLIENT
 from sla_server.services.plans import Plans
 from sla_server.simulate.device import DeviceModel
-from sla_server.simulate.errors import BadSetup
+from sla_server.simulate.errors import SimulationError
 from sla_server.simulate.loads import NAME, Load
 
 SETUP_FILE: Final = "simulation.yaml"
@@ -141,11 +141,13 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
     """Agreements and ``simulation.yaml`` of a directory.
 
     Raises:
-        BadSetup: a file is wrong, or there is no agreement.
+        SimulationError: a file is wrong, or there is no agreement.
         OSError: it cannot be read.
     """
     if not directory.is_dir():
-        raise BadSetup(str(directory), "is not a directory", "--slas names a directory with agreements")
+        raise SimulationError(
+            str(directory), "is not a directory", "--slas names a directory with agreements"
+        )
     setup, found = SetupFile(), dict[str, tuple[str, Agreement]]()
     plans = Plans()
     for path in sorted(p for p in directory.iterdir() if p.suffix in (".yaml", ".yml")):
@@ -155,17 +157,17 @@ def read_directory(directory: Path) -> tuple[Contract, SetupFile]:
         try:
             loaded = load_documents(path.read_text(encoding="utf-8-sig"), ROLLUP_S)
         except UnicodeDecodeError as exc:
-            raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
+            raise SimulationError(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
         except AgreementsRefused as exc:
-            raise BadSetup(str(path), "\n  ".join(["refused", *map(str, exc.problems)])) from exc
+            raise SimulationError(str(path), "\n  ".join(["refused", *map(str, exc.problems)])) from exc
         plans = _with_documents(plans, [item.document for item in loaded])
         for agreement in (item.document for item in loaded if isinstance(item.document, Agreement)):
             if agreement.name in found:
                 other = found[agreement.name][0]
-                raise BadSetup(str(path), f"agreement {agreement.name} is in {other}, too", "Keep one")
+                raise SimulationError(str(path), f"agreement {agreement.name} is in {other}, too", "Keep one")
             found[agreement.name] = path.name, agreement
     if not found:
-        raise BadSetup(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
+        raise SimulationError(str(directory), "holds no agreement (*.yaml)", "See docs/formats/agreement.md")
     agreements = [agreement for _, agreement in found.values()]
     _check(directory, agreements, plans)
     return contract_of(agreements, plans), setup
@@ -187,19 +189,19 @@ def _check(directory: Path, agreements: Sequence[Agreement], plans: Plans) -> No
         hours = agreement.spec.service_hours
         if hours is not None and hours.is_named and hours.calendar not in plans.calendar_names():
             problem = f"agreement {agreement.name} names the calendar {hours.calendar}, which is not in it"
-            raise BadSetup(str(directory), problem, "Put the Calendar document beside the agreements")
+            raise SimulationError(str(directory), problem, "Put the Calendar document beside the agreements")
     others = _others(InForce(agreement, 1, 0) for agreement in agreements)
     if others and len(others) == sum(len(agreement.judged) for agreement in agreements):
         names = ", ".join(f"{promise.sla}/{promise.objective} ({promise.metric})" for promise in others)
         problem = f"holds no latency at a percentile, which alone is simulated, but {names}"
-        raise BadSetup(str(directory), problem, "Add such an objective")
+        raise SimulationError(str(directory), problem, "Add such an objective")
 
 
 def read_device(path: Path) -> DeviceModel:
     """A device from a YAML or TOML file.
 
     Raises:
-        BadSetup: it is wrong.
+        SimulationError: it is wrong.
         OSError: it cannot be read.
     """
     if path.suffix != ".toml":
@@ -207,14 +209,14 @@ def read_device(path: Path) -> DeviceModel:
     try:
         return _validated(DeviceModel, tomllib.loads(path.read_text(encoding="utf-8-sig")), str(path))
     except (ValueError, RecursionError) as exc:
-        raise BadSetup(str(path), f"is not TOML: {exc}") from None
+        raise SimulationError(str(path), f"is not TOML: {exc}") from None
 
 
 def check_placement(streams: Iterable[Stream]) -> None:
     """See that a volume is on one backend at each gateway.
 
     Raises:
-        BadSetup: it is on two.
+        SimulationError: it is on two.
     """
     backends: dict[tuple[str, str], str] = {}
     for stream in streams:
@@ -222,7 +224,7 @@ def check_placement(streams: Iterable[Stream]) -> None:
         if known != stream.backend:
             where = f"volume {stream.volume} at gateway {stream.gateway}"
             problem = f"is on two backends, {known} and {stream.backend}"
-            raise BadSetup(where, problem, "Give its loads the same backend, or different gateways")
+            raise SimulationError(where, problem, "Give its loads the same backend, or different gateways")
 
 
 def check_clients(contract: Contract, unnamed: Iterable[Stream]) -> None:
@@ -233,7 +235,7 @@ def check_clients(contract: Contract, unnamed: Iterable[Stream]) -> None:
         unnamed: streams whose trace does not say whose they are.
 
     Raises:
-        BadSetup: what was promised to some clients would be promised to no request, or to all.
+        SimulationError: what was promised to some clients would be promised to no request, or to all.
     """
     for stream in unnamed:
         for each in contract.classes:
@@ -245,14 +247,14 @@ def check_clients(contract: Contract, unnamed: Iterable[Stream]) -> None:
                 f"Say whose its requests are with streams: {{{stream.volume}: {{client: NAME}}}} in "
                 f"{SETUP_FILE}, or give a trace with the column client"
             )
-            raise BadSetup(f"volume {stream.volume}", problem, fix)
+            raise SimulationError(f"volume {stream.volume}", problem, fix)
 
 
 def parse_load(text: str) -> Load:
     """A load of the command line: ``volume=greedy,shape=square,depth=32``.
 
     Raises:
-        BadSetup: it is wrong.
+        SimulationError: it is wrong.
     """
     where, tree = f"--load {text}", dict[str, str]()
     for part in text.split(","):
@@ -261,8 +263,10 @@ def parse_load(text: str) -> Load:
             last = list(tree)[-1] if tree else ""
             if last and part.isdecimal() and tree[last].isdecimal():
                 problem = f"{last}={tree[last]},{part}: a comma ends a value"
-                raise BadSetup(where, problem, f"Write {last}={tree[last]}{part}")
-            raise BadSetup(where, f"{part!r} is not key=value", "Write for example volume=greedy,depth=32")
+                raise SimulationError(where, problem, f"Write {last}={tree[last]}{part}")
+            raise SimulationError(
+                where, f"{part!r} is not key=value", "Write for example volume=greedy,depth=32"
+            )
         tree[key.strip()] = value.strip()
     return _validated(Load, tree, where)
 
@@ -271,21 +275,21 @@ def read_policy(path: Path) -> dict[int, dict[str, float | None]]:
     """Hour of the week (0 = Monday 00 UTC) to volume to cost rate (None: no cap).
 
     Raises:
-        BadSetup: it is wrong.
+        SimulationError: it is wrong.
         OSError: it cannot be read.
     """
     try:
         tree = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as exc:
-        raise BadSetup(str(path), f"is not JSON: {exc}") from None
+        raise SimulationError(str(path), f"is not JSON: {exc}") from None
     rows = tree
     if isinstance(tree, dict):
         if tree.get("next"):
-            raise BadSetup(str(path), "is one page of several", "Ask for it with a larger limit")
+            raise SimulationError(str(path), "is one page of several", "Ask for it with a larger limit")
         rows = next((tree[key] for key in ("caps", "items", "rows") if key in tree), None)
     if not isinstance(rows, list) or not rows:
         fix = "Write a list of {volume, hour_of_week, cost_per_s}"
-        raise BadSetup(str(path), "holds no list of caps", fix)
+        raise SimulationError(str(path), "holds no list of caps", fix)
     caps: dict[int, dict[str, float | None]] = {}
     for number, row in enumerate(rows):
         kept = (
@@ -300,11 +304,11 @@ def _tree(path: Path) -> Any:
     try:
         tree = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as exc:
-        raise BadSetup(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
+        raise SimulationError(str(path), f"is not UTF-8 ({exc.reason} at byte {exc.start})") from None
     except NOT_YAML as exc:
         problem = syntax_problem(exc)
         line = f"line {problem.line}: " if problem.line else ""
-        raise BadSetup(str(path), f"{line}{problem.problem}", problem.fix) from None
+        raise SimulationError(str(path), f"{line}{problem.problem}", problem.fix) from None
     return {} if tree is None else tree
 
 
@@ -314,7 +318,7 @@ def _validated(model: type[Model], tree: Any, where: str) -> Model:
     except ValidationError as exc:
         problem = describe(exc).replace("(whole file): ", "")
         problem = problem.replace(f"does not have the form {NAME}", _NO_NAME)
-        raise BadSetup(where, problem, "See docs/operations/simulate.md") from None
+        raise SimulationError(where, problem, "See docs/operations/simulate.md") from None
 
 
 _NO_NAME: Final = "is not a name (letters, digits and . _ : @ -, at most 128)"

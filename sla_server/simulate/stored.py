@@ -119,6 +119,7 @@ def stored_plan(
     servers: int | None = None,
     device: DeviceModel | None = None,
     every: bool = False,
+    sample: bool = False,
 ) -> Plan:
     """A plan that replays slots.
 
@@ -130,14 +131,17 @@ def stored_plan(
         servers: of each device; None: fitted.
         device: for all backends; None: fitted.
         every: simulate quiet slots, too.
+        sample: instead of refusing too many I/Os, leave out spans, evenly.
 
     Raises:
         NothingStored: no I/O in that time.
-        TooManyIos: choose a shorter time.
+        SimulationError: too many I/Os; choose a shorter time.
     """
     slots = found.slots
     if not len(slots["slot_us"]) or not slots["arrived"].any():
-        raise NothingStored("no I/O is stored of that time. See sla get volumes, and choose a longer time")
+        raise NothingStored(
+            "--stored", "no I/O is stored of that time", "See sla get volumes, and choose a longer time"
+        )
     second = (slots["slot_us"] - from_us) // 1_000_000
     numbers = np.unique(slots["stream_id"]).tolist()
     streams = {number: Stream(**found.streams[number]) for number in numbers if number in found.streams}
@@ -151,10 +155,9 @@ def stored_plan(
     if not chosen:
         chosen = _busiest(second, slots["arrived"])
     spans = _spans(chosen, 0 if every else MARGIN, found.slot_s, int(second.max()) + found.slot_s)
-    inside = np.zeros(len(second), dtype=bool)
-    for first, last in spans:
-        inside |= (second >= first) & (second < last)
-    expected = int(slots["arrived"][inside].sum())
+    if sample:
+        spans = _sampled(spans, second, slots["arrived"], most_ios, found.slot_s)
+    expected = sum(_ios(span, second, slots["arrived"]) for span in spans)
     if expected > most_ios:
         raise TooManyIos(expected, most_ios, "Choose a shorter time with --stored and --until")
     feeds = list(_feeds(slots, second, streams, found.slot_s))
@@ -233,6 +236,24 @@ def _spans(starts: Sequence[int], margin: int, slot_s: int, end: int) -> list[tu
         else:
             spans.append((float(first), float(last)))
     return spans
+
+
+def _ios(span: tuple[float, float], second: Ints, arrived: Ints) -> int:
+    return int(arrived[(second >= span[0]) & (second < span[1])].sum())
+
+
+def _sampled(
+    spans: Sequence[tuple[float, float]], second: Ints, arrived: Ints, most_ios: int, slot_s: int
+) -> list[tuple[float, float]]:
+    """Every n-th span, n as small as the limit allows; if one alone is too much, what fits of its begin."""
+    ios = [_ios(span, second, arrived) for span in spans]
+    for step in range(1, len(spans) + 1):
+        if sum(ios[::step]) <= most_ios:
+            return list(spans[::step])
+    first, last = spans[0]
+    while last - first > slot_s and _ios((first, last), second, arrived) > most_ios:
+        last -= slot_s
+    return [(first, last)]
 
 
 # The device.

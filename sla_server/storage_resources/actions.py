@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import event_row, identity
 from sla_server.storage_resources.config import StorageCommand, StorageConfig
 from sla_server.storage_resources.pools import DAY_US, PoolState, is_stale
 from sla_server.storage_resources.watermarks import LEVELS

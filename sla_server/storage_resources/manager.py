@@ -18,7 +18,8 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import DocumentProblem
 from sla_server.agreements.load import Loaded
 from sla_server.agreements.selectors import matches
-from sla_server.services.rows import Rows, event_row
+from sla_server.rows import Rows
+from sla_server.services.rows import event_row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.pools import SERVER, PoolForecast, PoolState, StoragePools, StoredPools

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple
 
 from pmdaemon.space.words import shown_bytes
 from pmdaemon.wire.messages.space import Space
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.rows import Row, Rows
+from sla_server.services.rows import event_row, identity
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.forecast import Forecast
 from sla_server.storage_resources.watermarks import CRITICAL, OK, WARN, Marks, next_level

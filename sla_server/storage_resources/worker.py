@@ -23,7 +23,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.commands import CommandFailed, CommandRunner
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.stop import Stop
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 from sla_server.services.store import SqlReads
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.forecast import DAY_US, MOST_DAYS, forecast, growth_spike

@@ -528,10 +528,42 @@ class FakeSource:
         hour_of_week: int | None = None,
         limit: int | None = None,
         after: str | None = None,
+        volume: str | None = None,
     ) -> list[dict[str, Any]]:
         self._row("policy_caps", version, hour_of_week, limit, after)
         row = {"version": 3, "volume": "batch", "hour_of_week": 0, "cost_per_s": 300.0}
-        return [row] if version == 3 and after is None else []
+        row |= {"demand_p50": 200.0, "demand_p95": 450.0}
+        is_meant = version == 3 and after is None and volume in (None, "batch")
+        return [row] if is_meant else []
+
+    def policy(self, version: int) -> dict[str, Any] | None:
+        return next((row for row in self.policies() if row["version"] == version), None)
+
+    def policy_changes(
+        self, before: int, after: int, limit: int, after_volume: str = ""
+    ) -> list[dict[str, Any]]:
+        self._row("policy_changes", before, after, limit, after_volume)
+        row = {"volume": "batch", "hours": 2, "added": 1, "removed": 0, "lowered": 1, "raised": 0}
+        row |= {"lowest_before": 400.0, "lowest_after": 300.0}
+        return [] if before == after else [row]
+
+    def jobs(self, limit: int = 100, before: str | None = None) -> list[dict[str, Any]]:
+        self._row("jobs", limit, before)
+        return [
+            {
+                "job_id": "j-1",
+                "kind": "policy",
+                "state": "done",
+                "who": "ann",
+                "text": "it helps",
+                "started_us": NOW_US,
+                "ended_us": NOW_US + 12_000_000,
+                "exit_status": 0,
+                "rows": 84_000,
+                "version": 3,
+                "cursor": f"{NOW_US}:j-1",
+            }
+        ][:limit]
 
     def inbox(self, limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
         self._row("inbox", limit, before, wanted)
@@ -642,6 +674,11 @@ class FakeSource:
         self._row("episodes_until", name, objective, at_us)
         return []
 
+    def sizes(self) -> dict[str, Any]:
+        self._row("sizes")
+        tables = [{"table": "events", "rows": 25, "has_more": False, "bytes": None}]
+        return {"kind": "sqlite", "bytes": 4096, "tables": tables}
+
     def totals(self) -> dict[str, Any]:
         self._row("totals")
         return {"reads": 1, "writes": 2, "streams": 1, "gateways": 1, "volumes": 1}
@@ -750,15 +787,17 @@ def make_context(
         mailbox.post("services", message)
 
     operations = Operations(post, used, wait_s=settings.request_wait_s)
+    rows = source or FakeSource()
+    box = MailboxCollector(mailbox.name, mailbox.stats)
     return AppContext(
         config=settings,
         token=TOKEN,
-        source=source or FakeSource(),
+        source=rows,
         live=live,
         operations=operations,
         guard=Guard(TOKEN, settings.allowed_hosts),
         logins=Logins(used),
-        metrics=Metrics(live, operations, MailboxCollector(mailbox.name, mailbox.stats)),
+        metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",
     )

@@ -17,13 +17,18 @@ from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingT
 LIMIT_S = 60.0
 
 
+def put_in_force(folder: Path, documents: str) -> None:
+    """These documents from now on, as ``sla apply`` does."""
+    held = [NotificationInForce(each.document, 1, 0) for each in load_documents(documents, 60)]
+    assert RoutingFile(folder / "data").publish(RoutingTable.of(held, {}))
+
+
 @contextmanager
 def delivering(folder: Path, documents: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run it until the end of the block; its data are in ``folder/data``, its state in ``folder/run``."""
     for part in (folder / "data" / "events" / "reserve", folder / "run"):
         part.mkdir(parents=True, mode=0o700, exist_ok=True)
-    held = [NotificationInForce(each.document, 1, 0) for each in load_documents(documents, 60)]
-    assert RoutingFile(folder / "data").publish(RoutingTable.of(held, {}))
+    put_in_force(folder, documents)
     config = folder / "server.toml"
     config.write_text(f'data_dir = "{folder}/data"\nruntime_dir = "{folder}/run"\n')
     command = [sys.executable, "-m", "sla_server.process", "delivery", "--config", str(config)]

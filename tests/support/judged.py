@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sla_server.db.histogram_codec import TOTAL_BUCKETS
 from sla_server.db.queries.slice_inputs import LIMIT_NAMES, SLOT_NAMES, SliceInputs
-
-Row = dict[str, Any]
+from sla_server.rows import Row
 
 
 def inputs_of(

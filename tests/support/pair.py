@@ -106,6 +106,7 @@ class PairRig:
             counters=self.counters,
             standing_caps=standing_caps,
             ownership=self.ownership,
+            unread=self.publisher.unread,
         )
 
     @property

@@ -51,6 +51,7 @@ class PartnerServer:
         self.clock = clock
         self.store_bytes = store_bytes
         self.raised: list[str] = []
+        self._details: list[dict[str, Any]] = []
         self.certificate_ends_us: int | None = None
         self.is_up = True
         self.is_main_loop_busy = False
@@ -88,6 +89,12 @@ class PartnerServer:
 
     def _raise(self, kind: str, severity: str, text: str, details: dict[str, Any]) -> None:
         self.raised.append(kind)
+        self._details.append(details)
+
+    def events_of(self, kind: str) -> list[int]:
+        """The numbers of events that events of a kind speak of."""
+        raised = zip(self.raised, self._details, strict=True)
+        return [details["events"] for each, details in raised if each == kind]
 
     def add(self, *events: Event) -> None:
         self.rig.add(*events)
@@ -109,9 +116,9 @@ class PartnerServer:
         self.rig.run()
         self.ledger.report(self.rig.rows[self._reported :])
         self._reported = len(self.rig.rows)
-        self.core.confirmed = how_far(
-            (self.rig.initial, self.rig.main), self.rig.later.queue, self.rig.later.seqs(), self.rig.engine
-        )
+        later, queues = self.rig.later, (self.rig.initial, self.rig.main)
+        noticed = self.ledger.noticed
+        self.core.reached = how_far(queues, later.queue, later.seqs(), self.rig.engine, noticed)
         self.core.step()
         for name, sender in self.rig.senders.items():
             self.got[name] += sender.got()

@@ -20,6 +20,7 @@ from sla_server.db.queries.slice_inputs import SliceInputs
 from sla_server.db.schema import FAILED, LATE_SUMS
 from sla_server.events.routing import RoutingFile
 from sla_server.ownership import Ownership
+from sla_server.rows import Row
 from sla_server.services.catalog import Catalog
 from sla_server.services.config import ServicesConfig
 from sla_server.services.control.decisions import Decision
@@ -27,14 +28,13 @@ from sla_server.services.control.manual import ManualEffect
 from sla_server.services.core import Services
 from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
-from sla_server.services.sql_worker import SqlState
+from sla_server.services.sql_worker import PolicyOrders, SqlState
 from sla_server.services.startup import Start
 from sla_server.storage_resources.manager import StorageManager
 from sla_server.storage_resources.pools import StoredPools
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
 
-Row = dict[str, Any]
 MINUTE_US = 60_000_000
 START_US = 1_798_761_600_000_000  # 2027-01-01 00:00 UTC, a Friday
 GATEWAY = "11111111-2222-3333-4444-555555555555"
@@ -175,6 +175,18 @@ class FakeStore:
     def policies(self, before: int | None = None) -> list[Row]:
         rows = sorted(self._table("policies", "policies"), key=lambda row: -row["version"])
         return [row for row in rows if before is None or row["version"] < before][:20]
+
+    def policy(self, version: int) -> Row | None:
+        return next((row for row in self._table("policies", "policies") if row["version"] == version), None)
+
+    def usable_policy(self, but: Collection[int] = ()) -> Row | None:
+        usable = ("published", "superseded", "in-force", "pinned")
+        rows = [row for row in self._table("policies", "policies") if row["state"] in usable]
+        return max((r for r in rows if r["version"] not in but), key=lambda r: r["version"], default=None)
+
+    def policy_in_force(self) -> Row | None:
+        rows = self._table("policies", "policies")
+        return next((row for row in rows if row["state"] in ("in-force", "pinned")), None)
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         self._read("policy_caps")
@@ -329,12 +341,16 @@ class FakeSqlWorker:
         self.catalog: Catalog | None = None
         self.wanted = 0
         self.trouble = ""
+        self.orders = PolicyOrders()
 
     def set_catalog(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def look_for_policy(self) -> None:
+    def request_policy(self) -> None:
         self.wanted += 1
+
+    def order_policy(self, orders: PolicyOrders) -> None:
+        self.orders = orders
 
 
 class Bench:

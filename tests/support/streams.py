@@ -8,8 +8,8 @@ from typing import Any
 from gateway_agent.nbd.accounting import FAILED_BIT, REFUSED_BIT, StreamAccount, word_of
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE, Entry
 from gateway_agent.nbd.session import ClientPause
-from gateway_agent.nbd.thresholds import Limit
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE
+from pmdaemon.wire.messages.plane_sets import Limit
 
 MS = 1_000_000
 IO_OF = {IO_ANY: (KIND_READ, KIND_WRITE), IO_READ: (KIND_READ,), IO_WRITE: (KIND_WRITE,)}

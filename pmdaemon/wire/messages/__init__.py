@@ -7,8 +7,10 @@
     space         how full pools of storage are, and
     ends          frames not understood, errors and goodbyes (planes use them, too)
     server        the server's processes, in the main mailbox segment
+    stored        what dbmanager reads again from its queue, of any release
     api           the application server and services
-    planes        the agent's link and its data planes, on a Unix socket
+    planes        the agent's link and its data planes, on a Unix socket; the entries of
+    plane_sets    caps and thresholds, as a plane puts them in force
     mirror        the event deliveries of two cooperating servers
 
 ``parse`` takes the header of a received frame, checks types, ranges and lengths, and raises a ``WireError``

@@ -327,9 +327,9 @@ class Poll(WireMessage):
 
     ``ack`` names, for each epoch with something outstanding, the highest *contiguous durable* seq. Only an
     ``ack`` lets the agent forget a cut. ``from`` is where the answer starts: normally one behind the last cut
-    received; rewound to ack + 1 when dbmanager's incarnation changes, when a post to dbmanager was refused,
-    or when durability lags by 10 s. ``lease`` renews the lease of all caps of the gateway; it is true only
-    while services renewed it within 3 s.
+    received; rewound to ack + 1 when dbmanager's incarnation changes or durability lags by 10 s, and to the
+    first cut refused when dbmanager has no room. ``lease`` renews the lease of all caps of the gateway; it is
+    true only while services renewed it within 3 s.
     """
 
     KIND: ClassVar = Kind.POLL

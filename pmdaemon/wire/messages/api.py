@@ -6,12 +6,16 @@ Participants: ``appserver``, ``services``, ``dbmanager``, ``supervisor``. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
+from pmdaemon.errors import MalformedFrame
 from pmdaemon.runtime import strict_json
+from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
+
+MAX_WHO: Final = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,24 @@ class ServiceRequest(WireMessage):
     request: Annotated[str, Key("req")]
     op: str
     who: str
-    body: Annotated[Header, Key(form="{}")]
+    body: Annotated[Header | None, Key(form="{}")]
+
+    @classmethod
+    def parse(cls, header: Header) -> ServiceRequest:
+        """Check a header. What has an id is read, so that services can answer what is wrong with the rest.
+
+        Raises:
+            MalformedFrame: there is no id to answer to.
+        """
+        request, op, who, body = (header.get(key) for key in ("req", "op", "who", "body"))
+        if not isinstance(request, str) or not request:
+            raise MalformedFrame(f"REQUEST: key 'req' is {excerpt(request)}, expected an id to answer to")
+        return cls(
+            request,
+            op if isinstance(op, str) else excerpt(op),
+            str(who or "unknown")[:MAX_WHO],
+            body if isinstance(body, dict) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,19 +74,21 @@ def _key_of(attribute: str, hint: Any) -> Key:
     key = Key()
     if get_origin(hint) is Annotated:
         hint, key = get_args(hint)[0], next(item for item in get_args(hint) if isinstance(item, Key))
-    return Key(key.name or attribute, key.form or _form(hint), key.is_optional)
+    return Key(key.name or attribute, key.form or form_of(hint), key.is_optional)
 
 
-def _form(hint: Any) -> str:
+def form_of(hint: Any) -> str:
     """A Python type as documents show it."""
     if hint is type(None):
         return "nil"
     parts = get_args(hint)
     if not parts:
         return str(hint.__name__)
+    if get_origin(hint) is dict:
+        return f"{{{form_of(parts[0])}: {form_of(parts[1])}}}"
     if get_origin(hint) in (tuple, list, Sequence):
-        return f"[{_form(parts[0])}]"
-    return " | ".join(_form(part) for part in parts)
+        return f"[{form_of(parts[0])}]"
+    return " | ".join(form_of(part) for part in parts)
 
 
 def whole(header: Header, frame_name: str, key: str, low: int, high: int) -> int:

@@ -47,6 +47,10 @@ class CutsHeader(WireMessage):
     offset_us: list[int]
     live: list[bool]
 
+    def encode_with(self, blob: bytes) -> bytes:
+        """The frame with its cuts."""
+        return frame.encode(self.KIND, self.header(), blob)
+
     @classmethod
     def parse(cls, header: Header) -> CutsHeader:
         """Check that there are as many of each as cuts; the values are not looked at, one by one.
@@ -62,6 +66,11 @@ class CutsHeader(WireMessage):
             if not isinstance(column, list) or len(column) != cuts:
                 raise MalformedFrame(f"CUTS: key {key!r} does not have one value for each of the {cuts} cuts")
         return cls(header.get("pair", 0), cuts, header["recv_us"], header["offset_us"], header["live"])
+
+
+def cut_times(header: Header) -> tuple[Sequence[int], Sequence[int]]:
+    """``recv_us`` and ``offset_us`` of a CUTS that was checked before it was stored."""
+    return header.get("recv_us", ()), header.get("offset_us", ())
 
 
 @dataclass(frozen=True, slots=True)

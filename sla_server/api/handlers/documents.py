@@ -33,11 +33,11 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound, ServiceRefused
 from sla_server.api.routes import CREDITS_MAX
 from sla_server.events.documents import without_secrets
+from sla_server.rows import Row
 
 PERIODS_DEFAULT: Final = 3
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of maintenance is looked for."""
-Row = dict[str, Any]
 
 
 def sla_versions(context: AppContext, _request: Request, name: str) -> Response:

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from flask import Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pmdaemon.errors import SlaError
 from pmdaemon.wire.messages.server import DAMAGED
@@ -113,9 +114,15 @@ def mode(context: AppContext, _request: Request) -> Response:
         {
             "mode": context.live.newest().snapshot["mode"],
             "backends": context.live.newest().snapshot.get("backend_modes", {}),
+            "policy": _stage_of(context),
             "stale": context.live.is_stale(),
         }
     )
+
+
+def _stage_of(context: AppContext) -> dict[str, Any]:
+    stage = context.live.newest().snapshot.get("policy_stage") or {}
+    return {"mode": stage.get("stage"), "backends": stage.get("stages", {})}
 
 
 def operation(context: AppContext, _request: Request, operation_id: str) -> Response:
@@ -143,6 +150,25 @@ def health(context: AppContext, _request: Request) -> Response:
         "version": version("storage-sla-server"),
     }
     return responses.as_json(answer, 503 if answer["status"] == "down" else 200)
+
+
+def alive(_context: AppContext, _request: Request) -> Response:
+    """For those who restart a process that hangs: it answers, so it does not."""
+    return responses.as_json({"alive": True})
+
+
+def ready(context: AppContext, _request: Request) -> Response:
+    """For those who send requests: 200 while everything is answered and promises are watched, else 503.
+
+    Trouble that leaves both alone is in ``health``; a server that is ready may be degraded.
+    """
+    waits_for = []
+    if problem := _read_problem(context):
+        waits_for.append({"process": "database", "reason": problem})
+    if context.live.is_stale():
+        waits_for.append({"process": "services", "reason": SILENT})
+    body = {"ready": not waits_for, "waits_for": waits_for}
+    return responses.as_json(body, 503, {"Retry-After": "2"}) if waits_for else responses.as_json(body)
 
 
 def problems_now(context: AppContext, database: str) -> list[dict[str, Any]]:
@@ -189,7 +215,7 @@ def session_state(_parts: AppContext, _request: Request) -> Response:
 
 def metrics(context: AppContext, _request: Request) -> Response:
     """Prometheus text."""
-    return Response(context.metrics.text(), mimetype="text/plain")
+    return Response(context.metrics.text(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def openapi(_parts: AppContext, _request: Request) -> Response:

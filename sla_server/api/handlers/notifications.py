@@ -6,7 +6,7 @@ too: what it says is what delivery would do now.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from flask import Request, Response
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from sla_server.events.event import SEVERITIES, Event, EventUnreadable, from_row
 from sla_server.events.routing import NOTIFICATION_KINDS, DocumentRouter, NotificationInForce, RoutingTable
 from sla_server.events.stages.route import mismatch
 from sla_server.events.stages.silence import SilenceInForce
+from sla_server.rows import Row
 
 AHEAD_US: Final = 5 * 366 * 86_400_000_000
 """How far ahead the next occurrence of a silence is looked for."""
@@ -34,7 +35,6 @@ MOST_ENDINGS: Final = 10_000
 SHOWN: Final = ("at_us", "kind", "severity", "subject", "text")
 MOST_ALIKE: Final = 5
 """Events named whose ids begin alike."""
-Row = dict[str, Any]
 
 
 def recipients(context: AppContext, _request: Request) -> Response:

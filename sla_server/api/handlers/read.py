@@ -7,7 +7,6 @@ view only. Each handler has the form ``(context, request, **path parameters) -> 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +40,7 @@ from sla_server.api.metrics import FRESH_S
 from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX, PREFIX
 from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.events.documents import without_secrets
+from sla_server.rows import Row
 
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
@@ -50,8 +50,6 @@ SLICES_DEFAULT: Final = 21
 """The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
-Row = dict[str, Any]
-_CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
 
 
 def gateways(context: AppContext, _request: Request) -> Response:
@@ -157,6 +155,11 @@ def history(context: AppContext, request: Request, volume: str) -> Response:
 def totals(context: AppContext, _request: Request) -> Response:
     """Lifetime sums over everything."""
     return responses.as_json(context.source.totals())
+
+
+def sizes(context: AppContext, _request: Request) -> Response:
+    """Of the database."""
+    return responses.as_json(context.source.sizes())
 
 
 def backends(context: AppContext, _request: Request) -> Response:
@@ -342,26 +345,6 @@ def events(context: AppContext, request: Request) -> Response:
 def audit(context: AppContext, request: Request) -> Response:
     """A page of the audit log; addresses in it show no secret that an earlier release took."""
     return _page(lambda limit, before: without_secrets(context.source.audit(limit, before)), request)
-
-
-def policies(context: AppContext, request: Request) -> Response:
-    """Policy versions."""
-    return responses.as_list(context.source.policies(responses.limit(request)))
-
-
-def policy_caps(context: AppContext, request: Request, version: str) -> Response:
-    """A page of the caps of one version."""
-    if not version.isdecimal() or len(version) > 9:
-        raise BadInput("version", f"{version!r} is not a policy version", "GET /api/v1/policies lists them")
-    hour = responses.number(request, "hour", -1, least=0, most=167)
-    limit, after = responses.long_limit(request), request.args.get("after") or None
-    if after and not _CAP_CURSOR.fullmatch(after):
-        raise BadInput("after", f"{after!r} is no cursor", "Use the `next` of the page before")
-    rows = context.source.policy_caps(int(version), None if hour < 0 else hour, limit, after)
-    if not rows and after is None:
-        raise NotFound(f"policy version {version} has no caps", "GET /api/v1/policies lists the versions")
-    last = rows[-1] if len(rows) == limit else None
-    return responses.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
 
 
 def processes(context: AppContext, _request: Request) -> Response:

@@ -21,8 +21,8 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.explanation import Times, explain
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 NEAR: Final = 5
 NEAR_RATIO: Final = 0.5  # "erp-gld" and "gold-erp" are found, "batch" is not
 DECISIONS: Final = 30  # some minutes of a busy loop; the newest five are shown

@@ -15,6 +15,7 @@ from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.handlers.notifications import find_event
+from sla_server.api.handlers.policies import found_policy
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
 from sla_server.api.routes import PREFIX
 from sla_server.api.security import end_session
@@ -28,6 +29,8 @@ from sla_server.requests import (
     GatewayListing,
     GatewayName,
     ModeSet,
+    PolicyPin,
+    PolicyRollback,
     RecipientTest,
     ThrottleRelease,
     ThrottleSet,
@@ -113,6 +116,27 @@ def set_mode(context: AppContext, request: Request) -> Response:
 def announce_policies(context: AppContext, _request: Request) -> Response:
     """Ask ``services`` to load a new policy version now."""
     return _ask(context, "policies_changed")
+
+
+def pin_policy(context: AppContext, request: Request) -> Response:
+    """Keep a policy version in force."""
+    body = responses.parse_body(PolicyPin, responses.json_body(request))
+    if body.version is None:
+        raise BadInput("version", "is missing", "GET /api/v1/policies lists the versions")
+    found_policy(context, str(body.version))
+    return _ask(context, "policy_pin", body)
+
+
+def unpin_policy(context: AppContext, _request: Request) -> Response:
+    """Let the newest policy version be in force again."""
+    return _ask(context, "policy_pin", PolicyPin(version=None))
+
+
+def roll_back_policy(context: AppContext, request: Request) -> Response:
+    """Put the policy before the one in force in force."""
+    return _ask(
+        context, "policy_rollback", responses.parse_body(PolicyRollback, responses.json_body(request))
+    )
 
 
 def list_gateway(context: AppContext, request: Request, address: str) -> Response:

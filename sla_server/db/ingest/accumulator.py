@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from pmdaemon.wire.cut import IO_ANY, IO_READ, IO_WRITE, OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS
-from pmdaemon.wire.messages.server import spool_floors
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.batch import CutRows, DecodedBatch, IngestedCut, columns_of
 from sla_server.db.ingest.counters import CounterMemory
@@ -395,8 +394,8 @@ class IngestWindow:
         self.unowned.update(batch.left_out)
         for key, seq in batch.marks.items():
             self.marks[key] = max(seq, self.marks.get(key, 0))
-        for header in batch.gateways:
-            for gateway_id, epoch, seq in spool_floors(header):
+        for gateway in batch.gateways:
+            for gateway_id, epoch, seq in gateway.floors:
                 self.marks[gateway_id, epoch] = max(seq, self.marks.get((gateway_id, epoch), 0))
         if batch.columns is not None:
             idle = self._add_gateways(batch.cuts)
@@ -409,7 +408,7 @@ class IngestWindow:
         idle: dict[int, tuple[int, int]] = {}
         for index, item in enumerate(items):
             cut, start_us = item.cut, item.start_us
-            said = self._memory.planes.look(cut, item.end_us)
+            said = self._memory.planes.check(cut, item.end_us)
             self.stream_planes.update(said.streams)
             if said.idle is not None:
                 idle[index] = said.idle

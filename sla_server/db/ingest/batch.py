@@ -38,7 +38,8 @@ from pmdaemon.wire.cut import (
     problem_of,
 )
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.server import RecordRows
+from pmdaemon.wire.messages.server import RecordRows, cut_times
+from pmdaemon.wire.messages.stored import StoredGateway, StoredStreams
 from sla_server.db.errors import BadRecord
 from sla_server.db.histogram_codec import TOTAL_BUCKETS, Int64s
 from sla_server.db.ingest.queue import IngestRecord
@@ -145,8 +146,8 @@ class DecodedBatch:
         first_seq: one behind the record before these, which need not be the first of these: numbers have
             holes.
         marks: (gateway_id, epoch) to the highest seq, also of refused cuts: they must not come again.
-        gateways: GATEWAY headers, in order.
-        streams_seen: STREAMS_SEEN headers, in order.
+        gateways: of GATEWAY, in order.
+        streams_seen: of STREAMS_SEEN, in order.
         rows: RECORD rows, checked, in order.
         row_bytes: size of the messages that have no cuts.
         left_out: (volume, gateway_id) to how many rows ``ownership`` has left out of the cuts.
@@ -156,8 +157,8 @@ class DecodedBatch:
     last_seq: int
     cuts: list[IngestedCut] = field(default_factory=list)
     marks: dict[tuple[str, int], int] = field(default_factory=dict)
-    gateways: list[dict[str, Any]] = field(default_factory=list)
-    streams_seen: list[dict[str, Any]] = field(default_factory=list)
+    gateways: list[StoredGateway] = field(default_factory=list)
+    streams_seen: list[StoredStreams] = field(default_factory=list)
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refused: list[RefusedRecord] = field(default_factory=list)
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -190,9 +191,9 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
             continue
         batch.row_bytes += len(record.payload)
         if message.kind == Kind.GATEWAY:
-            batch.gateways.append(message.header)
+            batch.gateways.append(StoredGateway.read(message.header))
         elif message.kind == Kind.STREAMS_SEEN:
-            batch.streams_seen.append(message.header)
+            batch.streams_seen.append(StoredStreams.read(message.header))
         elif message.kind == Kind.RECORD:
             _add_rows(batch, record.queue_seq, RecordRows.parse(message.header).rows)
     _take_sound(batch, found)
@@ -201,7 +202,7 @@ def decode_batch(records: Sequence[IngestRecord], after_seq: int) -> DecodedBatc
 
 def _cuts_of(batch: DecodedBatch, queue_seq: int, message: frame.Frame) -> Iterator[_Found]:
     """The cuts of a message whose headers can be true; their columns are not checked yet."""
-    received, offsets = message.header.get("recv_us", ()), message.header.get("offset_us", ())
+    received, offsets = cut_times(message.header)
     for position, raw in enumerate(frame.split(message.blob)):
         part = frame.decode_own(raw)
         gateway_id, epoch, seq = cuts.identity(part.header)

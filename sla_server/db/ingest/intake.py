@@ -248,9 +248,7 @@ class IngestIntake:
         fresh: list[int] = []
         holes = 0
         for position, ((gateway_id, epoch, seq), item) in enumerate(zip(identities, headers, strict=True)):
-            gap = item.get("gap", 0)
-            gap = gap if type(gap) is int and gap > 0 else 0
-            verdict = self._high_water.admit(gateway_id, epoch, seq, gap)
+            verdict = self._high_water.admit(gateway_id, epoch, seq, cuts.gap_of(item))
             self.counts[verdict.name.lower()] += 1
             if verdict is CutAdmission.NEW:
                 fresh.append(position)
@@ -269,7 +267,7 @@ class IngestIntake:
                 [header.live[position] for position in fresh],
             )
             blob = b"".join(raws[position] for position in fresh)
-            result.records.append(frame.encode(Kind.CUTS, kept.header(), blob))
+            result.records.append(kept.encode_with(blob))
         return {(gateway_id, epoch) for gateway_id, epoch, _ in identities}
 
     def _absorb_gateway(self, header: dict[str, Any], message: Incoming, result: IntakeResult) -> None:

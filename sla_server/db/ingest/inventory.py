@@ -19,12 +19,14 @@ from typing import Any, Final
 
 from sqlalchemy import Column, Connection, select
 
+from pmdaemon.wire.messages.stored import StoredGateway, StoredStreams
 from sla_server.db import schema
 from sla_server.db.ingest.batch import DecodedBatch, IngestedCut, RefusedRecord
-from sla_server.db.ingest.records import Row, add_events, clean, event_row
+from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.queries.rows import chunks
 from sla_server.db.schema import HOUR_US
 from sla_server.db.upsert import upsert
+from sla_server.rows import Row
 
 SKEW_LIMIT_US: Final = 2_000_000  # DESIGN.md 4, "Time"
 _SEVERITY: Final = {
@@ -40,7 +42,6 @@ SHOWN: Final = 5  # names in the text of an event
 OVERTAKEN_US: Final = 60_000_000  # longer, and the clock has gone back: then the newest message is believed
 REFUSED_SHOWN: Final = 3  # of one gateway in one batch
 SHOWN_DETAILS: Final = 100  # and in its details
-_INT_MAX: Final = (1 << 63) - 1
 
 
 def has_inventory(batch: DecodedBatch) -> bool:
@@ -52,7 +53,7 @@ def has_inventory(batch: DecodedBatch) -> bool:
 
 def store_inventory(connection: Connection, batch: DecodedBatch, now_us: int) -> None:
     """Write the batch's gateways, exports and streams, and the events that follow."""
-    events = _store_gateways(connection, [h for h in batch.gateways if _text(h, "gw")], now_us)
+    events = _store_gateways(connection, [each for each in batch.gateways if each.gateway_id], now_us)
     events += _store_exports(connection, batch.gateways, now_us)
     events += _store_streams(connection, batch.streams_seen, now_us)
     events += _skew_events(connection, batch.cuts)
@@ -85,11 +86,11 @@ def _fewest(refused: Sequence[RefusedRecord]) -> Iterator[RefusedRecord]:
             yield replace(next_one, reason=f"{next_one.reason}; {more} more in the same batch")
 
 
-def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+def _store_gateways(connection: Connection, gateways: Sequence[StoredGateway], now_us: int) -> list[Row]:
     table = schema.gateways
     known: dict[str, tuple[str, str]] = {}
     seen_us: dict[str, int] = {}
-    for names in chunks(sorted({_text(header, "gw") for header in headers})):
+    for names in chunks(sorted({gateway.gateway_id for gateway in gateways})):
         statement = select(table.c.gateway_id, table.c.state, table.c.epoch, table.c.last_seen_us).where(
             table.c.gateway_id.in_(names)
         )
@@ -98,15 +99,15 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
             seen_us[row.gateway_id] = row.last_seen_us
     rows: dict[str, Row] = {}
     events: list[Row] = []
-    for header in headers:
-        gateway_id, state = _text(header, "gw"), _text(header, "state")
-        at_us = _int(header, "at_us", now_us)
-        epoch = str(header.get("ep", "")) or known.get(gateway_id, ("", ""))[1]
+    for gateway in gateways:
+        gateway_id, state = gateway.gateway_id, gateway.state
+        at_us = gateway.at_us if gateway.at_us is not None else now_us
+        epoch = gateway.epoch or known.get(gateway_id, ("", ""))[1]
         if state == "refused":
             # The refused peer may have used a living gateway's name: its row is left alone. One event an
             # hour and reason, because the refused try again every few seconds.
-            identity = (gateway_id, _text(header, "reason"), at_us // HOUR_US)
-            events.append(_state_event(header, identity, state, epoch, at_us))
+            identity = (gateway_id, gateway.reason, at_us // HOUR_US)
+            events.append(_state_event(gateway, identity, state, epoch, at_us))
             continue
         if state != "up" and 0 < seen_us.get(gateway_id, 0) - at_us < OVERTAKEN_US:
             continue  # of the session before, and the pair it has moved to was taken first
@@ -115,18 +116,20 @@ def _store_gateways(connection: Connection, headers: Sequence[Row], now_us: int)
         if known.get(gateway_id) != (stored, epoch) and not _is_server_action(
             known.get(gateway_id), stored, epoch
         ):
-            events.append(_state_event(header, (gateway_id, epoch, state, at_us), state, epoch, at_us))
+            events.append(_state_event(gateway, (gateway_id, epoch, state, at_us), state, epoch, at_us))
         known[gateway_id] = (stored, epoch)
         rows[gateway_id] = {
             "gateway_id": gateway_id,
-            "name": _text(header, "name") or gateway_id,
+            "name": gateway.shown_name,
             "state": stored,
-            **{name: _text(header, name) for name in ("reason", "address", "software")},
+            "reason": gateway.reason,
+            "address": gateway.address,
+            "software": gateway.software,
             "epoch": epoch,
             "first_seen_us": rows[gateway_id]["first_seen_us"] if gateway_id in rows else at_us,
             "last_seen_us": at_us,
-            "clock_offset_us": _int(header, "offset_us"),
-            "dropped_cuts": _int(header, "dropped") + _int(header, "lost_cuts"),
+            "clock_offset_us": gateway.offset_us,
+            "dropped_cuts": gateway.lost_cuts,
         }
     kept = ("name", "state", "reason", "address", "software", "epoch", "clock_offset_us")
     upsert(connection, table, list(rows.values()), set_=kept, maximum=("last_seen_us", "dropped_cuts"))
@@ -138,12 +141,12 @@ def _is_server_action(before: tuple[str, str] | None, state: str, epoch: str) ->
     return state == "detached" or (state == "up" and before == ("detached", epoch))
 
 
-def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str, at_us: int) -> Row:
-    gateway_id = _text(header, "gw")
-    name = _text(header, "name") or gateway_id
-    if state == "lost" and header.get("planned") is True:
+def _state_event(
+    gateway: StoredGateway, identity: Sequence[object], state: str, epoch: str, at_us: int
+) -> Row:
+    name, reason = gateway.shown_name, gateway.reason
+    if state == "lost" and gateway.is_planned:
         state = "stopped"  # its agent said goodbye: no loss, and no alarm
-    reason = _text(header, "reason")
     return event_row(
         identity,
         at_us,
@@ -152,33 +155,32 @@ def _state_event(header: Row, identity: Sequence[object], state: str, epoch: str
         element="gateway",
         subject=name,
         text=f"gateway {name} is {state}" + (f": {reason}" if reason else ""),
-        details={"gateway_id": gateway_id, "epoch": epoch, "address": _text(header, "address")},
+        details={"gateway_id": gateway.gateway_id, "epoch": epoch, "address": gateway.address},
     )
 
 
-def _store_exports(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+def _store_exports(connection: Connection, gateways: Sequence[StoredGateway], now_us: int) -> list[Row]:
     volumes: dict[str, Row] = {}
     exporters: dict[str, str] = {}
-    for header in headers:
-        gateway = _text(header, "name") or _text(header, "gw")
-        exporters |= dict.fromkeys((_text(export, "volume") for export in _maps(header, "exports")), gateway)
-        for export in _maps(header, "exports"):
-            if _text(export, "volume"):
-                volumes[_text(export, "volume")] = {
-                    "volume": _text(export, "volume"),
-                    "backend": _text(export, "backend"),
-                    "size_bytes": _int(export, "size_bytes"),
-                    "read_only": bool(export.get("read_only")),
+    for gateway in gateways:
+        for export in gateway.exports or ():
+            exporters[export.volume] = gateway.shown_name
+            if export.volume:
+                volumes[export.volume] = {
+                    "volume": export.volume,
+                    "backend": export.backend,
+                    "size_bytes": export.size_bytes,
+                    "read_only": export.read_only,
                     "first_seen_us": now_us,
                 }
     known = _stored_backends(connection, volumes)
-    events = _resolve_backends(connection, headers, volumes, known, now_us)
+    events = _resolve_backends(connection, gateways, volumes, known, now_us)
     upsert(connection, schema.volumes, list(volumes.values()), set_=("backend", "size_bytes", "read_only"))
     _store_backends(connection, {row["backend"] for row in volumes.values()}, now_us)
     fresh: dict[str, list[str]] = {}
     for volume in volumes.keys() - known.keys():
         fresh.setdefault(exporters[volume], []).append(volume)
-    found = [_new_access("volume-new", gateway, "volumes", names, now_us) for gateway, names in fresh.items()]
+    found = [_new_access("volume-new", name, "volumes", names, now_us) for name, names in fresh.items()]
     return events + found
 
 
@@ -193,7 +195,7 @@ def _stored_backends(connection: Connection, volumes: Iterable[str]) -> dict[str
 
 def _resolve_backends(
     connection: Connection,
-    headers: Sequence[Row],
+    gateways: Sequence[StoredGateway],
     volumes: dict[str, Row],
     stored: dict[str, str],
     now_us: int,
@@ -205,15 +207,15 @@ def _resolve_backends(
     """
     events: list[Row] = []
     in_force = dict(stored)
-    for header in headers:
-        for export in _maps(header, "exports"):
-            volume, new = _text(export, "volume"), _text(export, "backend")
+    for gateway in gateways:
+        for export in gateway.exports or ():
+            volume, new = export.volume, export.backend
             old = in_force.get(volume, "")
             if old and new and old != new:
-                others = _users_on(connection, volume, old, _text(header, "gw"))
+                others = _users_on(connection, volume, old, gateway.gateway_id)
                 if not others:
                     in_force[volume] = new
-                events.append(_backend_event(header, volume, (old, new), others, now_us))
+                events.append(_backend_event(gateway, volume, (old, new), others, now_us))
             elif volume:
                 in_force[volume] = old or new
             if volume in volumes:
@@ -234,10 +236,9 @@ def _users_on(connection: Connection, volume: str, backend: str, besides: str) -
 
 
 def _backend_event(
-    header: Row, volume: str, backends: tuple[str, str], others: Sequence[str], now_us: int
+    gateway: StoredGateway, volume: str, backends: tuple[str, str], others: Sequence[str], now_us: int
 ) -> Row:
-    gateway_id, (old, new) = _text(header, "gw"), backends
-    name = _text(header, "name") or gateway_id
+    name, (old, new) = gateway.shown_name, backends
     text = f"volume {volume} has moved from backend {old} to {new}, says gateway {name}"
     if others:
         text = (
@@ -245,14 +246,14 @@ def _backend_event(
             f"it on {old}, which is kept. Give both agents one backend for it, or the volumes different names"
         )
     return event_row(
-        (volume, gateway_id, str(header.get("ep", "")), old, new),
+        (volume, gateway.gateway_id, gateway.epoch, old, new),
         now_us,
         "volume-conflict" if others else "volume-moved",
         "warning",
         element="gateway",
         subject=volume,
         text=text,
-        details={"gateway_id": gateway_id, "stored": old, "announced": new},
+        details={"gateway_id": gateway.gateway_id, "stored": old, "announced": new},
     )
 
 
@@ -296,18 +297,18 @@ def _gateway_names(connection: Connection, gateway_ids: Iterable[str]) -> dict[s
     return names
 
 
-def _store_streams(connection: Connection, headers: Sequence[Row], now_us: int) -> list[Row]:
+def _store_streams(connection: Connection, announced: Sequence[StoredStreams], now_us: int) -> list[Row]:
     streams: dict[int, Row] = {}
-    for header in headers:
-        for stream in _maps(header, "streams"):
-            stream_id = stream.get("id")
-            if type(stream_id) is int and 0 <= stream_id <= _INT_MAX:
-                streams[stream_id] = {
-                    "stream_id": stream_id,
-                    "gateway_id": _text(header, "gw"),
-                    **{name: _text(stream, name) for name in ("volume", "client", "backend")},
-                    "first_seen_us": now_us,
-                }
+    for each in announced:
+        for stream in each.streams:
+            streams[stream.stream_id] = {
+                "stream_id": stream.stream_id,
+                "gateway_id": each.gateway_id,
+                "volume": stream.volume,
+                "client": stream.client,
+                "backend": stream.backend,
+                "first_seen_us": now_us,
+            }
     rows = list(streams.values())
     known = _known(connection, schema.streams.c.stream_id, streams)
     upsert(connection, schema.streams, rows, set_=("gateway_id", "volume", "client", "backend"))
@@ -354,18 +355,3 @@ def _skew_events(connection: Connection, cuts: Sequence[IngestedCut]) -> list[Ro
             )
         )
     return events
-
-
-def _text(header: Row, name: str) -> str:
-    value = header.get(name, "")
-    return clean(value) if isinstance(value, str) else ""
-
-
-def _int(header: Row, name: str, default: int = 0) -> int:
-    value = header.get(name)
-    return value if type(value) is int and abs(value) <= _INT_MAX else default
-
-
-def _maps(header: Row, name: str) -> list[Row]:
-    value = header.get(name)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

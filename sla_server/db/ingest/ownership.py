@@ -13,7 +13,7 @@ its streams at the start of a session, also those of cuts in its spool. ``screen
 stream column as bytes and only again when that changes, or some claim does: of the usual cut it is one
 comparison.
 
-Invariants: memory is what the records up to the last commit make of the table; ``settle`` keeps or drops what
+Invariants: memory is what the records up to the last commit make of the table; ``finish`` keeps or drops what
 ``take`` did, with the transaction. Values inside its dicts are replaced, never changed. If the answer to a
 commit was lost, ``load`` reads what SQL has of it, and ``recall`` brings back the rest.
 
@@ -35,11 +35,12 @@ import numpy.typing as npt
 from sqlalchemy import Connection, case, exists, func, select, update
 
 from pmdaemon.wire.cut import COL, Cut
+from pmdaemon.wire.messages.stored import StoredExport, StoredGateway, StoredStream, StoredStreams
 from pmdaemon.wire.plane_marks import rows_by_plane
 from sla_server.db import schema
 from sla_server.db.histogram_codec import Int64s
 from sla_server.db.ingest.batch import DecodedBatch
-from sla_server.db.ingest.records import Row, add_events, clean, event_row
+from sla_server.db.ingest.records import add_events, event_row
 from sla_server.db.schema import DAY_US, HOUR_US
 from sla_server.db.upsert import upsert
 from sla_server.ownership import (
@@ -56,6 +57,7 @@ from sla_server.ownership import (
     enumerated,
     pending_text,
 )
+from sla_server.rows import Row
 
 TABLE: Final = "volume_owners"
 MOST_WAITING: Final = 16_384
@@ -65,12 +67,13 @@ FOREIGN: Final = ""
 UNANNOUNCED: Final = "?"
 """Instead of a volume: rows under numbers of another gateway's streams, or of none. Neither is a name."""
 _STREAM_ID: Final = COL["stream_id"]
-_INT_MAX: Final = (1 << 63) - 1
 _CHANGED: Final = (
     "name", "state", "backend", "shown_backend", "decided_by", "changed_us", "version",
 )  # fmt: skip
 Bools = npt.NDArray[np.bool_]
-_State = tuple[VolumeOwners, dict[str, dict[int, Row]], dict[str, dict[str, Row]], dict[str, str], int]
+_State = tuple[
+    VolumeOwners, dict[str, dict[int, StoredStream]], dict[str, dict[str, StoredExport]], dict[str, str], int
+]
 
 
 class StreamHolders:
@@ -102,8 +105,8 @@ class IngestOwnership:
 
     def __init__(self, mode: Ownership, first_sight_volumes: int = FIRST_SIGHT_VOLUMES) -> None:
         self._owners = VolumeOwners(mode, first_sight_volumes=first_sight_volumes)
-        self._streams: dict[str, dict[int, Row]] = {}  # of a gateway, announced and waiting
-        self._exports: dict[str, dict[str, Row]] = {}  # likewise, by volume
+        self._streams: dict[str, dict[int, StoredStream]] = {}  # of a gateway, announced and waiting
+        self._exports: dict[str, dict[str, StoredExport]] = {}  # likewise, by volume
         self._names: dict[str, str] = {}
         self._version = 0
         self._holders = StreamHolders()
@@ -132,15 +135,15 @@ class IngestOwnership:
         self._kept = {}
 
     def recall(self, batch: DecodedBatch) -> None:
-        """A batch was stored, though ``settle`` dropped what it said: the answer to the commit was lost.
+        """A batch was stored, though ``finish`` dropped what it said: the answer to the commit was lost.
 
         After ``load``, which read what is in SQL. Here is the rest: lists of certificates, and what waits.
         """
         if self.is_open:
             return
-        for header in batch.gateways:
-            if isinstance(header.get("exports"), list):
-                self._take_list(header, 0)  # the claims that it takes back are in SQL
+        for gateway in batch.gateways:
+            if gateway.exports is not None:
+                self._take_list(gateway, 0)  # the claims that it takes back are in SQL
         self._admitted(batch, set())
         self._kept = {}
 
@@ -157,12 +160,12 @@ class IngestOwnership:
             self._exports[gateway_id] = {
                 volume: row
                 for volume, row in exports.items()
-                if self._backend_of(gateway_id, row) != _text(row, "backend")
+                if self._backend_of(gateway_id, row) != row.backend
             }
 
-    def _backend_of(self, gateway_id: str, row: Row) -> str | None:
+    def _backend_of(self, gateway_id: str, row: StoredExport | StoredStream) -> str | None:
         """The backend on which an export or a stream counts; None: it does not."""
-        return self._owners.admitted(gateway_id, _text(row, "volume"), _text(row, "backend"))
+        return self._owners.admitted(gateway_id, row.volume, row.backend)
 
     def _block(self, connection: Connection, keys: Iterable[Key] | None = None) -> None:
         """Let the stored streams of claims that were approved once wait; of ``keys``, or of all claims."""
@@ -176,7 +179,7 @@ class IngestOwnership:
             if key is not None:
                 wanted = every.where(table.c.volume == key[0], table.c.gateway_id == key[1])
             for stream_id, gateway_id, volume, client, backend in connection.execute(wanted):
-                row = {"id": stream_id, "volume": volume, "client": client, "backend": backend}
+                row = StoredStream(stream_id, volume, client, backend)
                 self._streams[gateway_id] = {**self._streams.get(gateway_id, {}), stream_id: row}
 
     # -- What is announced
@@ -190,56 +193,53 @@ class IngestOwnership:
             return True
         if self.is_open:
             return False
-        exports = (header for header in batch.gateways if "exports" in header)
-        return not all(map(self._are_known_exports, exports)) or not all(
+        return not all(map(self._are_known_exports, batch.gateways)) or not all(
             map(self._are_known_streams, batch.streams_seen)
         )
 
-    def _are_known_exports(self, header: Row) -> bool:
-        gateway_id, patterns = _text(header, "gw"), header.get("volumes")
-        if patterns is not None or self._streams.get(gateway_id) or self._exports.get(gateway_id):
+    def _are_known_exports(self, gateway: StoredGateway) -> bool:
+        gateway_id = gateway.gateway_id
+        if gateway.exports is None:
+            return True
+        if gateway.volumes is not None or self._streams.get(gateway_id) or self._exports.get(gateway_id):
             return False
-        for row in _maps(header, "exports"):
-            claim = self._owners.of(_text(row, "volume")).get(gateway_id)
-            if claim is None or claim.name != _text(header, "name") or claim.needs_approval:
+        for row in gateway.exports:
+            claim = self._owners.of(row.volume).get(gateway_id)
+            if claim is None or claim.name != gateway.name or claim.needs_approval:
                 return False
-            if not claim.backend == claim.shown_backend == _text(row, "backend") != "":
+            if not claim.backend == claim.shown_backend == row.backend != "":
                 return False
         return True
 
-    def _are_known_streams(self, header: Row) -> bool:
-        gateway_id, rows = _text(header, "gw"), _maps(header, "streams")
-        said = [row.get("id") for row in rows]
-        ids = [each for each in said if type(each) is int and 0 <= each <= _INT_MAX]
-        if self._streams.get(gateway_id) or len(ids) < len(said):
+    def _are_known_streams(self, announced: StoredStreams) -> bool:
+        gateway_id, rows = announced.gateway_id, announced.streams
+        if self._streams.get(gateway_id):
             return False
-        if any(holder != gateway_id for holder in self._holders.of(ids)):
+        if any(holder != gateway_id for holder in self._holders.of([row.stream_id for row in rows])):
             return False
-        return all(self._backend_of(gateway_id, row) == _text(row, "backend") for row in rows)
+        return all(self._backend_of(gateway_id, row) == row.backend for row in rows)
 
     def take(self, connection: Connection, batch: DecodedBatch, now_us: int) -> DecodedBatch:
-        """Decide on what a batch shows; returns it with what counts of it. ``settle`` follows.
+        """Decide on what a batch shows; returns it with what counts of it. ``finish`` follows.
 
         Raises:
             SQLAlchemyError: translated by the caller's ``engine.begin``.
         """
         decided = [row for table, row in batch.rows if table == TABLE]
-        shows = batch.streams_seen or any("exports" in header for header in batch.gateways)
+        shows = batch.streams_seen or any(gateway.exports is not None for gateway in batch.gateways)
         if (self.is_open or not shows) and not decided:
             return batch
         self._begin()
         changed: dict[Key, VolumeClaim] = {}
-        for header in batch.gateways:
-            self._note(changed, self._show_exports(header, now_us))
-        for header in batch.streams_seen:
-            shown = {_text(row, "volume"): _text(row, "backend") for row in _maps(header, "streams")}
-            gateway_id = _text(header, "gw")
-            found = self._show(gateway_id, shown, now_us, exports=False)
-            self._note(changed, found)
+        for gateway in batch.gateways:
+            self._add_claims(changed, self._show_exports(gateway, now_us))
+        for announced in batch.streams_seen:
+            shown = {row.volume: row.backend for row in announced.streams}
+            self._add_claims(changed, self._show(announced.gateway_id, shown, now_us, exports=False))
         # Before what people decide: that is no event of ours.
         events = list(_events(self._owners, changed.values(), now_us))
         for row in decided:
-            self._note(changed, [self._decide(row)])
+            self._add_claims(changed, [self._decide(row)])
         self._store(connection, changed)
         self._move(connection, changed)
         self._block(connection, [key for key, claim in changed.items() if self._may_be_stored(key, claim)])
@@ -252,7 +252,7 @@ class IngestOwnership:
         was_approved = known is not None and known.state == APPROVED
         return claim.state == REVOKED or (claim.state == PENDING and was_approved)
 
-    def settle(self, *, is_stored: bool) -> None:
+    def finish(self, *, is_stored: bool) -> None:
         """The transaction of ``take`` was committed, or not."""
         if self._before is None:
             return
@@ -268,29 +268,28 @@ class IngestOwnership:
         )  # fmt: skip
 
     @staticmethod
-    def _note(changed: dict[Key, VolumeClaim], claims: Iterable[VolumeClaim]) -> None:
+    def _add_claims(changed: dict[Key, VolumeClaim], claims: Iterable[VolumeClaim]) -> None:
         changed.update(((claim.volume, claim.gateway_id), claim) for claim in claims)
 
-    def _show_exports(self, header: Row, now_us: int) -> list[VolumeClaim]:
-        gateway_id = _text(header, "gw")
-        if not isinstance(header.get("exports"), list):
+    def _show_exports(self, gateway: StoredGateway, now_us: int) -> list[VolumeClaim]:
+        gateway_id = gateway.gateway_id
+        if gateway.exports is None:
             return []
         had_list = self._owners.has_list(gateway_id)
-        changed = self._take_list(header, now_us)
-        shown = {_text(row, "volume"): _text(row, "backend") for row in _maps(header, "exports")}
+        changed = self._take_list(gateway, now_us)
+        shown = {row.volume: row.backend for row in gateway.exports}
         changed += self._show(gateway_id, shown, now_us, exports=True)
         if not had_list:  # nor claims for streams that came before
             rows = self._streams.get(gateway_id, {}).values()
-            streams = {_text(row, "volume"): _text(row, "backend") for row in rows}
+            streams = {row.volume: row.backend for row in rows}
             changed += self._show(gateway_id, streams, now_us, exports=False)
         return changed
 
-    def _take_list(self, header: Row, now_us: int) -> list[VolumeClaim]:
+    def _take_list(self, gateway: StoredGateway, now_us: int) -> list[VolumeClaim]:
         """A gateway's name, and what its certificate lists; returns the claims that it takes back."""
-        gateway_id, patterns = _text(header, "gw"), header.get("volumes")
-        self._names[gateway_id] = _text(header, "name")
-        listed = [clean(item) for item in patterns if isinstance(item, str)] if patterns else None
-        return self._owners.set_list(gateway_id, listed if isinstance(patterns, list) else None, now_us)
+        self._names[gateway.gateway_id] = gateway.name
+        listed = list(gateway.volumes) if gateway.volumes else None
+        return self._owners.set_list(gateway.gateway_id, listed, now_us)
 
     def _show(
         self, gateway_id: str, shown: dict[str, str], now_us: int, *, exports: bool
@@ -329,53 +328,45 @@ class IngestOwnership:
 
     def _admitted(self, batch: DecodedBatch, changed: set[Key]) -> DecodedBatch:
         """The batch with what counts of its announcements, and of those before that were approved in it."""
-        gateways = [self._admit_exports(header) for header in batch.gateways]
-        streams_seen = [self._admit_streams(header) for header in batch.streams_seen]
+        gateways = list(map(self._admit_exports, batch.gateways))
+        streams_seen = list(map(self._admit_streams, batch.streams_seen))
         for gateway_id in sorted({gateway_id for _volume, gateway_id in changed}):
             # No gw: it is about its exports alone, not about the gateway's state.
-            waiting = list(self._exports.pop(gateway_id, {}).values())
-            released = self._admit_exports({"gw": gateway_id, "exports": waiting})
-            if released["exports"]:
-                gateways.append({**released, "gw": "", "name": self._names.get(gateway_id, gateway_id)})
-            streams = list(self._streams.pop(gateway_id, {}).values())
-            admitted = self._admit_streams({"gw": gateway_id, "streams": streams})
-            if admitted["streams"]:
-                streams_seen.append(admitted)
-        return replace(
-            batch, gateways=gateways, streams_seen=[h for h in streams_seen if _maps(h, "streams")]
-        )
+            waiting = tuple(self._exports.pop(gateway_id, {}).values())
+            released = self._admit_exports(StoredGateway(gateway_id, exports=waiting))
+            if released.exports:
+                name = self._names.get(gateway_id, gateway_id)
+                gateways.append(replace(released, gateway_id="", name=name))
+            streams = tuple(self._streams.pop(gateway_id, {}).values())
+            streams_seen.append(self._admit_streams(StoredStreams(gateway_id, streams)))
+        return replace(batch, gateways=gateways, streams_seen=[each for each in streams_seen if each.streams])
 
-    def _admit_exports(self, header: Row) -> Row:
-        exports = header.get("exports")
-        if not isinstance(exports, list) or self.is_open:
-            return header
-        gateway_id, found, waiting = _text(header, "gw"), list[Row](), dict[str, Row]()
-        for row in _maps(header, "exports"):
-            volume = _text(row, "volume")
+    def _admit_exports(self, gateway: StoredGateway) -> StoredGateway:
+        if gateway.exports is None or self.is_open:
+            return gateway
+        gateway_id, found, waiting = gateway.gateway_id, list[StoredExport](), dict[str, StoredExport]()
+        for row in gateway.exports:
             backend = self._backend_of(gateway_id, row)
-            if backend != _text(row, "backend"):  # or it moved, and counts where it was
-                waiting[volume] = row
+            if backend != row.backend:  # or it moved, and counts where it was
+                waiting[row.volume] = row
             if backend is not None:
-                found.append({**row, "backend": backend})
+                found.append(replace(row, backend=backend))
         self._exports[gateway_id] = waiting
-        return {**header, "exports": found}
+        return replace(gateway, exports=tuple(found))
 
-    def _admit_streams(self, header: Row) -> Row:
+    def _admit_streams(self, announced: StoredStreams) -> StoredStreams:
         if self.is_open:
-            return header
-        gateway_id, found = _text(header, "gw"), list[Row]()
+            return announced
+        gateway_id, found = announced.gateway_id, list[StoredStream]()
         waiting = dict(self._streams.get(gateway_id, {}))
-        for row in _maps(header, "streams"):
-            stream_id = row.get("id")
-            if type(stream_id) is not int or not 0 <= stream_id <= _INT_MAX:
-                continue
+        for row in announced.streams:
             backend = self._backend_of(gateway_id, row)
-            waiting.pop(stream_id, None)
+            waiting.pop(row.stream_id, None)
             if backend is None:
-                waiting[stream_id] = row
+                waiting[row.stream_id] = row
             else:
-                found.append({**row, "backend": backend})
-                self._holders.add(stream_id, gateway_id)
+                found.append(replace(row, backend=backend))
+                self._holders.add(row.stream_id, gateway_id)
         if len(waiting) > MOST_WAITING:
             ids = list(waiting)
             of = self._holders.of(ids)
@@ -383,7 +374,7 @@ class IngestOwnership:
             for stream_id in new[: max(0, len(new) - MOST_WAITING)]:
                 del waiting[stream_id]
         self._streams[gateway_id] = waiting
-        return {**header, "streams": found}
+        return StoredStreams(gateway_id, tuple(found))
 
     # -- Rows of cuts
 
@@ -405,12 +396,12 @@ class IngestOwnership:
         ids = cut.counters[_STREAM_ID].tobytes()
         known = self._kept.get(cut.gateway_id)
         if known is None or known[0] != ids:
-            known = self._kept[cut.gateway_id] = ids, *self._look(cut)
+            known = self._kept[cut.gateway_id] = ids, *self._mask_of(cut)
         if known[2]:
             left_out.update(known[2])
         return known[1]
 
-    def _look(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
+    def _mask_of(self, cut: Cut) -> tuple[Bools | None, Counter[Key]]:
         """The mask of a cut's streams, and how many rows are left out, by volume, FOREIGN and UNANNOUNCED."""
         gateway_id, waiting = cut.gateway_id, self._streams.get(cut.gateway_id, {})
         ids: list[int] = cut.counters[_STREAM_ID].tolist()
@@ -418,7 +409,7 @@ class IngestOwnership:
         for row, (stream_id, holder) in enumerate(zip(ids, self._holders.of(ids), strict=True)):
             stream = waiting.get(stream_id)
             if stream is not None:
-                counts[_text(stream, "volume"), gateway_id] += 1
+                counts[stream.volume, gateway_id] += 1
             elif holder != gateway_id:
                 counts[UNANNOUNCED if holder is None else FOREIGN, gateway_id] += 1
             mask[row] = stream is None and holder == gateway_id
@@ -531,13 +522,3 @@ def _stray_event(whose: str, gateway_id: str, now_us: int) -> Row:
         (gateway_id, now_us // DAY_US), now_us, kind, "warning",
         element="gateway", subject=gateway_id, text=text, details={"gateway_id": gateway_id},
     )  # fmt: skip
-
-
-def _text(header: Mapping[str, Any], name: str) -> str:
-    value = header.get(name, "")
-    return clean(value) if isinstance(value, str) else ""
-
-
-def _maps(header: Mapping[str, Any], name: str) -> list[Row]:
-    value = header.get(name)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

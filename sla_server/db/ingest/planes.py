@@ -115,7 +115,7 @@ class PlaneMemory:
         """Cuts of before may come again: forget the newest ones."""
         self._gateways = {}
 
-    def look(self, cut: Cut, end_us: int) -> CutPlanes:
+    def check(self, cut: Cut, end_us: int) -> CutPlanes:
         """What the next cut of its gateway says; notes it.
 
         Args:

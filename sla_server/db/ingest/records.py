@@ -18,11 +18,12 @@ from pmdaemon import reserve
 from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
+from pmdaemon.wire.messages.stored import storable
 from sla_server.db import schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upsert import upsert
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
@@ -56,18 +57,13 @@ _RULES: Final = {name: _rules_of(table) for name, table in _TABLES.items()}
 _KEYS: Final = {name: schema.natural_key(table) for name, table in _TABLES.items()}
 
 
-def clean(text: str) -> str:
-    """Text without NUL, which PostgreSQL cannot store, and without lone surrogates."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
 def event_row(identity: Sequence[object], at_us: int, kind: str, severity: str, **columns: Any) -> Row:
     """A row of ``events`` as SQL has it (details as text); its id follows from ``identity``."""
     event_id = str(uuid.uuid5(EVENT_NAMESPACE, "\0".join(str(part) for part in (kind, *identity))))
     details = strict_json.dumps(columns.get("details", {}), separators=None, ensure_ascii=False)
-    element, subject, text = (clean(columns.get(name, "")) for name in ("element", "subject", "text"))
+    element, subject, text = (storable(columns.get(name, "")) for name in ("element", "subject", "text"))
     row = reserve.event_row(kind, severity, element, subject, text, at_us, event_id=event_id)
-    return {**row, "details": clean(details)}
+    return {**row, "details": storable(details)}
 
 
 def check_row(table_name: object, row: object) -> tuple[str, Row]:
@@ -111,9 +107,9 @@ def _checked(table_name: str, name: str, rule: _Rule, value: Any) -> Any:
         raise BadRecord(table_name, f"column {name!r} must not be null")
     if kind is str:
         if is_json and not isinstance(value, str):
-            return clean(strict_json.dumps(value, separators=None, ensure_ascii=False, default=str))
+            return storable(strict_json.dumps(value, separators=None, ensure_ascii=False, default=str))
         if isinstance(value, str):
-            return clean(value)
+            return storable(value)
     elif kind is bool:
         if isinstance(value, bool | int):
             return bool(value)
@@ -186,8 +182,8 @@ def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
     """Policies are inserted by the policy job alone; here their state changes. One at most is in force."""
     table = schema.policies
     for row in rows:
-        if row["state"] == "in-force":
-            others = (table.c.state == "in-force") & (table.c.version != row["version"])
+        if row["state"] in schema.POLICY_IN_FORCE:
+            others = table.c.state.in_(schema.POLICY_IN_FORCE) & (table.c.version != row["version"])
             connection.execute(update(table).where(others).values(state="superseded"))
         connection.execute(update(table).where(table.c.version == row["version"]).values(state=row["state"]))
 

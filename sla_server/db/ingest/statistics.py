@@ -103,7 +103,7 @@ class StoredHistograms:
             matches = np.flatnonzero(asked[place] == stored)
             hist[unknown[place[matches]]] += decode([rows[index][1] for index in matches.tolist()])
 
-    def note(self, table: Table, time_us: int, stream_ids: Int64s, blobs: list[bytes]) -> None:
+    def add(self, table: Table, time_us: int, stream_ids: Int64s, blobs: list[bytes]) -> None:
         """SQL has these from now on, if the transaction is committed."""
         key = table.name, time_us
         self._blobs.setdefault(key, {}).update(zip(stream_ids.tolist(), blobs, strict=True))
@@ -141,7 +141,7 @@ def store_statistics(
         upsert_columns(
             connection, schema.rollups, values, add=ROLLUP_SUMS, maximum=ROLLUP_GAUGES, set_=("hist",)
         )
-        stored.note(schema.rollups, slot_us, columns["stream_id"], blobs)
+        stored.add(schema.rollups, slot_us, columns["stream_id"], blobs)
     for hour_us, accumulator in sorted(window.hours.items()):
         rows, columns = window.hour_columns(hour_us)
         hist, table = accumulator.hist_of(rows), schema.rollup_hours
@@ -149,7 +149,7 @@ def store_statistics(
         blobs = histogram_codec.encode_hours(hist)
         values = {**columns, "hist": blobs}
         upsert_columns(connection, table, values, add=HOUR_SUMS, maximum=GAUGES, set_=("hist",))
-        stored.note(table, hour_us, columns["stream_id"], blobs)
+        stored.add(table, hour_us, columns["stream_id"], blobs)
     missed = window.missed_columns()
     upsert_columns(connection, schema.rollup_missed, missed, add=schema.LATE_SUMS)
     _store_stream_sums(connection, window)

@@ -148,7 +148,7 @@ class IngestStore:
             # A database of an older release: its records were stored together with the sums.
             sql_seq = self._cursor(connection, self._sql_key)
             upsert(connection, schema.consumed, [{"queue": self._records_key, "queue_seq": sql_seq}])
-            note_outage(connection, self._check_clock(connection))
+            record_outage(connection, self._check_clock(connection))
             streams = schema.streams
             said = select(streams.c.gateway_id, streams.c.stream_id, streams.c.planes)
             known = connection.execute(said.where(streams.c.planes != ""))
@@ -311,10 +311,10 @@ class IngestStore:
                 self._probe("rows-in-transaction")
                 self._unanswered = parts  # if the answer to the commit is lost, these may be stored
         except BaseException:
-            self._ownership.settle(is_stored=False)
+            self._ownership.finish(is_stored=False)
             self._is_restored = True  # it may have been committed all the same
             raise
-        self._ownership.settle(is_stored=True)
+        self._ownership.finish(is_stored=True)
         self._is_restored, self._unanswered = False, []
         self._records_seq = max(cursor, last_seq)
 
@@ -450,7 +450,7 @@ class IngestStore:
 
 
 def mark_alive(engine: Engine, now_us: int) -> None:
-    """Note in SQL that the server is up; ``note_outage`` of the next start compares.
+    """Note in SQL that the server is up; ``record_outage`` of the next start compares.
 
     Raises:
         DatabaseUnavailable: retryable; a mark that is missing makes an outage longer by that time.
@@ -460,7 +460,7 @@ def mark_alive(engine: Engine, now_us: int) -> None:
         upsert(connection, schema.meta, [row], set_=("value",))
 
 
-def note_outage(connection: Connection, now_us: int) -> None:
+def record_outage(connection: Connection, now_us: int) -> None:
     """At a start: record in ``outages`` since when the server was down, if it was for long."""
     table = schema.meta
     value = connection.execute(select(table.c.value).where(table.c.key == ALIVE_KEY)).scalar()

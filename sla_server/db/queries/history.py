@@ -32,8 +32,9 @@ from pmdaemon.wire.histogram import BUCKETS, COARSE_BUCKETS, edges_for
 from sla_server.db import histogram_codec, schema
 from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.partitions import SPANS
-from sla_server.db.queries.rows import Row, one_of
+from sla_server.db.queries.rows import one_of
 from sla_server.db.schema import HOUR_US
+from sla_server.rows import Row
 
 SLOTS_MAX: Final = 3_000  # 50 hours of minutes: more points than any screen has, and all that SQL keeps
 PERCENTILES: Final = (50, 95, 99)

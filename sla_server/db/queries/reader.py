@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import (
-    BigInteger,
     Column,
-    ColumnElement,
     Connection,
     Engine,
     Executable,
     Select,
     Table,
     and_,
-    cast,
     func,
     or_,
     select,
@@ -35,12 +32,14 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations, inbox, slices
+from sla_server.db.queries import explanations, inbox, policies, slices
 from sla_server.db.queries.history import read_history
-from sla_server.db.queries.rows import Row, chunks, decode_json
+from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
 from sla_server.db.queries.space import SpaceQueries
 from sla_server.db.schema import STREAM_SUMS
+from sla_server.rows import Row
 
 __all__ = ["STREAM_SUMS", "Row", "SliceInputs", "SqlReader", "open_reader"]
 
@@ -123,7 +122,7 @@ class SqlReader:
         sums = (
             select(
                 streams.c.volume,
-                *(_total(streams.c[name]).label(name) for name in STREAM_SUMS),
+                *(total(streams.c[name]).label(name) for name in STREAM_SUMS),
                 func.max(streams.c.last_us).label("last_us"),
                 func.count().label("streams"),
             )
@@ -190,7 +189,7 @@ class SqlReader:
         """Lifetime sums over everything, and how many gateways, volumes and streams there are."""
         streams = schema.streams
         statement = select(
-            *(func.coalesce(_total(streams.c[name]), 0).label(name) for name in STREAM_SUMS),
+            *(func.coalesce(total(streams.c[name]), 0).label(name) for name in STREAM_SUMS),
             func.count().label("streams"),
             select(func.count()).select_from(schema.gateways).scalar_subquery().label("gateways"),
             select(func.count()).select_from(schema.volumes).scalar_subquery().label("volumes"),
@@ -209,6 +208,11 @@ class SqlReader:
         """(gateway_id, epoch, highest seq ingested)."""
         table = schema.ingest_watermark
         return [(row["gateway_id"], int(row["epoch"]), row["seq"]) for row in self._rows(select(table))]
+
+    def sizes(self) -> Row:
+        """How large the database is, and each table (``sizes``)."""
+        with translated(self._engine), self._engine.connect() as connection:
+            return read_sizes(connection)
 
     def processes(self) -> list[Row]:
         """State of the server's own processes, by name."""
@@ -395,35 +399,32 @@ class SqlReader:
 
     def policies(self, limit: int = 20, before: int | None = None) -> list[Row]:
         """Policy versions, newest first, ``job`` and ``report`` decoded; ``before``: older than that one."""
-        table = schema.policies
-        statement = select(table).order_by(table.c.version.desc()).limit(limit)
-        if before is not None:
-            statement = statement.where(table.c.version < before)
-        rows = self._rows(statement)
-        return decode_json(rows, ("job", "report"))
+        return decode_json(self._rows(policies.listed(limit, before)), ("job", "report"))
 
-    def policy_caps(
-        self,
-        version: int,
-        hour_of_week: int | None = None,
-        limit: int | None = None,
-        after: str | None = None,
-    ) -> list[Row]:
-        """Caps of one policy version, of one hour (0 = Monday 00 UTC) or of all 168, by volume and hour.
+    def policy(self, version: int) -> Row | None:
+        """One policy version, ``job`` and ``report`` decoded; None if it was never stored."""
+        return next((row for row in self.policies(1, version + 1) if row["version"] == version), None)
 
-        ``after``: "VOLUME:HOUR" of the last row of the former page.
-        """
-        table = schema.policy_caps
-        place = table.c.volume, table.c.hour_of_week
-        statement = select(table).where(table.c.version == version).order_by(*place).limit(limit)
-        if after:
-            volume, _, hour_text = after.rpartition(":")
-            if not hour_text.isdigit():
-                raise ValueError(f"{after!r} is no cursor; use the `next` of the page before")
-            statement = statement.where(tuple_(*place) > (volume, int(hour_text)))
-        if hour_of_week is not None:
-            statement = statement.where(table.c.hour_of_week == hour_of_week)
-        return self._rows(statement)
+    def usable_policy(self, but: Collection[int] = ()) -> Row | None:
+        """Version and state of the newest policy that may be in force, leaving some versions out."""
+        return next(iter(self._rows(policies.newest(schema.POLICY_USABLE, but))), None)
+
+    def policy_in_force(self) -> Row | None:
+        """Version and state of the policy in force."""
+        return next(iter(self._rows(policies.newest(schema.POLICY_IN_FORCE))), None)
+
+    def policy_caps(self, version: int, *which: Any, **wanted: Any) -> list[Row]:
+        """See ``policies.caps``."""
+        return self._rows(policies.caps(version, *which, **wanted))
+
+    def policy_changes(self, before: int, after: int, limit: int, after_volume: str = "") -> list[Row]:
+        """See ``policies.changes``."""
+        return self._rows(policies.changes(before, after, limit, after_volume))
+
+    def jobs(self, limit: int = 100, before: str | None = None) -> list[Row]:
+        """Runs of jobs, newest first; pages as in ``events``."""
+        statement = self._page(schema.jobs, "job_id", limit, before, schema.jobs.c.started_us)
+        return self._with_cursor(self._rows(statement), "job_id", "started_us")
 
     # -- Around one moment: what ``sla why`` asks (``explanations``).
 
@@ -591,11 +592,6 @@ class SqlReader:
         for row, hist in zip(rows, dense, strict=True):
             row["hist"] = hist
         return rows
-
-
-def _total(column: ColumnElement[int]) -> ColumnElement[int]:
-    """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
-    return cast(func.sum(column), BigInteger)
 
 
 def open_reader(config: DatabaseConfig, data_dir: Path) -> SqlReader:

@@ -26,7 +26,7 @@ from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import check_made, make_engine, translated
 from sla_server.db.errors import DbError
-from sla_server.db.queries.rows import Row
+from sla_server.rows import Row
 
 Ints = npt.NDArray[np.int64]
 MOST_ROWS: Final = 4_000_000  # some 16 columns of 8 bytes: half a gigabyte

@@ -1,4 +1,4 @@
-"""Helpers of every SELECT: lists of values in pieces, decoded JSON.
+"""Helpers of every SELECT: lists of values in pieces, decoded JSON, sums.
 
 A row is a ``dict`` of int, float, str, bool, bytes and None; JSON columns are decoded.
 """
@@ -10,16 +10,19 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     Column,
     ColumnElement,
     Connection,
     any_,
     bindparam,
+    cast,
+    func,
 )
 
 from pmdaemon.runtime import strict_json
+from sla_server.rows import Row
 
-Row = dict[str, Any]
 Item = TypeVar("Item")
 IN_LIST = 500  # items of one IN list; SQLite allows 32,766 parameters, plans stay small far below that
 
@@ -48,3 +51,8 @@ def decode_json(rows: list[Row], columns: Iterable[str]) -> list[Row]:
             value = row.get(name)
             row[name] = strict_json.loads(value) if value else None
     return rows
+
+
+def total(column: ColumnElement[int]) -> ColumnElement[int]:
+    """SUM as int64: PostgreSQL's sum of bigint is numeric, which would arrive as Decimal."""
+    return cast(func.sum(column), BigInteger)

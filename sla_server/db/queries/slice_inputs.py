@@ -17,7 +17,8 @@ from sqlalchemy import ColumnElement, Connection, Executable, Table, select
 from pmdaemon.wire.cut import OUTSTANDING_COLUMNS
 from pmdaemon.wire.histogram import BUCKETS
 from sla_server.db import histogram_codec, schema
-from sla_server.db.queries.rows import IN_LIST, Row, chunks, one_of
+from sla_server.db.queries.rows import IN_LIST, chunks, one_of
+from sla_server.rows import Row
 
 Ints = npt.NDArray[np.int64]
 ARRAY_ITEMS: Final = 4096

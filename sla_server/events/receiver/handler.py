@@ -156,7 +156,7 @@ class PostHandler:
         except QueueFull as exc:
             log.error("no-room-for-events", sender=name, problem=str(exc))
             return PostAnswer(503, "the queue of events is full", FULL_AFTER_S)
-        self._note(name, new, len(items))
+        self._count(name, new, len(items))
         if not self._confirmed(items):
             text = "recorded; not every recipient has confirmed it yet"
             return PostAnswer(503, text, UNCONFIRMED_AFTER_S)
@@ -189,7 +189,7 @@ class PostHandler:
             return PostAnswer(503, "the secret of this sender cannot be read here", 60)
         return None if is_signed(secret, signature, content, self._clock.unix_us() / 1e6) else refusal
 
-    def _note(self, name: str, new: int, count: int) -> None:
+    def _count(self, name: str, new: int, count: int) -> None:
         with self._lock:
             found = self._figures.senders[name]
             found.taken += new

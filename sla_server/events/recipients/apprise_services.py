@@ -4,7 +4,8 @@ apprise is an optional dependency (``pip install storage-sla-server[notify]``) a
 delivery. Its addresses hold the services' tokens, so the document names a file with one address a line.
 
 apprise says success or not, without a reason, and has timeouts of its own for each read; the call runs in a
-thread that is left behind at the deadline. While it runs no other one is begun.
+thread that is left behind at the deadline. While it runs no other one is begun. What it raises is raised by
+``deliver``: the answer names the type alone, because the text may repeat a token.
 """
 
 from __future__ import annotations
@@ -63,24 +64,24 @@ class AppriseServices:
             return retry("apprise is not installed: pip install storage-sla-server[notify]", MENDED_AFTER_S)
         except (SecretUnusable, ValueError) as exc:
             return retry(str(exc), MENDED_AFTER_S)
-        found: list[bool] = []
+        found: list[bool | Exception] = []
         last = notices[-1]
         kind = "success" if last.status is Status.RESOLVED else TYPES[last.event.severity]
 
         def call() -> None:
-            found.append(
-                bool(
-                    services.notify(
-                        body=wording.text(notices), title=wording.title(notices), notify_type=kind
-                    )
-                )
-            )
+            try:
+                body, title = wording.text(notices), wording.title(notices)
+                found.append(bool(services.notify(body=body, title=title, notify_type=kind)))
+            except Exception as exc:  # noqa: BLE001 - raised below, in the recipient's thread
+                found.append(exc)
 
         self._call = threading.Thread(target=call, name="apprise", daemon=True)
         self._call.start()
         self._call.join(deadline.left_s())
         if self._call.is_alive():
             return retry("no answer in time")
+        if found and isinstance(found[0], Exception):
+            raise found[0]
         return CONFIRMED if found == [True] else retry("the service refused it, or could not be reached")
 
     def close(self) -> None:

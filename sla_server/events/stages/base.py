@@ -28,7 +28,9 @@ class StageReason(Enum):
     ALREADY_FIRING = "already-firing"
     OVER = "over"
     PARTNER = "partner"
-    """An event of the partner, which that has delivered or will."""
+    """An event of the partner that was delivered there or here."""
+    LEFT_TO_PARTNER = "left-to-partner"
+    """An event of the partner, which is there, and delivers it."""
     SENT_BY_PARTNER = "sent-by-partner"
     """An event of this server, which the partner has delivered meanwhile."""
 

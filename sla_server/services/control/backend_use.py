@@ -63,7 +63,7 @@ class BackendUse:
         self._columns, self._numbers = np.array(columns, np.int64), np.array(numbers, np.int64)
         self._targets = np.array(targets + clients, np.int64)
 
-    def look(self) -> tuple[Floats, Floats]:
+    def rates(self) -> tuple[Floats, Floats]:
         """Cost rate of each target, the newest cut in full, and its fading peak; both of shape (names,)."""
         parts = list[Floats]()
         if self._usage is not None:
@@ -83,7 +83,7 @@ class BackendUse:
         """Places of the targets that may count, in order.
 
         Args:
-            cost: as ``look`` has it.
+            cost: as ``rates`` has it.
             wanted: names that are chosen in any case, if they are here.
             least_ratio: share of the backend's cost from which on a volume counts, and so its clients may.
         """

@@ -161,6 +161,24 @@ class Controller:
         self.policy.backend_modes = dict(modes)
         self._modes_changed()
 
+    def set_policy_stage(self, mode: str, modes: Mapping[str, str]) -> None:
+        """Where the policy's caps hold: on all backends, and on those with a stage of their own, complete."""
+        stage = self.policy.stage
+        if (mode, dict(modes)) != (stage.mode, stage.modes):
+            stage.mode, stage.modes = mode, dict(modes)
+            self.policy.modes_changed()
+
+    def compare_policy(self, now_ns: int) -> None:
+        """Compare uses with the policy's caps that do not hold; once a second."""
+        wanted, manager = self.policy.wanted["policy"], self.policy
+        rates = ((v, each.cost_per_s) for v, each in wanted.items() if not manager.enforces("policy", v))
+        caps = [(volume, cost) for volume, cost in rates if cost is not None]
+
+        def place_of(volume: str) -> tuple[str, float]:
+            return backend_among(self.inventory.carriers_of(volume), volume), self.inventory.cost_of(volume)
+
+        manager.stage.compare(manager.policy_version, caps, place_of, now_ns)
+
     def set_agreement_modes(self, modes: Mapping[str, str]) -> None:
         """Agreements with a mode of their own, complete; it takes precedence over that of a backend."""
         if modes != self.policy.agreement_modes:
@@ -456,10 +474,10 @@ class Controller:
         """Look at everything; call it some four times a second."""
         self._ticked_ns = now_ns
         self._intake.flush()
-        events, ended = self.faults.look(self.tables, now_ns)
+        events, ended = self.faults.check(self.tables, now_ns)
         self.loops.faults_ended(ended)
         decisions = [*self._assess_promises(now_ns), *events]
-        decisions += self._manual_causes.look(now_ns)
+        decisions += self._manual_causes.check(now_ns)
         decisions += self.loops.run(now_ns, unix_us)
         plan = self.policy.decide(self.tables, now_ns, unix_us)
         self.loops.shut_gates(plan.waits, self.tables, now_ns)
@@ -489,7 +507,8 @@ class Controller:
             unix_us,
             self._ticked_ns - round(self.settings.silent_s * 1e9),
         )
-        return {**view, "feed_forward": self.loops.forward.figures()}
+        stage = self.policy.stage.view(most)
+        return {**view, "policy_stage": stage, "feed_forward": self.loops.forward.figures()}
 
     def promise_states(self, keys: Iterable[Key]) -> dict[Key, dict[str, Any]]:
         """``state`` and ``u`` of these objectives, as in the live view; those not in force are left out.

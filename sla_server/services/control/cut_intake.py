@@ -128,7 +128,7 @@ class CutIntake:
             table = self._tables.get(gateway_id)
             known = table is not None and table.state == "up" and gateway_id in gateways
             if not known or gateway_id in inside or len(inside) == MOST_CUTS:
-                self._enter_batch()
+                self._flush_batch()
                 inside.clear()
             if table is None:
                 table = self._tables[gateway_id] = GatewayTable(gateway_id, self._usage)
@@ -150,12 +150,12 @@ class CutIntake:
                 self._usage.resync(table.places)
                 self._usage.streams.resync(table.numbers)
                 self._scopes.table.windows.resync(plan.members)
-            lacks, has_stopped = self._planes.look(table, cut, plan, now_ns)
+            lacks, has_stopped = self._planes.check(table, cut, plan, now_ns)
             excused = self._excused(table.starved_ratio) if table.starved_ratio else 0.0
             self._taken.append(Taken(cut, table, plan, now_ns, excused, lacks, has_stopped))
             self._received.append(recv_us)
             self._shut.append(shut)
-        self._enter_batch()
+        self._flush_batch()
 
     def _excused(self, starved_ratio: float) -> float:
         """Share of a cut's I/Os that its gateway's own host may have made late; see ``verdicts``."""
@@ -164,7 +164,7 @@ class CutIntake:
             return 0.0
         return min(s.starved_weight * starved_ratio, s.starved_most_ratio)
 
-    def _enter_batch(self) -> None:
+    def _flush_batch(self) -> None:
         if not self._taken:
             return
         taken, received, shut = self._taken, self._received, self._shut

@@ -150,7 +150,7 @@ class FeedForward:
                 watched.modes = self._modes_on(backend)
                 self._discard(watched)
 
-    def look(self, controls: Mapping[str, BackendControl], now_ns: int, unix_us: int) -> list[PrePosition]:
+    def poll(self, controls: Mapping[str, BackendControl], now_ns: int, unix_us: int) -> list[PrePosition]:
         """Once a poll: follow the load of each backend watched; what must be put in force now."""
         if now_ns < self._next_ns or not self.backends:
             return []
@@ -270,7 +270,8 @@ class FeedForward:
         for volume in dict.fromkeys(map(volume_of, watched.volumes)):
             coming = self._coming.get(volume)
             now = layer[volume].rates.cost_per_s if volume in layer else None
-            if coming is not None and (now is None or coming < now):
+            is_lower = coming is not None and (now is None or coming < now)
+            if is_lower and self._policy.enforces("policy", volume):
                 return True
         return False
 
@@ -381,7 +382,7 @@ class FeedForward:
         trial = watched.trial(expected.reason)
         if not expected.came:
             trial.miss()
-        elif trial.enter(expected.burst(self._now_ns / 1e9)):
+        elif trial.add(expected.burst(self._now_ns / 1e9)):
             self.counters.discarded += 1
         trial.is_doubtful |= watched.doubt != 0  # one more without C ahead tells storage from demand
         reason = trial.why_off(self._own)

@@ -102,7 +102,7 @@ class Trial:
         """A burst that was expected did not come."""
         self.missed += 1
 
-    def enter(self, burst: Burst) -> bool:
+    def add(self, burst: Burst) -> bool:
         """A burst has come and was watched; whether what was known before it was discarded."""
         if burst.is_proven:
             self.missed = 0

@@ -207,6 +207,10 @@ class BackendInventory:
             self._mean_costs[target] = max(cost / ops, 1.0)
         return self._mean_costs.get(target, self._mean_costs.get(volume_of(target), SMALL_IO_COST))
 
+    def cost_of(self, volume: str) -> float:
+        """What a volume uses now, cost units a second."""
+        return sum(use.cost_per_s for _, use in self._used(volume))
+
     def _used(self, target: str) -> list[tuple[GatewayTable, Usage | ClientUse]]:
         """What it uses through each of the gateways that are up."""
         tables = [table for table in self.carriers_of(target).values() if table.state == "up"]
@@ -255,7 +259,7 @@ class BackendInventory:
             caps: what the loop allows each of them now.
         """
         every, found = self._use_on(backend), Neighbours()
-        cost, peak = every.look()
+        cost, peak = every.rates()
         for at in every.chosen(cost, caps.keys(), self._settings.small_share_ratio).tolist():
             target = every.names[at]
             found[target] = self.neighbour(target, caps.get(target), backend)

@@ -148,7 +148,7 @@ class Loops:
             at_risk = {p.key for row in rows if (p := table.promises[row]) is not None}
             decisions += self._step(backend, scopes, outside.get(backend, ()), at_risk, now_ns, unix_us)
         self._stepped = set(due)
-        for ready in self.forward.look(self.controls, now_ns, unix_us):
+        for ready in self.forward.poll(self.controls, now_ns, unix_us):
             self._pre_position(ready, now_ns, unix_us)
         return decisions
 
@@ -313,7 +313,7 @@ class Loops:
             self._helped.pop(backend, None)  # of a loop that has ended
         self._helped.setdefault(backend, set()).update(at_risk)
         self._give_up_waiting(control, now_ns)
-        self._welcome(control)
+        self._restore_returned(control)
         turned = turn_over(control, victims, neighbours, now_ns)
         if turned is not None:
             if not self._take_together(turned[0], now_ns):
@@ -336,7 +336,7 @@ class Loops:
             self._policy.release_control(backend, step.reason, step.text)
         return [*_notices(backend, step), *left_out]
 
-    def _welcome(self, control: BackendControl) -> None:
+    def _restore_returned(self, control: BackendControl) -> None:
         """Gateways that were lost, are back and hold what they should."""
         for gateway_id in list(control.away):
             found = self._policy.gateways.get(gateway_id)

@@ -50,7 +50,7 @@ class ManualCauses:
         self._scopes, self._policy = scopes, policy
         self._reported: dict[_Cause, Report] = {}
 
-    def look(self, now_ns: int) -> list[Decision]:
+    def check(self, now_ns: int) -> list[Decision]:
         """Events about what was not reported yet, or long ago."""
         manual = self._policy.layers["manual"]
         self._reported = {

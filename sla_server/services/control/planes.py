@@ -77,7 +77,7 @@ class PlaneStates:
         self._gateways: dict[str, _Gateway] = {}
         self._numbers: dict[tuple[str, str], int] = {}
 
-    def look(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> MissingPlanes:
+    def check(self, table: GatewayTable, cut: Cut, plan: RowPlan, now_ns: int) -> MissingPlanes:
         """Note what an accepted cut of a gateway says; whether planes of it are missing from the cut."""
         said = cut.extra.get("dp")
         if not said:

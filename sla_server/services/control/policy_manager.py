@@ -4,7 +4,7 @@ Layers of wishes for a volume, each with a throttle row of its own:
 
     manual     an operator's, in any mode, until released or expired
     control    the loop's, in mode enforce
-    policy     the Spark policy of this hour, in mode enforce; a manual one on the volume takes its place
+    policy     the Spark policy of this hour, in mode and stage enforce; a manual one takes its place
     agreed     the cap written in an agreement of the volume, or of a client of it, in mode enforce
 
 In force is the lowest of them, rate by rate, but never below the volume's floor: the loop and the policies
@@ -14,9 +14,7 @@ complete set when it changes.
 
 A wish of the layers manual, control and agreed may be about one client of a volume, one of an operator about
 a group of volumes (a *target*, see ``targets``). It holds beside what is in force for the volume, and is sent
-to gateways that apply such caps.
-
-Pure: no clock, no I/O. Changed only by the controller's one thread.
+to gateways that apply such caps. Pure: no clock, no I/O. Changed only by the controller's one thread.
 """
 
 from __future__ import annotations
@@ -42,6 +40,7 @@ from sla_server.services.control.decisions import (
     SetCaps,
 )
 from sla_server.services.control.groups import Groups, TargetAnswers
+from sla_server.services.control.policy_stage import PolicyStage
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import NeighbourTerms
 from sla_server.services.control.targets import client_of, group_of, volume_of
@@ -80,6 +79,7 @@ class PolicyManager:
     backend_modes: dict[str, str] = field(default_factory=dict)
     agreement_modes: dict[str, str] = field(default_factory=dict)
     policy_version: int | None = None
+    stage: PolicyStage = field(default_factory=PolicyStage)
     gen: int = 0
     layers: dict[str, dict[str, Throttle]] = field(
         default_factory=lambda: {"manual": {}, "control": {}, "policy": {}, "agreed": {}}
@@ -92,7 +92,7 @@ class PolicyManager:
     groups: Groups = field(default_factory=Groups)
     answers: TargetAnswers = field(init=False)
     _split: CapSplit = field(init=False)
-    _wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
+    wanted: dict[str, dict[str, Rates]] = field(default_factory=lambda: {"policy": {}, "agreed": {}})
     _agreed_by: dict[str, str] = field(default_factory=dict)
     _followed: str = ""  # mode in which _wanted was last carried out; "" when it has changed since
     _fresh: list[Throttle] = field(default_factory=list)
@@ -116,11 +116,12 @@ class PolicyManager:
         """Follow the modes with the next ``decide``."""
         self._followed = ""
 
-    def _enforces(self, layer: str, target: str, backend: str = "", victim: str = "") -> bool:
+    def enforces(self, layer: str, target: str, backend: str = "", victim: str = "") -> bool:
         """Whether a wish of this layer is carried out."""
         place = backend or backend_among(self.carriers_of(target), volume_of(target))
         of_layer = {"control": victim.partition("/")[0], "agreed": self._agreed_by.get(target, "")}
-        return self.mode_of(place, of_layer.get(layer, "")) == "enforce"
+        is_off = layer == "policy" and self.stage.mode_of(place) != "enforce"
+        return not is_off and self.mode_of(place, of_layer.get(layer, "")) == "enforce"
 
     # Wishes.
 
@@ -169,7 +170,7 @@ class PolicyManager:
     def change_victim(self, backend: str, victim: str) -> None:
         """The loop's caps of a backend that were set for a promise only observed now are for another."""
         for throttle in self.layers["control"].values():
-            if throttle.backend == backend and not self._enforces(
+            if throttle.backend == backend and not self.enforces(
                 "control", throttle.volume, backend, throttle.victim
             ):
                 throttle.victim = victim
@@ -186,7 +187,7 @@ class PolicyManager:
 
     def set_wanted(self, layer: str, wanted: Mapping[str, Rates], version: int | None = None) -> None:
         """Caps of layer "policy" or "agreed" by target, complete; they act in mode enforce."""
-        self._wanted[layer] = dict(wanted)
+        self.wanted[layer] = dict(wanted)
         self._followed = ""
         if layer == "policy":
             self.policy_version = version
@@ -199,8 +200,8 @@ class PolicyManager:
     def change_agreed(self, caps: Mapping[str, tuple[Rates, str]], gone: Iterable[str]) -> None:
         """Caps of more targets, or other caps of the same ones, and targets without one now."""
         for target in gone:
-            self._wanted["agreed"].pop(target, None)
-        self._wanted["agreed"].update({target: rates for target, (rates, _) in caps.items()})
+            self.wanted["agreed"].pop(target, None)
+        self.wanted["agreed"].update({target: rates for target, (rates, _) in caps.items()})
         self._agreed_by.update({target: sla for target, (_, sla) in caps.items()})
         self._followed = ""
 
@@ -258,8 +259,8 @@ class PolicyManager:
                 self.groups.set(throttle.group, throttle.weights)
             if throttle.gen is not None and throttle.gen < MAX_GEN:  # others were never issued by us
                 self.gen = max(self.gen, throttle.gen)
-            if layer in self._wanted:
-                self._wanted[layer][throttle.target] = throttle.rates
+            if layer in self.wanted:
+                self.wanted[layer][throttle.target] = throttle.rates
             self._followed = ""
             restored.append(throttle)
         return restored
@@ -272,7 +273,7 @@ class PolicyManager:
 
     def gateway_up(self, table: GatewayTable, now_ns: int) -> None:
         """A gateway speaks: for the first time (what it holds is believed) or again (a cut will tell)."""
-        if self.backend_modes:  # which backend a volume is on may be known only now
+        if self.backend_modes or self.stage.modes:  # which backend a volume is on may be known only now
             self._followed = ""
         self.carriers_changed({*table.exports, *table.use})
         self.shares.due.add(table.gateway_id)
@@ -297,7 +298,7 @@ class PolicyManager:
             throttle.waiting[table.gateway_id] = max(unsettled, default=1)
             throttle.unseen.add(table.gateway_id)
             throttle.issued_ns = now_ns
-            self.index.look_after(throttle)
+            self.index.refresh(throttle)
 
     def gateway_lost(self, gateway_id: str, now_ns: int) -> None:
         """Nothing reaches it now; its lease decides what it does."""
@@ -329,7 +330,7 @@ class PolicyManager:
                 changed |= throttle.measured(
                     table.gateway_id, share, use, duration_us / 1e6, self.settings, unix_us
                 )
-                self.index.look_after(throttle)
+                self.index.refresh(throttle)
             if changed:
                 self._dirty[throttle.throttle_id] = throttle
 
@@ -425,7 +426,7 @@ class PolicyManager:
             self._events.append(_event("throttle-set", throttle, throttle.announced(self.held)))
         self._fresh = []
         for throttle, state, reason, text in self._ended:
-            self._note_ended(throttle, reason, text, unix_us)
+            self._record_ended(throttle, reason, text, unix_us)
             throttle.end(state, text, unix_us)
             if throttle.throttle_id:
                 decisions.append(RecordThrottle(throttle.row()))
@@ -440,7 +441,7 @@ class PolicyManager:
                 self._failed.append((throttle, why))
         self._dirty.pop("", None)
         for throttle in self._dirty.values():
-            self._note_cap(throttle, unix_us)
+            self._record_cap(throttle, unix_us)
         for throttle, why in self._failed:
             self._add_row(DecisionKind.NOT_EFFECTIVE, throttle, throttle.reason, why, throttle.rates, unix_us)
         self._failed = []
@@ -449,19 +450,18 @@ class PolicyManager:
         self._dirty, self._events = {}, []
         return ThrottlePlan(decisions, waits)
 
-    def _note_cap(self, throttle: Throttle, unix_us: int) -> None:
+    def _record_cap(self, throttle: Throttle, unix_us: int) -> None:
         """Keep a cap that is new or has another rate, and what its gateways have confirmed since."""
         noted = throttle.noted_rates
         if noted is None or throttle.rates.differs(noted, SAME_RATIO):
             kind = DecisionKind.CAP_SET if noted is None else DecisionKind.CAP_CHANGED
-            text, rates = throttle.text, throttle.rates
-            throttle.noted = self._add_row(kind, throttle, throttle.reason, text, rates, unix_us)
-            throttle.noted_rates = rates
+            throttle.noted_rates = rates = throttle.rates
+            throttle.noted = self._add_row(kind, throttle, throttle.reason, throttle.text, rates, unix_us)
             return
         if throttle.noted is not None:
             self.log.confirm(throttle.noted, throttle.confirmed_us, throttle.seen_us)
 
-    def _note_ended(self, throttle: Throttle, reason: Reason, text: str, unix_us: int) -> None:
+    def _record_ended(self, throttle: Throttle, reason: Reason, text: str, unix_us: int) -> None:
         if throttle.throttle_id and throttle.noted_rates is not None:  # else it never was in force
             self._add_row(DecisionKind.CAP_RELEASED, throttle, reason, text, None, unix_us)
 
@@ -497,11 +497,11 @@ class PolicyManager:
         self.index.changed()
         for name in ("control", "policy", "agreed"):
             for key, found in list(self.layers[name].items()):
-                if not self._enforces(name, key, found.backend, found.victim):
+                if not self.enforces(name, key, found.backend, found.victim):
                     self._end(name, key, "released", Reason.MODE_OBSERVE, "mode observe actuates nothing")
         for name, reason in (("policy", Reason.POLICY), ("agreed", Reason.AGREED_CAP)):
             layer = self.layers[name]
-            wanted = {v: rates for v, rates in self._wanted[name].items() if self._enforces(name, v)}
+            wanted = {v: rates for v, rates in self.wanted[name].items() if self.enforces(name, v)}
             for target in [t for t in layer if t not in wanted]:
                 self._end(name, target, "released", Reason.WITHDRAWN, "no longer asked for")
             for target, rates in wanted.items():
@@ -569,11 +569,11 @@ class PolicyManager:
                 if not throttle.group:
                     throttle.backend = throttle.backend or table.backend_of(throttle.volume)
                 throttle.issued(gateway_id, gen, now_ns)
-                self.index.look_after(throttle)
+                self.index.refresh(throttle)
                 self._dirty[throttle.throttle_id] = throttle
         for throttle in self._fresh:
             throttle.join(self.gateways, now_ns)
-            self.index.look_after(throttle)
+            self.index.refresh(throttle)
         return waits
 
     def _begin(self, layer: str, key: str, throttle: Throttle) -> None:

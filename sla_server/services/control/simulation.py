@@ -313,15 +313,15 @@ class SimGateway:
         is_new = math.isinf(self._lease_ends)
         self._lease_ends = self.world.now + self._lease_s
         if is_new:
-            self.world.at(self._lease_ends, self._look_at_lease)
+            self.world.at(self._lease_ends, self._check_lease)
 
-    def _look_at_lease(self) -> None:
+    def _check_lease(self) -> None:
         if math.isinf(self._lease_ends):
             return
         if self.world.now >= self._lease_ends:
             self.expire_lease()
         else:
-            self.world.at(self._lease_ends, self._look_at_lease)
+            self.world.at(self._lease_ends, self._check_lease)
 
     def expire_lease(self) -> None:
         """No renewal came for a lease: back to the static policy."""

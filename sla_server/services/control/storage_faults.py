@@ -63,7 +63,7 @@ class StorageFaults:
         found = self._faults.get(backend)
         return found.since_ns if found is not None and not found.is_over else None
 
-    def look(self, tables: Mapping[str, GatewayTable], now_ns: int) -> tuple[list[RaiseEvent], list[str]]:
+    def check(self, tables: Mapping[str, GatewayTable], now_ns: int) -> tuple[list[RaiseEvent], list[str]]:
         """Follow the newest cuts; events due, and backends whose fault has ended."""
         s, events, ended = self._settings, list[RaiseEvent](), list[str]()
         signs = self._usage.faults(self._silent(tables.values(), now_ns), s.fault_stall_s * 1e6)

@@ -89,7 +89,7 @@ class ThrottleIndex:
         self.looked_at += len(found)
         return iter(found.values())
 
-    def look_after(self, throttle: Throttle) -> None:
+    def refresh(self, throttle: Throttle) -> None:
         """A gateway has still to confirm it, or measured more than it allows."""
         if throttle.is_unproven:
             self._unproven[id(throttle)] = throttle

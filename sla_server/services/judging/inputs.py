@@ -22,8 +22,9 @@ from sla_server.agreements.slot_table import (
     limit_key,
 )
 from sla_server.agreements.thresholds import QEMU_PREFIX
+from sla_server.rows import Row
 from sla_server.services.judging.track import JudgedStream
-from sla_server.services.store import Row, SliceInputs
+from sla_server.services.store import SliceInputs
 
 _TIME_BITS: Final = 44  # microseconds of half a year, from the first slot of the read on
 HOST: Final = "-"

@@ -51,6 +51,7 @@ from sla_server.agreements.verdicts import (
     thresholds_us,
 )
 from sla_server.ownership import REVOKED, VolumeClaim, enumerated
+from sla_server.rows import Row, Rows
 from sla_server.services.exclusions import key_of
 from sla_server.services.judging.inputs import SliceRows
 from sla_server.services.judging.objectives import Key, ObjectiveHistory, revision_events
@@ -64,7 +65,7 @@ from sla_server.services.judging.track import (
     JudgedStream,
     Track,
 )
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 from sla_server.services.store import SqlReads
 
 BUCKET_US: Final = 3600 * SECOND_US  # due slices of one hour share one read
@@ -141,7 +142,7 @@ class Judge:
         self, store: SqlReads, judge_late_s: float, breathe: Callable[[], None] = lambda: None
     ) -> None:
         self._store = store
-        self._breathe = breathe
+        self._yield_to_main_loop = breathe
         self._late_us = round(judge_late_s * SECOND_US)
         self._tracks: dict[Name, Track] = {}
         self._books = ObjectiveHistory()
@@ -242,7 +243,7 @@ class Judge:
         if self._tracks:
             self._judge_due(now_us, result)
         judged = {(row["name"], row["objective"]): None for name, row in result.rows if name == "slices"}
-        result.changed, events = self._books.stand(judged, now_us)
+        result.changed, events = self._books.refresh(judged, now_us)
         result.rows += events
         result.rows += revision_events(result.revised, now_us)
         result.standings = dict(self._books.standings)
@@ -259,22 +260,22 @@ class Judge:
         self._set_scopes()
 
     def _judge_due(self, now_us: int, result: Judgement) -> None:
-        if not self._look_around(now_us):
+        if not self._read_progress(now_us):
             return
         progress = self._progress
         parts: list[list[_Due]] = []
         try:
-            self._note_late_cuts(now_us)
+            self._record_late_cuts(now_us)
             parts = _parts(self._due(progress, now_us))
             while parts:
-                self._breathe()
+                self._yield_to_main_loop()
                 part = self._read(parts[0], progress, now_us)
                 judged = zip(parts.pop(0), part.gateways, *part.judged(), strict=True)
                 for count, (due, gateways, found, lost) in enumerate(judged):
                     if count % BREATH_DUES == 0 and count:
-                        self._breathe()
+                        self._yield_to_main_loop()
                     lacking = frozenset([name for name in gateways if progress.get(name, 0) < due.end_us])
-                    self._enter(due, found, lost, lacking, now_us, result)
+                    self._add_verdict(due, found, lost, lacking, now_us, result)
         except SlaError as exc:
             if not exc.retryable:
                 raise
@@ -283,7 +284,7 @@ class Judge:
             for due in itertools.chain(*parts):
                 due.track.postpone(due.start_us)
 
-    def _look_around(self, now_us: int) -> bool:
+    def _read_progress(self, now_us: int) -> bool:
         """Read progress; False if there are streams that are not known here.
 
         Passes that follow at once, to judge the rest of what was due, make do with the progress of the first.
@@ -296,7 +297,7 @@ class Judge:
         return True
 
     def _streams_are_read(self, now_us: int) -> bool:
-        """Whether all streams of SQL are known; they are read when there are others, or when those settle.
+        """Whether all streams of SQL are known; they are read when there are others, or when those record.
 
         A fleet that registers brings new ones for many passes, and to read 64,000 takes a second.
         """
@@ -312,7 +313,7 @@ class Judge:
         self._set_scopes()
         return True
 
-    def _note_late_cuts(self, now_us: int) -> None:
+    def _record_late_cuts(self, now_us: int) -> None:
         """Make slices due again that late cuts belong to; those of some tracks in each pass."""
         if now_us - self._late_read_us >= EVERY_US:
             for row in self._store.late_cuts(self._late_seen_us, now_us - OPEN_US):
@@ -325,15 +326,15 @@ class Judge:
             if reads >= MOST_LOADS:
                 return
             if (track := self._tracks.get(name)) is not None:
-                reads += self._note_late(track, self._late[name])
+                reads += self._record_late(track, self._late[name])
                 self._queue.add(name)
             del self._late[name]
 
-    def _note_late(self, track: Track, slots: dict[int, int]) -> bool:
+    def _record_late(self, track: Track, slots: dict[int, int]) -> bool:
         """Note late cuts of one track; whether that took a read."""
         noted_us: dict[int, int] = {}
         for slot_us, at_us in slots.items():
-            start_us = track.note_late(slot_us)
+            start_us = track.record_late(slot_us)
             if start_us is not None:
                 noted_us[start_us] = max(at_us, noted_us.get(start_us, 0))
         if noted_us:
@@ -381,7 +382,7 @@ class Judge:
             from_us, step_us = to_us, 2 * step_us
         return part
 
-    def _enter(
+    def _add_verdict(
         self,
         due: _Due,
         verdict: SliceVerdict,
@@ -395,14 +396,14 @@ class Judge:
         before = track.state_of(start_us)
         if due.is_disowned:
             self._say_without(due, result)
-        if not track.settle(row, lacking):
+        if not track.record(row, lacking):
             return
         result.rows.append(("slices", row))
         if before not in ("", verdict.state):
             result.revised.setdefault(track.key, []).append((start_us, before, verdict.state))
         if verdict.state == "bad" and row["revision"] == 0:
             result.bad.append((track.key, start_us, end_us))
-        self._books.enter(track, row)
+        self._books.add_slice(track, row)
 
     def _say_without(self, due: _Due, result: Judgement) -> None:
         """Note, once an agreement, which gateways it is judged without from this slice on."""

@@ -22,13 +22,15 @@ from sla_server.agreements.compliance import (
     JudgedTime,
     ObjectiveStatus,
     Terms,
+    mark_of,
     standing,
     terms_for,
     terms_of,
 )
 from sla_server.agreements.slice_history import code_of
+from sla_server.rows import Row, Rows
 from sla_server.services.judging.track import DAY_US, Track
-from sla_server.services.rows import Row, Rows, event_row, identity
+from sla_server.services.rows import event_row, identity
 
 MOST_STANDINGS: Final = 512
 """Standings of one pass beyond those whose slices were judged in it; none if those are as many."""
@@ -46,6 +48,7 @@ class _Book:
     Attributes:
         version: in force when it was opened, or when it was seen to reach back far enough for it
         from_us: since when it has every slice
+        good_us, bad_us: time that was judged so since the book was opened, late revisions left out
     """
 
     slices: JudgedTime
@@ -54,6 +57,16 @@ class _Book:
     judged_to_us: int
     alerts: frozenset[str] = frozenset()
     newest: Row | None = None
+    good_us: int = 0
+    bad_us: int = 0
+
+    def add_judged(self, terms: Terms, row: Row) -> None:
+        """Enter a slice that was judged just now."""
+        if int(row["start_us"]) >= self.judged_to_us:
+            mark = mark_of(terms, code_of(row["state"], row["ours"]))
+            self.good_us += terms.length_us if mark > 0 else 0
+            self.bad_us += terms.length_us if mark < 0 else 0
+        self.put(terms, row)
 
     def put(self, terms: Terms, row: Row) -> None:
         """Enter a row of table ``slices``."""
@@ -121,13 +134,13 @@ class ObjectiveHistory:
         book.alerts = _standing(track, book, now_us).alerts
         self._books[track.key] = book
 
-    def enter(self, track: Track, row: Row) -> None:
+    def add_slice(self, track: Track, row: Row) -> None:
         """A slice was judged; its row of table ``slices``. The track may be that of an earlier version."""
         book = self._books.get(track.key)
         if book is not None:
-            book.put(terms_of(track.objective), row)
+            book.add_judged(terms_of(track.objective), row)
 
-    def stand(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
+    def refresh(self, judged: Collection[Key], now_us: int) -> tuple[set[Key], Rows]:
         """Standings of those judged in this pass and of some others: whose, and events of their alerts."""
         changed, rows = set[Key](), Rows()
         for key in self._some(judged):
@@ -160,7 +173,8 @@ def _oldest_us(period_start_us: int, period_end_us: int) -> int:
 
 def _standing(track: Track, book: _Book, now_us: int) -> ObjectiveStatus:
     found = standing(track.item, track.objective, book.slices, book.judged_to_us, now_us)
-    return found if track.promise.metric == "latency" else replace(found, shown=_shown(track, book.newest))
+    shown = None if track.promise.metric == "latency" else _shown(track, book.newest)
+    return replace(found, judged_us=(book.good_us, book.bad_us), shown=shown)
 
 
 _LIVE_STATES: Final = {"good": "ok", "bad": "violating", "no_data": "no-data", "not_applicable": "idle"}

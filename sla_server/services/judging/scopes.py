@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from itertools import islice
 
 from sla_server.ownership import APPROVED, Key, VolumeClaim
+from sla_server.rows import Row
 from sla_server.services.judging.track import NEVER_US, JudgedStream, Track
-from sla_server.services.store import Row
 
 Name = tuple[str, str, int]
 """Agreement, objective, version."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, Promise
 from sla_server.agreements.verdicts import Rule, rule_of
-from sla_server.services.store import Row
+from sla_server.rows import Row
 
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
@@ -137,7 +137,7 @@ class Track:
         began = self.next_us + self.length_us <= now_us
         return began or self.item.version > 1 or self._is_from_the_future(now_us)
 
-    def note_late(self, slot_us: int) -> int | None:
+    def record_late(self, slot_us: int) -> int | None:
         """Cuts of this slot came after it may have been judged; its slice, if that must be recalled."""
         start_us = slot_us // self.length_us * self.length_us
         if start_us in self.judged:
@@ -269,7 +269,7 @@ class Track:
         judged = self.judged.get(start_us) or self._recalled.get(start_us)
         return str(judged.fingerprint[0]) if judged is not None else ""
 
-    def settle(self, row: Row, lacking: frozenset[str]) -> bool:
+    def record(self, row: Row, lacking: frozenset[str]) -> bool:
         """Note a judgement; sets the row's revision. False if it says nothing new."""
         recalled = self._recalled.pop(row["start_us"], None)
         old = self.judged.get(row["start_us"]) or recalled or self._ahead.pop(row["start_us"], None)

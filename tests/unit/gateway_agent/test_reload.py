@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 
 import pytest
@@ -22,30 +21,7 @@ from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
-
-TOP = 'name = "gw-a"\nstate_dir = "{0}/s"\nruntime_dir = "{0}/r"\n'
-
-
-class Folder:
-    def __init__(self, path):
-        self.path, self.file = path, path / "agent.toml"
-        self.run_dir = path / "r"
-        self.run_dir.mkdir()
-
-    def write(self, planes, top="", more=""):
-        """``planes``: {plane: volumes}."""
-        text = TOP.format(self.path) + top
-        for plane, volumes in planes.items():
-            text += f'[[plane]]\nname = "{plane}"\nlisten = "unix:{self.path}/{plane}"\n'
-            for volume in volumes:
-                image = self.path / f"{volume}.img"
-                image.write_bytes(bytes(512))
-                text += f'[[export]]\nvolume = "{volume}"\nbackend = "b"\nplane = "{plane}"\n'
-                text += f'file = "{image}"\n'
-        self.file.write_text(text + more)
-
-    def config(self):
-        return load_agent(self.file)
+from tests.support.agent_files import Folder, refused
 
 
 @pytest.fixture
@@ -93,11 +69,6 @@ def test_what_was_refused_is_not_tried_again_by_itself(folder):
 # -- what is refused
 
 
-def refused(folder, current, problem, error=ConfigError):
-    with pytest.raises(error, match=problem):
-        prepare(ConfigFile(folder.file), current)
-
-
 def test_a_file_is_checked_whole_before_anything_changes(folder):
     current = folder.config()
     folder.write({"nbd-0": ["a"]}, more="[[export]]\nvolume = 3\n")
@@ -105,11 +76,6 @@ def test_a_file_is_checked_whole_before_anything_changes(folder):
     folder.write({"nbd-0": ["a", "b"]})
     (folder.path / "b.img").unlink()
     refused(folder, current, r"volume b: file .*b\.img cannot be used", BackingFileError)
-    folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(folder.path / "nbd-1"))
-        other.listen()
-        refused(folder, current, "another process is listening there")
 
 
 def test_a_file_that_has_become_a_pipe_is_not_read(folder):
@@ -131,31 +97,6 @@ def test_a_file_of_an_export_that_stays_is_not_looked_at(folder):
     plan = prepare(ConfigFile(folder.file), current)
     assert plan.difference.exports.added == ("b",)
     assert not (folder.path / "nbd-0").exists()
-
-
-def test_an_address_is_only_tried_and_what_is_listened_on_already_is_left_alone(folder):
-    current = folder.config()
-    with socket.socket(socket.AF_UNIX) as mine:
-        mine.bind(str(folder.path / "nbd-0"))
-        mine.listen()
-        folder.write({"nbd-0": ["a"], "nbd-1": ["b"]})
-        prepare(ConfigFile(folder.file), current)
-        assert (folder.path / "nbd-0").exists()
-        assert not (folder.path / "nbd-1").exists()
-
-
-def test_an_address_that_collides_with_one_of_ours_is_left_to_the_plane(folder):
-    with socket.create_server(("127.0.0.1", 0)) as mine:
-        port = mine.getsockname()[1]
-        old, new = f'"tcp:127.0.0.1:{port}"', f'"tcp:0.0.0.0:{port}"\nplain_networks = ["10.0.0.0/8"]'
-        text = folder.file.read_text()
-        folder.file.write_text(text.replace(f'"unix:{folder.path}/nbd-0"', old))
-        current = folder.config()
-        folder.file.write_text(folder.file.read_text().replace(old, new))
-        assert prepare(ConfigFile(folder.file), current).difference.planes.changed == ("nbd-0",)
-        current = folder.config()
-        folder.file.write_text(folder.file.read_text().replace("0.0.0.0:", "192.0.2.1:"))
-        refused(folder, current, "tcp:192.0.2.1:0: cannot listen")  # no address of this host
 
 
 def test_a_pipe_as_a_backing_file_is_refused_and_not_waited_for(folder):

@@ -64,3 +64,13 @@ def test_list(sla: Terminal) -> None:
     done = sla("policy", "list")
     assert done.exit_code == 0, done.output
     assert "in-force" in done.output
+
+
+def test_a_policy_that_does_not_help_is_no_failure_of_the_job_and_has_its_own_status(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job(monkeypatch, 81)
+    done = sla("policy", "run")
+    assert done.exit_code == 81
+    assert "sla policy pin VERSION" in done.stderr
+    assert sla.asked == []

@@ -1,29 +1,17 @@
-"""The policy job's door: Arrow tables and one publishing transaction."""
+"""The policy job's door: one publishing transaction."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
 
-from sla_server.db import histogram_codec, schema
+from sla_server.db import policies
 from sla_server.db.errors import DatabaseRefused
 from sla_server.db.policies import open_policies
-from tests.support.archive import HOUR_US, FilesRig, later
-from tests.support.samples import (
-    MINUTE_US,
-    T0,
-    Model,
-    cuts_message,
-    gateway_message,
-    make_cut,
-    record_message,
-    streams_message,
-)
+from tests.support.samples import cuts_message, make_cut, record_message
 
 CAP = {"volume": "vol-1", "hour_of_week": 3, "cost_per_s": 120.5, "demand_p50": 10.0, "demand_p95": 90.0}
 META = {"job": {"rows": 3}, "report": {"fit": "none"}, "published_by": "timer"}
@@ -34,43 +22,6 @@ def store(database, rig):
     opened = open_policies(database.config, database.data_dir)
     yield opened
     opened.close()
-
-
-def statistics(store, from_us=0, to_us=1 << 62):
-    """All columns."""
-    names = ("rollups", "rollup_missed", "rollup_hours")
-    return store.statistics(
-        from_us, to_us, {name: schema.metadata.tables[name].columns.keys() for name in names}
-    )
-
-
-def test_statistics_carry_the_sums(store, rig):
-    items = [make_cut(seq, start_us=T0 + seq * 40_000_000) for seq in range(1, 6)]
-    rig.feed(gateway_message(), streams_message(), *(cuts_message([item]) for item in items))
-    model = Model.of(items)
-    found = statistics(store)
-    assert found.slots.num_rows == len(model.slots)
-    assert found.slots.schema.field("cost_milli").type == pa.int64()
-    for row in found.slots.to_pylist():
-        [hist] = histogram_codec.decode_many([row["hist"]])
-        assert hist.tolist() == list(model.hists[row["slot_us"], row["stream_id"]])
-        assert row["reads"] == model.slots[row["slot_us"], row["stream_id"]]["reads"]
-    hours = histogram_codec.decode_hours(found.hours["hist"].to_pylist())
-    assert hours.sum() == sum(map(sum, model.hists.values()))
-    assert sum(found.missed["missed"].to_pylist()) == sum(entry[1] for entry in model.missed.values())
-    assert sorted(store.streams_table()["volume"].to_pylist()) == ["vol-1", "vol-2"]
-    assert store.volumes_table().select(["volume", "read_only"]).to_pylist()[0] == {
-        "volume": "vol-1",
-        "read_only": False,
-    }
-
-
-def test_ranges_are_half_open_and_may_be_empty(store, rig):
-    rig.feed(cuts_message([make_cut(1), make_cut(2, start_us=T0 + MINUTE_US)]))
-    assert set(statistics(store, T0, T0 + MINUTE_US).slots["slot_us"].to_pylist()) == {T0}
-    empty = statistics(store, 0, 1)
-    assert empty.slots.num_rows == empty.missed.num_rows == empty.hours.num_rows == 0
-    assert empty.hours.schema.field("hist").type == pa.binary()
 
 
 def test_versions_count_up_and_come_with_their_caps(store, rig):
@@ -100,6 +51,23 @@ def test_wrong_caps_are_refused(store, rig, wrong):
     assert rig.reader.policies() == []
 
 
+def test_caps_of_a_large_fleet_come_as_a_stream(store, rig, monkeypatch):
+    """They are never all in memory as objects; a wrong one among the last leaves nothing."""
+    monkeypatch.setattr(policies, "ROWS_AT_A_TIME", 10)
+    taken = []
+
+    def caps(last):
+        for number in range(last + 1):
+            taken.append(number)
+            yield {**CAP, "volume": f"vol-{number:03}", "cost_per_s": 1.0 if number < 35 else 0.0}
+
+    assert store.publish(caps(34), **META) == 1
+    assert len(rig.reader.policy_caps(1)) == len(taken) == 35
+    with pytest.raises(ValueError, match="cost_per_s"):
+        store.publish(caps(35), **META)
+    assert [row["version"] for row in rig.reader.policies()] == [1]
+
+
 def test_only_one_policy_is_in_force(store, rig):
     for _ in range(3):
         store.publish([CAP], **META)
@@ -108,6 +76,60 @@ def test_only_one_policy_is_in_force(store, rig):
     states = {row["version"]: row["state"] for row in rig.reader.policies()}
     assert states == {1: "superseded", 2: "published", 3: "in-force"}
     assert rig.reader.policies()[0]["job"] == {"rows": 3}
+
+
+def test_what_is_in_force_follows_pins_and_rollbacks(store, rig):
+    for state in ("published", "published", "published", "rejected"):
+        store.publish([CAP], state=state, **META)
+    assert rig.reader.policy_in_force() is None
+    assert rig.reader.usable_policy() == {"version": 3, "state": "published"}
+    for version, state in ((3, "in-force"), (3, "rolled-back"), (2, "in-force"), (1, "pinned")):
+        rig.feed(record_message([("policies", {"version": version, "state": state})]))
+    states = {row["version"]: row["state"] for row in rig.reader.policies()}
+    assert states == {1: "pinned", 2: "superseded", 3: "rolled-back", 4: "rejected"}
+    assert rig.reader.policy_in_force() == {"version": 1, "state": "pinned"}
+    assert rig.reader.usable_policy() == {"version": 2, "state": "superseded"}
+    assert rig.reader.usable_policy({2}) == {"version": 1, "state": "pinned"}
+    assert rig.reader.policy(4)["report"] == {"fit": "none"}
+    assert rig.reader.policy(5) is None
+
+
+def test_what_differs_between_two_policies(store, rig):
+    def cap(volume, hour, cost):
+        return {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": cost}
+
+    one = [cap("a", 1, 10.0), cap("a", 2, 20.0), cap("a", 3, None), cap("b", 1, 5.0), cap("c", 1, 7.0)]
+    two = [cap("a", 1, 8.0), cap("a", 2, 30.0), cap("a", 3, 9.0), cap("b", 1, 5.0), cap("c", 1, None)]
+    store.publish(one, **META)
+    store.publish(two, **META)
+    first = {"volume": "a", "hours": 3, "added": 1, "removed": 0, "lowered": 1, "raised": 1}
+    first |= {"lowest_before": 10.0, "lowest_after": 8.0}
+    last = {"volume": "c", "hours": 1, "added": 0, "removed": 1, "lowered": 0, "raised": 0}
+    last |= {"lowest_before": 7.0, "lowest_after": None}
+    assert rig.reader.policy_changes(1, 2, 10) == [first, last]
+    assert rig.reader.policy_changes(1, 2, 1) == [first]
+    assert rig.reader.policy_changes(1, 2, 1, "a") == [last]
+    assert rig.reader.policy_changes(2, 2, 10) == []
+    assert [row["hour_of_week"] for row in rig.reader.policy_caps(2, volume="a")] == [1, 2, 3]
+
+
+def test_runs_of_jobs_are_noted_and_a_killed_one_is_found(store, rig):
+    killed = store.begin_job("policy", "ann")
+    other = store.begin_job("space", "ann")
+    done = store.begin_job("policy", "timer")
+    store.report_job(done, text="Spark computes", rows=7)
+    store.end_job(done, "done", 0, version=3)
+    rows = {row["job_id"]: row for row in rig.reader.jobs()}
+    assert {key: row["state"] for key, row in rows.items()} == {
+        killed: "killed",
+        other: "running",
+        done: "done",
+    }
+    row = rows[done]
+    assert (row["who"], row["rows"], row["exit_status"], row["version"]) == ("timer", 7, 0, 3)
+    assert row["started_us"] <= row["ended_us"]
+    (newest,) = rig.reader.jobs(1)
+    assert {row["job_id"] for row in rig.reader.jobs(9, newest["cursor"])} == rows.keys() - {newest["job_id"]}
 
 
 def test_jobs_that_publish_at_once_get_different_versions(database, rig):
@@ -135,48 +157,3 @@ def test_ingest_goes_on_beside_a_long_read(rig):
         rig.feed(cuts_message([make_cut(1)]))
         assert connection.execute(count).scalar() == 0
     assert rig.reader.totals()["cuts"] == 2
-
-
-def test_statistics_are_sql_and_files_of_one_moment(make_store, database):
-    """Hours that have moved to files come as paths, the others as rows; nothing is in both."""
-    columns = {
-        "rollups": ("slot_us", "stream_id", "reads"),
-        "rollup_missed": ("slot_us", "missed"),
-        "rollup_hours": ("hour_us", "reads"),
-    }
-    rig = make_store(later(6), rollups_after_h=3)
-    items = [make_cut(n + 1, start_us=T0 + n * 20 * MINUTE_US) for n in range(15)]
-    rig.feed(*(cuts_message([item]) for item in items))
-    store = open_policies(database.config, database.data_dir)
-    before = store.statistics(0, 1 << 62, columns)
-    assert before.slot_files == []
-    assert rig.step().hours_moved == 3
-    found = store.statistics(0, 1 << 62, columns)
-    rig.step(at_once=True)
-    rows = found.slots.to_pylist()
-    for path in found.slot_files:
-        rows += pq.read_table(path, columns=list(columns["rollups"])).to_pylist()
-    assert sorted(map(str, rows)) == sorted(map(str, before.slots.to_pylist()))
-    assert found.rows_in_files == len(rows) - found.slots.num_rows > 0
-    assert found.hours.equals(before.hours)
-    missed = found.missed["missed"].to_pylist()
-    for path in found.missed_files:
-        missed += pq.read_table(path)["missed"].to_pylist()
-    assert sorted(missed) == sorted(before.missed["missed"].to_pylist())
-    first_hour = store.statistics(T0, T0 + HOUR_US, columns)
-    assert len(first_hour.slot_files) == 1
-    assert first_hour.slots.num_rows == 0
-    store.close()
-
-
-@pytest.fixture
-def make_store(database):
-    made = []
-
-    def make(clock, **config):
-        made.append(FilesRig(database, clock=clock, **config))
-        return made[-1]
-
-    yield make
-    for rig in made:
-        rig.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.resources import files
 
 import psycopg
@@ -14,6 +15,8 @@ from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
 from sla_server.db.partitions import DAY_US
 from sla_server.db.policies import open_policies
+from sla_server.db.statistics import StatisticsSnapshot
+from sla_server.db.statistics_parts import Part, read_part
 from tests.support.database import Rig
 from tests.support.samples import assert_database_holds, cuts_message, make_cut, record_message
 
@@ -99,11 +102,17 @@ def test_the_reader_has_no_rights_even_in_a_writing_session(config, tmp_path, st
 
 def test_the_policy_job_reads_and_publishes_and_changes_nothing(config, tmp_path):
     store = open_policies(config, tmp_path)
-    assert store.streams_table().num_rows == 0
+    columns = {"rollups": ("slot_us", "reads")}
+    with closing(StatisticsSnapshot(config, tmp_path, (0, 1), columns, tmp_path)) as snapshot:
+        assert snapshot.streams.num_rows == snapshot.rows("rollups") == 0
+        part = Part("rollups", "slot_us", 0, 1)
+        assert list(read_part(snapshot.source, part, columns["rollups"])) == []
     cap = {"volume": "v", "hour_of_week": 3, "cost_per_s": 5.0}
     assert store.publish([cap], job={}, report={}, published_by="test") == 1
     assert store.publish([cap], job={}, report={}, published_by="test") == 2
     assert store.reader.policy_caps(2)[0]["volume"] == "v"
+    store.end_job(store.begin_job("policy", "test"), "done", 0, version=2)
+    assert store.reader.jobs()[0]["state"] == "done"
     for statement in (*WRITES, "UPDATE policy_caps SET cost_per_s = 1", "DELETE FROM policies"):
         assert "permission denied" in refused(store._engine, statement) or statement.startswith("DROP")
     store.close()
@@ -118,7 +127,7 @@ def test_the_policy_job_is_told_before_its_work_that_the_script_was_not_run_agai
     migrate.upgrade(engine)
     engine.dispose()
     store = open_policies(config, tmp_path)
-    with pytest.raises(NoRightToPublish, match=r"policies and policy_caps\. Run sql/roles\.sql"):
+    with pytest.raises(NoRightToPublish, match=r"into policies, policy_caps and jobs\. Run sql/roles\.sql"):
         store.check_may_publish()
     run_script(postgres, name)
     store.check_may_publish()

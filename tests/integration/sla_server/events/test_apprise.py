@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pmdaemon.runtime.clock import Deadline
+from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.events.documents import AppriseSpec
 from sla_server.events.recipients.apprise_services import AppriseServices
 from sla_server.events.recipients.base import CONFIRMED, Answer, Outcome
+from sla_server.events.stages.send import SentBatch, ThreadSender
 from tests.support import receivers
 from tests.support.notices import closed, notice
 from tests.support.receivers import HttpReceiver, status
@@ -74,3 +78,27 @@ def test_without_the_package_the_answer_says_what_to_install(tmp_path: Path) -> 
 
     answer = _services(tmp_path, "json://a", load=missing).deliver([notice(1)], Deadline(60))
     assert answer.reason == "apprise is not installed: pip install storage-sla-server[notify]"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_the_package_raises_is_an_answer_that_says_so(tmp_path: Path) -> None:
+    class Services(list[str]):
+        def add(self, address: str) -> bool:
+            self.append(address)
+            return True
+
+        def notify(self, **_arguments: str) -> bool:
+            raise TypeError("https://chat.example/token")
+
+    module = types.SimpleNamespace(Apprise=Services)
+    answers, threads = queue.SimpleQueue[SentBatch](), ThreadGroup(lambda _name, _exc: None)
+    sender = ThreadSender(
+        "chat", lambda: _services(tmp_path, "json://a", load=lambda: module), answers.put, threads
+    )
+    assert sender.start(1, [notice(1)], 60)
+    answer = answers.get(timeout=60).answer
+    sender.close()
+    threads.join(60)
+    assert answer.outcome is Outcome.RETRY
+    assert "TypeError" in answer.reason
+    assert "token" not in answer.reason

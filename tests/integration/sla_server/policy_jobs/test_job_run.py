@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -15,8 +16,11 @@ from pyspark.errors import PySparkRuntimeError
 from sla_server import config as configuration
 from sla_server.cli.main import cli
 from sla_server.config import PolicyJobConfig
+from sla_server.db import migrate
+from sla_server.db.engine import make_engine
 from sla_server.db.errors import DatabaseUnavailable, NoRightToPublish
-from sla_server.db.policies import PolicyStore
+from sla_server.db.policies import PolicyStore, open_policies
+from sla_server.db.statistics import Files
 from sla_server.policy_jobs import errors, job
 from sla_server.policy_jobs.session import settings, stderr_to
 
@@ -66,24 +70,29 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
 ) -> None:
     scratch = tmp_path / "policy-job" / "scratch"
     (scratch / "spark-of-a-run-that-was-killed").mkdir(parents=True)
-    (tmp_path / "sla.db").touch()
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    migrate.upgrade(make_engine(config.database, tmp_path))
     found: list[bool] = []
 
     def compute(*_: Any) -> NoReturn:
-        found.append(scratch.exists())
+        found.append((scratch / "spark-of-a-run-that-was-killed").exists())
         (scratch / "spark-1" / "blockmgr").mkdir(parents=True)
         raise ends
 
-    rows = SimpleNamespace(num_rows=1)
-    read = SimpleNamespace(slots=rows, hours=rows, rollups=1, slot_files=[])
-    monkeypatch.setattr(job.inputs, "read", lambda *_: read)
+    snapshot = SimpleNamespace(rows=lambda _table: 1, slot_files=Files(), close=lambda: None)
+    monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
+    monkeypatch.setattr(job.inputs, "read", lambda *_: None)
     monkeypatch.setattr(job, "on_spark", compute)
-    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
-    config = configuration.load(None)
     with pytest.raises(type(ends)):
         job.run(config, "me")
     assert found == [False]
     assert not scratch.exists()
+    with contextlib.closing(open_policies(config.database, tmp_path)) as store:
+        (row,) = store.reader.jobs()
+    assert (row["kind"], row["state"], row["who"], row["rows"]) == ("policy", "failed", "me", 2)
+    assert row["exit_status"] == (70 if isinstance(ends, errors.SparkFailed) else 130)
+    assert row["ended_us"] >= row["started_us"]
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +100,9 @@ def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.Mo
         raise PySparkRuntimeError("Java gateway process exited before sending its port number\nmore")
 
     monkeypatch.setattr(job, "build_session", no_gateway)
-    reading: Any = None  # Spark fails before it is looked at
+    action: Any = None  # Spark fails before it is called
     with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
-        job.on_spark(PolicyJobConfig(), tmp_path, reading, tmp_path / "spark.log")
+        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log")
     assert "more" not in str(caught.value)
 
 

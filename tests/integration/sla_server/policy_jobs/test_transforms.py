@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from sla_server.policy_jobs import transforms
-from sla_server.policy_jobs.transforms import PROMISE_DDL, US_AN_HOUR
+from sla_server.policy_jobs.demand import hour_tables, recency_weights, weighted_percentile
+from sla_server.policy_jobs.scope import scope_of
+from sla_server.policy_jobs.transforms import US_AN_HOUR
+from tests.support.histories import promise, utc_hours
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +38,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
         ],
         SLOT_DDL,
     )
-    rates = {row.volume: row for row in transforms.volume_rates(slots, streams, "slot_us").collect()}
+    rates = {row.volume: row for row in transforms.volume_slots(slots, streams, "slot_us").collect()}
     assert rates["batch"].ios == 150
     assert rates["batch"].used == pytest.approx(15.9375)
     assert rates["batch"].demand == pytest.approx(15.9375)
@@ -43,7 +47,7 @@ def test_rates_add_the_streams_of_a_volume(spark: SparkSession, streams: DataFra
 
 def test_demand_counts_what_was_held_back(spark: SparkSession, streams: DataFrame) -> None:
     slots = spark.createDataFrame([(0, 2, 200, 100, 0, 100_000, SLOT)], SLOT_DDL)
-    row = transforms.volume_rates(slots, streams, "slot_us").collect()[0]
+    row = transforms.volume_slots(slots, streams, "slot_us").collect()[0]
     assert row.used == pytest.approx(10.0)
     assert row.demand == pytest.approx(20.0)
 
@@ -52,45 +56,160 @@ def test_an_interval_without_io_is_a_rate_of_zero_and_one_without_cover_is_none(
     spark: SparkSession, streams: DataFrame
 ) -> None:
     slots = spark.createDataFrame([(0, 1, 0, 0, 0, 0, SLOT), (0, 2, 0, 0, 0, 0, 0)], SLOT_DDL)
-    rows = transforms.volume_rates(slots, streams, "slot_us").collect()
+    rows = transforms.volume_slots(slots, streams, "slot_us").collect()
     assert [(row.volume, row.demand) for row in rows] == [("erp", 0.0)]
 
 
+def test_a_key_in_several_rows_is_one_interval(spark: SparkSession, streams: DataFrame) -> None:
+    """Of SQL and files; streams of a volume run at the same time, parts of a stream one after the other."""
+    half = SLOT // 2
+    slots = spark.createDataFrame(
+        [(0, 2, 50, 50, 0, 50_000, half), (0, 2, 70, 70, 0, 70_000, half), (0, 3, 30, 30, 0, 30_000, SLOT)],
+        SLOT_DDL,
+    )
+    (row,) = transforms.volume_slots(slots, streams, "slot_us").collect()
+    assert (row.ios, row.reads, row.covered_us, row.bytes) == (150, 150, SLOT, 0)
+    assert row.used == pytest.approx(15.0)
+
+
 def test_hours_that_slots_cover_are_left_out(spark: SparkSession) -> None:
-    hours = spark.createDataFrame([(0, 1), (US_AN_HOUR, 1), (0, 2)], "hour_us bigint, stream_id bigint")
-    slots = spark.createDataFrame([(SLOT, 1)], "slot_us bigint, stream_id bigint")
+    ddl = "backend string, volume string, at_us bigint"
+    hours = spark.createDataFrame(
+        [("disk", "a", 0), ("disk", "a", US_AN_HOUR), ("disk", "b", 0), ("tape", "a", 0)], ddl
+    )
+    slots = spark.createDataFrame([("disk", "a", SLOT), ("disk", "a", 2 * SLOT)], ddl)
     left = transforms.without_covered_hours(hours, slots).collect()
-    assert sorted((row.stream_id, row.hour_us) for row in left) == [(1, US_AN_HOUR), (2, 0)]
+    assert sorted(tuple(row) for row in left) == [
+        ("disk", "a", US_AN_HOUR),
+        ("disk", "b", 0),
+        ("tape", "a", 0),
+    ]
+
+
+def test_a_volume_that_was_moved_lies_on_one_backend(spark: SparkSession, streams: DataFrame) -> None:
+    volumes = spark.createDataFrame([("batch", "new-array")], "volume string, backend string")
+    moved = {row.stream_id: row.backend for row in transforms.streams_now(streams, volumes).collect()}
+    assert moved == {1: "disk", 2: "new-array", 3: "new-array"}
+
+
+def test_promises_meet_their_streams(spark: SparkSession, streams: DataFrame) -> None:
+    found = scope_of(
+        [promise("erp"), promise("*", ("b", "d")), promise("none-such")],
+        [],
+        ["erp", "batch"],
+        ["a", "b", "c"],
+    )
+    tables = (spark.createDataFrame(table) for table in (found.promises, found.volumes, found.clients))
+    rows = transforms.promised_streams(streams, *tables).collect()
+    assert sorted((row.stream_id, row.volume, row.backend, row.allowed) for row in rows) == [
+        (1, "erp", "disk", pytest.approx(0.05)),
+        (2, "batch", "disk", pytest.approx(0.05)),
+    ]
+
+
+RATES_DDL = (
+    "backend string, volume string, at_us bigint, ios bigint, cost_milli bigint, demand double, used double"
+)
 
 
 def test_demand_by_hour_of_week(spark: SparkSession) -> None:
     rows = [
-        ("disk", "erp", hour * US_AN_HOUR, 10, float(value), 0.0)
+        ("disk", "erp", hour * US_AN_HOUR, 10, 20_000, float(value), 0.0)
         for hour, value in ((0, 10), (168, 30), (1, 5))
     ]
-    rates = spark.createDataFrame(
-        rows, "backend string, volume string, at_us bigint, ios bigint, demand double, used double"
-    )
-    found = {row.hour_of_week: row for row in transforms.hourly_demand(rates).collect()}
-    assert found[72].p50 == pytest.approx(20.0)
-    assert found[72].p95 == pytest.approx(29.0)
+    tables = utc_hours("disk", window_us=(0, 200 * US_AN_HOUR))
+    zones, learned = spark.createDataFrame(tables.zones), spark.createDataFrame(tables.learned)
+    rates = spark.createDataFrame(rows, RATES_DDL)
+    found = {row.hour_of_week: row for row in transforms.hourly_demand(rates, zones, learned).collect()}
+    assert found[72].p50 == pytest.approx(20.0, abs=10.001), "of two values that weigh nearly the same"
     assert found[72].samples == 2
+    assert found[72].mean_cost == 2.0
     assert found[73].p95 == pytest.approx(5.0)
+
+
+def test_percentiles_are_those_of_the_weighted_values_and_hours_are_local(spark: SparkSession) -> None:
+    """24 weeks of one hour, in Berlin; the same by numpy."""
+    week = 168 * US_AN_HOUR
+    window = (0, 24 * week)
+    tables = hour_tables({"disk": "Europe/Berlin"}, window, half_life_days=14)
+    at_us = np.arange(24, dtype=np.int64) * week + 8 * US_AN_HOUR
+    values = np.random.default_rng(3).uniform(1, 100, 24).round(3)
+    rates = spark.createDataFrame(
+        [
+            ("disk", "erp", int(at), 10, 10_000, float(value), 0.0)
+            for at, value in zip(at_us, values, strict=True)
+        ],
+        RATES_DDL,
+    )
+    zones, learned, coming = (
+        spark.createDataFrame(table) for table in (tables.zones, tables.learned, tables.coming)
+    )
+    demand = transforms.hourly_demand(rates, zones, learned)
+    (row,) = demand.collect()
+    weights = recency_weights(at_us, window[1], 14)
+    assert row.hour_of_week == 72 + 9, "an hour before UTC, all of the winter of 1970"
+    for share, found in ((0.5, row.p50), (0.95, row.p95)):
+        assert found == pytest.approx(weighted_percentile(values, weights, share), rel=1e-9)
+    (expected,) = transforms.expected_demand(demand, zones, coming).collect()
+    assert (expected.hour_of_week, expected.p95) == (72 + 8, row.p95), "caps are stored by hours of UTC"
+
+
+LOADS_DDL = (
+    "backend string, volume string, at_us bigint, reads bigint, writes bigint, bytes bigint, svc_us bigint, "
+    "covered_us bigint, used double"
+)
 
 
 def test_points_join_the_misses_of_a_promise_to_the_load_of_its_backend(
     spark: SparkSession, streams: DataFrame
 ) -> None:
-    rates = spark.createDataFrame(
-        [("disk", "erp", 0, 100, 8.0, 8.0), ("disk", "batch", 0, 300, 40.0, 32.0)],
-        "backend string, volume string, at_us bigint, ios bigint, demand double, used double",
+    slots = spark.createDataFrame(
+        [("disk", "erp", 0, 80, 0, 0, 0, SLOT, 8.0), ("disk", "batch", 0, 300, 0, 0, 0, SLOT, 32.1)],
+        LOADS_DDL,
     )
     missed = spark.createDataFrame(
-        [(0, 1, 0, 12_000, 80, 8), (0, 1, 0, 5_000, 80, 70), (0, 2, 0, 12_000, 300, 200)],
+        [
+            (0, 1, 0, 12_000, 40, 3),
+            (0, 1, 0, 12_000, 40, 5),
+            (0, 1, 0, 5_000, 80, 70),
+            (0, 2, 0, 12_000, 9, 9),
+        ],
         "slot_us bigint, stream_id bigint, io int, threshold_us bigint, counted bigint, missed bigint",
     )
-    promises = spark.createDataFrame([(1, "erp-gold", "latency", 0, 12_000, 0.05)], PROMISE_DDL)
-    points = transforms.promise_points(rates, missed, promises, streams).collect()
+    promised = spark.createDataFrame(
+        [(1, "erp", "disk", "erp-gold", "latency", 0, 0, 12_000, 0.05)],
+        "stream_id bigint, volume string, backend string, sla string, objective string, step int, io int, "
+        "threshold_us bigint, allowed double",
+    )
+    points = transforms.promise_points(transforms.backend_slots(slots), missed, promised).collect()
     assert [(p.sla, p.load, p.counted, p.missed, p.allowed) for p in points] == [
-        ("erp-gold", 40.0, 80, 8, 0.05)
+        ("erp-gold", 40.1, 80, 8, 0.05)
+    ]
+
+
+def test_costs_are_learnt_where_little_is_under_way(spark: SparkSession) -> None:
+    rows = [
+        ("disk", "erp", 0, 30, 0, 4096, 3000, SLOT, 1.0),
+        ("disk", "batch", 0, 10, 5, 4096, 2000, SLOT, 1.0),
+        ("disk", "erp", SLOT, 10, 5, 0, 3000, SLOT, 1.0),  # too few
+        ("disk", "erp", 2 * SLOT, 30, 0, 0, SLOT, SLOT, 1.0),  # one under way, all the time
+        ("disk", "erp", 3 * SLOT, 30, 0, 0, 0, SLOT, 1.0),  # not measured
+    ]
+    slots = spark.createDataFrame(rows, LOADS_DDL)
+    found = transforms.cost_slots(transforms.backend_slots(slots)).collect()
+    assert [tuple(row) for row in found] == [("disk", 0, 40, 5, 8192, 5000)]
+
+
+def test_demand_comes_with_what_decides_on_caps(spark: SparkSession) -> None:
+    demand = spark.createDataFrame(
+        [("disk", "erp", 7, 1.0, 2.0), ("disk", "batch", 7, 3.0, 4.0), ("tape", "old", 7, 5.0, 6.0)],
+        "backend string, volume string, hour_of_week int, p50 double, p95 double",
+    )
+    classes = spark.createDataFrame(scope_of([promise("erp")], [], ["erp", "batch", "old"], []).classes)
+    needs = spark.createDataFrame([("disk", "[]")], "backend string, needs string")
+    rows = transforms.demand_under_limits(demand, classes, needs).collect()
+    assert sorted((r.volume, r.p95, r.weight, r.floor_iops, r.promised_iops, r.needs) for r in rows) == [
+        ("batch", 4.0, 1.0, 50.0, 0.0, "[]"),
+        ("erp", 2.0, 8.0, 50.0, 150.0, "[]"),
+        ("old", 6.0, 1.0, 50.0, 0.0, None),
     ]

@@ -28,7 +28,6 @@ from tests.support.services import GATEWAY, START_US, FakeStore
 
 LIMIT_S = 60.0
 MIB = 1 << 20
-Row = dict[str, Any]
 
 
 class World:
@@ -223,7 +222,7 @@ def test_a_schema_in_the_making_is_no_trouble_a_database_that_stays_away_is(
             store.keep([(table, row) for table, row in header["rows"]])
 
     stop = Patience(clock, {back_after_s: come_back})
-    start = process.take_up(store, record_sender, "tag", "observe", clock, stop)
+    start = process.recover_state(store, record_sender, "tag", "observe", clock, stop)
     assert start is not None
     assert said == ["waiting-for-database"] * warnings
 

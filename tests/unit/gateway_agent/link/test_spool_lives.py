@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from gateway_agent.errors import SpoolUnusable, SpoolWriteFailed
+from gateway_agent.errors import GatewayError, SpoolWriteFailed
 from gateway_agent.link.spool import INDEX_SYNC_NS
 from pmdaemon.runtime.clock import FakeClock
 from tests.support.faulty_disk import Crashed, FaultDisk
@@ -92,7 +92,7 @@ class SpoolLife:
             try:
                 spool = on(self.disk, self.limit_bytes, self.clock)
                 break
-            except SpoolUnusable:  # systemd starts it again
+            except GatewayError:  # systemd starts it again
                 continue
         self._check(spool)
         self.due = set(keys(spool))
@@ -101,7 +101,7 @@ class SpoolLife:
     def _check(self, spool):
         try:
             held = set(keys(spool))
-        except SpoolUnusable:  # it could not be opened again; the next append tries again
+        except GatewayError:  # it could not be opened again; the next append tries again
             return
         assert held <= self.tried, "invented"
         assert spool.dropped >= self.dropped, "the lifetime count went back"

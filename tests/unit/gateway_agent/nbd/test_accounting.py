@@ -3,21 +3,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.accounting import (
     REFUSED_BIT,
     StreamAccount,
     word_of,
 )
 from gateway_agent.nbd.limits import KIND_FLUSH, KIND_READ, KIND_WRITE, KIND_ZEROING
-from gateway_agent.nbd.thresholds import PlaneThresholds, parse_thresholds
+from pmdaemon.errors import BadCaps
 from pmdaemon.wire import cut, histogram
 from pmdaemon.wire.cut import COL, IO_ANY, IO_READ, IO_WRITE
+from pmdaemon.wire.messages.plane_sets import PlaneThresholds
 
 
 def thresholds(version=1, *entries):
     keys = ("volume", "client", "io", "threshold_us")
-    return parse_thresholds(
+    return PlaneThresholds.parse(
         {"version": version, "entries": [dict(zip(keys, entry, strict=True)) for entry in entries]}
     )
 
@@ -194,7 +194,7 @@ def test_missed_is_strictly_above_in_nanoseconds_and_by_kind():
 )
 def test_malformed_thresholds_are_refused(header):
     with pytest.raises(BadCaps):
-        parse_thresholds(header)
+        PlaneThresholds.parse(header)
 
 
 def test_an_empty_set_matches_nothing():

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
 from gateway_agent.nbd.client_rates import MOST_KNOWN, NO_OTHERS, ClientRates
+from pmdaemon.errors import BadCaps
 from pmdaemon.wire.rates import NO_CAPS, Rates, io_cost
 from tests.support.nbd import MIB, Rig
 

@@ -4,9 +4,9 @@ from collections import deque
 
 import pytest
 
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.control import MAX_CONNECTIONS, ControlServer
 from gateway_agent.nbd.loop import IN, OUT
+from pmdaemon.errors import BadCaps
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind

@@ -20,9 +20,9 @@ from gateway_agent.nbd.cuts import (
     StreamTable,
 )
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
-from gateway_agent.nbd.thresholds import PlaneThresholds, ThresholdEntry
 from pmdaemon.wire import cut, frame, histogram
 from pmdaemon.wire.histogram import SERVICE
+from pmdaemon.wire.messages.plane_sets import PlaneThresholds, ThresholdEntry
 from tests.support.nbd import as_cut
 
 EXPORT = ExportConfig(volume="vol-1", backend="disk", file="/dev/null")

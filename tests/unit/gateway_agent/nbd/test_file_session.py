@@ -9,12 +9,13 @@ from gateway_agent.nbd import exports, storage_jobs
 from gateway_agent.nbd import protocol as p
 from gateway_agent.nbd.exports import ExportTable
 from gateway_agent.nbd.file_session import FileSession
-from gateway_agent.nbd.groups import GroupTable, VolumeGroupCap
+from gateway_agent.nbd.groups import GroupTable
 from gateway_agent.nbd.limits import KIND_READ, KIND_WRITE
 from gateway_agent.nbd.loop import IN
 from gateway_agent.nbd.storage import VolumeStorage
 from gateway_agent.nbd.storage_jobs import MAX_JOBS, LoopRunner
 from pmdaemon.wire.cut import COL, IO_READ, OUTSTANDING
+from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
 from pmdaemon.wire.rates import Rates
 from tests.support.nbd import MIB, FakeSocket, Rig, plane_config, replies
 

@@ -7,10 +7,11 @@ from collections import deque
 import pytest
 
 from gateway_agent.config import ExportConfig
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
-from gateway_agent.nbd.groups import GroupTable, VolumeGroupCap
+from gateway_agent.nbd.groups import GroupTable
 from gateway_agent.nbd.volume import Volume
+from pmdaemon.errors import BadCaps
+from pmdaemon.wire.messages.plane_sets import VolumeGroupCap
 from pmdaemon.wire.rates import NO_CAPS, Rates, RateSet
 from tests.support.nbd import HOLD_NS, MIB, Rig
 

@@ -4,8 +4,8 @@ from collections import deque
 
 import pytest
 
-from gateway_agent.errors import BadCaps
 from gateway_agent.nbd.caps import CapsInForce
+from pmdaemon.errors import BadCaps
 from pmdaemon.wire import frame
 from pmdaemon.wire.cut import MOST_LATE, joined_late, parse_late, worst_late
 from pmdaemon.wire.rates import COST_BYTES, NO_CAPS, Rates, RateSet, io_cost

@@ -58,6 +58,26 @@ def test_answers_in_time_raise_it_up_to_the_limit_and_late_ones_halve_it_once_an
     assert CatchUp(LEAST_BYTES_PER_S, SECOND).bytes_per_s == LEAST_BYTES_PER_S
 
 
+def test_slow_answers_never_bring_it_below_what_the_fleet_makes_and_refusals_do() -> None:
+    budget = CatchUp(MOST, SECOND)
+    budget.set_present(6 * MB)
+    for now_s in range(60):  # a machine that is slow for a minute, whatever it is asked for
+        budget.answered(256 << 10, SECOND, now_s * SECOND)
+    assert 6 * MB <= budget.bytes_per_s < 12 * MB
+    for now_s in range(60, 90):
+        budget.grant(now_s * SECOND)
+        budget.refused(now_s * SECOND)
+    assert budget.bytes_per_s == LEAST_BYTES_PER_S, "dbmanager has no room"
+    for now_s in range(90, 400):
+        budget.answered(256 << 10, SECOND, now_s * SECOND)
+    assert budget.bytes_per_s >= 6 * MB, "it has room again, and the machine is as slow as before"
+    few = CatchUp(MB, SECOND)
+    few.set_present(100 * MB)
+    for now_s in range(60):
+        few.answered(MB, SECOND // 10, now_s * SECOND)
+    assert few.bytes_per_s == MB, "never above the limit"
+
+
 def test_long_after_the_last_backlog_it_begins_again() -> None:
     budget = CatchUp(MOST, SECOND)
     for now_s in range(40):

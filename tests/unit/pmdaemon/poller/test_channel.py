@@ -11,7 +11,11 @@ import pytest
 from pmdaemon.errors import PeerGone
 from pmdaemon.poller import channel
 from pmdaemon.poller.channel import Channel
+from pmdaemon.poller.channel_messages import Mail, MovedConnection, NewConnection, PairReport
 from pmdaemon.runtime.threads import ThreadInbox
+
+NEW = NewConnection("127.0.0.1:5000", dialled=False)
+MOVED = MovedConnection(3, "g", 1, "127.0.0.1:5000", dialled=True, opened_ns=7)
 
 
 def ends() -> tuple[Channel, Channel]:
@@ -23,10 +27,10 @@ def test_a_moved_socket_works_with_bytes_that_were_already_there() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     far.sendall(b"sent before the move")
-    assert parent.offer({"op": "new", "address": "127.0.0.1:5000"}, near)
+    assert parent.offer(NEW, near)
     near.close()
     (message,) = pair.take()
-    assert message.header == {"op": "new", "address": "127.0.0.1:5000"}
+    assert message.body == NEW
     moved = message.take_socket()
     assert moved.recv(100) == b"sent before the move"
     moved.sendall(b"answer")
@@ -44,7 +48,7 @@ def test_bytes_of_any_size_travel_with_their_socket() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     data = os.urandom(3 << 20)
-    pair.send({"op": "moved", "shard": 3}, [os.dup(near.fileno()), channel.memory_file(data)])
+    pair.send(MOVED, [os.dup(near.fileno()), channel.memory_file(data)])
     (message,) = parent.take()
     assert message.take_bytes() == data
     with message.take_socket() as moved:
@@ -60,15 +64,16 @@ def test_what_finds_no_room_waits_in_order_and_closes_its_descriptors() -> None:
     near, far = socket.socketpair()
     count = 0
     while not parent.waiting:
-        parent.send({"op": "mail", "n": count}, [os.dup(near.fileno())])
+        parent.send(Mail(count, "services"), [os.dup(near.fileno())])
         count += 1
         assert count < 100_000
     near.close()
-    assert not parent.offer({"op": "new"}, far)  # a new connection does not overtake
+    assert not parent.offer(NEW, far)  # a new connection does not overtake
     got: list[int] = []
     while len(got) < count:
         for message in pair.take():
-            got.append(message.header["n"])
+            assert isinstance(message.body, Mail)
+            got.append(message.body.shard)
             message.close()
         parent.flush()
     assert got == list(range(count))
@@ -82,7 +87,7 @@ def test_closing_an_end_closes_what_waits() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     while not parent.waiting:
-        parent.send({"op": "mail"}, [os.dup(near.fileno())])
+        parent.send(Mail(0, "services"), [os.dup(near.fileno())])
     near.close()
     parent.close()
     pair.close()
@@ -93,7 +98,7 @@ def test_closing_an_end_closes_what_waits() -> None:
 def test_messages_before_the_end_of_the_stream_are_served_first() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
-    assert parent.offer({"op": "new"}, near)
+    assert parent.offer(NEW, near)
     parent.close()
     (message,) = pair.take()
     message.close()
@@ -107,26 +112,24 @@ def test_a_pair_that_does_not_take_refuses_and_nothing_blocks() -> None:
     parent, pair = ends()
     near, far = socket.socketpair()
     offers = 0
-    while parent.offer({"op": "new"}, near):
+    while parent.offer(NEW, near):
         offers += 1
         assert offers < 100_000
     assert offers > 0
     pair.close()
-    assert not parent.offer({"op": "new"}, near)
+    assert not parent.offer(NEW, near)
     for item in (parent, near, far):
         item.close()
 
 
 def test_reports_are_dropped_when_nobody_reads() -> None:
     parent, pair = ends()
-    report = channel.PairReport(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
-    pair.send_or_drop({"op": "report", **report._asdict()})
+    report = PairReport(3, 2, 123.5, 0.25, [[7, 2]], {"inbound thread": 9}, {"polls": 5.0})
+    pair.send_or_drop(report)
     (message,) = parent.take()
-    header = dict(message.header)
-    assert header.pop("op") == "report"
-    assert channel.PairReport(**header) == report
+    assert message.body == report
     for _ in range(100_000):
-        pair.send_or_drop({"op": "report"})  # no error, no wait
+        pair.send_or_drop(report)  # no error, no wait
         if not select.select([], [pair], [], 0)[1]:
             break
     assert not pair.waiting

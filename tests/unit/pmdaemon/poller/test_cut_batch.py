@@ -1,65 +1,80 @@
-"""Cuts judged ahead of their turn: none is forgotten before its turn, and they never become many."""
+"""The batch that is posted: as it lies while all its cuts go the same way, else one message a recipient."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import product
 
-from pmdaemon.poller.cut_batch import RANGES, LiveCuts
+import pytest
 
+from pmdaemon.poller.cut_batch import CutsBuilder, CutsMessage, NewestCuts
+from pmdaemon.wire import frame
+from tests.support.gateways import GATEWAY, make_cut
 
-def test_cuts_that_follow_each_other_are_one_range() -> None:
-    live = LiveCuts()
-    for seq in range(100, 100_000):
-        live.add(7, seq)
-    assert len(live) == 1
-    assert (7, 100) in live
-    assert (7, 99_999) in live
-    assert (7, 100_000) not in live
-    assert (7, 99) not in live
-    assert (8, 100) not in live
+OTHER = "00000000-0000-4000-8000-0000000000ff"
 
 
-def test_what_had_its_turn_is_forgotten() -> None:
-    live = LiveCuts()
-    for cut in ((7, 3), (7, 4), (7, 5), (7, 9), (8, 4)):
-        live.add(*cut)
-    live.pass_by(7, 5)
-    assert len(live) == 2
-    assert (7, 5) not in live
-    assert (7, 9) in live
-    assert (8, 4) in live
-    live.pass_by(7, 9)
-    live.keep_epochs({7})
-    assert not live
+def placed(batch: CutsBuilder, seq: int, live: bool, gateway_id: str = GATEWAY) -> bytes:
+    """A cut read into the batch's room and added there."""
+    raw = make_cut(gateway_id, seq=seq, flags=frame.FLAG_LIVE if live else 0)
+    batch.room[: len(raw)] = raw
+    assert batch.add_placed(len(raw), gateway_id, 7, seq, seq, 0, live, 0)
+    return raw
 
 
-def test_an_agent_that_skips_about_gets_bounded_memory() -> None:
-    live = LiveCuts()
-    for seq in range(0, 100 * RANGES, 10):
-        live.add(7, seq)
-    assert len(live) == RANGES
-    assert all((7, seq) in live for seq in range(0, 100 * RANGES, 10))
+def seqs(message: CutsMessage) -> list[int]:
+    return [frame.decode(raw).header["seq"] for raw in frame.split(frame.decode(message.message).blob)]
 
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "pass"]), st.integers(1, 3), st.integers(1, 400)), max_size=300
-)
+@pytest.mark.parametrize("live", [False, True])
+def test_cuts_that_go_the_same_way_are_posted_as_they_lie(live: bool) -> None:
+    batch = CutsBuilder(0)
+    raws = [placed(batch, 1, live)]
+    raws.append(make_cut(seq=2, flags=frame.FLAG_LIVE if live else 0))
+    assert batch.add(raws[1], GATEWAY, 7, 2, 2, 0, live, 0, keep=not live)
+    (message,) = batch.take()
+    assert (message.keep, message.judge) == (not live, True)
+    assert isinstance(message.message, memoryview), "nothing is joined"
+    decoded = frame.decode(message.message)
+    assert [bytes(raw) for raw in frame.split(decoded.blob)] == raws
+    assert decoded.header["live"] == [live, live]
 
 
-@given(STEPS)
-def test_none_is_forgotten_before_its_turn(steps: list[tuple[str, int, int]]) -> None:
-    live = LiveCuts()
-    held: set[tuple[int, int]] = set()
-    for what, epoch, seq in steps:
-        if what == "add":
-            live.add(epoch, seq)
-            held.add((epoch, seq))
+WAYS = ((True, True), (True, False), (False, True))  # (keep, judge)
+
+
+@pytest.mark.parametrize(("first", "second"), list(product(WAYS, WAYS)))
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_each_recipient_gets_its_own_whatever_follows_what(
+    first: tuple[bool, bool], second: tuple[bool, bool], is_placed: bool
+) -> None:
+    batch = CutsBuilder(0)
+    for seq, (keep, judge) in ((1, first), (2, second)):
+        if is_placed and seq == 2 and judge:
+            placed(batch, seq, live=not keep)
         else:
-            live.pass_by(epoch, seq)
-            held = {item for item in held if item[0] != epoch or item[1] > seq}
-        assert all(item in live for item in held)
-        assert len(live) <= 3 * RANGES
-    for epoch in (1, 2, 3):
-        live.pass_by(epoch, 400)
-    assert not live
+            assert batch.add(make_cut(seq=seq), GATEWAY, 7, seq, seq, 0, False, 0, keep, judge)
+    found: dict[str, list[int]] = {"keep": [], "judge": []}
+    for message in batch.take():
+        found["keep"] += seqs(message) if message.keep else []
+        found["judge"] += seqs(message) if message.judge else []
+    assert found == {
+        "keep": [seq for seq, way in ((1, first), (2, second)) if way[0]],
+        "judge": [seq for seq, way in ((1, first), (2, second)) if way[1]],
+    }
+
+
+def test_what_waits_is_the_last_of_each_gateway_in_the_order_they_began_to_wait() -> None:
+    newest = NewestCuts(0)
+    for dropped, seqs_of in ((1, ((GATEWAY, 1), (OTHER, 5), (GATEWAY, 2))), (2, ((OTHER, 6), (GATEWAY, 3)))):
+        batch = CutsBuilder(0)
+        for gateway_id, seq in seqs_of:
+            placed(batch, seq, live=True, gateway_id=gateway_id)
+        (message,) = batch.take()
+        assert newest.keep(message) == dropped
+    names, waiting = newest.first()
+    assert list(names) == [GATEWAY, OTHER]
+    decoded = frame.decode(waiting)
+    assert [frame.decode(raw).header["seq"] for raw in frame.split(decoded.blob)] == [3, 6]
+    assert decoded.header["recv_us"] == [3, 6]
+    newest.posted(names)
+    assert len(newest) == 0

@@ -19,7 +19,7 @@ from pmdaemon.wire import frame
 from pmdaemon.wire.frame import FLAG_LIVE
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import GATEWAY, Agent, make_cut
-from tests.support.pair import OTHER, PairRig
+from tests.support.pair import OTHER, SECOND, PairRig
 from tests.support.slots import values_of
 
 
@@ -96,6 +96,18 @@ def test_the_first_answer_teaches_and_the_second_takes_the_short_way(rig: Ways) 
     rig.pass_time(0.1)
     assert [seq for seq, _ in rig.mailbox.cuts_to("dbmanager")] == [1, 2, 3, 4]
     assert rig.mailbox.cuts_to("services") == rig.mailbox.cuts_to("dbmanager")
+
+
+def test_without_room_at_dbmanager_answers_take_the_short_way_too(rig: Ways) -> None:
+    agent = rig.polled()
+    in_a_pause(rig, agent)  # its shape is learned once
+    assert (rig.short, rig.long) == (2, 1 + LEARN_EVERY)
+    for _ in range(20):
+        rig.exchange(agent)
+    assert (rig.short, rig.long) == (22, 1 + LEARN_EVERY)
+    rig.pass_time(0.1)
+    assert rig.mailbox.cuts_to("dbmanager") == [(1, False)]
+    assert rig.mailbox.cuts_to("services") == [(1, False), *((seq, True) for seq in range(2, agent.next_seq))]
 
 
 def test_another_shape_is_learned_after_some_answers(rig: Ways) -> None:
@@ -183,6 +195,15 @@ def with_a_live_cut(rig: Ways, agent: Agent) -> None:
     rig.exchange(agent)
 
 
+def in_a_pause(rig: Ways, agent: Agent) -> None:
+    """dbmanager has no room: the newest cut alone is asked for, and the one before it never came."""
+    with rig.gateway().lock:
+        rig.gateway().record.refused(rig.clock.monotonic_ns(), 0.9, 7, 2)
+    rig.gateway().record._pause.until_ns += 1000 * SECOND  # type: ignore[union-attr]  # a long one, at once
+    for _ in range(LEARN_EVERY + 2):
+        rig.exchange(agent)
+
+
 def without_cuts(rig: Ways, agent: Agent) -> None:
     rig.exchange(agent, cuts=False)
 
@@ -202,6 +223,7 @@ def with_durable_cuts(rig: Ways, agent: Agent) -> None:
         (while_stalled, 0),
         (in_two_reads, 0),
         (with_a_live_cut, 0),
+        (in_a_pause, 2),
         (without_cuts, 0),
         (with_durable_cuts, 2),
     ],

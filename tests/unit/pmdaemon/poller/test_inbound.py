@@ -90,6 +90,7 @@ def test_services_that_missed_an_announcement_hear_of_everybody_again(
     assert rig.publisher.dropped_news > 0
     rig.mailbox.full = set()
     rig.mailbox.posts.clear()
+    rig.clock.advance(0.02)
     rig.step()
     assert {(GATEWAY, "up"), (OTHER, "up")} <= set(rig.mailbox.states("services"))
     assert rig.mailbox.states("dbmanager") == []

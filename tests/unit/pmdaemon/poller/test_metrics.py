@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pmdaemon.mailbox.errors import MailboxFull
 from pmdaemon.poller import metrics
-from pmdaemon.poller.channel import PairReport
+from pmdaemon.poller.channel_messages import PairReport
 from pmdaemon.poller.metrics import BackpressureReporter
 from pmdaemon.poller.parent import PairManager
 from pmdaemon.runtime.clock import FakeClock

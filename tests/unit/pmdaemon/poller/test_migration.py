@@ -10,6 +10,14 @@ import pytest
 
 from pmdaemon.poller import channel, migration
 from pmdaemon.poller.balance import SHARDS, shard_of
+from pmdaemon.poller.channel_messages import (
+    Mail,
+    MovedConnection,
+    NewConnection,
+    Refused,
+    RegisteredElsewhere,
+    ShardMap,
+)
 from pmdaemon.poller.migration import ENDS_A_STEP
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
@@ -49,14 +57,14 @@ class World:
         self.agents: list[Agent] = []
         self.hold = False
         self.dialled = False
-        self.refused: list[dict[str, object]] = []
+        self.refused: list[Refused] = []
         self.set_owner(0)
 
     def set_owner(self, owner: int, *shards: int) -> None:
         for shard in shards or range(SHARDS):
             self.owners[shard] = owner
         for side in self.sides:
-            side.parent.send({"op": "map", "owners": self.owners})
+            side.parent.send(ShardMap(self.owners))
 
     def step(self) -> None:
         for _ in range(4):
@@ -69,12 +77,11 @@ class World:
         for side in self.sides:
             for message in side.parent.take():
                 self.passed.append(message.op)
-                if message.op == "refused":
-                    self.refused.append(message.header)
-                if message.op in ("moved", "mail"):
-                    self.sides[self.owners[message.header["shard"]]].parent.send(
-                        message.header, message.descriptors
-                    )
+                if isinstance(message.body, Refused):
+                    self.refused.append(message.body)
+                if isinstance(message.body, MovedConnection | Mail):
+                    owner = self.owners[message.body.shard]
+                    self.sides[owner].parent.send(message.body, message.descriptors)
                     message.descriptors = []
 
     def pass_time(self, seconds: float) -> None:
@@ -84,8 +91,7 @@ class World:
 
     def dial(self, side: int, gateway_id: str = GATEWAY) -> Agent:
         near, far = socket.socketpair()
-        header = {"op": "new", "address": "127.0.0.1:5000", "dialled": self.dialled}
-        assert self.sides[side].parent.offer(header, near)
+        assert self.sides[side].parent.offer(NewConnection("127.0.0.1:5000", self.dialled), near)
         near.close()
         agent = Agent(far, gateway_id)
         self.agents.append(agent)
@@ -268,7 +274,7 @@ def test_caps_move_with_the_gateway_and_orders_for_it_are_passed_on_once(world: 
     world.sides[0].mailbox.deliver("services", Kind.SET_CAPS, order | {"gen": 5})
     world.step()
     world.hold = False
-    world.sides[1].parent.send({"op": "map", "owners": [0] * SHARDS})
+    world.sides[1].parent.send(ShardMap([0] * SHARDS))
     world.step()
     assert world.passed.count("mail") == ahead + 2
     assert world.sides[1].counters["mail_dropped"] == 1
@@ -381,7 +387,7 @@ def test_only_the_shard_that_moves_moves(world: World) -> None:
 
 def test_the_same_gateway_elsewhere_ends_the_older_session(world: World) -> None:
     agent = world.up()
-    world.sides[0].parent.send({"op": "elsewhere", "gw": GATEWAY, "address": "127.0.0.1:9"})
+    world.sides[0].parent.send(RegisteredElsewhere(GATEWAY, "127.0.0.1:9"))
     world.step()
     told = agent.read()
     assert (told.kind, told.header["code"]) == (Kind.ERROR, "superseded")
@@ -389,8 +395,8 @@ def test_the_same_gateway_elsewhere_ends_the_older_session(world: World) -> None
 
 
 def test_lost_descriptors_are_counted_and_nothing_else_happens(world: World) -> None:
-    world.sides[0].parent.send({"op": "new", "address": "x"})
-    world.sides[0].parent.send({"op": "map", "owners": [0, 1]})
+    world.sides[0].parent.send(NewConnection("x", dialled=False))
+    world.sides[0].parent.send(ShardMap([0, 1]))
     world.step()
     assert world.sides[0].counters["bad_parcels"] == 2
     assert world.refused == []
@@ -399,10 +405,10 @@ def test_lost_descriptors_are_counted_and_nothing_else_happens(world: World) -> 
 
 
 def test_the_parent_hears_why_what_it_dialled_ends_also_after_a_move(world: World) -> None:
-    world.sides[0].parent.send({"op": "new", "address": "x", "dialled": True})
+    world.sides[0].parent.send(NewConnection("x", dialled=True))
     world.step()
     [told] = world.refused
-    assert (told["address"], told["is_over"]) == ("x", True)
+    assert (told.address, told.is_over) == ("x", True)
     world.dialled = True
     world.set_owner(1)
     agent = world.up()
@@ -410,5 +416,5 @@ def test_the_parent_hears_why_what_it_dialled_ends_also_after_a_move(world: Worl
     agent.send(frame.encode(Kind.REPLY, {"poll": "junk"}))
     world.step()
     told = world.refused[-1]
-    assert (told["address"], told["is_over"]) == ("127.0.0.1:5000", False)
-    assert str(told["reason"]).startswith("violation: ")
+    assert (told.address, told.is_over) == ("127.0.0.1:5000", False)
+    assert told.reason.startswith("violation: ")

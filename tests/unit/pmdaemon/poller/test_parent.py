@@ -14,7 +14,17 @@ from pmdaemon.mailbox import attach, create_segment
 from pmdaemon.mailbox.errors import RoomMissing
 from pmdaemon.poller import parent as module
 from pmdaemon.poller.balance import HUNG_CHECKS, SHARDS, HangDetector
-from pmdaemon.poller.channel import ChannelMessage, PairReport
+from pmdaemon.poller.channel import ChannelMessage
+from pmdaemon.poller.channel_messages import (
+    GatewayRegistered,
+    Mail,
+    MovedConnection,
+    PairReport,
+    RegisteredElsewhere,
+    Sent,
+    ShardMap,
+    Unreadable,
+)
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.poller.parent import PairManager, reserve_pair
 from pmdaemon.runtime.clock import FakeClock
@@ -26,15 +36,15 @@ from sla_server.topology import later_pairs, main_layout
 
 class FakeChannel:
     def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[Sent] = []
 
-    def send(self, header: dict[str, Any], descriptors: Any = ()) -> None:
-        self.sent.append(header)
+    def send(self, body: Sent, descriptors: Any = ()) -> None:
+        self.sent.append(body)
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def of(self, op: str) -> list[dict[str, Any]]:
-        return [header for header in self.sent if header["op"] == op]
+    def of(self, kind: type[Sent]) -> list[Any]:
+        return [body for body in self.sent if isinstance(body, kind)]
 
 
 class FakeChild:
@@ -143,7 +153,7 @@ def test_a_pair_retires_after_its_shards_have_left(parent: Parent) -> None:
     parent.seconds(61)
     assert last.is_retiring
     assert last.index not in parent.pair_manager.owners
-    last_map = last.control.of("map")[-1]["owners"]
+    last_map = last.control.of(ShardMap)[-1].owners
     assert last.index not in last_map
     parent.seconds(2)
     assert last.stopped
@@ -196,19 +206,15 @@ def test_shards_of_the_only_pair_stay_its_own(parent: Parent) -> None:
 def test_connections_go_to_the_owner_and_are_remembered_once_registered(parent: Parent) -> None:
     parent.seconds(80, gateways=512)
     shard = parent.pair_manager.owners.index(2)
-    header = {"op": "moved", "shard": shard, "gw": "g", "address": "a"}
-    parent.pair_manager.pass_on(parent.children[0], [ChannelMessage(header, [os.dup(0)])])
-    assert parent.children[2].control.of("moved") == [header]
+    moved = MovedConnection(shard, "g", 1, "a", dialled=False, opened_ns=0)
+    parent.pair_manager.pass_on(parent.children[0], [ChannelMessage(moved, [os.dup(0)])])
+    assert parent.children[2].control.of(MovedConnection) == [moved]
     assert parent.pair_manager.passed_on == 1
-    parent.pair_manager.pass_on(
-        parent.children[2], [ChannelMessage({"op": "up", "gw": "g", "address": "a"}, [])]
-    )
+    parent.pair_manager.pass_on(parent.children[2], [ChannelMessage(GatewayRegistered("g", "a"), [])])
     # The same gateway registers with another pair: the session at its owner is the older one.
-    parent.pair_manager.pass_on(
-        parent.children[3], [ChannelMessage({"op": "up", "gw": "g", "address": "b"}, [])]
-    )
-    assert parent.children[2].control.of("elsewhere") == [{"op": "elsewhere", "gw": "g", "address": "b"}]
-    assert parent.children[3].control.of("elsewhere") == []
+    parent.pair_manager.pass_on(parent.children[3], [ChannelMessage(GatewayRegistered("g", "b"), [])])
+    assert parent.children[2].control.of(RegisteredElsewhere) == [RegisteredElsewhere("g", "b")]
+    assert parent.children[3].control.of(RegisteredElsewhere) == []
 
 
 def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Parent) -> None:
@@ -216,9 +222,7 @@ def test_without_an_owner_descriptors_are_closed_and_it_is_counted(parent: Paren
     shard = parent.pair_manager.owners.index(2)
     parent.children[2].control = None
     read_fd, write_fd = os.pipe()
-    parent.pair_manager.pass_on(
-        parent.children[0], [ChannelMessage({"op": "mail", "shard": shard}, [write_fd])]
-    )
+    parent.pair_manager.pass_on(parent.children[0], [ChannelMessage(Mail(shard, "services"), [write_fd])])
     assert parent.pair_manager.lost == 1
     assert os.read(read_fd, 1) == b""  # the last copy of the other end is closed
     os.close(read_fd)
@@ -312,3 +316,13 @@ def test_a_pair_that_the_segment_does_not_know_is_not_started(segment: Path) -> 
 
 def test_a_segment_that_is_not_made_yet_is_waited_for_by_the_pair(tmp_path: Path) -> None:
     assert reserve_pair(tmp_path / "main.mbx", FakeClock(), 1)
+
+
+def test_what_cannot_be_read_is_dropped_and_the_parent_lives_on(parent: Parent) -> None:
+    parent.seconds(1)
+    read_fd, write_fd = os.pipe()
+    unreadable = ChannelMessage(Unreadable("sing", "it is no message"), [write_fd])
+    parent.pair_manager.pass_on(parent.children[0], [unreadable])
+    assert os.read(read_fd, 1) == b""
+    os.close(read_fd)
+    assert parent.pair_manager.passed_on == 0

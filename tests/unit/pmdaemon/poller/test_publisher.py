@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from pmdaemon.poller import cut_batch, pair
 from pmdaemon.poller.cut_batch import BATCH_AGE_NS, BATCH_BYTES, BATCH_CUTS, CutsBuilder
-from pmdaemon.poller.publisher import NEWS_BYTES, CutPublisher
+from pmdaemon.poller.publisher import NEWEST_RETRY_NS, NEWS_BYTES, NEWS_RETRY_NS, CutPublisher
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.session import MAX_CUT_BYTES
@@ -25,8 +25,8 @@ def box() -> Iterator[FakeMailbox]:
 
 class Post:
     def __init__(self, box: FakeMailbox) -> None:
-        self.rewound: list[set[str]] = []
-        self.publisher = CutPublisher(box, 0, lambda gateways, _now_ns: self.rewound.append(gateways))
+        self.rewound: list[dict[str, tuple[int, int]]] = []
+        self.publisher = CutPublisher(box, 0, lambda first_cuts, _now_ns: self.rewound.append(first_cuts))
 
     def cut(
         self, seq: int, *, keep: bool = True, judge: bool = True, live: bool = False, now_ns: int = 0
@@ -34,6 +34,8 @@ class Post:
         self.publisher.cut(
             make_cut(seq=seq),
             GATEWAY,
+            7,
+            seq,
             keep=keep,
             judge=judge,
             live=live,
@@ -95,7 +97,7 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     box.full = {"dbmanager"}
     post.cut(1)
     post.publisher.flush(BATCH_AGE_NS)
-    assert post.rewound == [{GATEWAY}]
+    assert post.rewound == [{GATEWAY: (7, 1)}]
     assert box.cuts_to("services") == [(1, False)]
     assert post.publisher.refused_keeping == 1
     assert post.publisher.posted_cuts == 0
@@ -104,6 +106,26 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     post.publisher.flush(BATCH_AGE_NS)
     assert box.cuts_to("dbmanager") == [(1, False)]
     assert len(post.rewound) == 1
+
+
+def test_a_cut_behind_one_that_was_refused_is_not_posted_either(box: FakeMailbox) -> None:
+    post = Post(box)
+    box.full = {"dbmanager"}
+    last = BATCH_BYTES // len(make_cut()) + 1
+    for seq in range(1, last):
+        post.cut(seq)
+    post.publisher.cut(make_cut(OTHER, seq=5), OTHER, 7, 5, recv_unix_us=1, offset_us=0, now_ns=0)
+    assert list(post.rewound[0]) == [GATEWAY], "the batch was full"
+    box.full = set()
+    post.publisher.post_cuts()
+    assert box.cuts_to("dbmanager") == [(5, False)], "nothing of it was refused"
+    box.full = {"dbmanager"}
+    for seq in range(1, last + 1):
+        post.cut(seq)
+    box.full = set()
+    post.publisher.post_cuts()
+    assert box.cuts_to("dbmanager") == [(5, False)], "the last one would leave a hole"
+    assert (last, False) in box.cuts_to("services")
 
 
 OTHER = "00000000-0000-4000-8000-0000000000ff"
@@ -115,7 +137,7 @@ def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMail
     for seq in (1, 2):
         post.cut(seq)
     other = make_cut(seq=7)
-    post.publisher.cut(other, OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.cut(other, OTHER, 7, 7, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.flush(BATCH_AGE_NS)
     post.cut(3, now_ns=BATCH_AGE_NS)
     post.publisher.flush(2 * BATCH_AGE_NS)
@@ -124,38 +146,46 @@ def test_services_without_room_gets_each_gateways_newest_cut_later(box: FakeMail
     assert box.cuts_to("dbmanager") == [(1, False), (2, False), (7, False), (3, False)]
     assert box.cuts_to("services") == []
     box.full = set()
-    post.publisher.flush(3 * BATCH_AGE_NS)
+    post.publisher.flush(2 * NEWEST_RETRY_NS)
     assert box.cuts_to("services") == [(3, False), (7, False)]
     assert box.to("services")[0].header["recv_us"] == [1003, 1]
-    post.publisher.flush(4 * BATCH_AGE_NS)
+    post.publisher.flush(3 * NEWEST_RETRY_NS)
     assert len(box.to("services")) == 1, "each is posted once"
 
 
-def test_a_waiting_cut_is_not_replaced_by_an_older_one_nor_overtaken(box: FakeMailbox) -> None:
+def test_a_waiting_cut_is_not_overtaken(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"services"}
-    post.cut(9, keep=False, live=True)
     post.cut(1)
+    post.cut(9, keep=False, live=True)
     post.publisher.post_cuts()
     assert post.publisher.dropped_live_cuts == 1
     box.full = set()
-    post.publisher.cut(make_cut(seq=7), OTHER, recv_unix_us=1, offset_us=0, now_ns=0)
+    post.publisher.cut(make_cut(seq=7), OTHER, 7, 7, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.post_cuts()
     assert box.cuts_to("services") == [], "what waits goes first"
     post.publisher.flush(0)
     assert box.cuts_to("services") == [(9, True), (7, False)]
 
 
-def test_a_cut_of_an_epoch_before_does_not_replace_the_newest(box: FakeMailbox) -> None:
+def test_without_room_at_services_no_cut_is_decoded(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     post = Post(box)
     box.full = {"services"}
-    for epoch, seq, start_us in ((200, 5, 5_000_000), (100, 90, 4_000_000), (300, 1, 6_000_000)):
-        cut = make_cut(seq=seq, epoch=epoch, start_us=start_us)
-        post.publisher.cut(cut, GATEWAY, recv_unix_us=1, offset_us=0, now_ns=0)
+    decoded: list[int] = []
+    decode = frame.decode
+
+    def counting(view: memoryview | bytes) -> frame.Frame:
+        decoded.append(len(view))
+        return decode(view)
+
+    monkeypatch.setattr(frame, "decode", counting)  # counts work, which shows nowhere else
+    for seq in range(1, 11):
+        post.cut(seq, keep=False, live=True)
         post.publisher.post_cuts()
-    box.full = set()
-    post.publisher.flush(0)
-    assert box.cuts_to("services") == [(1, False)]
+    assert post.publisher.dropped_live_cuts == 9
+    assert decoded == []
 
 
 def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> None:
@@ -166,9 +196,32 @@ def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> N
     post.publisher.flush(1)
     tries = box.refusals
     post.publisher.flush(2)
+    post.publisher.flush(NEWEST_RETRY_NS)
     assert box.refusals == tries
-    post.publisher.flush(1 + BATCH_AGE_NS)
+    post.publisher.flush(1 + NEWEST_RETRY_NS)
     assert box.refusals == tries + 1
+
+
+def test_news_without_room_is_not_tried_again_at_every_flush(
+    box: FakeMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Post(box)
+    box.full = {"services"}
+    post.publisher.news(news(1), "services")
+    tries: list[int] = []
+    post_many = box.post_many
+
+    def counting(recipient: str, payloads: Sequence[bytes]) -> None:
+        tries.append(len(payloads))
+        post_many(recipient, payloads)
+
+    monkeypatch.setattr(box, "post_many", counting)  # the fake counts refusals of single posts only
+    for now_ns in (1, 2, NEWS_RETRY_NS):
+        post.publisher.flush(now_ns)
+    assert tries == [1]
+    box.full = set()
+    post.publisher.flush(1 + NEWS_RETRY_NS)
+    assert (tries, post.publisher.waiting_news) == ([1, 1], 0)
 
 
 def test_what_waits_for_services_is_bounded_by_its_bytes(
@@ -180,7 +233,13 @@ def test_what_waits_for_services_is_bounded_by_its_bytes(
     box.full = {"services"}
     for number in range(5):
         post.publisher.cut(
-            make_cut(seq=number + 1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0
+            make_cut(seq=number + 1),
+            f"gateway-{number}",
+            7,
+            number + 1,
+            recv_unix_us=1,
+            offset_us=0,
+            now_ns=0,
         )
     post.publisher.post_cuts()
     assert post.publisher.dropped_live_cuts == 2
@@ -194,7 +253,7 @@ def test_what_waits_goes_out_in_messages_of_a_batch(box: FakeMailbox) -> None:
     box.full = {"services"}
     count = 2 * BATCH_BYTES // len(make_cut())
     for number in range(count):
-        post.publisher.cut(make_cut(seq=1), f"gateway-{number}", recv_unix_us=1, offset_us=0, now_ns=0)
+        post.publisher.cut(make_cut(seq=1), f"gateway-{number}", 7, 1, recv_unix_us=1, offset_us=0, now_ns=0)
     post.publisher.post_cuts()
     box.full = set()
     post.publisher.flush(0)
@@ -216,7 +275,7 @@ def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbo
     post.cut(1)
     post.publisher.post_cuts()
     assert box.to("dbmanager") == []
-    assert post.rewound == [{GATEWAY}]
+    assert post.rewound == [{GATEWAY: (7, 1)}]
     assert [item.header.get("n") for item in box.to("services", Kind.GATEWAY_ALERT)] == [1, 2]
     assert post.publisher.waiting_news == 2
     post.publisher.flush(0)
@@ -242,18 +301,18 @@ def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
 def test_largest_legal_cut_and_the_largest_number_of_cuts_fit_a_frame() -> None:
     batch = CutsBuilder(255)
     large = bytes(MAX_CUT_BYTES)
-    assert batch.add(large, GATEWAY, 2**62, -(2**62), False, 0)
-    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), False, 0)
+    assert batch.add(large, GATEWAY, 7, 1, 2**62, -(2**62), False, 0)
+    assert not batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), False, 0)
     assert len(batch) == 1
     assert len(frame.decode(batch.take()[0].message).blob) == len(large)
     for _ in range(BATCH_CUTS):
-        assert batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
-    assert not batch.add(bytes(8), GATEWAY, 2**62, -(2**62), True, 0)
+        assert batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), True, 0)
+    assert not batch.add(bytes(8), GATEWAY, 7, 1, 2**62, -(2**62), True, 0)
     (letter,) = batch.take()
     assert letter.keep
     assert letter.judge
     assert frame.decode(letter.message).header["n"] == BATCH_CUTS
-    assert set(letter.gateway_ids) == {GATEWAY}
+    assert letter.first_cuts() == {GATEWAY: (7, 1)}
     assert len(batch) == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pmdaemon.poller.catch_up import BEYOND
 from pmdaemon.poller.positions import LAG_NS
 from pmdaemon.poller.timeouts import HANDSHAKE_NS, TimeoutPolicy
 from pmdaemon.wire.kinds import Kind
@@ -24,6 +25,32 @@ def test_durability_that_lags_is_asked_for_again(rig: PairRig) -> None:
     assert starts[:3] == [1, 2, 3]
     assert rig.counters["lag_rewinds"] == 1
     assert starts.count(1) == 2
+
+
+def test_what_waits_in_a_full_mailbox_is_not_asked_for_again(rig: PairRig) -> None:
+    rig.watermarks()
+    agent = rig.up()
+
+    def asked(seconds: int) -> list[int]:
+        starts = []
+        for _ in range(seconds):
+            rig.pass_time(1)
+            for poll in rig.polls(agent):
+                starts.append(poll.header["from"][1])
+                agent.answer(poll)
+            rig.step()
+        return starts
+
+    assert asked(1) == [1]
+    rig.pass_time(0.5)
+    assert rig.mailbox.cuts_to("dbmanager") == [(1, False)]
+    rig.mailbox.full = {"dbmanager"}
+    starts = asked(LAG_NS // SECOND + 5)
+    assert set(starts) == {2, BEYOND}
+    assert rig.publisher.refused_keeping > 1
+    assert rig.counters["lag_rewinds"] == 0
+    rig.mailbox.full = set()
+    assert 1 in asked(3 * LAG_NS // SECOND), "nothing is full, and still no notice of it"
 
 
 def test_stalled_then_recovered(rig: PairRig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -48,6 +49,27 @@ def test_a_full_disk_is_one_line_with_the_file(capsys: pytest.CaptureFixture[str
     assert status == 74
     assert text.startswith("a program: /dev/shm/x/api.port: No space left on device. Check ")
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOMEM, "x"), "Cannot allocate memory. Free memory"),
+        (MemoryError(), "Cannot allocate memory. Free memory"),
+        (OSError(errno.EMFILE, "x", "/some/file"), "Too many open files. Raise the limit of open files"),
+        (OSError(errno.ENFILE, "x"), "Too many open files in system. This host"),
+    ],
+)
+def test_what_has_run_out_is_not_blamed_on_a_path(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, text = ended(error, capsys)
+    assert status == 74
+    assert text.startswith(f"a program: {said}")
+    assert "path" not in text
+    with pytest.raises(type(error)), failure_recorded(tmp_path, "services"):
+        raise error
+    assert failures(tmp_path)["services"] == text.removeprefix("a program: ").strip()
 
 
 def test_a_mistake_of_ours_is_one_line_and_its_traceback_a_file(

@@ -247,3 +247,11 @@ def test_rows_array_is_column_major() -> None:
     assert made.shape == (len(COLUMNS), 2)
     assert list(made[1]) == [1, 11]
     assert cut.rows_array([]).shape == (len(COLUMNS), 0)
+
+
+@pytest.mark.parametrize(
+    ("header", "gap"),
+    [({}, 0), ({"gap": 3}, 3), ({"gap": -1}, 0), ({"gap": "x"}, 0), ({"gap": True}, 0), ({"gap": 1.5}, 0)],
+)
+def test_a_gap_is_a_number_of_cuts_or_none(header, gap):
+    assert cut.gap_of(header) == gap

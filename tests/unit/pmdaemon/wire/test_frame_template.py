@@ -159,9 +159,22 @@ def test_a_key_twice_cannot_be_learned() -> None:
 
 def test_only_a_plain_cut_and_its_reply_are_learned() -> None:
     a_cut, a_reply = frame.encode(Kind.CUT, CUT, bytes(160)), frame.encode(Kind.REPLY, REPLY)
-    live = frame.encode(Kind.CUT, CUT, bytes(160), frame.FLAG_LIVE)
-    for frames in ((a_cut,), (a_reply, a_cut), (a_cut, a_cut), (live, a_reply), (a_cut, a_cut, a_reply)):
+    flagged = frame.encode(Kind.CUT, CUT, bytes(160), flags=2)
+    for frames in ((a_cut,), (a_reply, a_cut), (a_cut, a_cut), (flagged, a_reply), (a_cut, a_cut, a_reply)):
         assert not FrameTemplates().learn(memoryview(b"".join(frames)))
+
+
+def test_a_live_cut_has_a_shape_of_its_own() -> None:
+    plain, live = (
+        memoryview(frame.encode(Kind.CUT, CUT, bytes(160), flags) + frame.encode(Kind.REPLY, REPLY))
+        for flags in (0, frame.FLAG_LIVE)
+    )
+    for known, other in ((plain, live), (live, plain)):
+        shapes = learned(known)
+        assert match(shapes, known) is not None
+        assert match(shapes, other) is None
+        assert shapes.learn(other)
+        assert match(shapes, known) == match(shapes, other) is not None
 
 
 @pytest.mark.parametrize("part", [slice(0, -8), slice(8, None), slice(0, 4), slice(100, 200)])

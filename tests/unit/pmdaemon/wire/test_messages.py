@@ -86,6 +86,7 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (server.DurableNotice(5, []), server.DurableNotice.parse),
         (server.Recorded("r", ok=False, error="no"), server.Recorded.parse),
         (server.CutsHeader(0, 1, [1], [0], [False]), server.CutsHeader.parse),
+        (api.ServiceRequest("r", "mode", "ann", {"mode": "observe"}), api.ServiceRequest.parse),
         (api.ServiceResponse.of("r", 404, {"a": 1}), api.ServiceResponse.parse),
         (planes.DpCollect(5), planes.DpCollect.parse),
         (planes.DpHandOver(["unix:x"], {"gen": 1}, 7, None, 1, 2), planes.DpHandOver.parse),
@@ -95,6 +96,15 @@ def test_what_is_encoded_can_be_parsed(message: WireMessage, read: Any) -> None:
     received = frame.decode(message.encode())
     assert received.kind == message.KIND
     assert read(received.header).encode() == message.encode()
+
+
+def test_a_request_that_has_an_id_is_read_and_one_without_is_not() -> None:
+    read = api.ServiceRequest.parse({"req": "r", "op": [5], "who": "a" * 999, "body": "text"})
+    assert read == api.ServiceRequest("r", "[5]", "a" * api.MAX_WHO, None)
+    assert api.ServiceRequest.parse({"req": "r", "op": "mode", "body": {}}).who == "unknown"
+    for request in (None, "", 5):
+        with pytest.raises(MalformedFrame, match=r"key 'req' is .*, expected an id"):
+            api.ServiceRequest.parse({"req": request, "op": "mode", "who": "ann", "body": {}})
 
 
 def test_keys_are_left_out_only_where_they_are_optional() -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from sla_server.agreements.compliance import add_up, periods_back, terms_of
+from sla_server.agreements.compliance import add_up, terms_of
 from sla_server.agreements.credits import penalty_for, period_credit
 from sla_server.agreements.document import Agreement
-from sla_server.agreements.periods import CalendarWindow, RollingWindow
+from sla_server.agreements.periods import CalendarWindow, RollingWindow, periods_back
 from sla_server.agreements.slice_history import Counts
 from tests.support.agreements import FULL, agreement
 

@@ -66,17 +66,16 @@ def test_a_bad_row_is_dropped_alone_and_a_value_without_a_form_is_replaced(view:
 
 
 def test_states_of_the_others_are_kept_and_sent_to_no_page(view: LiveView) -> None:
-    totals = {"slas": {"ok": 3}}
-    view.put(
-        {**snapshot(1), "totals": totals, "others": [["a", "x", "ok", 0.9, 1.0, 0.5], ["b", "x", "idle"], 7]}
-    )
-    view.put({**snapshot(2), "totals": totals, "others": [["c", "x", "no-data", None, None, None]]})
+    totals = {"slas": {"ok": 9}}
+    first = {**snapshot(1), "slas": [], "totals": totals}
+    view.put({**first, "others": [["a", "x", "ok", 0.9, 1.0, 0.5], ["b", "x", "idle"], 7]})
+    view.put({**first, "others": [["c", "x", "no-data", None, None, None]]})
     assert {key: row["state"] for key, row in view.others().items()} == {
         ("a", "x"): "ok",
         ("c", "x"): "no-data",
     }
     assert "others" not in json.loads(view.newest().json_text)
-    view.put({**snapshot(3), "totals": {"slas": {}}})
+    view.put({**first, "totals": {"slas": {}}})
     assert view.others() == {}, "none of them is promised any more"
 
 

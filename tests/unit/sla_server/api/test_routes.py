@@ -290,7 +290,8 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, context: AppContext) -> Non
 
 
 def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> None:
-    assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "stale": True}
+    policy = {"mode": None, "backends": {}}
+    assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "policy": policy, "stale": True}
     context.live.put({**snapshot(), "backend_modes": {"array-1": "observe"}})
     assert web.get("/api/v1/mode").json == {
         "mode": "enforce",
@@ -332,6 +333,27 @@ def test_health_is_ok_degraded_or_down(
     [silent] = web.get("/api/v1/health").json["problems"]
     assert silent["since_us"] == clock.unix_us() - 6_000_000
     assert metric not in web.get("/api/v1/metrics").text
+
+
+def test_ready_is_an_answer_of_its_own(
+    web: FlaskClient, context: AppContext, source: api.FakeSource, clock: FakeClock
+) -> None:
+    def asked() -> tuple[int, list[str]]:
+        answer = web.get("/api/v1/ready")
+        assert answer.json["ready"] == (answer.status_code == 200)
+        assert answer.status_code == 200 or answer.headers["Retry-After"]
+        return answer.status_code, [row["process"] for row in answer.json["waits_for"]]
+
+    assert asked() == (503, ["services"]), "no snapshot yet"
+    troubled = {"process": "dbmanager", "what": "queue", "since_us": 7, "reason": "full"}
+    context.live.put({**snapshot(), "problems": [troubled]})
+    assert asked() == (200, []), "degraded, but it does its work"
+    source.away = True
+    assert asked() == (503, ["database"])
+    clock.advance(60)
+    assert asked() == (503, ["database", "services"])
+    alive = web.get("/api/v1/alive")
+    assert (alive.status_code, alive.json) == (200, {"alive": True}), "it asks no other part"
 
 
 def test_health_is_documented_as_it_is_answered(web: FlaskClient, context: AppContext) -> None:

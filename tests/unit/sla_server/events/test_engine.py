@@ -171,6 +171,18 @@ def test_a_recipient_that_hangs_is_left_behind_and_the_others_go_on(tmp_path: Pa
     assert hung.got() == ["e1", "e1"]
 
 
+def test_who_confirms_twice_has_confirmed_once(tmp_path: Path) -> None:
+    sender = InlineSender("r", None)
+    rig = Rig(tmp_path, ToAll("r"), [sender], most_notices=1)
+    rig.add(event(1), event(2))
+    rig.run()
+    for _ in range(2):
+        rig.engine.answered(SentBatch("r", sender.tokens[0], CONFIRMED))
+    rig.run()
+    rig.engine.answered(SentBatch("r", sender.tokens[0], CONFIRMED))  # while the next one is under way
+    assert (rig.engine.lanes["r"].confirmed, sender.got()) == (1, ["e1", "e2"])
+
+
 def test_recipients_without_a_route_hold_nothing_back(tmp_path: Path) -> None:
     used, unused = InlineSender("used"), InlineSender("unused")
     rig = Rig(tmp_path, ToAll("used"), [used, unused])
@@ -190,6 +202,24 @@ def test_a_new_recipient_gets_what_comes_from_now_on(tmp_path: Path) -> None:
     rig.add(event(2))
     rig.run()
     assert new.got() == ["e2"]
+
+
+def test_a_new_recipient_gets_what_came_before_the_look_that_found_its_document(tmp_path: Path) -> None:
+    """The order in the process: events are shown, documents looked at, and what was shown is read."""
+    old = InlineSender("old")
+    rig = Rig(tmp_path, ToAll("old", "new"), [old])
+    rig.add(event(1))
+    rig.main.show()
+    rig.run()
+    rig.add(event(2))  # after this look at the documents, and after the new one
+    assert rig.main.has_more
+    rig.run()
+    assert (old.got(), rig.main.newest_seq) == (["e1"], 2)
+    rig.main.show()
+    rig.senders["new"] = new = InlineSender("new")
+    rig.engine.set_recipients([LaneSettings("old", old), LaneSettings("new", new)])
+    rig.run()
+    assert (old.got(), new.got(), rig.main.has_more) == (["e1", "e2"], ["e2"], False)
 
 
 def test_a_recipient_that_is_gone_is_waited_for_no_longer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sla_server.events import pair_store
 from sla_server.events.event import Event
 from sla_server.events.pair_core import ROOM_RATIO, SETTLE_S
-from sla_server.events.recipients.base import Held, Routed, retry
+from sla_server.events.recipients.base import CONFIRMED, Held, Routed, retry
 from tests.support.deliveries import event
 from tests.support.partners import SILENCE_S, Partners
 
@@ -451,3 +451,65 @@ def test_a_failed_dial_at_the_start_does_not_end_the_wait_for_the_partner(tmp_pa
     pair.cut()
     pair.run(SETTLE_S + 1)
     assert pair.a.is_settled  # it goes on alone
+
+
+def test_what_was_taken_over_is_not_mirrored_back_and_not_counted(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    for server in (pair.a, pair.b):
+        server.answers("r", None)
+    pair.a.add(*numbered("a", 3))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.rig.main.newest_seq == 3  # copies, which wait for the recipient
+    pair.a.restart()
+    pair.run()
+    status = pair.b.core.status()
+    assert (status["unconfirmed"], status["mirrored"], status["behind"]) == (0, 0, 0)
+    pair.b.add(*numbered("b", 2))
+    pair.run()
+    status = pair.b.core.status()
+    assert (status["unconfirmed"], status["mirrored"], status["behind"]) == (2, 2, 0)
+    assert len(pair.a.store) == 2
+    pair.kill(pair.b)
+    pair.lose()
+    assert pair.a.events_of("pair-lost") == [2]
+
+
+def test_each_event_is_taken_over_once_however_often_the_link_breaks(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, ("r", "dead"))
+    for server in (pair.a, pair.b):
+        server.answers("dead", None)
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 5))
+    pair.b.add(*numbered("b", 1))  # keeps the lane of "dead" before all that is taken over
+    pair.run()
+    for _ in range(4):
+        pair.cut()
+        pair.lose()
+        pair.mend()
+        pair.run(2)
+    assert pair.b.got["r"] == [*ids("b", 1), *ids("a", 5)]
+    assert pair.b.rig.main.newest_seq == 1 + 5
+    assert pair.b.raised == ["pair-lost", "pair-back"] * 4
+
+
+def test_what_a_lane_has_left_to_the_partner_is_taken_over_again(tmp_path: Path) -> None:
+    pair = Partners(tmp_path, ("r", "dead"), most_notices=2)
+    for server in (pair.a, pair.b):
+        server.answers("r", None)
+        server.answers("dead", None)
+    pair.a.add(*numbered("a", 6))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    pair.a.restart()
+    pair.run()
+    pair.b.rig.senders["r"].back.append(pair.b.rig.senders["r"].reply(CONFIRMED))
+    pair.run()  # b has delivered a1 and a2, and leaves the others to a
+    pair.kill(pair.a)
+    pair.b.answers("r")
+    pair.lose()
+    assert pair.b.got["r"] == ids("a", 6)
+    assert pair.b.rig.main.newest_seq == 6 + 4
+    assert pair.b.rig.raised == []

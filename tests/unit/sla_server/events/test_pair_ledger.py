@@ -45,3 +45,26 @@ def test_both_servers_remember_as_many_deliveries() -> None:
     origin.delivered_there("r", survivor.delivered()["r"])
     again = [each for each in identities if origin.decide(QueuedEvent(event(1, event_id=each)), "r") is None]
     assert again == identities[:5]
+
+
+def test_nothing_is_left_for_a_partner_that_is_away() -> None:
+    known = ledger()
+    known.lost()
+    identities = [f"e{number}" for number in range(MOST_DELIVERED + 5)]
+
+    def deliver(count: int) -> None:
+        known.report(
+            {"event_id": each, "recipient": "r", "delivery_id": each, "state": "confirmed"}
+            for each in identities[:count]
+        )
+
+    known.take({(identity, ""): (QUEUE, seq) for seq, identity in enumerate(identities, 1)})
+    deliver(10)
+    assert known.unsent() == {}
+    assert known.delivered() == {"r": identities[:10]}  # the partner has dialled
+    deliver(len(identities))
+    assert known.unsent() == {"r": identities[5:]}
+    assert known.unsent() == {}
+    known.stop_sending()
+    deliver(10)
+    assert known.unsent() == {}

@@ -34,6 +34,7 @@ from sla_server.events.pair_session import (
     OriginSession,
 )
 from sla_server.events.queue import QueuedEvent
+from sla_server.events.recipients.base import CONFIRMED, Held
 from tests.support.deliveries import event
 from tests.support.partners import Partners, PartnerServer
 
@@ -243,3 +244,52 @@ def test_what_was_delivered_goes_out_in_pieces_before_the_welcome(tmp_path: Path
         found += frames(keeper.outgoing)
         keeper.outgoing.clear()
     assert [each.kind for each in found] == [Kind.MIRROR_DELIVERED] * 120 + [Kind.MIRROR_WELCOME]
+
+
+def positions(data: bytes) -> list[tuple[MirrorConfirmed, dict[str, int]]]:
+    """Confirmations of an origin, each with the newest number of each queue that was sent before it."""
+    found, sent = list[tuple[MirrorConfirmed, dict[str, int]]](), dict[str, int]()
+    for each in frames(data):
+        if each.kind == Kind.MIRROR_EVENTS:
+            sent[each.header["queue"]] = each.header["seqs"][-1]
+        elif each.kind == Kind.MIRROR_CONFIRMED:
+            found.append((MirrorConfirmed.parse(each.header), dict(sent)))
+    return found
+
+
+def test_a_confirmation_does_not_pass_what_is_held_back_before_that_is_mirrored(
+    server: PartnerServer,
+) -> None:
+    until_us = server.clock.unix_us() + 5_000_000
+    server.rig.router.holds = lambda found, _recipient, now_us: (
+        Held("quiet hours", until_us) if found.event_id == "e2" and now_us < until_us else None
+    )
+    server.answers("r", None)
+    server.add(event(1))
+    origin = server.core.dialled()
+    origin.received(MirrorWelcome(MIRROR_PROTO, "b", {}, 1000).encode())
+    server.core.heard()
+    server.run()
+    many = [event(number, text="x" * 1900) for number in range(2, 320)]  # more than may be under way
+    for start in range(0, len(many), 100):
+        server.add(*many[start : start + 100])
+    server.run()
+    server.clock.advance(1.0)
+    server.rig.senders["r"].back.append(server.rig.senders["r"].reply(CONFIRMED))
+    server.run()  # e2 is held back, and the cursor passes it; nothing is kept yet
+    assert len(server.rig.later) == 1
+    data = b""
+    for _ in range(20):
+        said = bytes(origin.outgoing)
+        origin.outgoing.clear()
+        for each in frames(said):
+            if each.kind == Kind.MIRROR_EVENTS:
+                origin.received(MirrorKept(each.header["queue"], each.header["seqs"][-1]).encode())
+        data += said
+        server.clock.advance(0.1)
+        server.run()
+    later_id, main_id = server.rig.later.queue.queue_id, server.rig.main.queue_id
+    found = positions(data)
+    assert all(sent.get(later_id, 0) >= confirmed.open_through for confirmed, sent in found)
+    assert found[-1][0].open_seqs == (1,)
+    assert found[-1][0].done[main_id] >= 2

@@ -1,4 +1,4 @@
-"""What the job makes of the tables before Spark sees them."""
+"""What the driver makes of agreements and streams before Spark sees them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sla_server.agreements.promise import classes, promises
-from sla_server.db.policies import StoredStatistics
-from sla_server.policy_jobs.errors import UnreadableAgreement
-from sla_server.policy_jobs.inputs import JobInputs, on_one_backend, read
+from sla_server.config import PolicyJobConfig
+from sla_server.db.statistics import Files
+from sla_server.policy_jobs.errors import NoSuchCalendar, NothingToLearn, UnreadableAgreement
+from sla_server.policy_jobs.inputs import read
 from sla_server.policy_jobs.job import status_of
-from sla_server.policy_jobs.transforms import STREAM_COLUMNS
 from tests.support.agreements import in_force, simple
 
 STREAMS = pa.table(
@@ -27,19 +26,35 @@ STREAMS = pa.table(
 )
 
 
-def test_a_volume_that_was_moved_lies_on_one_backend() -> None:
-    volumes = pa.table({"volume": ["vol-1"], "backend": ["new-array"]})
-    moved = on_one_backend(STREAMS, volumes)
-    assert moved.column_names == list(STREAM_COLUMNS)
-    assert moved["backend"].to_pylist() == ["new-array", "new-array", "old-array"]
+SETTINGS = PolicyJobConfig(time_zone="Asia/Tokyo")
+DAY_US = 86_400_000_000
+CHRISTMAS_US = 20_812 * DAY_US
+WINDOW_US = (CHRISTMAS_US - 3 * DAY_US, CHRISTMAS_US + DAY_US)
 
 
-def test_a_volume_is_protected_if_a_client_of_it_is_covered() -> None:
-    items = [in_force(simple(volumes="vol-*", clients="left-*"))]
-    empty = STREAMS.slice(0, 0)
-    read = JobInputs(empty, empty, empty, STREAMS, promises(items), classes(items), {})
-    assert read.protected == {"vol-1"}
-    assert JobInputs(empty, empty, empty, STREAMS, [], [], {}).protected == frozenset()
+def snapshot(rows: int = 1) -> Any:
+    return SimpleNamespace(
+        rows=lambda _table: rows,
+        slot_files=Files(),
+        window_us=WINDOW_US,
+        streams=STREAMS,
+        volumes=pa.table({"volume": ["vol-1"], "backend": ["new-array"], "size_bytes": [1]}),
+    )
+
+
+CALENDAR = {
+    "name": "office",
+    "spec": {
+        "apiVersion": "storage-sla/v1",
+        "kind": "Calendar",
+        "metadata": {"name": "office"},
+        "spec": {
+            "tz": "Europe/Berlin",
+            "hours": [{"days": ["mon"], "from": "08:00", "to": "18:00"}],
+            "holidays": ["2026-12-25"],
+        },
+    },
+}
 
 
 class OldStore:
@@ -49,15 +64,53 @@ class OldStore:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         row = {"name": "gold", "version": 3, "spec": spec, "applied_us": 1, "ended_us": None}
-        self.reader = SimpleNamespace(agreements=lambda in_force: [row] if in_force else [])
+        self.reader = SimpleNamespace(
+            agreements=lambda in_force: [row] if in_force else [],
+            policies=lambda limit: [],
+            documents=lambda kind, in_force: [CALENDAR] if (kind, in_force) == ("Calendar", True) else [],
+        )
 
-    def statistics(self, *_: Any) -> StoredStatistics:
-        table = pa.table({"slot_us": [1]})
-        return StoredStatistics(table, table, table, [], [], 0)
+
+def test_names_are_matched_once_each() -> None:
+    spec = in_force(simple(volumes="vol-*", clients="left-*")).agreement.spec_json()
+    found = read(OldStore(spec), snapshot(), SETTINGS)  # type: ignore[arg-type]
+    assert found.scope.volumes.to_pylist() == [
+        {"promise": 0, "volume": "vol-1"},
+        {"promise": 0, "volume": "vol-2"},
+    ]
+    assert found.scope.clients.to_pylist() == [{"promise": 0, "client": "left-long-ago"}]
+    assert found.streams.column_names == ["stream_id", "volume", "client", "backend"]
+    assert found.former_capacity == {}
+
+
+def test_an_empty_window_teaches_nothing() -> None:
+    with pytest.raises(NothingToLearn):
+        read(OldStore({}), snapshot(rows=0), SETTINGS)  # type: ignore[arg-type]
 
 
 def test_an_agreement_of_another_release_is_named_with_the_way_out() -> None:
     store: Any = OldStore({**in_force(simple()).agreement.spec_json(), "of_old": 1})
     with pytest.raises(UnreadableAgreement, match=r"gold version 3 .*of_old.*`sla apply") as caught:
-        read(store, 1, 7)
+        read(store, snapshot(), SETTINGS)
     assert status_of(caught.value) == 65
+
+
+def test_hours_are_those_of_the_agreements_on_a_backend_and_holidays_those_of_the_calendar() -> None:
+    spec = in_force(simple(volumes="vol-1")).agreement.spec_json()
+    spec["spec"]["window"] = {"type": "calendar", "period": "month", "tz": "Europe/Berlin"}
+    settings = SETTINGS.model_copy(update={"calendar": "office"})
+    found = read(OldStore(spec), snapshot(), settings)  # type: ignore[arg-type]
+    zones = {row["backend"]: row["zone"] for row in found.hours.zones.to_pylist()}
+    assert zones == {"new-array": "Europe/Berlin", "old-array": "Asia/Tokyo"}
+    learned = {(row["zone"], row["begin_us"]): row["hour_of_week"] for row in found.hours.learned.to_pylist()}
+    noon_us = CHRISTMAS_US + DAY_US // 2
+    assert learned["Europe/Berlin", noon_us] == 6 * 24 + 13, "a holiday is a Sunday"
+    assert learned["Europe/Berlin", noon_us - DAY_US] == 3 * 24 + 13
+
+
+def test_a_calendar_that_is_not_in_force_is_said() -> None:
+    spec = in_force(simple(volumes="vol-1")).agreement.spec_json()
+    settings = SETTINGS.model_copy(update={"calendar": "feast"})
+    with pytest.raises(NoSuchCalendar, match="'feast', and no Calendar document") as caught:
+        read(OldStore(spec), snapshot(), settings)  # type: ignore[arg-type]
+    assert status_of(caught.value) == 78

@@ -6,7 +6,7 @@ import pytest
 
 from sla_server.events import catalogue
 from sla_server.events.engine import FULL_RATIO
-from sla_server.relay.fullness import FILLING_RATIO, FullnessWatch
+from sla_server.relay.process import FILLING_RATIO, FullnessWatch
 
 
 def kinds(watch: FullnessWatch, *ratios: float) -> list[str]:

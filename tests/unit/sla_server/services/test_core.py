@@ -533,10 +533,10 @@ def test_the_live_view_goes_on_and_says_that_the_database_cannot_be_read() -> No
     assert [row["name"] for row in shown["slas"]] == ["gold"]
 
 
-def policy(version: int = 3, hour: int = 96, **keys: Any) -> SqlState:
+def policy(version: int = 3, hour: int = 96, orders: int = 0, **keys: Any) -> SqlState:
     caps = {"vol-1": 50.0, "vol-2": None}
     coming = {"coming": {"vol-1": 40.0}, "coming_us": START_US}
-    look = PublishedPolicy(version, published=True, hour_of_week=hour, caps=caps, **coming)
+    look = PublishedPolicy(version, published=True, hour_of_week=hour, caps=caps, orders=orders, **coming)
     return SqlState(policy_looked=True, policy=look, **keys)
 
 
@@ -558,7 +558,93 @@ def test_a_published_policy_is_put_in_force_once_and_its_caps_each_hour() -> Non
     assert bench.controller.names().count("set_policy_caps") == 2
     assert bench.controller.last("set_policy_caps") == (3, {"vol-1": 50.0, "vol-2": None})
     assert bench.controller.last("set_coming_caps") == ({"vol-1": 40.0}, START_US)
-    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {"version": 3, "applied_us": START_US}
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"] == {
+        "version": 3,
+        "applied_us": START_US,
+        "pinned": False,
+    }
+
+
+def test_a_pinned_policy_is_kept_and_recorded_and_can_be_let_go() -> None:
+    bench = Bench()
+    bench.sql_worker.found.put(policy(version=5))
+    bench.tick()
+    bench.confirm()
+    bench.request("policy_pin", {"version": 3})
+    orders = bench.sql_worker.orders
+    assert (orders.number, orders.pinned) == (1, 3)
+    rows = bench.confirm()
+    assert ("policies", {"version": 3, "state": "pinned"}) in rows
+    assert [row["action"] for table, row in rows if table == "audit"] == ["policy-pin"]
+    assert bench.answers()[-1]["body"] == {"pinned": 3}
+    bench.sql_worker.found.put(policy(version=6))  # a look from before the order
+    bench.tick()
+    assert bench.controller.last("set_policy_caps")[0] == 5
+    bench.sql_worker.found.put(policy(version=3, orders=1))
+    bench.tick()
+    assert bench.controller.last("set_policy_caps")[0] == 3
+    assert ("policies", {"version": 3, "state": "pinned"}) in bench.confirm()
+    bench.request("policy_rollback", {})
+    assert bench.answers()[-1]["code"] == 409
+    bench.request("policy_pin", {})
+    assert ("policies", {"version": 3, "state": "in-force"}) in bench.confirm()
+    assert bench.sql_worker.orders.pinned is None
+    bench.request("policy_pin", {})
+    assert bench.answers()[-1]["code"] == 409
+
+
+def test_a_policy_rolled_back_gives_way_to_the_one_before_it_and_stays_away() -> None:
+    bench = Bench()
+    bench.request("policy_rollback", {})
+    assert bench.answers()[-1]["code"] == 409
+    bench.sql_worker.found.put(policy(version=5))
+    bench.tick()
+    bench.confirm()
+    bench.request("policy_rollback", {"version": 4})
+    assert bench.answers()[-1]["code"] == 409
+    bench.request("policy_rollback", {"version": 5})
+    rows = bench.confirm()
+    assert ("policies", {"version": 5, "state": "rolled-back"}) in rows
+    assert [row["action"] for table, row in rows if table == "audit"] == ["policy-rollback"]
+    assert bench.sql_worker.orders.withdrawn == {5}
+    bench.sql_worker.found.put(policy(version=4, orders=1))
+    bench.tick()
+    assert bench.controller.last("set_policy_caps")[0] == 4
+    assert ("policies", {"version": 4, "state": "in-force"}) in bench.confirm()
+    bench.request("policy_rollback", {})
+    none = PublishedPolicy(0, published=False, hour_of_week=96, caps={}, orders=2)
+    bench.sql_worker.found.put(SqlState(policy_looked=True, policy=none))
+    bench.tick()
+    assert bench.controller.last("set_policy_caps") == (None, {})
+    assert [row["kind"] for table, row in bench.confirm() if table == "events"] == ["policy-applied"]
+
+
+def test_the_stage_of_policies_is_set_for_all_backends_and_for_one() -> None:
+    bench = Bench()
+    assert bench.controller.last("set_policy_stage") == ("observe", {})
+    bench.controller.backends = lambda: ["disk"]  # type: ignore[attr-defined]
+    bench.request("mode", {"mode": "enforce", "backend": "disk", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("observe", {"disk": "enforce"})
+    rows = bench.confirm()
+    (audit,) = [row for table, row in rows if table == "audit"]
+    assert (audit["action"], audit["subject"]) == ("policy-mode", "disk")
+    assert audit["after"] == {"mode": "observe", "backends": {"disk": "enforce"}}
+    assert [row["kind"] for table, row in rows if table == "events"] == ["mode-changed"]
+    bench.request("mode", {"mode": "enforce", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("enforce", {"disk": "enforce"})
+    bench.request("mode", {"mode": "inherit", "backend": "disk", "of": "policy"})
+    assert bench.controller.last("set_policy_stage") == ("enforce", {})
+    bench.request("mode", {"mode": "observe", "backend": "disc", "of": "policy"})
+    assert bench.answers()[-1]["code"] == 404
+    assert bench.core.mode == "observe", "that of control is another"
+
+
+def test_a_pin_outlives_the_process() -> None:
+    bench = Bench(Start(policy_version=3, policy_pinned=3))
+    assert bench.sql_worker.orders.pinned == 3
+    bench.sql_worker.found.put(policy(version=3))
+    bench.tick(1)
+    assert bench.app.take_posted(Kind.SNAPSHOT)[-1][1]["policy"]["pinned"] is True
 
 
 def test_violations_become_episodes_and_the_snapshot_shows_everything() -> None:
@@ -744,7 +830,7 @@ def test_after_a_restart_the_controller_gets_what_sql_knows_in_this_order() -> N
     throttle = {"throttle_id": "t", "volume": "vol-1", "state": "confirmed", "gen": 4}
     known = KnownGateway(GATEWAY, "host-1", [EXPORT], [STREAM])
     bench = Bench(Start(throttles=[throttle], gateways=[known], mode="enforce"))
-    modes = ["set_agreement_modes", "set_excluded", "set_backend_modes"]
+    modes = ["set_agreement_modes", "set_excluded", "set_backend_modes", "set_policy_stage"]
     names = ["set_agreements", *modes, "restore", "set_mode", "gateway_up", "add_streams"]
     assert bench.controller.names() == names
     assert bench.controller.last("restore") == ([throttle],)

@@ -81,8 +81,10 @@ def test_a_gateway_is_sent_the_costs_of_its_backends_when_it_comes_and_when_they
     costs.announced("a", (FITTED_COSTS,), exports("disk", "tape"))
     both = (entry("disk", 2.0, 4000.0), entry("tape", None, 5000.0))
     assert list(costs.take()) == [("a", Costs(6, both))], "its pair keeps none"
-    costs.learned(5, {})
-    assert list(costs.take()) == [], "of a look that began before"
+    costs.learned(5, {"disk": (2.0, 4000.0)})
+    assert list(costs.take()) == [("a", Costs(5, (entry("disk", 2.0, 4000.0),))), ("b", Costs(5, ()))]
+    costs.learned(0, {})
+    assert list(costs.take()) == [("a", Costs(5, ()))], "the only policy was rolled back"
 
 
 def test_one_that_is_gone_or_of_a_release_of_before_is_sent_nothing() -> None:

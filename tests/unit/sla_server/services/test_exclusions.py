@@ -26,19 +26,19 @@ def in_force(name: str, extra: str = "") -> InForce:
 def test_service_hours_and_maintenance_come_and_go() -> None:
     made = Exclusions()
     made.set_items([in_force("always"), in_force("hours", HOURS), in_force("work", WORK)])
-    found = [sorted(made.look(MONDAY_US + hour * HOUR_US)) for hour in range(10)]
+    found = [sorted(made.check(MONDAY_US + hour * HOUR_US)) for hour in range(10)]
     assert found == [["hours"], [], ["work"], *[[]] * 6, ["hours"]]
-    assert made.look(MONDAY_US)["hours"] == "outside service hours"
-    assert "disks" in made.look(MONDAY_US + 2 * HOUR_US)["work"]
+    assert made.check(MONDAY_US)["hours"] == "outside service hours"
+    assert "disks" in made.check(MONDAY_US + 2 * HOUR_US)["work"]
 
 
 def test_very_many_take_turns_and_all_are_asked(monkeypatch) -> None:
     monkeypatch.setattr(exclusions, "MOST_ASKED", 2)
     made = Exclusions()
     made.set_items([in_force(f"a{number}", HOURS) for number in range(5)])
-    assert [len(made.look(MONDAY_US)) for _ in range(4)] == [2, 4, 5, 5]
+    assert [len(made.check(MONDAY_US)) for _ in range(4)] == [2, 4, 5, 5]
     made.set_items([in_force("a1", HOURS)])
-    assert list(made.look(MONDAY_US)) == ["a1"]
+    assert list(made.check(MONDAY_US)) == ["a1"]
 
 
 def test_all_are_asked_at_once_before_anything_is_decided_under_them(monkeypatch) -> None:
@@ -46,8 +46,8 @@ def test_all_are_asked_at_once_before_anything_is_decided_under_them(monkeypatch
     monkeypatch.setattr(exclusions, "MOST_ASKED", 2)
     made = Exclusions()
     made.set_items([in_force(f"a{number}", HOURS) for number in range(5)])
-    assert len(made.look_at_all(MONDAY_US)) == 5
-    assert len(made.look(MONDAY_US + HOUR_US)) == 3, "turns begin with the first again"
+    assert len(made.check_all(MONDAY_US)) == 5
+    assert len(made.check(MONDAY_US + HOUR_US)) == 3, "turns begin with the first again"
 
 
 def test_versions_that_may_have_used_up_different_parts_of_a_period_are_asked_apart() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sla_server.agreements.compliance import Counts, ObjectiveStatus, error_budget
+from sla_server.api.live_view import OTHER_KEYS
 from sla_server.services import snapshot
 from sla_server.services.snapshot import Shown
 
@@ -33,7 +34,9 @@ def status(
         budget=error_budget(10 * 60_000_000, bad * 60_000_000),
         burn_1h=0.0,
         consecutive_bad=0,
-        alerts=frozenset(),
+        alerts=frozenset({"fast"}),
+        target=0.9,
+        judged_us=(3_600_000_000, bad * 60_000_000),
         shown=shown,
     )
 
@@ -48,8 +51,10 @@ def test_every_promise_has_a_row_or_a_state() -> None:
         tuple(row[:2]) for row in found["others"]
     }
     assert len(keys) == len(found["slas"]) + len(found["others"]) == 300
-    assert found["others"][50] == ["s0250", "latency", "ok", 0.95, 1.0, pytest.approx(0.5)]
-    assert found["others"][51] == ["s0251", "latency", "ok", None, None, None]
+    judged = [0.95, 1.0, pytest.approx(0.5), pytest.approx(5.0), 0.9, 0.0, ["fast"], 3600, 300]
+    assert found["others"][50] == ["s0250", "latency", "ok", *judged]
+    assert found["others"][51] == ["s0251", "latency", "ok", *[None] * 6, [], None, None]
+    assert {len(row) for row in found["others"]} == {len(OTHER_KEYS)}
     assert not {"promises", "states"} & set(found)
     assert compose(Shown((), 0), view(200, 200))["others"] == []
 

@@ -12,7 +12,7 @@ from sla_server.services import sql_worker
 from sla_server.services.catalog import apply
 from sla_server.services.config import ServicesConfig
 from sla_server.services.judging import judge
-from sla_server.services.sql_worker import MORE_S, SqlState, SqlWorker, hour_of_week
+from sla_server.services.sql_worker import MORE_S, PolicyOrders, SqlState, SqlWorker, hour_of_week
 from sla_server.services.startup import Start, marker_event, read_start
 from tests.support.agreements import simple
 from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
@@ -29,7 +29,7 @@ class Scene:
 
     def look(self, seconds: float = 0.0) -> list[SqlState]:
         self.clock.advance(seconds)
-        self.sql_worker.look()
+        self.sql_worker.poll()
         found = []
         while not self.sql_worker.found.empty():
             found.append(self.sql_worker.found.get_nowait())
@@ -47,7 +47,8 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     scene.store.tables["policies"] = [
         {"version": 2, "state": "in-force"},
         {"version": 4, "state": "published"},
-        {"version": 9, "state": "superseded"},
+        {"version": 1, "state": "superseded"},
+        {"version": 9, "state": "rejected"},
     ]
     scene.store.caps = {(4, 96): {"vol-1": 5.0}, (4, 97): {"vol-1": None}}
     (first,) = scene.look()
@@ -57,13 +58,33 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     assert (first.policy.coming, first.policy.coming_us) == ({"vol-1": None}, hour_begins_us)
     assert [found.policy_looked for found in scene.look(1)] == [False]
     assert [found.policy_looked for found in scene.look(9)] == [True]
-    scene.sql_worker.look_for_policy()
+    scene.sql_worker.request_policy()
     assert [found.policy_looked for found in scene.look(1)] == [True]
     assert [found.policy_looked for found in scene.look(1)] == [False]
     scene.clock.step_wall(3600)
     (found,) = scene.look()
     assert found.policy is not None
     assert (found.policy.hour_of_week, found.policy.caps) == (97, {"vol-1": None})
+
+
+def test_operators_choose_the_policy_until_they_let_it_go() -> None:
+    scene = Scene()
+    states = {1: "superseded", 2: "superseded", 3: "in-force", 4: "published", 5: "rejected"}
+    scene.store.tables["policies"] = [{"version": v, "state": state} for v, state in states.items()]
+
+    def chosen(orders: PolicyOrders) -> tuple[int, bool, int]:
+        scene.sql_worker.order_policy(orders)
+        (found,) = scene.look(1)
+        assert found.policy is not None
+        return found.policy.version, found.policy.published, found.policy.orders
+
+    assert chosen(PolicyOrders(1, pinned=2)) == (2, True, 1)
+    assert chosen(PolicyOrders(2, pinned=5)) == (5, True, 2), "an operator may choose a rejected one"
+    assert chosen(PolicyOrders(3)) == (4, True, 3)
+    assert chosen(PolicyOrders(4, withdrawn=frozenset({4}))) == (3, False, 4)
+    assert chosen(PolicyOrders(5, withdrawn=frozenset({1, 2, 3, 4}))) == (0, False, 5)
+    assert chosen(PolicyOrders(6, pinned=77)) == (4, True, 6), "a database that was restored lacks it"
+    assert [found.policy_looked for found in scene.look(1)] == [False]
 
 
 def test_agreements_are_judged_from_the_look_after_they_are_handed_in() -> None:
@@ -133,12 +154,16 @@ def test_the_start_reads_what_the_process_before_left() -> None:
     store.tables["audit"] = [{"action": "mode", "at_us": at, "after": {"mode": mode}}
                              for at, mode in ((1, "observe"), (3, "enforce"), (2, "observe"))]  # fmt: skip
     store.tables["audit"].append({"action": "policy-applied", "at_us": 77, "after": {"version": 4}})
-    store.tables["policies"] = [{"version": 4, "state": "in-force"}]
+    stage = {"mode": "observe", "backends": {"b": "enforce", "c": "?"}}
+    store.tables["audit"].append({"action": "policy-mode", "at_us": 78, "after": stage})
+    store.tables["policies"] = [{"version": 4, "state": "pinned"}]
     store.keep(apply(Start().catalog, docs(simple()), "ann", START_US).rows)
     start = read_start(store, "observe", START_US)
     assert [item.name for item in start.catalog.items] == ["gold"]
     assert start.catalog.volumes == {"vol-1"}
     assert (start.mode, start.policy_version, start.policy_applied_us) == ("enforce", 4, 77)
+    assert start.policy_pinned == 4
+    assert (start.policy_mode, start.policy_modes) == ("observe", {"b": "enforce"})
     assert [row["name"] for row in start.episodes] == ["a"]
     (gateway,) = start.gateways
     assert gateway.exports == [
@@ -214,12 +239,12 @@ def test_judging_waits_while_mail_waits_and_goes_on_when_it_is_taken(monkeypatch
         return whole(*args)
 
     monkeypatch.setattr(scene.store, "late_cuts", seen)
-    scene.sql_worker.give_way(to_mail=True)
+    scene.sql_worker.yield_to_main_loop(to_mail=True)
     found: list[SqlState] = []
     thread = threading.Thread(target=lambda: found.extend(scene.look(61)), name="look-test")
     thread.start()
     assert read.wait(60)
     assert scene.sql_worker.found.empty()
-    scene.sql_worker.give_way(to_mail=False)
+    scene.sql_worker.yield_to_main_loop(to_mail=False)
     thread.join(60)
     assert [table for table, _ in found[0].judgement.rows] == ["slices"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sla_server.simulate.errors import BadSetup
+from sla_server.simulate.errors import SimulationError
 from sla_server.simulate.setup import parse_load, read_device, read_directory, read_policy
 from tests.support.agreements import calendar_text
 from tests.support.simulate import AGREEMENT
@@ -49,7 +49,7 @@ streams: {dev-1: {backend: other}}
     ],
 )
 def test_a_mistake_names_file_and_key(tmp_path: Path, files, problem):
-    with pytest.raises(BadSetup, match=problem) as caught:
+    with pytest.raises(SimulationError, match=problem) as caught:
         read_directory(directory(tmp_path, **files))
     assert str(tmp_path) in str(caught.value)
     assert "(whole file)" not in str(caught.value)
@@ -57,9 +57,9 @@ def test_a_mistake_names_file_and_key(tmp_path: Path, files, problem):
 
 def test_loads_of_the_command_line():
     assert parse_load("volume=v, depth=3,shape=square").period_s == 20
-    with pytest.raises(BadSetup, match="'depth' is not key=value"):
+    with pytest.raises(SimulationError, match="'depth' is not key=value"):
         parse_load("volume=v,depth")
-    with pytest.raises(BadSetup, match=r"iops: .* \(value: 'x'\)"):
+    with pytest.raises(SimulationError, match=r"iops: .* \(value: 'x'\)"):
         parse_load("volume=v,iops=x")
 
 
@@ -69,7 +69,7 @@ def test_devices_are_yaml_or_toml(tmp_path: Path):
     )
     assert read_device(tmp_path / "d.toml").read[0].ms == 1.5
     assert read_device(tmp_path / "d.yaml").servers == 2
-    with pytest.raises(BadSetup, match="is not TOML"):
+    with pytest.raises(SimulationError, match="is not TOML"):
         read_device(tmp_path / "e.toml")
 
 
@@ -86,7 +86,7 @@ def test_a_policy_is_what_the_server_answers_or_a_bare_list(tmp_path: Path):
         ('[{"volume": "v"}]', "hour_of_week: is req"),
     ):
         path.write_text(text)
-        with pytest.raises(BadSetup, match=problem):
+        with pytest.raises(SimulationError, match=problem):
             read_policy(path)
 
 
@@ -114,7 +114,7 @@ def test_modes_of_single_agreements_are_kept_and_said(tmp_path: Path):
     ],
 )
 def test_a_wrong_setup_is_refused_and_never_runs_for_ever(tmp_path: Path, text: str, problem: str):
-    with pytest.raises(BadSetup) as caught:
+    with pytest.raises(SimulationError) as caught:
         read_directory(directory(tmp_path, a__yaml=AGREEMENT, simulation__yaml=text))
     assert problem in str(caught.value)
 
@@ -123,5 +123,5 @@ def test_a_wrong_setup_is_refused_and_never_runs_for_ever(tmp_path: Path, text: 
 def test_a_policy_that_is_no_json_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "policy.json"
     path.write_text(text)
-    with pytest.raises(BadSetup, match="is not JSON"):
+    with pytest.raises(SimulationError, match="is not JSON"):
         read_policy(path)

@@ -9,7 +9,7 @@ import pytest
 
 from pmdaemon.wire.cut import IO_ANY
 from sla_server.simulate.device import DeviceModel
-from sla_server.simulate.errors import NothingStored, TooManyIos
+from sla_server.simulate.errors import NothingStored, SimulationError
 from sla_server.simulate.run import Plan, run_mode
 from sla_server.simulate.setup import Contract, Stream
 from sla_server.simulate.stored import fit, mean_latency, service_time, stored_plan
@@ -93,7 +93,7 @@ def test_nothing_and_too_much_are_said():
     empty.slots["arrived"][:] = 0
     with pytest.raises(NothingStored, match="no I/O is stored"):
         planned(empty)
-    with pytest.raises(TooManyIos, match="2,400 I/Os are more than --most-ios 2,000"):
+    with pytest.raises(SimulationError, match="--most-ios: 2,400 I/Os are more than 2,000"):
         planned(stored(2), 2_000)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sla_server.simulate.errors import BadTrace, TooManyIos
+from sla_server.simulate.errors import SimulationError
 from sla_server.simulate.traces import TracedIo, parse_trace, read_trace
 
 HEADER = "time,volume,client,kind,bytes"
@@ -59,22 +59,21 @@ def test_a_file_is_read(tmp_path: Path):
     ],
 )
 def test_a_bad_line_is_named(lines, line, problem):
-    with pytest.raises(BadTrace) as caught:
+    with pytest.raises(SimulationError) as caught:
         parsed(*lines)
-    assert caught.value.line == line
     assert problem in str(caught.value)
     assert str(caught.value).startswith(f"io.csv: line {line}: ")
 
 
 def test_too_long_a_trace_is_refused():
-    with pytest.raises(TooManyIos, match="--most-ios 1"):
+    with pytest.raises(SimulationError, match="--most-ios: 2 I/Os are more than 1"):
         parsed("0 1 2 3 1", "1 1 2 3 1", most=1)
 
 
 def test_a_week_is_simulated_at_most_also_of_a_trace_slowed_down():
     lines = (HEADER, "5,v,c,read,1", "604805,v,c,read,1")
     assert parsed(*lines)[-1].at_s == 604_800
-    with pytest.raises(BadTrace, match=r"line 3: .* lasts 604,800 s \(7 days\) at most"):
+    with pytest.raises(SimulationError, match=r"line 3: .* lasts 604,800 s \(7 days\) at most"):
         parsed(*lines, stretch=1.001)
     assert parsed(HEADER, "1e18,v,c,read,1")[0].at_s == 0, "times may begin anywhere"
 
@@ -88,5 +87,5 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path):
 def test_a_file_that_is_no_text_is_refused_at_its_first_line(tmp_path: Path):
     path = tmp_path / "image"
     path.write_bytes(bytes(range(256)) * 4)
-    with pytest.raises(BadTrace, match="line 1: "):
+    with pytest.raises(SimulationError, match="line 1: "):
         read_trace(path, 1.0, 10)

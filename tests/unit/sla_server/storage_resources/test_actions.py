@@ -9,7 +9,7 @@ import pytest
 from pmdaemon.space.watcher import SourceBack, SourceFailed
 from pmdaemon.wire.messages.space import Space
 from sla_server.agreements.load import load_documents
-from sla_server.services.rows import Row
+from sla_server.rows import Row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.forecast import Forecast

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pmdaemon.wire.messages.space import Space
-from sla_server.services.rows import Row, Rows
+from sla_server.rows import Row, Rows
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.pools import DAY_US, StoragePools, StoredPools
 from sla_server.storage_resources.watermarks import CRITICAL, OK, WARN, Marks, next_level

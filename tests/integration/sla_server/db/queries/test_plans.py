@@ -140,3 +140,11 @@ def test_what_services_judge_from_is_read_by_index(explained: Explained) -> None
     for table in ("rollups", "rollup_missed", "coverage"):
         assert any(relation.startswith(table) for _, relation in touched), table
     assert [scan for scan in touched if scan[0] == "Seq Scan"] == []
+
+
+def test_the_end_of_an_old_event_is_looked_up_by_what_it_is_about(explained: Explained) -> None:
+    """By time alone every event since then would be read."""
+    since_us = query_data.END_US - query_data.DAY_US
+    explained.reader.inbox(100, kinds={"gateway-recovered"}, subjects={WORLD.gateway(7)}, since_us=since_us)
+    used = {node.get("Index Name") for plan in explained.plans for node in nodes(plan)} - {None}
+    assert used == {"events_subject"}

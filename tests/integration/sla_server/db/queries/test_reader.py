@@ -15,6 +15,7 @@ from sla_server.db.archive.manifest import MOVED_KEY, raise_boundary
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.policies import open_policies
+from sla_server.db.queries import sizes
 from sla_server.db.queries.history import HOUR_US, percentiles_upper_us
 from sla_server.db.queries.reader import open_reader
 from tests.support.samples import (
@@ -101,6 +102,22 @@ def test_volumes_are_exact_sums_over_their_streams(filled):
     totals = filled.reader.totals()
     assert totals["reads"] == first["reads"] + second["reads"] == model.total("reads")
     assert (totals["gateways"], totals["volumes"], totals["streams"]) == (2, 2, 3)
+
+
+def test_sizes_are_those_of_every_table_and_counting_is_bounded(filled, monkeypatch):
+    record(filled, *(("events", {"event_id": f"e{n}"}) for n in range(7)))
+    monkeypatch.setattr(sizes, "ROWS_MAX", 5)
+    found = filled.reader.sizes()
+    tables = {row["table"]: row for row in found["tables"]}
+    assert tables.keys() == schema.metadata.tables.keys()
+    assert (tables["events"]["rows"], tables["events"]["has_more"]) == (5, True)
+    assert (tables["volumes"]["rows"], tables["volumes"]["has_more"]) == (2, False)
+    assert found["bytes"] > 0
+    assert found["kind"] in ("postgresql", "sqlite")
+    in_bytes = {type(row["bytes"]) for row in found["tables"]}
+    assert in_bytes == ({int} if found["kind"] == "postgresql" else {type(None)})
+    if found["kind"] == "postgresql":
+        assert tables["rollups"]["bytes"] > 0, "with its partitions"
 
 
 def test_a_volume_without_io_is_listed_with_zeros(rig):

@@ -28,7 +28,7 @@ def cut_at(seq, marks, streams=(1, 2), of=None, epoch=EPOCH):
 def said(*cuts):
     """What each cut of a gateway says: planes that are missing, and what is learned of streams."""
     memory, numbers = PlaneMemory(), {stream(n): n for n in range(9)}
-    found = [memory.look(cut, cut.start_unix_us + cut.duration_us) for cut in cuts]
+    found = [memory.check(cut, cut.start_unix_us + cut.duration_us) for cut in cuts]
     return [
         (each.missing, {numbers[key]: planes_text(planes) for key, planes in each.streams.items()})
         for each in found
@@ -54,7 +54,7 @@ def test_a_cut_that_does_not_follow_says_nothing(second):
 def test_what_no_agent_can_have_meant_says_nothing():
     memory = PlaneMemory()
     for marks in (None, 7, {1: 2}, {"": 1}, {"a b": 1}, {"a": "x"}, {}):
-        assert memory.look(cut_at(1, marks), 0) == NOTHING
+        assert memory.check(cut_at(1, marks), 0) == NOTHING
 
 
 def test_an_agent_that_tells_rows_is_believed():
@@ -75,7 +75,7 @@ def learned(memory, *looks):
     """What each look teaches of stream 1; a look: (seq, marks, rows of planes or None, second)."""
     found = []
     for seq, marks, of, second in looks:
-        said = memory.look(cut_at(seq, marks, (1,), of), second * SECOND_US)
+        said = memory.check(cut_at(seq, marks, (1,), of), second * SECOND_US)
         found.append({planes_text(planes) for planes in said.streams.values()})
     return found
 
@@ -108,7 +108,7 @@ def test_a_plane_that_is_no_longer_configured_is_nobody_s():
 def test_a_stream_without_io_of_a_plane_with_another_name_needs_all_planes_until_it_has_io_again():
     both, memory = {"a": [0], "c": [1]}, PlaneMemory()
     for n in (1, 2):
-        memory.look(cut_at(n, {"a": n, "c": n}, (1, 2), both), n * SECOND_US)
+        memory.check(cut_at(n, {"a": n, "c": n}, (1, 2), both), n * SECOND_US)
     renamed = [
         (3, {"b": 1, "c": 3}, {"c": [0]}, (2,)),
         (4, {"b": 2, "c": 4}, {"c": [0]}, (2,)),
@@ -117,7 +117,7 @@ def test_a_stream_without_io_of_a_plane_with_another_name_needs_all_planes_until
     found = []
     for seq, marks, of, rows in renamed:
         cut = cut_at(seq, marks, rows, of)
-        streams = memory.look(cut, seq * SECOND_US).streams
+        streams = memory.check(cut, seq * SECOND_US).streams
         found.append({key == stream(1): planes_text(planes) for key, planes in streams.items()})
     assert found == [{True: ""}, {}, {True: "b"}]
 
@@ -127,10 +127,10 @@ def test_a_plane_that_got_another_name_while_nothing_was_read_is_noticed_with_th
     memory.restore(
         [(gateway(1), stream(1), "a"), (gateway(2), stream(2), "a"), (gateway(1), stream(3), HOST)]
     )
-    streams = memory.look(cut_at(7, {"b": 7}, (4,)), SECOND_US).streams
+    streams = memory.check(cut_at(7, {"b": 7}, (4,)), SECOND_US).streams
     assert streams == {stream(1): None}, "planes of two gateways may have one name; the host's are its own"
     state = memory.copy()
-    assert memory.look(cut_at(8, {"b": 8}, (4,)), SECOND_US).streams == {}
+    assert memory.check(cut_at(8, {"b": 8}, (4,)), SECOND_US).streams == {}
     memory.go_back(state)
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pmdaemon.wire.messages.stored import storable
 from sla_server.db import schema
 from sla_server.db.errors import BadRecord
-from sla_server.db.ingest.records import check_row, clean
+from sla_server.db.ingest.records import check_row
 
 
 def test_every_recordable_table_exists_and_takes_its_key():
@@ -83,7 +84,7 @@ def test_mistakes_are_named(table, row, problem):
 
 @given(st.text())
 def test_clean_text_can_be_stored_anywhere(text):
-    cleaned = clean(text + "\0\ud800")
+    cleaned = storable(text + "\0\ud800")
     assert "\0" not in cleaned
     cleaned.encode()
 

@@ -254,7 +254,7 @@ def test_the_policy_of_the_coming_hour_is_put_in_force_before_it_begins() -> Non
     world = World(lambda second: 400.0 if second < 10 or 50 <= second < 65 else 10.0).run(40)
     world.controller.set_coming_caps({"greedy": 150.0, "other": 5.0}, UNIX_0_US + 50 * 1_000_000)
     trial = forward(world.controller).backends["disk"].trial(Reason.POLICY_AHEAD)
-    trial.enter(Burst(False, 3))
+    trial.add(Burst(False, 3))
     world.run(55)
     world.controller.set_policy_caps(1, {"greedy": 150.0})  # services look every ten seconds
     world.run(70)

@@ -29,7 +29,7 @@ def live(
         at_s = from_s + number * every_s
         is_ahead = trial.is_ahead(SETTINGS, at_s)
         turns += "a" if is_ahead else "-"
-        trial.enter(Burst(is_ahead, ahead if is_ahead else alone, at_s, r if is_ahead else 0.0))
+        trial.add(Burst(is_ahead, ahead if is_ahead else alone, at_s, r if is_ahead else 0.0))
         reason = trial.why_off(SETTINGS)
         if reason is not None:
             return turns, reason
@@ -71,10 +71,10 @@ def test_once_a_burst_left_alone_breaks_nothing_former_evidence_is_none() -> Non
     assert live(trial, 200, ahead=0, alone=0) == ("aaaaaa--", Reason.AHEAD_NO_HELP)
     trial = helped()
     while trial.is_ahead(SETTINGS, 700):
-        trial.enter(Burst(True, 0, 700))
-    assert trial.enter(Burst(False, 0, 700)), "what was known is discarded"
+        trial.add(Burst(True, 0, 700))
+    assert trial.add(Burst(False, 0, 700)), "what was known is discarded"
     assert trial.bad() == ([], [0])
-    assert not trial.enter(Burst(False, 4, 760)), "one that broke nothing may have been a small one"
+    assert not trial.add(Burst(False, 4, 760)), "one that broke nothing may have been a small one"
     assert trial.why_off(SETTINGS) is None
     assert trial.is_ahead(SETTINGS, 820)
 
@@ -111,7 +111,7 @@ def test_bursts_that_do_not_come_end_it_and_one_that_comes_forgives() -> None:
     trial.miss()
     assert trial.why_off(SETTINGS) is None
     assert not trial.is_ahead(SETTINGS, 0), "a prediction has to come true first"
-    trial.enter(Burst(False, 4))
+    trial.add(Burst(False, 4))
     trial.miss()
     assert trial.why_off(SETTINGS) is None
     trial.miss()
@@ -120,9 +120,9 @@ def test_bursts_that_do_not_come_end_it_and_one_that_comes_forgives() -> None:
 
 def test_what_only_a_cap_ahead_held_back_proves_no_burst() -> None:
     trial = Trial()
-    trial.enter(Burst(False, 4))
+    trial.add(Burst(False, 4))
     trial.miss()
-    trial.enter(Burst(True, 0, is_proven=False))
+    trial.add(Burst(True, 0, is_proven=False))
     trial.miss()
     assert trial.why_off(SETTINGS) is Reason.AHEAD_NO_BURST
 

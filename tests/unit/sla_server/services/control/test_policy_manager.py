@@ -189,6 +189,42 @@ def test_policy_caps_act_in_enforce_only_and_manual_takes_their_place():
     assert events_of(found, "throttle-released")[0].details["ended"] == "withdrawn"
 
 
+def test_policies_are_observed_before_they_are_enforced_backend_by_backend():
+    made = feeder("enforce")
+    made.controller.set_policy_stage("observe", {})
+    made.controller.set_policy_caps(3, {"v": 90.0, "w": None})
+    for _ in range(6):
+        assert busy(made) == []
+        made.controller.compare_policy(made.now_ns)
+    view = made.controller.snapshot(made.unix_us)["policy_stage"]
+    (row,) = view["would_hold"]
+    assert (view["stage"], row["volume"], row["backend"], row["cap_cost_per_s"]) == (
+        "observe",
+        "v",
+        "disk",
+        90.0,
+    )
+    assert row["cost_per_s"] > 90
+    assert 0 < row["above_s"] <= row["watched_s"]
+    assert row["above_cost"] > 0
+    made.controller.set_policy_stage("observe", {"disk": "enforce"})
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 90
+    made.controller.set_policy_caps(4, {"v": 80.0})
+    assert caps_of(busy(made), A).caps[0]["cost_per_s"] == 80, "the stage is the backend's"
+    made.controller.compare_policy(made.now_ns)
+    assert made.controller.snapshot(made.unix_us)["policy_stage"]["would_hold"] == []
+    made.controller.set_policy_stage("enforce", {"disk": "observe"})
+    assert caps_of(busy(made), A).caps == []
+
+
+def test_the_stage_of_policies_says_nothing_of_other_caps():
+    made = feeder("enforce", classes=[volume_class("v", Priority.BRONZE, cap_iops=700.0)])
+    made.controller.set_policy_stage("observe", {})
+    made.controller.set_policy_caps(3, {"v": 90.0})
+    caps = caps_of(busy(made), A).caps[0]
+    assert (caps["ops_per_s"], caps["cost_per_s"]) == (700, None)
+
+
 def test_back_to_observe_releases_all_but_the_operators():
     made = feeder(volumes=("v", "w"))
     made.controller.set_policy_caps(3, {"v": 90.0})

@@ -29,15 +29,15 @@ def test_throttles_are_found_by_target_and_by_volume_until_they_end() -> None:
 def test_what_is_proven_is_not_looked_after() -> None:
     index, one = ThrottleIndex(), throttle("v")
     index.add(one)
-    index.look_after(one)
+    index.refresh(one)
     assert index.unproven() == []
     one.waiting[A] = 5
-    index.look_after(one)
+    index.refresh(one)
     assert index.unproven() == [one]
     del one.waiting[A]
     assert index.unproven() == []
     one.over_cuts[A] = 1
-    index.look_after(one)
+    index.refresh(one)
     index.remove(one)
     assert index.unproven() == []
 

@@ -89,3 +89,17 @@ def test_a_window_that_was_made_longer_reads_what_the_book_had_dropped() -> None
     same.run(12)
     same.edit()
     assert same.store.reads.count("slices") == 1, "a book that reaches back far enough goes on"
+
+
+def test_time_judged_by_verdict_only_grows_and_late_revisions_are_not_in_it() -> None:
+    scene = Edited(simple(extra=DAY), simple(extra=DAY))
+    assert scene.run(12).judged_us == (10 * MINUTE_US, MINUTE_US)
+    scene.store.missed[3]["missed"] = 0
+    scene.store.add_late(at(3))
+    live = scene.run(12.4)
+    assert live.counts.bad == 0, "minute 3 was judged again"
+    assert live.judged_us == (10 * MINUTE_US, MINUTE_US)
+    scene.edit()
+    assert scene.run(40.5).judged_us == (39 * MINUTE_US, MINUTE_US), "an edit goes on counting"
+    scene.restart(40.5)
+    assert scene.run(40.6).judged_us == (0, 0), "as a counter of a process that was started again"

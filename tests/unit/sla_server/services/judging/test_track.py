@@ -48,7 +48,7 @@ def test_the_next_slice_waits_for_its_gateway_or_until_it_is_late() -> None:
     assert rest(track, {GATEWAY: 0.9}) == (1.5, {GATEWAY: 1})
     assert rest(track, {GATEWAY: 1}) == (1, {})  # it is ahead of our clock
     assert due(track, 1, 1) == [0]
-    assert track.settle(verdict(0), frozenset())
+    assert track.record(verdict(0), frozenset())
     assert rest(track, {GATEWAY: 1}) == (2.5, {GATEWAY: 2})
 
 
@@ -88,14 +88,14 @@ def test_a_version_that_ended_waits_for_its_open_slices_alone() -> None:
     item = in_force(simple(), applied_us=START_US)
     track = Track(replace(item, ended_us=at(2)), item.agreement.judged[0])
     for minute in range(2):
-        track.settle(verdict(minute, "no_data"), frozenset((GATEWAY,) if minute else ()))
+        track.record(verdict(minute, "no_data"), frozenset((GATEWAY,) if minute else ()))
     assert track.waits_for(SCOPE, {GATEWAY: at(1.5)}, LATE_US) == (NEVER_US, {GATEWAY: at(2)})
 
 
 def test_only_newest_and_open_slices_are_remembered() -> None:
     track = made()
     for minute in range(20):
-        track.settle(verdict(minute), frozenset((GATEWAY,) if minute in (3, 4) else ()))
+        track.record(verdict(minute), frozenset((GATEWAY,) if minute in (3, 4) else ()))
     assert [(start - START_US) // MINUTE_US for start in sorted(track.judged)] == [3, 4, 17, 18, 19]
     assert len(track.judged) == 2 + RECHECK_SLICES
 
@@ -103,14 +103,14 @@ def test_only_newest_and_open_slices_are_remembered() -> None:
 def test_an_open_slice_is_due_when_its_gateway_has_passed_it_and_not_before() -> None:
     track = made()
     for minute in range(5):
-        track.settle(verdict(minute, "no_data"), frozenset((GATEWAY,)))
+        track.record(verdict(minute, "no_data"), frozenset((GATEWAY,)))
     assert due(track, 0.5, 5.2) == []
     assert rest(track, {GATEWAY: 0.5}) == (6.5, {GATEWAY: 1})
     assert due(track, 2.5, 5.3) == [0, 1]
     assert rest(track, {GATEWAY: 2.5}) is None
     assert due(track, 2.5, 5.4) == [0, 1]  # still not settled
     for minute in (0, 1):
-        assert track.settle(verdict(minute), frozenset())
+        assert track.record(verdict(minute), frozenset())
     assert due(track, 2.5, 5.5) == []
     assert rest(track, {GATEWAY: 2.5}) == (6.5, {GATEWAY: 3})
     assert due(track, 5, 5.6) == [2, 3, 4]
@@ -119,10 +119,10 @@ def test_an_open_slice_is_due_when_its_gateway_has_passed_it_and_not_before() ->
 def test_late_cuts_make_a_remembered_slice_due_once() -> None:
     track = made()
     for minute in range(5):
-        track.settle(verdict(minute), frozenset())
-    track.note_late(at(0.5))  # forgotten
+        track.record(verdict(minute), frozenset())
+    track.record_late(at(0.5))  # forgotten
     assert rest(track, {GATEWAY: 5.5}) == (6.5, {GATEWAY: 6})
-    track.note_late(at(3.5))
+    track.record_late(at(3.5))
     assert rest(track, {GATEWAY: 5.5}) is None
     assert due(track, 5, 5.5) == [3]
     assert due(track, 5, 5.6) == []
@@ -134,7 +134,7 @@ def test_open_slices_beyond_the_limit_are_forgotten_oldest_first() -> None:
     track = made()
     track.most_open = 4
     for minute in range(30):
-        track.settle(verdict(minute, "no_data"), frozenset((GATEWAY,)))
+        track.record(verdict(minute, "no_data"), frozenset((GATEWAY,)))
     assert min(track.judged) == at(30 - 4 - RECHECK_SLICES)
     assert len(track.judged) == 4 + RECHECK_SLICES
 

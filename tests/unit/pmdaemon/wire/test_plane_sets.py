@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway_agent.errors import BadCaps
-from gateway_agent.nbd.thresholds import parse_thresholds
+from pmdaemon.errors import BadCaps
+from pmdaemon.wire.messages.plane_sets import PlaneThresholds
 
 GOOD = {"volume": "vol-1", "client": "*", "io": "read", "threshold_us": 5000}
 LONG = ["\x1b[2J" * 10_000, *range(1000)]
@@ -24,9 +24,9 @@ LONG = ["\x1b[2J" * 10_000, *range(1000)]
 def test_a_set_that_is_not_well_formed_is_refused_and_quoted_in_short(
     header: dict[str, Any], problem: str
 ) -> None:
-    assert parse_thresholds({"version": 1, "entries": [GOOD]}).limits_for("vol-1", "a") == ((1, 5000),)
+    assert PlaneThresholds.parse({"version": 1, "entries": [GOOD]}).limits_for("vol-1", "a") == ((1, 5000),)
     with pytest.raises(BadCaps, match=problem) as caught:
-        parse_thresholds(header)
+        PlaneThresholds.parse(header)
     text = str(caught.value)
     assert len(text) < 300
     assert text.isprintable()

@@ -1,0 +1,98 @@
+"""Handlers about policies and the jobs that compute them: versions, caps, what differs, runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from flask import Request, Response
+
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.rows import Row
+
+_CAP_CURSOR: Final = re.compile(r".+:[0-9]{1,3}")
+_SEE: Final = "GET /api/v1/policies lists the versions"
+
+
+def policies(context: AppContext, request: Request) -> Response:
+    """Policy versions."""
+    return responses.as_list(context.source.policies(responses.limit(request)))
+
+
+def policy(context: AppContext, _request: Request, version: str) -> Response:
+    """One version with its report."""
+    return responses.as_json(found_policy(context, version))
+
+
+def policy_caps(context: AppContext, request: Request, version: str) -> Response:
+    """A page of the caps of one version."""
+    number = _number(version)
+    hour = responses.number(request, "hour", -1, least=0, most=167)
+    limit, after = responses.long_limit(request), request.args.get("after") or None
+    if after and not _CAP_CURSOR.fullmatch(after):
+        raise BadInput("after", f"{after!r} is no cursor", "Use the `next` of the page before")
+    rows = context.source.policy_caps(number, None if hour < 0 else hour, limit, after)
+    if not rows and after is None:
+        raise NotFound(f"policy version {version} has no caps", _SEE)
+    last = rows[-1] if len(rows) == limit else None
+    return responses.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
+
+
+def policy_volume(context: AppContext, _request: Request, version: str, volume: str) -> Response:
+    """One volume in one version: its caps and demands by hour, and the capacity of its backend."""
+    found = found_policy(context, version)
+    hours = context.source.policy_caps(found["version"], volume=volume)
+    if not hours:
+        problem = f"policy version {version} says nothing of volume {volume!r}"
+        raise NotFound(problem, "It was computed before the volume did I/O, or there is no such volume")
+    backend = context.source.backend_of(volume)
+    report = found["report"] or {}
+    keys = ("hour_of_week", "cost_per_s", "demand_p50", "demand_p95")
+    answer = {
+        "version": found["version"],
+        "state": found["state"],
+        "created_us": found["created_us"],
+        "volume": volume,
+        "backend": backend,
+        "capacity": [row for row in report.get("capacity") or () if row.get("backend") == backend],
+        "back_test": report.get("back_test"),
+        "hours": [{key: row[key] for key in keys} for row in hours],
+    }
+    return responses.as_json(answer)
+
+
+def policy_diff(context: AppContext, request: Request, version: str, other: str) -> Response:
+    """Volumes whose caps differ between two versions, a page."""
+    before, after = found_policy(context, version), found_policy(context, other)
+    limit = responses.long_limit(request)
+    place = request.args.get("after") or ""
+    rows = context.source.policy_changes(before["version"], after["version"], limit, place)
+    return responses.as_list(rows, rows[-1]["volume"] if len(rows) == limit else None)
+
+
+def jobs(context: AppContext, request: Request) -> Response:
+    """A page of the runs of jobs, newest first."""
+    limit = responses.limit(request)
+    rows = context.source.jobs(limit, responses.cursor(request))
+    return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
+
+
+def found_policy(context: AppContext, version: str) -> Row:
+    """The version of a path or a body.
+
+    Raises:
+        BadInput: it is no number.
+        NotFound: there is no such version.
+    """
+    found = context.source.policy(_number(version))
+    if found is None:
+        raise NotFound(f"there is no policy version {version}", _SEE)
+    return found
+
+
+def _number(version: str) -> int:
+    if not version.isdecimal() or len(version) > 9:
+        raise BadInput("version", f"{version!r} is not a policy version", _SEE)
+    return int(version)

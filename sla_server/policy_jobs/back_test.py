@@ -1,0 +1,272 @@
+"""The back-test: would the policy have helped in the last days?
+
+What was stored of them is replayed through the simulator of ``sla simulate``: the real control code in mode
+enforce, against a queue fitted to each backend. Three runs differ by the policy alone: none (reaction by
+itself), the one in force, and the new one. Each run has the same arrivals.
+
+Bounded: only backends on which one of the two policies caps something are replayed, at most
+``MOST_BACKENDS`` of them, and together at most ``[policy] back_test_ios`` I/Os a run; of those slots in which
+a promise was not at ease, evenly chosen ones (``simulate.stored``). Deterministic: what was stored decides.
+
+The new policy *helps* if fewer slices are bad than without any, or as few, and fewer seconds by a tenth at
+least. It must not do worse than the one in force, nor as well at the price of more I/Os held back. A policy
+that caps nothing is published, too, unless the one in force does better: it has costs and demands.
+
+Bursts shorter than a slot are not in what is stored (``simulate.stored``), so a policy that is good for
+those alone is rejected; ``[policy] publish = "always"``, or a pin, overrides that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from pydantic import ValidationError
+
+from pmdaemon.runtime.config import describe as described
+from sla_server.agreements.document import Agreement
+from sla_server.config import ResolvedConfig
+from sla_server.db.policies import PolicyStore
+from sla_server.db.queries.replay import StoredSlots, TooManyRows, read_slots
+from sla_server.policy_jobs.errors import UnreadableAgreement
+from sla_server.services.plans import from_rows as plans_of
+from sla_server.simulate.errors import NothingStored, TooManyIos
+from sla_server.simulate.figures import figures_of
+from sla_server.simulate.run import Plan, run_mode
+from sla_server.simulate.setup import Contract, contract_of
+from sla_server.simulate.stored import stored_plan
+
+DAY_US: Final = 86_400_000_000
+LEAST_WINDOW_US: Final = DAY_US // 24
+MOST_BACKENDS: Final = 16
+LESS_BAD: Final = 0.9  # of the bad seconds: less of a difference may be chance
+MORE_HELD: Final = 1.25  # of the I/Os held back: demands differ that much from week to week
+Caps = Mapping[int, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySums:
+    """One run, all replayed backends together.
+
+    Attributes:
+        judged, bad: slices.
+        bad_s: seconds in which a promise was broken.
+        ios: requests answered.
+        held_back: those of them that a throttle let wait, and those that were not made, as so many of the
+            client's were outstanding.
+    """
+
+    judged: int = 0
+    bad: int = 0
+    bad_s: int = 0
+    ios: int = 0
+    held_back: int = 0
+
+    def plus(self, other: ReplaySums) -> ReplaySums:
+        """Both together."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return ReplaySums(*(one + two for one, two in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether to publish, and why or why not."""
+
+    publish: bool
+    reason: str
+
+
+def verdict(none: ReplaySums, new: ReplaySums, former: ReplaySums | None, *, is_empty: bool) -> Advice:
+    """Compare the runs.
+
+    Args:
+        none: without a policy.
+        new: with the new one.
+        former: with the one in force; None: there is none that caps anything here.
+        is_empty: the new one caps nothing.
+    """
+    against = f"bad slices {new.bad} with it, {none.bad} without; bad seconds {new.bad_s} and {none.bad_s}"
+    if former is not None:
+        against += f"; with the one in force {former.bad} and {former.bad_s} s"
+    if new.bad > none.bad:
+        return Advice(False, f"it does harm: {against}")
+    if former is not None and not is_better(former, new):
+        if is_better(new, former):
+            return Advice(False, f"the one in force does better: {against}")
+        if new.held_back > former.held_back * MORE_HELD:
+            held = f"I/Os held back {new.held_back}, with the one in force {former.held_back}"
+            return Advice(False, f"it holds more back for the same: {against}; {held}")
+    if is_empty:
+        return Advice(True, "it caps nothing")
+    if is_better(none, new):
+        return Advice(True, f"it helps: {against}")
+    if not none.bad_s:
+        return Advice(False, f"there is nothing to avoid: {against}; it would only hold I/Os back")
+    return Advice(False, f"it does not help: {against}")
+
+
+def is_better(before: ReplaySums, after: ReplaySums) -> bool:
+    """Whether ``after`` breaks fewer promises than ``before``, by more than chance."""
+    if after.bad != before.bad:
+        return after.bad < before.bad
+    return after.bad_s < before.bad_s * LESS_BAD
+
+
+def by_hour(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, float | None]]:
+    """Rows of caps as the simulator takes a policy."""
+    found: dict[int, dict[str, float | None]] = {}
+    for row in rows:
+        if row["cost_per_s"] is not None:
+            found.setdefault(int(row["hour_of_week"]), {})[row["volume"]] = float(row["cost_per_s"])
+    return found
+
+
+def capped(caps: Caps) -> set[str]:
+    """Volumes that are capped in some hour."""
+    return {volume for hour in caps.values() for volume in hour}
+
+
+def backend_plans(
+    found: StoredSlots, contract: Contract, volumes: set[str], from_us: int, most_ios: int
+) -> tuple[list[tuple[str, Plan]], list[str]]:
+    """A plan for each backend with one of these volumes, most misses first, and what is left out."""
+    of_backend: dict[str, list[int]] = {}
+    for number, stream in found.streams.items():
+        of_backend.setdefault(stream["backend"], []).append(number)
+    wanted = {s["backend"] for s in found.streams.values() if s["volume"] in volumes}
+    missed = {name: _total(found.missed, "missed", of_backend[name]) for name in wanted}
+    order = sorted(wanted, key=lambda name: (-missed[name], name))
+    left_out = [f"backend {name} was not replayed: {MOST_BACKENDS} are" for name in order[MOST_BACKENDS:]]
+    plans = []
+    for name in order[:MOST_BACKENDS]:
+        try:
+            share = max(most_ios // min(len(order), MOST_BACKENDS), 1)
+            plan = stored_plan(_only(found, of_backend[name]), contract, from_us, share, sample=True)
+        except NothingStored:
+            left_out.append(f"backend {name} was not replayed: it had no I/O")
+        except TooManyIos as exc:
+            left_out.append(f"backend {name} was not replayed: {exc}; raise [policy] back_test_ios")
+        else:
+            plans.append((name, plan))
+    return plans, left_out
+
+
+def _total(columns: Mapping[str, Any], name: str, streams: Sequence[int]) -> int:
+    return int(columns[name][np.isin(columns["stream_id"], streams)].sum())
+
+
+def _only(found: StoredSlots, streams: Sequence[int]) -> StoredSlots:
+    def chosen(columns: Mapping[str, Any]) -> dict[str, Any]:
+        mine = np.isin(columns["stream_id"], streams)
+        return {name: column[mine] for name, column in columns.items()}
+
+    names = {number: found.streams[number] for number in streams}
+    return dataclasses.replace(found, slots=chosen(found.slots), missed=chosen(found.missed), streams=names)
+
+
+def outcome(plan: Plan, caps: Caps) -> ReplaySums:
+    """One run of a plan in mode enforce."""
+    plan = dataclasses.replace(plan, policy=caps)
+    run = run_mode(plan, "enforce")
+    figures = figures_of(plan, run, None)
+    states = [promise.slices for promise in figures.promises]
+    return ReplaySums(
+        judged=sum(s.get("good", 0) + s.get("bad", 0) for s in states),
+        bad=sum(s.get("bad", 0) for s in states),
+        bad_s=sum(promise.bad_s for promise in figures.promises),
+        ios=sum(volume.ios for volume in figures.volumes),
+        held_back=sum(log.held_back for log in run.logs.values()) + run.left_out,
+    )
+
+
+def compare(plans: Sequence[tuple[str, Plan]], new: Caps, former: Caps | None) -> dict[str, Any]:
+    """The runs of all plans, summed and by backend."""
+    sums = {"none": ReplaySums(), "new": ReplaySums()} | ({} if former is None else {"former": ReplaySums()})
+    policies: dict[str, Caps] = {"none": {}, "new": new} | ({} if former is None else {"former": former})
+    rows = []
+    for backend, plan in plans:
+        runs = {name: outcome(plan, policies[name]) for name in sums}
+        sums = {name: sums[name].plus(run) for name, run in runs.items()}
+        rows.append({"backend": backend, **{name: dataclasses.asdict(run) for name, run in runs.items()}})
+    return {**{name: dataclasses.asdict(each) for name, each in sums.items()}, "backends": rows}
+
+
+def made(
+    store: PolicyStore, config: ResolvedConfig, caps: Iterable[Mapping[str, Any]], now_us: int
+) -> dict[str, Any]:
+    """The back-test of a policy, as it is put into its report.
+
+    Returns:
+        ``publish`` and ``reason``; unless nothing was to be replayed also from_us and to_us, ``none``,
+        ``new`` and perhaps ``former`` (fields of ``ReplaySums``), ``backends`` (the same of each), ``notes``.
+
+    Raises:
+        UnreadableAgreement: one in force does not fit this release.
+        DatabaseUnavailable: retryable.
+    """
+    new, in_force = by_hour(caps), store.reader.policy_in_force()
+    former = by_hour(store.reader.policy_caps(in_force["version"])) if in_force is not None else {}
+    volumes = capped(new) | capped(former)
+    if not volumes:
+        return {"publish": True, "reason": "it caps nothing, like the policy in force"}
+    contract = _contract(store, now_us)
+    plans: list[tuple[str, Plan]] = []
+    notes, times = ["an hour has more rollups than can be replayed"], dict[str, Any]()
+    if (stored := _stored(config, now_us)) is not None:
+        found, from_us, to_us = stored
+        times = {"from_us": from_us, "to_us": to_us}
+        plans, notes = backend_plans(found, contract, volumes, from_us, config.policy.back_test_ios)
+    if not plans:
+        verdict_ = Advice(not new, "nothing could be replayed" if new else "it caps nothing")
+        result: dict[str, Any] = {}
+    else:
+        result = compare(plans, new, former or None)
+        outcomes = {name: ReplaySums(**result[name]) for name in ("none", "new", "former") if name in result}
+        verdict_ = verdict(outcomes["none"], outcomes["new"], outcomes.get("former"), is_empty=not new)
+    reason, publish = verdict_.reason, verdict_.publish
+    if not publish and config.policy.publish == "always":
+        reason, publish = f'{reason}; published all the same: publish = "always"', True
+    notes += [note for _, plan in plans for note in plan.notes]
+    return {"publish": publish, "reason": reason, **times, **result, "notes": list(dict.fromkeys(notes))}
+
+
+def _contract(store: PolicyStore, now_us: int) -> Contract:
+    agreements = []
+    for row in store.reader.agreements():
+        try:
+            agreements.append(Agreement.from_spec(row["spec"]))
+        except ValidationError as exc:
+            raise UnreadableAgreement(row["name"], row["version"], described(exc)) from exc
+    plans, _unread = plans_of(store.reader.documents(), now_us)
+    return contract_of(agreements, plans)
+
+
+def _stored(config: ResolvedConfig, now_us: int) -> tuple[StoredSlots, int, int] | None:
+    """What is stored of the last days, or of as much of them as can be held; None: not even of an hour."""
+    database = config.database
+    if database.policy_url:
+        database = database.model_copy(update={"url": database.policy_url, "reader_url": ""})
+    slot_us = database.rollup_s * 1_000_000
+    to_us = now_us // slot_us * slot_us
+    window_us = config.policy.back_test_days * DAY_US
+    while True:
+        from_us = (to_us - window_us) // slot_us * slot_us
+        try:
+            return read_slots(database, config.data_dir, from_us, to_us), from_us, to_us
+        except TooManyRows:
+            if window_us <= LEAST_WINDOW_US:
+                return None
+            window_us //= 2
+
+
+def describe(found: Mapping[str, Any]) -> list[str]:
+    """The back-test for people."""
+    lines = [f"  back-test: {found['reason']}"]
+    if "new" in found:
+        held = {name: found[name]["held_back"] for name in ("none", "new", "former") if name in found}
+        text = f"    I/Os held back: {held['new']:,} of {found['new']['ios']:,}; without it {held['none']:,}"
+        lines.append(text + (f", with the one in force {held['former']:,}" if "former" in held else ""))
+    return lines

@@ -1,0 +1,180 @@
+"""One job, one policy: on threads, processes, a cluster, over Spark Connect; from SQLite and PostgreSQL.
+
+Each run is the command as a timer starts it, on a small fleet whose statistics are partly in SQL and partly
+in files. Master, workers and Connect server are those of the installed pyspark package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sla_server.db.policies import open_policies
+from sla_server.policy_jobs.session import java_home
+from tests.integration.sla_server.db.conftest import Database, new_database
+from tests.integration.sla_server.db.conftest import migrated_file as migrated_file
+from tests.integration.sla_server.db.conftest import migrated_template as migrated_template
+from tests.integration.sla_server.db.conftest import postgres as postgres
+from tests.support.fleet_history import fill
+
+PYSPARK = Path(find_spec("pyspark").submodule_search_locations[0])  # type: ignore[union-attr, index]
+GENEROUS_S = 300.0
+
+
+@dataclass
+class Fleet:
+    """The same statistics in both databases, and what ``local[2]`` made of them."""
+
+    sqlite: Database
+    postgresql: Database
+    expected: dict[str, Any]
+
+
+def run_job(database: Database, master: str) -> dict[str, Any]:
+    """Run the command; returns what it published that does not depend on when and where it ran."""
+    config = database.data_dir / "server.toml"
+    config.write_text(
+        f'data_dir = "{database.data_dir}"\nruntime_dir = "{database.data_dir}/run"\n'
+        f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{master}"\ndriver_memory = "1g"\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sla_server.policy_jobs.job", "--config", str(config), "-o", "json"],
+        env=spark_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    log = database.data_dir / "policy-job" / "spark.log"
+    assert done.returncode == 0, done.stderr + (log.read_text()[-4000:] if log.exists() else "")
+    result = json.loads(done.stdout)
+    assert result["job"]["master"] == master
+    assert 0 < result["job"]["peak_mib"]["the driver"] < 1024
+    with closing(open_policies(database.config, database.data_dir)) as store:
+        caps = store.reader.policy_caps(result["version"], limit=100_000)
+    return {
+        "capacity": result["capacity"],
+        "cost_model": result["cost_model"],
+        "caps": [{key: value for key, value in row.items() if key != "version"} for row in caps],
+        "rollups": result["job"]["rollups"],
+    }
+
+
+def spark_environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": str(PYSPARK),
+    }
+
+
+@pytest.fixture(scope="module")
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    now_us = time.time_ns() // 1000
+    made = {}
+    for kind in ("sqlite", "postgresql"):
+        made[kind] = new_database(request, kind, tmp_path_factory.mktemp(kind))
+        fill(made[kind], now_us)
+    return Fleet(made["sqlite"], made["postgresql"], run_job(made["sqlite"], "local[2]"))
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Starts programs of Spark; returns the file with what each says. They end with the test."""
+    started: list[psutil.Popen] = []
+    environment = {**spark_environment(), "JAVA_HOME": str(java_home(tmp_path))}
+    environment |= {
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_LOCAL_DIRS": str(tmp_path),
+        "SPARK_WORKER_DIR": str(tmp_path),
+    }
+
+    def start(*command: str) -> Path:
+        log = tmp_path / f"{len(started)}.log"
+        with log.open("wb") as file:
+            started.append(psutil.Popen(command, env=environment, stdout=file, stderr=file))
+        return log
+
+    yield start
+    for process in started:
+        family = [*process.children(recursive=True), process]
+        for each in family:
+            each.kill()
+        psutil.wait_procs(family, timeout=60)
+
+
+def wait_for(text: str, log: Path) -> None:
+    deadline = time.monotonic() + GENEROUS_S
+    while text not in log.read_text(errors="replace"):
+        assert time.monotonic() < deadline, f"no {text!r} in {log.read_text(errors='replace')[-4000:]}"
+        time.sleep(0.2)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
+    found = fleet.expected
+    assert {(row["backend"], row["sla"]) for row in found["capacity"]} == {
+        ("array-1", "gold"),
+        ("array-2", "gold"),
+        ("array-1", "silver"),
+    }
+    assert all(row["cost_per_s"] for row in found["capacity"])
+    assert all(row["cost_bytes"] and row["cost_write"] for row in found["cost_model"])
+    capped = {row["volume"] for row in found["caps"] if row["cost_per_s"] is not None}
+    assert capped
+    assert capped <= {"batch-1", "batch-2", "web-2"}, "a promised volume is never capped"
+    assert {row["volume"] for row in found["caps"]} == {
+        f"{name}-{place}" for name in ("erp", "web", "batch") for place in (1, 2)
+    }
+
+
+def test_executors_in_processes_of_their_own(fleet: Fleet) -> None:
+    """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL."""
+    assert run_job(fleet.postgresql, "local-cluster[2,1,1024]") == fleet.expected
+
+
+def test_a_standalone_cluster_with_two_workers(fleet: Fleet, processes: Callable[..., Path]) -> None:
+    program, master, page = str(PYSPARK / "bin" / "spark-class"), free_port(), free_port()
+    address = f"spark://127.0.0.1:{master}"
+    main = "org.apache.spark.deploy.master.Master"
+    log = processes(program, main, "--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page))
+    wait_for("I have been elected leader", log)
+    for _ in range(2):
+        port = str(free_port())
+        worker = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", port, address)
+        wait_for(
+            "Successfully registered with master",
+            processes(program, "org.apache.spark.deploy.worker.Worker", *worker),
+        )
+    assert run_job(fleet.postgresql, address) == fleet.expected
+
+
+def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) -> None:
+    """The client has no Java and no session of the classic kind: nothing may ask for one."""
+    port = free_port()
+    log = processes(
+        str(PYSPARK / "bin" / "spark-submit"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false"),
+        "spark-internal",
+    )
+    wait_for("Spark Connect server started", log)
+    assert run_job(fleet.postgresql, f"sc://127.0.0.1:{port}") == fleet.expected

@@ -1,0 +1,110 @@
+"""``sla policy`` and ``sla get jobs`` in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sla_server.cli import policy
+from tests.support.cli import Terminal
+
+REPORT = {
+    "capacity": [
+        {
+            "backend": "disk-0",
+            "sla": "erp-gold",
+            "objective": "latency",
+            "cost_per_s": 700.0,
+            "reason": "largest load at which the promise was kept",
+        }
+    ],
+    "back_test": {"publish": False, "reason": "it does not help: bad slices 4 with it", "notes": ["7 slots"]},
+}
+
+
+def test_show_has_report_and_caps(sla: Terminal) -> None:
+    lines = sla("policy", "show", "3").output.splitlines()
+    assert lines[0].startswith("policy version 3: in-force")
+    assert "capacity of disk-0 for erp-gold/latency: 900 cost/s" in lines
+    [row] = [line.split() for line in lines if line.startswith("batch")]
+    assert row == ["batch", "300", "cost/s", "Mon", "00", "UTC", "450", "1"]
+    assert sla("policy", "show").output.splitlines() == lines, "the newest"
+    assert json.loads(sla("policy", "show", "-o", "json").output)["version"] == 3
+
+
+def test_show_says_why_a_policy_was_rejected(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"version": 4, "created_us": 1, "state": "rejected", "job": {}, "report": REPORT}
+    monkeypatch.setattr(sla.source, "policies", lambda *_: [row])
+    lines = sla("policy", "show", "4").output.splitlines()
+    assert "back-test: it does not help: bad slices 4 with it" in lines
+    assert "  7 slots" in lines
+    assert lines[-1] == "no volume is capped"
+
+
+def test_a_version_that_is_not_there_is_named(sla: Terminal) -> None:
+    told = sla("policy", "show", "77")
+    assert told.exit_code == 1
+    assert "no policy version 77" in told.output
+
+
+def test_diff_names_volumes_and_capacities(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = sla.source.policies()[0]
+    rows = [{**newest, "version": 4, "report": REPORT}, newest]
+    monkeypatch.setattr(sla.source, "policies", lambda *_: rows)
+    lines = sla("policy", "diff", "3", "4").output.splitlines()
+    assert lines[0] == "capacity of disk-0 for erp-gold/latency: 900 -> 700 cost/s"
+    assert lines[-1].split() == ["batch", "2", "1", "0", "1", "0", "400", "300"]
+    found = json.loads(sla("policy", "diff", "3", "4", "-o", "json").output)
+    assert found["capacity"][0]["after"] == 700.0
+    assert sla("policy", "diff", "3", "3").output == "versions 3 and 3 cap the same\n"
+
+
+def test_explain_says_when_a_volume_is_capped_and_why(sla: Terminal) -> None:
+    lines = sla("policy", "explain", "batch").output.splitlines()
+    assert lines[0] == "policy version 3 (in-force) and volume batch on backend disk-0:"
+    assert lines[-1] == "  Mon 00 UTC: at most 300 cost/s; its demand (p95) was up to 450"
+    assert (
+        json.loads(sla("policy", "explain", "batch", "-o", "json").output)["hours"][0]["cost_per_s"] == 300.0
+    )
+    assert "says nothing of volume 'none'" in sla("policy", "explain", "none").output
+
+
+def test_neighbouring_hours_with_the_same_cap_are_one_line() -> None:
+    hours = [(8, 100.0, 300.0), (9, 100.2, 400.0), (10, 50.0, None), (12, 50.0, 90.0)]
+    rows = [{"hour_of_week": h, "cost_per_s": cap, "demand_p95": demand} for h, cap, demand in hours]
+    assert list(policy._ranges(rows)) == [
+        (8, 9, 100.0, 400.0),
+        (10, 10, 50.0, None),
+        (12, 12, 50.0, 90.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "op", "body", "answer", "text"),
+    [
+        (("pin", "3"), "policy_pin", {"version": 3}, {"pinned": 3}, "policy version 3 is pinned"),
+        (("unpin",), "policy_pin", {"version": None}, {"pinned": None}, "no policy version is pinned"),
+        (("rollback",), "policy_rollback", {}, {"rolled_back": 3}, "policy version 3 is rolled back"),
+    ],
+)
+def test_versions_are_chosen(
+    sla: Terminal, command: tuple[str, ...], op: str, body: Any, answer: Any, text: str
+) -> None:
+    answers = {op: answer, "policies_changed": {"version": 2}}
+    sla.mailbox.answer = lambda header: (True, 200, answers[header["op"]])
+    lines = sla("policy", *command).output.splitlines()
+    assert lines == [text, "policy version 2 is in force"]
+    assert sla.asked == [(op, body), ("policies_changed", {})]
+
+
+def test_a_version_that_was_never_stored_cannot_be_pinned(sla: Terminal) -> None:
+    assert "no policy version 9" in sla("policy", "pin", "9").output
+
+
+def test_jobs_are_listed(sla: Terminal) -> None:
+    lines = sla("get", "jobs").output.splitlines()
+    assert lines[0].split()[:5] == ["JOB", "STATE", "STARTED", "TOOK", "ROWS"]
+    assert lines[-1].split()[:2] == ["policy", "done"]
+    assert json.loads(sla("get", "jobs", "-o", "json").output)[0]["rows"] == 84_000

@@ -1,0 +1,166 @@
+"""The back-test: what it replays, what it compares, and when a policy is published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmdaemon.wire.cut import IO_KINDS
+from sla_server.agreements.document import Agreement
+from sla_server.agreements.load import load_documents
+from sla_server.db.queries.replay import StoredSlots
+from sla_server.policy_jobs import back_test
+from sla_server.policy_jobs.back_test import ReplaySums, backend_plans, by_hour, compare, verdict
+from sla_server.simulate.setup import Contract, contract_of
+
+MINUTE_US = 60_000_000
+START_US = 1_795_996_800 * 1_000_000  # a Monday, 00 UTC
+
+GOLD = """
+apiVersion: storage-sla/v1
+kind: SLA
+metadata: {name: gold}
+spec:
+  parties: {provider: team, customer: acme}
+  scope: {volumes: [erp]}
+  priority: gold
+  objectives:
+  - name: latency
+    indicator: {metric: latency, percentile: 95}
+    demand_curve: [{up_to_iops: 1000, value_ms: 20}]
+    budgeting: {slice: 1m, target: 0.99}
+"""
+
+
+def contract() -> Contract:
+    documents = [item.document for item in load_documents(GOLD, 60)]
+    return contract_of([item for item in documents if isinstance(item, Agreement)])
+
+
+def stored(rates: dict[str, list[int]], missed: int, backends: dict[str, str] | None = None) -> StoredSlots:
+    """Minutes of volumes with so many I/Os a second each; ``missed``: of erp in busy minutes."""
+    rows: list[dict[str, int]] = []
+    late: list[dict[str, int]] = []
+    streams: dict[int, dict[str, Any]] = {}
+    for number, (volume, minutes) in enumerate(rates.items(), 1):
+        backend = (backends or {}).get(volume, "disk")
+        streams[number] = {"volume": volume, "client": "c", "backend": backend, "gateway": "gw"}
+        for minute, rate in enumerate(minutes):
+            ios, slot_us = rate * 60, START_US + minute * MINUTE_US
+            busy = sum(each[minute] for each in rates.values()) > 150
+            service_us = 40_000 if busy else 6_000
+            rows.append(
+                {"slot_us": slot_us, "stream_id": number, "arrived": ios, "reads": ios, "writes": 0,
+                 "read_bytes": ios * 4096, "write_bytes": 0, "lat_sum_us": ios * service_us,
+                 "svc_sum_us": ios * service_us, "delay_sum_us": 0, "held_max": 0,
+                 "inflight_max": 32 if busy else 2}
+            )  # fmt: skip
+            if volume == "erp":
+                late.append(
+                    {"slot_us": slot_us, "stream_id": number, "io": IO_KINDS["any"], "threshold_us": 20_000,
+                     "counted": ios, "missed": missed if busy else 0}
+                )  # fmt: skip
+    return StoredSlots(60, columns(rows), columns(late), streams)
+
+
+def columns(rows: list[dict[str, int]]) -> dict[str, Any]:
+    return {name: np.array([row[name] for row in rows], np.int64) for name in rows[0]}
+
+
+BUSY = {"erp": [20] * 12, "batch": [10] * 5 + [180] * 3 + [10] * 4}
+
+
+def plans(found: StoredSlots, volumes: set[str], most: int = 100_000) -> Any:
+    return backend_plans(found, contract(), volumes, START_US, most)
+
+
+def test_a_cap_on_the_greedy_volume_avoids_broken_promises_at_a_price() -> None:
+    (made, left_out) = plans(stored(BUSY, 900), {"batch"})
+    assert ([name for name, _ in made], left_out) == (["disk"], [])
+    caps = by_hour([{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}])
+    found = compare(made, caps, None)
+    none, new = ReplaySums(**found["none"]), ReplaySums(**found["new"])
+    assert none.judged == new.judged > 0
+    assert new.bad_s < none.bad_s
+    assert new.ios < none.ios
+    assert new.held_back > none.held_back
+    assert verdict(none, new, None, is_empty=False).publish
+    assert compare(made, caps, None) == found, "the same again"
+
+
+def test_a_cap_on_an_hour_that_is_not_replayed_changes_nothing() -> None:
+    made, _ = plans(stored(BUSY, 900), {"batch"})
+    found = compare(made, by_hour([{"volume": "batch", "hour_of_week": 9, "cost_per_s": 40.0}]), None)
+    assert found["new"] == found["none"]
+    none, new = ReplaySums(**found["none"]), ReplaySums(**found["new"])
+    assert not verdict(none, new, None, is_empty=False).publish
+
+
+def test_only_backends_with_a_capped_volume_are_replayed_and_within_the_limit() -> None:
+    rates = {**BUSY, "other": [5] * 12, "third": [5] * 12}
+    found = stored(rates, 900, {"other": "tape", "third": "tape"})
+    made, _ = plans(found, {"batch"})
+    assert [name for name, _ in made] == ["disk"]
+    made, _ = plans(found, {"batch", "third"})
+    assert [name for name, _ in made] == ["disk", "tape"], "those with misses first"
+    long = {"erp": [20] * 40, "batch": ([10] * 8 + [180] * 2) * 4}
+    ((_, whole),), _ = plans(stored(long, 900), {"batch"})
+    ((_, part),), _ = plans(stored(long, 900), {"batch"}, 100_000)
+    ((_, small),), left_out = plans(stored(long, 900), {"batch"}, 45_000)
+    assert len(part.spans) == len(whole.spans) > len(small.spans) > 0
+    assert left_out == []
+    assert any("Simulated are" in note for note in small.notes)
+    made, left_out = plans(stored(long, 900), {"batch"}, 100)
+    assert (made, len(left_out)) == ([], 1)
+    assert "back_test_ios" in left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("none", "new", "former", "is_empty", "publish", "words"),
+    [
+        ((9, 90), (2, 20), None, False, True, "it helps"),
+        ((9, 90), (9, 80), None, False, True, "it helps"),
+        ((9, 90), (9, 85), None, False, False, "does not help"),
+        ((2, 20), (3, 10), None, False, False, "does harm"),
+        ((0, 0), (0, 0), None, False, False, "nothing to avoid"),
+        ((0, 0), (0, 0), None, True, True, "caps nothing"),
+        ((9, 90), (4, 40), (2, 20), False, False, "in force does better"),
+        ((9, 90), (9, 90), (2, 20), True, False, "in force does better"),
+        ((9, 90), (2, 20), (4, 40), False, True, "it helps"),
+        ((9, 90), (2, 20), (2, 20), False, True, "it helps"),
+    ],
+)
+def test_when_a_policy_is_published(
+    none: tuple[int, int],
+    new: tuple[int, int],
+    former: tuple[int, int] | None,
+    is_empty: bool,
+    publish: bool,
+    words: str,
+) -> None:
+    def run(pair: tuple[int, int], held: int) -> ReplaySums:
+        return ReplaySums(judged=20, bad=pair[0], bad_s=pair[1], ios=1000, held_back=held)
+
+    before = None if former is None else run(former, 100)
+    found = verdict(run(none, 0), run(new, 110), before, is_empty=is_empty)
+    assert found.publish is publish
+    assert words in found.reason
+
+
+def test_as_good_as_the_one_in_force_at_a_much_higher_price_is_not_published() -> None:
+    none, former = ReplaySums(bad=9, bad_s=90), ReplaySums(bad=2, bad_s=20, held_back=100)
+    dear = ReplaySums(bad=2, bad_s=20, held_back=126)
+    assert not verdict(none, dear, former, is_empty=False).publish
+    better = ReplaySums(bad=1, bad_s=20, held_back=126)
+    assert verdict(none, better, former, is_empty=False).publish, "it avoids more"
+
+
+def test_it_is_said_in_words() -> None:
+    outcome = {"judged": 9, "bad": 1, "bad_s": 2, "ios": 5000, "held_back": 30}
+    found = {"reason": "it helps", "none": outcome, "new": {**outcome, "held_back": 70}}
+    assert back_test.describe(found) == [
+        "  back-test: it helps",
+        "    I/Os held back: 70 of 5,000; without it 30",
+    ]

@@ -1,0 +1,115 @@
+"""Functions that run in Spark's workers: the same answer in whatever order the rows come."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sla_server.policy_jobs import grouped, model
+
+SLOT = 60_000_000
+GOLD = model.PromiseNeed(8.0, ("erp",), ((150.0, 300.0),))
+
+
+def shuffled(rows: list[dict[str, Any]], seed: int) -> pa.Table:
+    rows = list(rows)
+    random.Random(seed).shuffle(rows)
+    return pa.Table.from_pylist(rows)
+
+
+def points() -> list[dict[str, Any]]:
+    """A promise that is kept up to a load of 300.1, with figures whose sums depend on their order."""
+    return [
+        {
+            "backend": "disk",
+            "sla": "gold",
+            "objective": "latency",
+            "step": 0,
+            "allowed": 0.05,
+            "at_us": n * SLOT,
+            "load": 10.1 * n if n % 3 else 10.1,
+            "counted": 1000 + n,
+            "missed": 900 if n > 30 and n % 3 else n % 7,
+        }
+        for n in range(1, 50)
+    ]
+
+
+def slots() -> list[dict[str, Any]]:
+    rows = []
+    for n in range(60):
+        reads, writes, size = 40 + n % 11, 20 + n % 7, (n % 5 + 1) * 333_333
+        svc_us = 100 * reads + 150 * writes + size // 500
+        rows.append(
+            {
+                "backend": "disk",
+                "at_us": n * SLOT,
+                "reads": reads,
+                "writes": writes,
+                "bytes": size,
+                "svc_us": svc_us,
+            }
+        )
+    return rows
+
+
+def demand(needs: str | None = model.encode([GOLD])) -> list[dict[str, Any]]:
+    volumes = [("erp", 100.0, 8.0), ("batch", 400.0, 1.0), ("web", 33.3, 1.0)]
+    return [
+        {
+            "backend": "disk",
+            "volume": volume,
+            "hour_of_week": hour,
+            "p50": p95 / 2,
+            "p95": p95 * (1 + hour / 7) if volume == "batch" else p95,
+            "mean_cost": 1.0,
+            "weight": weight,
+            "floor_iops": 50.0,
+            "floor_bytes_per_s": 0.0,
+            "promised_iops": 150.0 if volume == "erp" else 0.0,
+            "needs": needs,
+        }
+        for volume, p95, weight in volumes
+        for hour in (0, 1, 2, 167)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [(grouped.capacity_of, points()), (grouped.cost_of, slots()), (grouped.caps_of, demand())],
+)
+def test_the_order_of_rows_makes_no_difference(function: Any, rows: list[dict[str, Any]]) -> None:
+    expected = function(pa.Table.from_pylist(rows))
+    for seed in range(5):
+        assert function(shuffled(rows, seed)).equals(expected)
+
+
+def test_capacity_is_the_load_up_to_which_the_promise_was_kept() -> None:
+    (row,) = grouped.capacity_of(shuffled(points(), 1)).to_pylist()
+    assert row["cost_per_s"] == pytest.approx(10.1 * 29)
+    assert (row["backend"], row["sla"], row["objective"], row["points"]) == ("disk", "gold", "latency", 49)
+
+
+def test_costs_are_those_the_slots_were_made_with() -> None:
+    (row,) = grouped.cost_of(shuffled(slots(), 1)).to_pylist()
+    assert (row["backend"], row["cost_write"], row["slots"]) == ("disk", 1.5, 60)
+    assert row["cost_bytes"] == pytest.approx(50_000, rel=0.01)
+
+
+def test_the_greedy_volume_gets_what_the_protected_one_leaves() -> None:
+    caps = {
+        (row["volume"], row["hour_of_week"]): row["cost_per_s"]
+        for row in grouped.caps_of(pa.Table.from_pylist(demand())).to_pylist()
+    }
+    assert len(caps) == 12
+    assert {caps["erp", hour] for hour in (0, 1, 2, 167)} == {None}
+    assert caps["web", 0] is None
+    assert caps["batch", 0] == pytest.approx(300 - 100 - 33.3)
+
+
+def test_without_a_capacity_nothing_is_capped() -> None:
+    found = grouped.caps_of(pa.Table.from_pylist(demand(None), schema=None))
+    assert found["cost_per_s"].null_count == found.num_rows == 12
