@@ -17,6 +17,8 @@ from tests.support.api import snapshot
 
 DOCUMENT = openapi.document()
 KNOWN = {
+    "owner": "gateway-a",
+    "pool": "data",
     "volume": "erp-db",
     "name": "erp-gold",
     "version": "3",
