@@ -13,13 +13,24 @@ from typing import get_type_hints
 from pmdaemon.poller import channel_messages
 from pmdaemon.wire import cut
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, certificates, costs, ends, mirror, planes, server
+from pmdaemon.wire.messages import (
+    agent,
+    alerts,
+    api,
+    certificates,
+    costs,
+    ends,
+    mirror,
+    planes,
+    server,
+    space,
+)
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of, form_of
-from pmdaemon.wire.session import TABLE, SessionState, Side
+from pmdaemon.wire.session import OWN_KINDS, TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
 COLUMNS = 116
-OF_AGENT = (agent, alerts, costs, certificates, ends)  # one conversation, in this order
+OF_AGENT = (agent, alerts, costs, space, certificates, ends)  # one conversation, in this order
 
 HEAD = """\
 # Messages
@@ -171,6 +182,7 @@ ROUTES = {
     Kind.CA_QUERY: "agent",
     Kind.ENROL: "agent",
     Kind.RENEW: "agent",
+    Kind.SPACE: "agent",
     Kind.SCHEMA: "agent",
     Kind.WELCOME: "PMDaemon",
     Kind.REGISTERED: "PMDaemon",
@@ -188,6 +200,7 @@ ROUTES = {
     Kind.STREAMS_SEEN: "pair to services, dbmanager",
     Kind.CAPS_STATE: "pair to services",
     Kind.GATEWAY_ALERT: "pair to services",
+    Kind.GATEWAY_SPACE: "pair to services",
     Kind.PRESSURE: "pair, dbmanager, supervisor to services; dbmanager, supervisor to appserver",
     Kind.SET_CAPS: "services to pair",
     Kind.SET_THRESHOLDS: "services to pair",
@@ -307,10 +320,13 @@ def intro(title: str, module: ModuleType) -> str:
 
 def render() -> str:
     """The whole page."""
-    of_agent = [entry(message) for module in OF_AGENT for message in messages_of(module)]
+    told = [message for module in OF_AGENT for message in messages_of(module)]
+    of_agent = [entry(message) for message in told if message.KIND < OWN_KINDS]
+    passed_on = [entry(message) for message in told if message.KIND >= OWN_KINDS]
     of_agent.insert(next(at for at, text in enumerate(of_agent) if text.startswith("### REPLY")), cut_entry())
     parts = [HEAD, AGENT, session_table(), *of_agent, AGENT_NOTES]
-    parts += [intro("Between the server's processes", server), *map(entry, messages_of(server)), SERVER_NOTES]
+    parts += [intro("Between the server's processes", server), *map(entry, messages_of(server))]
+    parts += [*passed_on, SERVER_NOTES]
     parts += [intro("Between the daemon's parent and its pairs", channel_messages)]
     parts += [channel_entry(op, message) for op, message in channel_messages.OPS.items()]
     parts += [intro("Between the application server and services", api), *map(entry, messages_of(api))]

@@ -51,6 +51,7 @@ from gateway_agent.nbd.upstream_tls import upstream_context
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime import config as configuration
 from pmdaemon.runtime.config import StrictModel, describe, is_port, parse_address
+from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire.names import is_name
 from pmdaemon.wire.rates import COST_BYTES
 
@@ -281,6 +282,8 @@ class AgentConfig(StrictModel):
     """Control groups of this host's processes."""
     qemu: Annotated[list[QemuEntry], Field(default_factory=list)]
     """QEMU processes of this host: virtual machines, and storage daemons."""
+    space: SpaceConfig = Field(default_factory=SpaceConfig)
+    """How full this host's pools of storage are."""
 
     @field_validator("name")
     @classmethod
@@ -336,10 +339,16 @@ class AgentConfig(StrictModel):
         self._check_groups()
         check_qemu(self.qemu, self.name)
         names = [plane.name for plane in self.plane]
-        if not names and not self.host.enabled and not self.cgroup and not self.qemu:
+        if (
+            not names
+            and not self.host.enabled
+            and not self.cgroup
+            and not self.qemu
+            and not self.space.source
+        ):
             raise ValueError(
                 "nothing to do: add a [[plane]] with an [[export]], set enabled = true in [host], or add a "
-                "[[cgroup]] or a [[qemu]]"
+                "[[cgroup]], a [[qemu]] or a [[space.source]]"
             )
         if len(set(names)) != len(names):
             raise ValueError("two [[plane]] tables have the same name")

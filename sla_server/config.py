@@ -16,6 +16,7 @@ from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
 from pmdaemon.runtime import config as files
 from pmdaemon.runtime.config import StrictModel
+from pmdaemon.space.config import SpaceConfig
 from sla_server.agreements.fields import TimeZone
 from sla_server.api.config import ApiConfig
 from sla_server.db.config import DatabaseConfig
@@ -24,6 +25,7 @@ from sla_server.events.recipients.config import NotifyConfig
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
 from sla_server.schedule import JobSchedule
 from sla_server.services.config import ServicesConfig
+from sla_server.storage_resources.config import StorageConfig
 
 
 def _schedule(text: str) -> str:
@@ -83,6 +85,8 @@ class ServerConfig(StrictModel):
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    space: SpaceConfig = Field(default_factory=SpaceConfig)
 
 
 class ResolvedConfig(ServerConfig):

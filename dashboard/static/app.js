@@ -7,6 +7,7 @@ import {startFind} from "./find.js";
 import {clock, duration, helpedBy, measured, metric, promised, sentence, stateWords} from "./format.js";
 import {startFeed} from "./feed.js";
 import {refreshInbox, startInbox} from "./inbox.js";
+import {startPools} from "./pools.js";
 import * as views from "./views.js";
 import {startWhy} from "./why.js";
 
@@ -208,6 +209,7 @@ document.addEventListener("visibilitychange", draw);
 startWhy();
 startInbox({signedIn: () => page.signedIn, notice});
 startFind();
+startPools();
 setInterval(showFeed, 1000);
 setInterval(everySoOften, 5000);
 loadSlow().then(() => startFeed({onSnapshot, onConnection}));

@@ -30,6 +30,7 @@ from gateway_agent.link.collection import CollectionRound, CutSpooler, StreamNam
 from gateway_agent.link.identity import Identity
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.qemu_client import QemuClient
+from gateway_agent.link.space import SpaceReports
 from gateway_agent.link.spool import Spool
 from gateway_agent.qemu import QmpAnswer, QmpConnected, QmpEvent, QmpLost
 from gateway_agent.sources.base import StatisticsSource
@@ -110,6 +111,7 @@ class LinkCore:
         ]
         self.session = AgentSession()
         self._alerts = Alerts(self.session, clock)
+        self.space = SpaceReports(self.session, self._alerts)
         self._identity = identity
         self._enforcers: list[Enforcer] = [
             *(plane.enforcer for plane in planes),
@@ -287,6 +289,7 @@ class LinkCore:
                 self._new_costs(command)
             case Welcome():
                 self._interval_ns = command.interval_us * 1000
+                self.space.welcomed(command)
                 self.session.send(Schema.of())
                 self._register()
             case Registered():
@@ -579,6 +582,7 @@ class LinkCore:
             self.collect_now()
         self._cut_due_ns = self._collected_ns + self._unpolled_cut_ns  # by the interval that it sleeps by
         self._renew_if_due()
+        self.space.flush()
         silent_ns = now_ns - self._received_ns
         if self.session.state is not SessionState.CLOSED and silent_ns >= self._silence_ns:
             raise ServerLost(f"silent for {silent_ns / 1e9:.0f} s")

@@ -41,6 +41,7 @@ from gateway_agent.link.identity import Identity
 from gateway_agent.link.loop import LinkLoop
 from gateway_agent.link.plane_client import PlaneClient
 from gateway_agent.link.qemu_client import QemuClient
+from gateway_agent.link.space import exported_paths
 from gateway_agent.link.spool import Spool
 from gateway_agent.pressure import read_pressure, waited_us
 from gateway_agent.qemu import QmpRequest
@@ -57,6 +58,7 @@ from pmdaemon.runtime.failures import failure_recorded, outermost
 from pmdaemon.runtime.hangup import Hangup
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadInbox, set_os_thread_name, watch
+from pmdaemon.space.watcher import COMMANDS_A_SOURCE, SpaceWatcher, local_sources
 from pmdaemon.wire.rates import NO_CAPS
 
 if TYPE_CHECKING:
@@ -320,11 +322,25 @@ def run(
     if qmp is not None:
         loop.add_inbox(qmp.inbox, core.qemu_event)
         qmp.start()
+    watcher = None
+    if config.space.source:
+        exported, space = exported_paths(config), config.space
+        watcher = SpaceWatcher(
+            lambda stopping: local_sources(space, exported, stopping),
+            space.interval_s,
+            COMMANDS_A_SOURCE * space.timeout_s,
+            clock,
+            lambda name, exc: stop.set(f"thread {name} died: {exc}"),
+        )
+        loop.add_inbox(watcher.inbox, core.space.take)
+        watcher.start()
     if loop.listener is not None:
         log.info("listening", port=loop.listener.port)
     loop.run()
     if qmp is not None:
         qmp.stop()
+    if watcher is not None:
+        watcher.stop()
     spool.close()
 
 

@@ -2,7 +2,7 @@
 
 A header holds 64 KiB, so streams are announced 100 at a time (three names of 128 characters at most each).
 
-Source: docs/formats/messages.md (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT).
+Source: docs/formats/messages.md (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT, GATEWAY_SPACE).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pmdaemon.reserve import event_row, raise_event
 from pmdaemon.wire.messages.agent import Hello, StreamEntry
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.server import CapsState, GatewayAlert, GatewayReport, RecordRows, StreamsSeen
+from pmdaemon.wire.messages.space import GatewaySpace, Space
 
 STREAMS_A_FRAME: Final = 100
 
@@ -92,3 +93,8 @@ def event(kind: str, severity: str, subject: str, text: str, unix_us: int, **det
 def alert(gateway_id: str, said: Alert) -> bytes:
     """A GATEWAY_ALERT frame: a checked ALERT with its gateway."""
     return GatewayAlert(said, gateway_id).encode()
+
+
+def space(gateway_id: str, said: Space) -> bytes:
+    """A GATEWAY_SPACE frame: a checked SPACE with its gateway."""
+    return GatewaySpace(said, gateway_id).encode()

@@ -49,6 +49,7 @@ from pmdaemon.wire.messages.agent import (
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.certificates import CaCertificate, Enrol, Renew
 from pmdaemon.wire.messages.ends import Error, Unsupported
+from pmdaemon.wire.messages.space import SPACE, Space
 from pmdaemon.wire.session import negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"
@@ -133,7 +134,7 @@ class FrameHandlers:
             self._certificate_worker.used(credential)
         conn.hello = hello
         proto = negotiate(hello.proto_min, hello.proto_max)
-        welcome = Welcome(proto, (), SOFTWARE, self._interval_us, self._clock.unix_us())
+        welcome = Welcome(proto, (SPACE,), SOFTWARE, self._interval_us, self._clock.unix_us())
         conn.send((Kind.WELCOME, welcome.encode()))
 
     # -- certificates
@@ -360,6 +361,12 @@ class FrameHandlers:
         self._counters["alerts"] += 1
         self._publisher.news(announcements.alert(gateway.gateway_id, alert), SERVICES)
 
+    def _space(self, conn: AgentPeer, received: frame.Frame) -> None:
+        gateway = _gateway_of(conn)
+        space = Space.parse(received.header, self._clock.unix_us())
+        if self._allowances.allow(gateway.gateway_id, gateway.name, "readings"):
+            self._publisher.news(announcements.space(gateway.gateway_id, space), SERVICES)
+
     # -- state of a gateway
 
     def _announce_state(self, gateway: Gateway, state: str, reason: str, *, planned: bool = False) -> None:
@@ -436,4 +443,5 @@ _HANDLERS: Final[dict[int, Handler]] = {
     Kind.CAPS_ACK: FrameHandlers._caps_ack,
     Kind.THRESHOLDS_ACK: FrameHandlers._thresholds_ack,
     Kind.ALERT: FrameHandlers._alert,
+    Kind.SPACE: FrameHandlers._space,
 }

@@ -6,11 +6,11 @@ Two kinds of messages with different promises:
   agents. ``on_refused`` rewinds those gateways to the first of them, and they are asked for again. For
   services the newest cut of each gateway waits here (``poller.cut_batch``) until there is room; the older
   ones it replaces are counted.
-* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). No process asks for news again, so it is queued
-  for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While news waits for a
-  recipient no cuts are posted to it, so that a stream is announced before its first cut. Above ``NEWS_BYTES``
-  the oldest is dropped and counted, and once the rest is delivered every session has to be announced to that
-  recipient again (``neglected``), or it would miss some gateways for ever.
+* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT, GATEWAY_SPACE). No process asks for news again,
+  so it is queued for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While
+  news waits for a recipient no cuts are posted to it, so that a stream is announced before its first cut.
+  Above ``NEWS_BYTES`` the oldest is dropped and counted, and once the rest is delivered every session has to
+  be announced to that recipient again (``neglected``), or it would miss some gateways for ever.
 
 Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
 

@@ -9,6 +9,7 @@ sessions (``Allowances`` says when it is forgotten).
     refusals   50        1          GATEWAY refused of peers that are not known, all of them together
     newcomers  60        1          gateways not known yet for which another is forgotten
     alerts     50        1          ALERT; what exceeds it is dropped and counted
+    readings   256       2          SPACE; what exceeds it is dropped and counted
     answers    500       20         CAPS_ACK, THRESHOLDS_ACK, frames of an unknown kind
     sessions   120       1/5        first REGISTER of a session
     changes    60        1/5        REGISTER of changed exports
@@ -53,6 +54,7 @@ LIMITS: Final = {
     "refusals": Limit(50, 1.0),
     "newcomers": Limit(60, 1.0),
     "alerts": Limit(50, 1.0),
+    "readings": Limit(256, 2.0),
     "answers": Limit(500, 20.0),
     "sessions": Limit(120, 0.2),
     "changes": Limit(60, 0.2),

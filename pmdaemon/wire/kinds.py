@@ -30,6 +30,7 @@ class Kind(IntEnum):
     CA_QUERY = 9
     ENROL = 10
     RENEW = 11
+    SPACE = 12
     # PMDaemon -> agent
     WELCOME = 16
     REGISTERED = 17
@@ -53,6 +54,8 @@ class Kind(IntEnum):
     GATEWAY_ALERT = 68
     # pair, dbmanager -> services
     PRESSURE = 69
+    # pair -> services
+    GATEWAY_SPACE = 70
     # services -> pair
     SET_CAPS = 72
     SET_THRESHOLDS = 73

@@ -91,7 +91,15 @@ class Side(Enum):
 
 def _table() -> dict[tuple[SessionState, Side, Kind], SessionState]:
     agent, daemon = Side.AGENT, Side.DAEMON
-    acks = (Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT, Kind.STREAMS, Kind.REGISTER, Kind.RENEW)
+    acks = (
+        Kind.CAPS_ACK,
+        Kind.THRESHOLDS_ACK,
+        Kind.ALERT,
+        Kind.STREAMS,
+        Kind.REGISTER,
+        Kind.RENEW,
+        Kind.SPACE,
+    )
     orders = (Kind.CAPS, Kind.THRESHOLDS, Kind.COSTS, Kind.REGISTERED, Kind.CERTIFICATE)
     table = {
         (SessionState.CONNECTED, agent, Kind.HELLO): SessionState.CONNECTED,
@@ -295,7 +303,10 @@ class Session:
 MAX_DEFERRED: Final = 64
 DEFERRABLE: Final = frozenset({Kind.REGISTER, Kind.STREAMS, Kind.CAPS_ACK, Kind.THRESHOLDS_ACK, Kind.ALERT})
 _ENROLS: Final = frozenset({Kind.CA_QUERY, Kind.ENROL, Kind.CA_CERT, Kind.CERTIFICATE})
-_LATER: Final = (DEFERRABLE - {Kind.STREAMS}) | {Kind.RENEW}  # allowed sooner; the link waits for a POLL
+_LATER: Final = (DEFERRABLE - {Kind.STREAMS}) | {
+    Kind.RENEW,
+    Kind.SPACE,
+}  # allowed sooner; the link waits for a POLL
 
 
 def _of_link(side: Side) -> dict[SessionState, Mapping[Kind, SessionState]]:

@@ -13,6 +13,7 @@ PREFIX: Final = "/api/v1"
 LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
+POOL_DAYS_MAX: Final = 400
 ANY: Final = "any"
 CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
@@ -178,6 +179,14 @@ ROUTES: Final = (
             Query("tz", "string", "Time zone of the texts (IANA name); default: UTC."),
         ),
         schema="Explanation",
+    ),
+    ApiRoute("GET", "/pools", "pools", "Pools of storage: how full they are, and when they will be full."),
+    ApiRoute(
+        "GET",
+        "/pools/{owner}/{pool}",
+        "pool",
+        "One pool of a gateway (name or id; `server`): volumes, history by day, what was done.",
+        (Query("days", "integer", "History of so many days; default 90.", least=1, most=POOL_DAYS_MAX),),
     ),
     ApiRoute("GET", "/totals", "totals", "Exact lifetime counts over everything."),
     ApiRoute(
@@ -435,6 +444,7 @@ ROUTES: Final = (
         "policy_diff",
         "Volumes whose caps differ from one version to another.",
         (LONG, AFTER),
+        items=ANY,
     ),
     ApiRoute(
         "PUT",
@@ -455,7 +465,7 @@ ROUTES: Final = (
         body="PolicyRollback",
         changes=True,
     ),
-    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE)),
+    ApiRoute("GET", "/jobs", "jobs", "Runs of jobs, newest first.", (LIMIT, BEFORE), items="jobs"),
     ApiRoute("POST", "/policies/announce", "announce_policies", "Look for a new version now.", changes=True),
     ApiRoute("GET", "/mode", "mode", "Whether decisions are enforced or only observed."),
     ApiRoute("PUT", "/mode", "set_mode", "Switch between observe and enforce.", body="Mode", changes=True),

@@ -30,6 +30,7 @@ from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, pass_client, print_json
 from sla_server.cli.kinds import KindGroup
 from sla_server.cli.notifications import event_lines
+from sla_server.cli.pools import describe_pool
 from sla_server.cli.tables import now_of, promise
 from sla_server.rows import Row
 
@@ -252,7 +253,10 @@ def _time(at_us: int) -> str:
 
 @click.group(cls=KindGroup)
 def describe() -> None:
-    """Show everything about an agreement or an event."""
+    """Show everything about an agreement, an event or a pool."""
+
+
+describe.add_command(describe_pool)
 
 
 @describe.command("sla")

@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from pmdaemon.space.words import shown_bytes
 from sla_server.agreements.numbers import number_and_unit, plain
 from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
@@ -124,6 +125,11 @@ def skew(offset_us: Any) -> str:
 def rate(bytes_per_s: Any) -> str:
     """Bytes a second."""
     return DASH if bytes_per_s is None else f"{bytes_per_s / 1e6:.1f}MB/s"
+
+
+def size(value: Any) -> str:
+    """Bytes as people read them: 512 B, 20.0 GiB."""
+    return DASH if value is None else shown_bytes(value)
 
 
 def indicator(metric: Any, value: Any) -> str:

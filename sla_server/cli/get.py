@@ -58,7 +58,8 @@ def get(
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, slas, throttles, events, policies, jobs, maintenance, calendars,
+    KIND is one of gateways, volumes, pools, slas, throttles, events, policies, jobs, maintenance,
+    calendars,
     recipients, routes and silences; of the past episodes, slices and periods. The singular does, too. With
     NAME only the one of that name is listed.
 

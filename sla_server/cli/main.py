@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "validate": ("documents", "Check documents without a server, in the words of apply."),
     "admit": ("documents", "Say whether agreements could be kept beside those in force."),
     "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events and more."),
-    "describe": ("documents", "Show everything about an agreement or an event."),
+    "describe": ("documents", "Show everything about an agreement, an event or a pool."),
     "history": ("documents", "List a document's versions: since when, by whom, what changed."),
     "maintenance": (
         "maintenance",

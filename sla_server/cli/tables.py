@@ -176,6 +176,36 @@ def reason_of(row: Row) -> str:
     return str(row.get("reason") or formatting.DASH) + (f" ({author})" if author else "")
 
 
+LEVELS: Final = {
+    "ok": ("ok", formatting.GOOD),
+    "warn": ("filling up", formatting.WARN),
+    "critical": ("nearly full", formatting.BAD),
+}
+BAR_CELLS: Final = 8
+
+
+def pool_level(row: Row) -> Text:
+    """How full a pool is, in words and colour; figures that were not read for long say so."""
+    if row.get("is_stale"):
+        return Text("not read", formatting.WARN)
+    text, style = LEVELS.get(str(row.get("level")), (str(row.get("level") or formatting.DASH), ""))
+    return Text(text, style)
+
+
+def bar_of(ratio: float | None) -> str:
+    """A bar of a share of 1."""
+    if ratio is None:
+        return formatting.DASH
+    cells = round(min(max(ratio, 0.0), 1.0) * BAR_CELLS)
+    return "\u2588" * cells + "\u2591" * (BAR_CELLS - cells)
+
+
+def full_on(row: Row) -> str:
+    """The day on which a pool is expected to be full."""
+    forecast = row.get("forecast") or {}
+    return formatting.day(forecast["full_us"], row.get(ZONE)) if forecast.get("full_us") else formatting.DASH
+
+
 KINDS: Final = {
     "gateways": TableKind(
         "/gateways",
@@ -211,6 +241,19 @@ KINDS: Final = {
             _counted("writes"),
         ),
         "No volume is known yet. Start an agent beside the storage: gateway-agent run --config FILE",
+    ),
+    "pools": TableKind(
+        "/pools",
+        (
+            Column("POOL", _plain("name")),
+            Column("LEVEL", lambda row, _now_us: pool_level(row)),
+            Column("", lambda row, _now_us: bar_of(row.get("full_ratio"))),
+            Column("FULL", lambda row, _now_us: formatting.percent(row.get("full_ratio")), number=True),
+            Column("SIZE", lambda row, _now_us: formatting.size(row.get("size_bytes")), number=True),
+            Column("FULL ON", lambda row, _now_us: full_on(row), number=True),
+            Column("READ", lambda row, now_us: formatting.ago(row.get("read_us"), now_us), number=True),
+        ),
+        "No pool of storage is read. Name some in the agent's file: [[space.source]]",
     ),
     "slas": TableKind(
         "/slas",

@@ -74,6 +74,9 @@ class RetentionConfig(StrictModel):
     events_days: float = Field(default=90.0, ge=1)
     """Events with their deliveries, and throttles that are over."""
 
+    space_days: float = Field(default=396.0, ge=35)
+    """Space of pools by day, what was done about them, and pools that are read no more."""
+
     decisions_days: float = Field(default=30.0, ge=1)
     """What the controller decided and why: what ``sla why`` answers from."""
 

@@ -171,6 +171,10 @@ RULES: Final = (
     ),
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
     RetentionRule("audit", "at_us", "audit_days"),
+    RetentionRule("pools", "read_us", "space_days"),
+    RetentionRule("pool_volumes", "gone_us", "space_days"),
+    RetentionRule("pool_days", "day_us", "space_days", both_ways=True),
+    RetentionRule("pool_actions", "at_us", "space_days"),
     RetentionRule("jobs", "started_us", "audit_days", "ended_us IS NOT NULL"),
 )
 DECISIONS_KEY: Final = "decisions_from_us"

@@ -375,6 +375,49 @@ policy_caps = Table(
     *(_float(name) for name in ("cost_per_s", "demand_p50", "demand_p95")),
 )
 
+pools = Table(
+    "pools",
+    metadata,
+    _key("owner", Text),  # a gateway_id, or "server"
+    _key("pool", Text),
+    *(_text(name) for name in ("owner_name", "kind", "backend")),
+    *(_count(name) for name in ("size_bytes", "used_bytes", "provisioned_bytes", "volume_count", "read_us")),
+    _float("other_ratio"),
+    _text("level"),
+    _count("level_us"),
+    *(_text(name) for name in ("conditions", "forecast")),
+    _count("first_seen_us"),
+)
+
+pool_volumes = Table(
+    "pool_volumes",
+    metadata,
+    *(_key(name, Text) for name in ("owner", "pool", "name")),
+    _count("size_bytes"),
+    _big("used_bytes"),
+    _text("volume"),
+    Column("in_use", Boolean),
+    _count("first_seen_us"),
+    *(_big(name) for name in ("unused_since_us", "gone_us")),
+)
+
+pool_days = Table(
+    "pool_days",
+    metadata,
+    *(_key(name, Text) for name in ("owner", "pool")),
+    _key("day_us", BigInteger),
+    *(_count(name) for name in ("size_bytes", "used_bytes", "least_bytes", "most_bytes", "readings")),
+)
+
+pool_actions = Table(
+    "pool_actions",
+    metadata,
+    _key("action_id", Text),
+    _count("at_us"),
+    *(_text(name) for name in ("owner", "pool", "action", "state", "text")),
+    Index("pool_actions_pool", "owner", "pool", "at_us"),
+)
+
 jobs = Table(
     "jobs",
     metadata,
@@ -397,6 +440,7 @@ JSON_COLUMNS: Final = {
     "events": ("details",),
     "audit": ("before", "after"),
     "policies": ("job", "report"),
+    "pools": ("conditions", "forecast"),
 }
 """Text columns that hold JSON: encoded when written, decoded when read."""
 
@@ -416,6 +460,10 @@ RECORDABLE: Final = frozenset(
         "gateway_list",
         "gateways",
         "volume_owners",
+        "pools",
+        "pool_volumes",
+        "pool_days",
+        "pool_actions",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``, of ``gateways`` only that one is lost."""

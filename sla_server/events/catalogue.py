@@ -173,11 +173,55 @@ AGENTS: Final = {
     "reload-refused": EventKind("warning", "A reload was refused.", "Correct the agent's file."),
     "reloaded": EventKind("info", "An agent has its new configuration."),
     "source-failed": EventKind("warning", "An agent cannot read its counters.", "The agent's log."),
+    "space-source-failed": EventKind(
+        "warning",
+        "A source of space cannot be read.",
+        "The text says why; see `[space]` in the agent's file.",
+        begins="space-source",
+        by="subject",
+    ),
+    "space-source-back": EventKind("info", "It can be read again.", ends="space-source", by="subject"),
     "spool-damaged": EventKind("critical", "An agent's spool is damaged.", "Check its disk."),
     "spool-overflow": EventKind("critical", "An agent dropped cuts.", "A larger spool."),
     "spool-write-failed": EventKind("critical", "An agent cannot write its spool.", "Check its disk."),
     "state-write-failed": EventKind("warning", "An agent cannot write its state.", "Check its disk."),
     "throttle-bound-hit": EventKind("warning", "Throttled I/O waited too long.", "Raise the cap."),
+}
+STORAGE: Final = {
+    "space-low": EventKind(
+        "warning",
+        "A pool of storage is filling up.",
+        "`sla describe pool NAME`; make room or add some.",
+        begins="space",
+        varies="critical above the critical mark",
+    ),
+    "space-enough": EventKind("info", "The pool has room again.", ends="space"),
+    "space-oversubscribed": EventKind(
+        "warning",
+        "The volumes of a pool may grow to far more than the pool.",
+        "`sla describe pool NAME`; add space, or promise less.",
+        begins="oversubscription",
+    ),
+    "space-subscribed": EventKind("info", "They may not any more.", ends="oversubscription"),
+    "space-forecast": EventKind(
+        "warning",
+        "A pool will be full in some days.",
+        "`sla describe pool NAME`; make room or add some.",
+        begins="space-forecast",
+    ),
+    "space-forecast-ended": EventKind("info", "It will not be full that soon.", ends="space-forecast"),
+    "space-growth": EventKind(
+        "warning", "A pool has grown far more in a day than it does.", "Who writes so much?"
+    ),
+    "space-action": EventKind(
+        "info",
+        "A command of `[[storage.command]]` was run for a pool, or would have been.",
+        "Nothing, unless it failed: the text says why.",
+        varies="warning if it failed or is run too often",
+    ),
+    "space-orphan": EventKind(
+        "info", "A volume of a pool has not been used for days.", "Is it needed? Else remove it."
+    ),
 }
 SERVER: Final = {
     "services-started": EventKind("info", "Services were started."),
@@ -291,6 +335,7 @@ GROUPS: Final = {
     "Control": CONTROL,
     "Gateways": GATEWAYS,
     "Agents": AGENTS,
+    "Storage": STORAGE,
     "The server": SERVER,
     "Delivery itself": DELIVERY,
     "A relay": RELAY,

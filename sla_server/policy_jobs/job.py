@@ -230,7 +230,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
         scratch.mkdir(mode=0o700, parents=True)
         try:
-            found, job = _computed(config, store, job_dir, now_us or time.time_ns() // 1000)
+            found, job = _computed(config, store, job_dir, noted, now_us or time.time_ns() // 1000)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         job["seconds"] = round(time.monotonic() - started_s, 1)
@@ -241,7 +241,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
             "bursts": found.bursts,
         }
         noted.note("the back-test runs")
-        tested = back_test.made(store, config, found.cap_rows(), time.time_ns() // 1000)
+        tested = back_test.made(store, config, found.capped, time.time_ns() // 1000)
         number = publishing.publish(
             store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
         )
@@ -260,7 +260,11 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
 
 
 def _computed(
-    config: configuration.ResolvedConfig, store: PolicyStore, job_dir: Path, now_us: int
+    config: configuration.ResolvedConfig,
+    store: PolicyStore,
+    job_dir: Path,
+    noted: publishing.JobRun,
+    now_us: int,
 ) -> tuple[Found, dict[str, Any]]:
     """What is to be published, and how it was computed."""
     settings = config.policy
@@ -276,6 +280,7 @@ def _computed(
             snapshot.rows(inputs.HOURS),
         )
         log_path = job_dir / "spark.log"
+        noted.note("Spark computes", rows=in_sql + in_files + hours)
 
         def action(spark: SparkSession) -> Found:
             return compute(spark, inputs.statistics(spark, snapshot), read)

@@ -64,7 +64,7 @@ def build_session(
     os.environ["JAVA_HOME"] = str(java_home(work_dir))
     os.environ["SLA_SPARK_DRIVER"] = str(os.getpid())  # Java ends with this process, see java_process
     builder = builder.master(master)
-    for key, value in (settings(master, work_dir, driver_memory) | dict(further)).items():
+    for key, value in {**settings(master, work_dir, driver_memory), **further}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session

@@ -11,7 +11,7 @@ findings, decisions, what is due once a second, then posting.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -37,9 +37,11 @@ from pmdaemon.wire.messages.server import (
     StreamsSeen,
     ThresholdsOrder,
 )
+from pmdaemon.wire.messages.space import GatewaySpace
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem
+from sla_server.agreements.load import Loaded
 from sla_server.agreements.promise import LIVE, InForce
 from sla_server.events.routing import NotificationInForce, RoutingFile
 from sla_server.ownership import FIRST_SIGHT_VOLUMES, Ownership
@@ -64,6 +66,8 @@ from sla_server.services.sql_worker import PolicyInForce, SqlState, SqlWorker
 from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 from sla_server.services.volume_gate import GatewayChange, VolumeGate
+from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.manager import StorageManager
 
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
@@ -89,6 +93,7 @@ class Services:
         ownership: Ownership = "first",
         first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
         routing: RoutingFile | None = None,
+        storage: StorageManager | None = None,
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows no gateway yet.
@@ -123,6 +128,7 @@ class Services:
         self._costs = FittedCosts()
         self._gate = VolumeGate(ownership, start.claims, first_sight_volumes)
         self._exclusions = Exclusions()
+        self._storage = storage or StorageManager(StorageConfig(), start.pools)
         self._agreed: tuple[InForce, ...] | None = None
         self._routing = routing
         self._notified: tuple[NotificationInForce, ...] | None = None
@@ -134,6 +140,7 @@ class Services:
             Kind.STREAMS_SEEN: self._streams_seen,
             Kind.CAPS_STATE: self._caps_state,
             Kind.GATEWAY_ALERT: self._gateway_alert,
+            Kind.GATEWAY_SPACE: self._gateway_space,
             Kind.PRESSURE: self._pressure,
             Kind.RECORDED: self._recorded,
             Kind.REQUEST: self._request,
@@ -257,6 +264,11 @@ class Services:
         )
         self._problems.alert(gateway_id, alert.kind, alert.text, alert.at_us, now_ns)
 
+    def _gateway_space(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
+        received = GatewaySpace.parse(message.header, now_us)
+        name = self._problems.name_of(received.gateway_id)
+        self._keep(*self._storage.read(received.gateway_id, name, received.space, now_us))
+
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = Pressure.parse(message.header)
         self._problems.report(report, now_ns, now_us)
@@ -317,6 +329,12 @@ class Services:
     def carried(self) -> Mapping[str, Collection[str]]:
         """Gateways announced, and the volumes of each."""
         return self._thresholds.volumes
+
+    def refusals(
+        self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
+    ) -> list[DocumentProblem]:
+        """Why pools of storage take no new agreements among these."""
+        return self._storage.refusals(documents, in_force, self.controller.volumes_by_backend(), now_us)
 
     def _catalog_changed(self, catalog: Catalog) -> None:
         self._route(catalog)
@@ -440,6 +458,7 @@ class Services:
         self.controller.set_excluded(self._exclusions.check(now_us))
         states = self.controller.promise_states(self._episodes.open_keys())
         self._keep(*self._episodes.update(states, now_us))
+        self._keep(*self._storage.tick(now_us))
         if now_ns >= self._view_ns:
             began_ns = time.thread_time_ns()
             self._show_view(now_ns, now_us)

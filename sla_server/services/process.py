@@ -28,6 +28,7 @@ from pmdaemon.runtime.clock import Clock, Deadline, server_clock
 from pmdaemon.runtime.gc_tuning import GcTuning
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
+from pmdaemon.space.watcher import SpaceWatcher
 from sla_server.events.recipients.config import NotifyDirectories
 from sla_server.events.routing import RoutingFile
 from sla_server.services.control.controller import Controller
@@ -37,6 +38,9 @@ from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import LOOK_LIMIT_S, SqlWorker
 from sla_server.services.startup import Start, marker_event, read_start
 from sla_server.services.store import SqlReads, open_store
+from sla_server.storage_resources.manager import StorageManager
+from sla_server.storage_resources.sources import found_of, server_watcher
+from sla_server.storage_resources.worker import STEP_LIMIT_S, StorageWorker
 
 if TYPE_CHECKING:
     from sla_server.config import ResolvedConfig
@@ -74,6 +78,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     threads = ThreadGroup(on_failure)
     sql_worker = SqlWorker(store, config.services, clock, config.volume_ownership)
     documents = DocumentReader(NotifyDirectories.of(config.notify, config.data_dir))
+    watcher: SpaceWatcher | None = None
     is_done = False  # else what was taken and not processed is left to our successor
     try:
         tag = uuid.uuid4().hex[:12]
@@ -85,6 +90,11 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 return 0
             outbox = MailboxSender({"*": main, "appserver": app}, config.services.outbox_limit_bytes)
             controller = Controller(config.services.control)
+            watcher = server_watcher(config.space, config.storage.array, clock, on_failure)
+            worker = StorageWorker(store, clock, stop)
+            storage = StorageManager(
+                config.storage, start.pools, lambda: found_of(worker, watcher), worker.order
+            )
             services = Services(
                 config.services,
                 controller,
@@ -97,9 +107,13 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 config.volume_ownership,
                 config.first_sight_volumes,
                 RoutingFile(config.data_dir),
+                storage,
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))
+        threads.start("sv-space", worker.run, STEP_LIMIT_S)
+        if config.space.source or config.storage.array:
+            watcher.start()
         initialized()
         log.info("ready", agreements=len(start.catalog.items), mode=start.mode, policy=start.policy_version)
         _loop(services, sql_worker, main, app, clock, stop)
@@ -109,6 +123,8 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
     finally:
         stop.set("the main loop ended")
         sql_worker.wake()
+        if watcher is not None:
+            watcher.stop()
         threads.join(STOP_LIMIT_S)
         store.close()
         app.close(release=is_done)

@@ -161,10 +161,9 @@ class Requests:
                 self._try(request, documents, who, now_us)
             else:
                 # Applied when its turn comes, not when it was asked for: slices in between have one judge.
-                carried = self._desk.carried
                 self._submit(
                     request,
-                    lambda catalog, us: catalogs.apply(catalog, documents, who, us, carried()),
+                    lambda catalog, us: self._change(catalog, documents, who, us),
                     lambda change: _applied(change, documents),
                 )
 
@@ -175,12 +174,17 @@ class Requests:
 
     def _try(self, request: str, documents: list[Loaded], who: str, now_us: int) -> None:
         try:
-            catalog, carried = self._desk.changes.catalog, self._desk.carried()
-            change = catalogs.apply(catalog, documents, who, now_us, carried)
+            change = self._change(self._desk.changes.catalog, documents, who, now_us)
         except AgreementsRefused as exc:
             self._refuse_all(request, exc.problems)
         else:
             self._finish(request, 200, _applied(change, documents))
+
+    def _change(self, catalog: Catalog, documents: list[Loaded], who: str, now_us: int) -> Change:
+        in_force = {item.name for item in catalog.items}
+        if problems := self._desk.refusals(documents, in_force, now_us):
+            raise AgreementsRefused(problems)
+        return catalogs.apply(catalog, documents, who, now_us, self._desk.carried())
 
     def _delete(self, request: str, who: str, raw: Body, _now_us: int) -> None:
         name = AgreementDelete.model_validate(raw).name

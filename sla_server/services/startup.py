@@ -21,6 +21,7 @@ from sla_server.services.requests import BACKEND_MODES, POLICY_MODE
 from sla_server.services.rows import event_row, identity
 from sla_server.services.sql_worker import AHEAD_US, SHOWN_EVENTS
 from sla_server.services.store import SqlReads
+from sla_server.storage_resources.pools import DAY_US, StoredPools
 
 MODES: Final = ("observe", "enforce")
 CONNECTED: Final = frozenset(("up", "recovered"))
@@ -57,6 +58,7 @@ class Start:
         policy_pinned: that version, if it is pinned
         policy_mode, policy_modes: where caps of policies hold; "" if it was never set
         claims: of gateways to volumes
+        pools: of storage, as they were stored last
     """
 
     catalog: Catalog = field(default_factory=Catalog)
@@ -75,6 +77,7 @@ class Start:
     policy_pinned: int | None = None
     policy_applied_us: int = 0
     rollup_s: int = 60
+    pools: StoredPools = field(default_factory=StoredPools)
 
 
 def marker_event(tag: str, clock: Clock) -> tuple[str, Row]:
@@ -124,6 +127,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],
+        pools=store.stored_pools(now_us - DAY_US),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import SliceInputs, SqlReader, open_reader
 from sla_server.rows import Row
+from sla_server.storage_resources.pools import DAY_US, StoredPools
 
 __all__ = ["SliceInputs", "SqlReads", "open_store"]
 
@@ -143,6 +144,16 @@ class SqlReads:
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         """Volume to cost rate, None for no cap."""
         return {row["volume"]: row["cost_per_s"] for row in self._reader.policy_caps(version, hour_of_week)}
+
+    def stored_pools(self, days_from_us: int) -> StoredPools:
+        """Pools of storage, their volumes, their days from that time on, and actions of a month before it."""
+        space = self._reader.space
+        days, actions = space.pool_days(days_from_us), space.recent_actions(days_from_us - 30 * DAY_US)
+        return StoredPools(space.pools(), days, space.pool_volumes(), actions)
+
+    def pool_days(self, from_us: int) -> list[Row]:
+        """Days of all pools of storage from that time on, by pool, oldest first."""
+        return self._reader.space.pool_days(from_us)
 
     def close(self) -> None:
         """Let go of connections."""

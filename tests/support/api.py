@@ -154,6 +154,22 @@ def throttle(**changed: Any) -> dict[str, Any]:
     return {**row, **changed}
 
 
+def pool(**changed: Any) -> dict[str, Any]:
+    """A row of ``pools``: 81 of 100 GiB, and full in 19 days."""
+    forecast = {
+        "at_us": NOW_US, "days": 10, "slope_bytes_per_day": float(1 << 30), "r2": 0.98, "reason": "",
+        "full_us": NOW_US + 19 * 86_400_000_000, "earliest_us": NOW_US + 17 * 86_400_000_000,
+        "latest_us": NOW_US + 22 * 86_400_000_000,
+    }  # fmt: skip
+    row = {
+        "owner": "g-1", "pool": "data", "owner_name": "gateway-a", "kind": "lvm", "backend": "disk-0",
+        "size_bytes": 100 << 30, "used_bytes": 81 << 30, "provisioned_bytes": 65 << 30, "volume_count": 2,
+        "read_us": NOW_US - 20_000_000, "other_ratio": None, "level": "warn", "level_us": NOW_US,
+        "conditions": {}, "forecast": forecast, "first_seen_us": NOW_US - 864_000_000_000,
+    }  # fmt: skip
+    return row | changed
+
+
 def decisions() -> list[dict[str, Any]]:
     """Rows of ``decisions``, newest first: the cap of ``throttle`` and the step it came from."""
     promised = {"u": 2.4, "r": 1.26, "latency_us": 15_100, "threshold_us": 12_000, "percentile": 95.0}
@@ -269,6 +285,37 @@ class FakeSource:
                 "address": "10.0.0.5:7412",
             }
         ]
+
+    @property
+    def space(self) -> FakeSource:
+        return self
+
+    def pools(self) -> list[dict[str, Any]]:
+        self._row("pools")
+        return [pool()]
+
+    def pool_volumes(self, owner: str = "", pool: str = "") -> list[dict[str, Any]]:
+        self._row("pool_volumes", owner, pool)
+        served = {"name": "lv-erp", "size_bytes": 60 << 30, "used_bytes": 41 << 30, "volume": "erp-db"}
+        unused = {"name": "lv-old", "size_bytes": 5 << 30, "used_bytes": None, "volume": "", "in_use": False}
+        return [
+            {**served, "in_use": True, "unused_since_us": None},
+            {**unused, "unused_since_us": NOW_US - 9 * 86_400_000_000},
+        ]
+
+    def pool_days(self, from_us: int, owner: str = "", pool: str = "") -> list[dict[str, Any]]:
+        self._row("pool_days", from_us, owner, pool)
+        day_us = 86_400_000_000
+        return [
+            {"owner": owner, "pool": pool, "day_us": NOW_US // day_us * day_us - (9 - number) * day_us,
+             "size_bytes": 100 << 30, "used_bytes": (72 + number) << 30, "readings": 288}
+            for number in range(10)
+        ]  # fmt: skip
+
+    def pool_actions(self, owner: str, pool: str, limit: int = 200) -> list[dict[str, Any]]:
+        self._row("pool_actions", owner, pool)
+        text = "archive --old: would be run, because pool gateway-a/data is filling up"
+        return [{"action_id": "a-1", "at_us": NOW_US, "action": "archive", "state": "dry-run", "text": text}]
 
     def gateway_list(self) -> list[dict[str, Any]]:
         self._row("gateway_list")

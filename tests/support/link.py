@@ -168,6 +168,7 @@ class FakeServer:
         self.order: list[tuple[int, int]] = []
         self.polls = 0
         self.auto = True
+        self.features: tuple[str, ...] = ()
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -188,7 +189,7 @@ class FakeServer:
                     self.order.append(key)
                     self.cuts[key] = one
             elif kind is Kind.HELLO and self.auto:
-                out += welcome()
+                out += welcome(features=self.features)
             elif kind is Kind.REGISTER and self.auto:
                 out += frame.encode(Kind.REGISTERED, {"ok": True})
         return out
@@ -204,10 +205,16 @@ class FakeServer:
         return sum(int(one.column("reads").sum()) for one in self.cuts.values())
 
 
-def welcome(interval_us: int = 1_000_000) -> bytes:
+def welcome(interval_us: int = 1_000_000, features: tuple[str, ...] = ()) -> bytes:
     return frame.encode(
         Kind.WELCOME,
-        {"proto": PROTO_MAX, "features": [], "software": "test", "interval_us": interval_us, "server_us": 1},
+        {
+            "proto": PROTO_MAX,
+            "features": features,
+            "software": "test",
+            "interval_us": interval_us,
+            "server_us": 1,
+        },
     )
 
 

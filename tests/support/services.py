@@ -30,6 +30,8 @@ from sla_server.services.documents import DocumentReader
 from sla_server.services.record_sender import RecordSender
 from sla_server.services.sql_worker import PolicyOrders, SqlState
 from sla_server.services.startup import Start
+from sla_server.storage_resources.manager import StorageManager
+from sla_server.storage_resources.pools import StoredPools
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.judged import inputs_of
 
@@ -190,6 +192,15 @@ class FakeStore:
         self._read("policy_caps")
         return self.caps.get((version, hour_of_week), {})
 
+    def stored_pools(self, days_from_us: int) -> StoredPools:
+        days = [row for row in self._table("pool_days", "stored_pools") if row["day_us"] >= days_from_us]
+        return StoredPools(
+            list(self.tables.get("pools", [])), days, list(self.tables.get("pool_volumes", []))
+        )
+
+    def pool_days(self, from_us: int) -> list[Row]:
+        return [row for row in self._table("pool_days", "pool_days") if row["day_us"] >= from_us]
+
     def close(self) -> None:
         self.closed = True
 
@@ -292,6 +303,9 @@ class FakeController:
     def backends(self) -> list[str]:
         return ["array-1", "array-2"]
 
+    def volumes_by_backend(self) -> dict[str, list[str]]:
+        return {"array-1": ["vol-1", "vol-2"]}
+
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
@@ -343,7 +357,11 @@ class Bench:
     """A core with everything around it faked, and the hands of the clock."""
 
     def __init__(
-        self, start: Start | None = None, ownership: Ownership = "first", routing: RoutingFile | None = None
+        self,
+        start: Start | None = None,
+        ownership: Ownership = "first",
+        routing: RoutingFile | None = None,
+        storage: StorageManager | None = None,
     ) -> None:
         self.clock = FakeClock(unix_us=START_US)
         self.main, self.app = FakeMailbox(), FakeMailbox()
@@ -363,6 +381,7 @@ class Bench:
             self.clock,
             ownership,
             routing=routing,
+            storage=storage,
         )
 
     def message(self, kind: Kind, header: dict[str, Any], blob: bytes = b"", sender: str = "pair-0") -> None:

@@ -3,7 +3,8 @@
     agent         an agent and the PMDaemon, on the gateway's connection; parts of the same conversation are
     alerts        what an agent reports unasked,
     certificates  enrolment and renewal,
-    costs         what an I/O costs, and
+    costs         what an I/O costs,
+    space         how full pools of storage are, and
     ends          frames not understood, errors and goodbyes (planes use them, too)
     server        the server's processes, in the main mailbox segment
     stored        what dbmanager reads again from its queue, of any release

@@ -6,7 +6,7 @@ says is checked here for the agent. A key that is missing or of the wrong type r
 which names message, key and value, and closes the session. Unknown keys are ignored.
 
 Alerts, certificates, costs and the ends of a connection have modules of their own: ``alerts``,
-``certificates``, ``costs``, ``ends``.
+``certificates``, ``costs``, ``space``, ``ends``.
 
 Pure. Source: P3 (register, notice newly activated access); docs/formats/messages.md.
 """
@@ -128,7 +128,10 @@ def features_of(header: Header, frame_name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Welcome(WireMessage):
-    """The server accepts the agent. ``interval_us`` says how often it intends to poll."""
+    """The server accepts the agent. ``interval_us`` says how often it intends to poll.
+
+    Of ``features`` agents use ``space`` (see SPACE); a server of before has none.
+    """
 
     KIND: ClassVar = Kind.WELCOME
     proto: int
@@ -146,7 +149,7 @@ class Welcome(WireMessage):
         """
         welcome = cls(
             proto=whole(header, "WELCOME", "proto", 0, _MAX_WORD),
-            features=(),
+            features=features_of(header, "WELCOME"),
             interval_us=whole(header, "WELCOME", "interval_us", 1, (1 << 40) - 1),
             software=printable(header.get("software", ""), 256),
         )

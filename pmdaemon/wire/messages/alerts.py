@@ -38,6 +38,8 @@ ALERT_KINDS: Final = frozenset(
         "reload-refused",
         "reloaded",
         "source-failed",
+        "space-source-back",
+        "space-source-failed",
         "spool-damaged",
         "spool-overflow",
         "spool-write-failed",

@@ -37,6 +37,7 @@ from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
+from sla_server.db.queries.space import SpaceQueries
 from sla_server.db.schema import STREAM_SUMS
 from sla_server.rows import Row
 
@@ -57,6 +58,7 @@ class SqlReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.space = SpaceQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.
@@ -70,8 +72,7 @@ class SqlReader:
     @staticmethod
     def _fetch(connection: Connection, statement: Executable) -> list[Row]:
         result = connection.execute(statement)
-        keys = tuple(result.keys())
-        # A third of the time of mappings.
+        keys = tuple(result.keys())  # a third of the time of mappings
         return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
     def _one(self, statement: Executable) -> Row | None:

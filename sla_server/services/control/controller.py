@@ -149,6 +149,10 @@ class Controller:
         """Names of the backends that some gateway has volumes on."""
         return sorted(self.inventory.backends())
 
+    def volumes_by_backend(self) -> Mapping[str, Collection[str]]:
+        """Volumes that some gateway carries, by backend."""
+        return self.inventory.backends()
+
     def set_backend_modes(self, modes: Mapping[str, str]) -> None:
         """Backends with a mode of their own, complete; it takes precedence over ``set_mode``."""
         if dict(modes) == self.policy.backend_modes:

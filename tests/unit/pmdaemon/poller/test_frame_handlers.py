@@ -11,6 +11,7 @@ from pmdaemon.poller.cut_batch import BATCH_AGE_NS
 from pmdaemon.wire import cut, frame
 from pmdaemon.wire.frame import FLAG_LIVE
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.space import Space
 from tests.support.gateways import GATEWAY, hello, make_cut, register, schema, streams
 from tests.support.pair import SECOND, PairRig
 
@@ -261,3 +262,20 @@ def test_alert_is_passed_on_with_its_gateway(rig: PairRig) -> None:
     agent.send(frame.encode(Kind.ALERT, alert))
     rig.step()
     assert rig.mailbox.to("services", Kind.GATEWAY_ALERT)[0].header == {**alert, "gw": GATEWAY}
+
+
+def test_space_is_passed_on_to_services_alone_with_its_gateway(rig: PairRig) -> None:
+    agent = rig.up()
+    space = Space("data", "path", "disk-1", 100, 60, None, 0, 0, (), rig.clock.unix_us() - 5)
+    agent.send(space.encode())
+    rig.step()
+    (passed_on,) = rig.mailbox.to("services", Kind.GATEWAY_SPACE)
+    assert passed_on.header == {**space.header(), "volumes": [], "gw": GATEWAY}
+    assert rig.mailbox.to("dbmanager", Kind.GATEWAY_SPACE) == []
+
+
+def test_a_welcome_says_that_space_is_taken(rig: PairRig) -> None:
+    agent = rig.dial()
+    agent.send(hello())
+    rig.step()
+    assert [item.header["features"] for item in rig.received(agent)] == [["space"]]

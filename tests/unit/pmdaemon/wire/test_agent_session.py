@@ -233,7 +233,7 @@ def test_the_server_knows_every_kind_of_alert_that_we_raise() -> None:
     """An unknown one would get a prefix there, and problems and documents would not find it."""
     raised: set[str] = set()
     for path in Path(gateway_agent.__file__).parent.rglob("*.py"):
-        raised |= set(re.findall(r'\.report\(\s*"([a-z-]+)"', path.read_text()))
+        raised |= set(re.findall(r'alerts\.report\(\s*"([a-z-]+)"', path.read_text()))
     assert "spool-overflow" in raised
     assert raised <= ALERT_KINDS
 

@@ -38,6 +38,7 @@ AGENT_MAY = {
         Kind.THRESHOLDS_ACK,
         Kind.ALERT,
         Kind.RENEW,
+        Kind.SPACE,
     },
     SessionState.POLLING: {
         Kind.STREAMS,
@@ -46,6 +47,7 @@ AGENT_MAY = {
         Kind.THRESHOLDS_ACK,
         Kind.ALERT,
         Kind.RENEW,
+        Kind.SPACE,
         Kind.CUT,
         Kind.REPLY,
     },

@@ -17,13 +17,18 @@ from tests.support.api import snapshot
 
 DOCUMENT = openapi.document()
 KNOWN = {
+    "owner": "gateway-a",
+    "pool": "data",
     "volume": "erp-db",
     "name": "erp-gold",
     "version": "3",
     "event_id": "e0001",
     "kind": "Route",
+    "other": "3",
 }
 """What the fakes know, by parameter."""
+KNOWN_OF = {"policy_volume": {"volume": "batch"}}
+"""The same, of a route."""
 LISTS = [route for route in ROUTES if route.items]
 READS = [
     route
@@ -59,7 +64,7 @@ def test_what_is_read_has_the_form_that_is_described(
     web: FlaskClient, context: AppContext, route: ApiRoute
 ) -> None:
     context.live.put(snapshot())
-    path = (PREFIX + route.path).format(**KNOWN)
+    path = (PREFIX + route.path).format(**{**KNOWN, **KNOWN_OF.get(route.operation, {})})
     answer = web.get(path)
     if answer.status_code != 200:
         assert (route.operation, answer.status_code) == ("document_versions", 404)

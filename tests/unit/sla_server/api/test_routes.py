@@ -292,10 +292,12 @@ def test_a_stream_beyond_the_limit(web: FlaskClient, context: AppContext) -> Non
 def test_mode_fullness_and_processes(web: FlaskClient, context: AppContext) -> None:
     policy = {"mode": None, "backends": {}}
     assert web.get("/api/v1/mode").json == {"mode": None, "backends": {}, "policy": policy, "stale": True}
-    context.live.put({**snapshot(), "backend_modes": {"array-1": "observe"}})
+    stage = {"stage": "observe", "stages": {"array-1": "enforce"}, "would_hold": []}
+    context.live.put({**snapshot(), "backend_modes": {"array-1": "observe"}, "policy_stage": stage})
     assert web.get("/api/v1/mode").json == {
         "mode": "enforce",
         "backends": {"array-1": "observe"},
+        "policy": {"mode": "observe", "backends": {"array-1": "enforce"}},
         "stale": False,
     }
     assert web.get("/api/v1/health").json["fullness"] == {}

@@ -30,7 +30,7 @@ def test_a_kind_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) 
     assert "'throtles' is no kind. Near it: throttles" in done.stderr
     missing = sla("get")
     assert (missing.exit_code, "Missing argument 'KIND'" in missing.stderr) == (2, True)
-    assert "There are gateways, volumes, slas" in " ".join(missing.stderr.split())
+    assert "There are gateways, volumes, pools, slas" in " ".join(missing.stderr.split())
 
 
 def test_the_usage_of_get_fits_a_line(sla: Terminal) -> None:

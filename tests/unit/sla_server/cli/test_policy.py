@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sla_server.cli import policy
+from tests.support import api
 from tests.support.cli import Terminal
 
 REPORT = {
@@ -108,3 +109,27 @@ def test_jobs_are_listed(sla: Terminal) -> None:
     assert lines[0].split()[:5] == ["JOB", "STATE", "STARTED", "TOOK", "ROWS"]
     assert lines[-1].split()[:2] == ["policy", "done"]
     assert json.loads(sla("get", "jobs", "-o", "json").output)[0]["rows"] == 84_000
+
+
+def test_the_stage_of_policies_is_shown_and_set(sla: Terminal) -> None:
+    stage = {"stage": "observe", "stages": {"disk-0": "enforce"}, "would_hold": []}
+    sla.context.live.put({**api.snapshot(), "policy_stage": stage})
+    assert sla("mode").output.splitlines()[1:] == [
+        "caps of policies: observe",
+        "caps of policies: enforce on backend disk-0",
+    ]
+    assert sla("policy", "would-hold").output.startswith("no volume is above")
+    done = sla("mode", "enforce", "--policy", "--backend", "disk-0")
+    assert done.output == "caps of policies: enforce on backend disk-0\n"
+    assert sla.asked == [("mode", {"mode": "enforce", "backend": "disk-0", "of": "policy"})]
+
+
+def test_what_observed_caps_would_hold(sla: Terminal) -> None:
+    row = {"volume": "batch", "backend": "disk-0", "cap_cost_per_s": 300.0, "cost_per_s": 450.0}
+    row |= {"above_s": 90, "above_cost": 12_000, "watched_s": 3600}
+    stage = {"stage": "observe", "stages": {}, "would_hold": [row]}
+    sla.context.live.put({**api.snapshot(), "policy_stage": stage})
+    line = sla("policy", "would-hold").output.splitlines()[-1].split()
+    assert line[:6] == ["batch", "disk-0", "300", "cost/s", "450", "cost/s"]
+    assert line[-1] == "12,000"
+    assert json.loads(sla("policy", "would-hold", "-o", "json").output) == [row]

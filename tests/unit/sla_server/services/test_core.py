@@ -14,6 +14,7 @@ import pytest
 
 from pmdaemon.wire import cut as cuts
 from pmdaemon.wire.kinds import Kind
+from pmdaemon.wire.messages.space import GatewaySpace, Space
 from pmdaemon.wire.rates import Rates
 from sla_server.events.routing import RoutingFile, RoutingReader
 from sla_server.services import core
@@ -23,6 +24,7 @@ from sla_server.services.judging.judge import Judgement
 from sla_server.services.rows import event_row
 from sla_server.services.sql_worker import PublishedPolicy, SqlState
 from sla_server.services.startup import KnownGateway, Start
+from sla_server.storage_resources.pools import StoredPools
 from tests.support.agreements import calendar_text, maintenance_text, simple
 from tests.support.services import GATEWAY, START_US, Bench
 
@@ -954,3 +956,20 @@ def test_an_acknowledgement_is_audited_and_is_an_event_for_delivery() -> None:
     assert (answer["code"], answer["body"]) == (200, {"event_id": "e-1"})
     bench.request("acknowledge", {"event_id": "e-1", "note": " "}, "r2")
     assert [answer["code"] for answer in bench.answers()] == [422]
+
+
+def test_space_of_a_gateway_is_stored_and_an_event_and_survives_a_restart() -> None:
+    bench = Bench()
+    bench.message(Kind.GATEWAY, gateway())
+    space = Space("data", "path", "disk-1", 100, 85, None, 0, 0, (), bench.clock.unix_us())
+    bench.message(Kind.GATEWAY_SPACE, GatewaySpace(space, GATEWAY).header())
+    bench.tick()
+    rows = bench.confirm()
+    assert [table for table, _ in rows] == ["pools", "pool_days", "events"]
+    assert (rows[0][1]["owner"], rows[0][1]["owner_name"], rows[0][1]["level"]) == (GATEWAY, "host-1", "warn")
+    assert (rows[2][1]["kind"], rows[2][1]["subject"]) == ("space-low", "host-1/data")
+    again = Bench(Start(pools=StoredPools([rows[0][1]], [rows[1][1]])))
+    again.message(Kind.GATEWAY_SPACE, GatewaySpace(space, GATEWAY).header())
+    again.tick()
+    assert again.confirm() == []
+    assert again.core.bad_frames == 0

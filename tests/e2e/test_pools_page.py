@@ -1,0 +1,53 @@
+"""Pools on the page, in a real browser over the API tests' rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+
+from tests.support import api
+from tests.support.browser import browser, console_errors, wait_for
+from tests.support.site import Site
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(api.data_dir(tmp_path))
+    yield made
+    made.close()
+    made.mailbox.close()
+
+
+def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Path) -> None:
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "#pools .link")
+        said = " ".join(driver.find_element(By.ID, "pools-section").text.split())
+        for part in ("gateway-a/data", "filling up", "81.0 %", "of 100.0 GiB", "may grow to 65.0 GiB"):
+            assert part in said
+        bar = driver.find_element(By.CSS_SELECTOR, "#pools meter")
+        assert float(bar.get_property("value")) == pytest.approx(0.81)
+        driver.find_element(By.CSS_SELECTOR, "#pools .link").click()
+        wait_for(driver, "#pool-plot .band")
+        title = driver.find_element(By.ID, "pool-title").text
+        assert "use by day (line) below its size (dashed), 10 days" in title
+        assert "expected to be full on" in title
+        paths = driver.find_elements(By.CSS_SELECTOR, "#pool-plot path")
+        assert len(paths) == 4, "size, band, forecast, use"
+        if folder := os.environ.get("SLA_SCREENSHOTS"):
+            driver.save_screenshot(str(Path(folder) / "pools.png"))
+        assert [line for line in console_errors(driver) if "plotly.min.js" not in line] == []
+
+
+def test_without_pools_there_is_no_such_section(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site.source, "pools", list)
+    with browser() as driver:
+        driver.get(site.url)
+        wait_for(driver, "#slas tr")
+        assert not driver.find_element(By.ID, "pools-section").is_displayed()

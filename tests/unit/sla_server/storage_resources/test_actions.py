@@ -1,0 +1,250 @@
+"""Actions: which commands are due, how often; who is refused an agreement, and told why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pmdaemon.space.watcher import SourceBack, SourceFailed
+from pmdaemon.wire.messages.space import Space
+from sla_server.agreements.load import load_documents
+from sla_server.rows import Row
+from sla_server.storage_resources.actions import CommandDone, CommandOrder
+from sla_server.storage_resources.config import StorageConfig
+from sla_server.storage_resources.forecast import Forecast
+from sla_server.storage_resources.manager import StorageManager
+from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey, StoredPools
+from tests.support.agreements import simple
+
+NOW_US = 20_000 * DAY_US
+HOUR_US = 3_600_000_000
+ARCHIVE = {"name": "archive", "argv": ["/usr/local/bin/archive", "--old"], "at": "warn", "dry_run": False}
+
+
+def space(used: int, at_us: int, **more: Any) -> Space:
+    keys = {"pool": "data", "kind": "lvm", "backend": "array-1", "size_bytes": 100, "used_bytes": used}
+    rest = {"other_ratio": None, "provisioned_bytes": 0, "volume_count": 0, "volumes": (), "at_us": at_us}
+    return Space(**{**keys, **rest, **more})
+
+
+class Site:
+    """A manager, what the threads have found, what was ordered, and what is in SQL."""
+
+    def __init__(self, *commands: Any, **config: Any) -> None:
+        self.config = StorageConfig(command=list(commands), **config)
+        self.found: list[Any] = []
+        self.orders: list[CommandOrder] = []
+        self.tables: dict[str, dict[Any, Row]] = {"pools": {}, "pool_actions": {}}
+        self.manager = self._make()
+
+    def _make(self) -> StorageManager:
+        stored = StoredPools(
+            list(self.tables["pools"].values()), actions=list(self.tables["pool_actions"].values())
+        )
+        return StorageManager(self.config, stored, self._take, self.orders.append)
+
+    def _take(self) -> list[Any]:
+        found, self.found = self.found, []
+        return found
+
+    def restart(self) -> None:
+        self.manager = self._make()
+
+    def read(self, used: int, at_us: int, **more: Any) -> list[Row]:
+        return self._keep(self.manager.read("gw-1", "host-1", space(used, at_us, **more), at_us))
+
+    def tick(self, now_us: int, *found: Any) -> list[Row]:
+        """The events."""
+        self.found += found
+        return self._keep(self.manager.tick(now_us))
+
+    def done(self, now_us: int, problem: str = "", said: str = "") -> list[Row]:
+        return self.tick(now_us, CommandDone(self.orders[-1], problem, said))
+
+    def _keep(self, rows: Any) -> list[Row]:
+        for table, row in rows:
+            if table in self.tables:
+                key = row.get("action_id") or (row["owner"], row["pool"])
+                self.tables[table][key] = row
+        return [row for table, row in rows if table == "events"]
+
+
+def test_a_command_is_run_once_a_while_and_its_end_is_recorded() -> None:
+    site = Site(ARCHIVE)
+    site.read(79, NOW_US)
+    site.tick(NOW_US)
+    assert site.orders == [], "below its level"
+    site.read(85, NOW_US + 1)
+    for second in range(5):
+        assert site.tick(NOW_US + 2 + second * 1_000_000) == []
+    (order,) = site.orders
+    assert (order.pool_name, order.variables["SLA_LEVEL"]) == ("host-1/data", "warn")
+    assert order.variables["SLA_USED_BYTES"] == "85"
+    (event,) = site.done(NOW_US + 9_000_000, said="It said: 3 snapshots removed")
+    assert (event["kind"], event["severity"]) == ("space-action", "info")
+    assert event["text"] == (
+        "archive (/usr/local/bin/archive --old) was run for pool host-1/data, which was warn. "
+        "It said: 3 snapshots removed"
+    )
+    site.read(86, NOW_US + HOUR_US)
+    site.tick(NOW_US + HOUR_US + 3)
+    assert len(site.orders) == 2
+    assert [row["state"] for row in site.tables["pool_actions"].values()] == ["done"]
+
+
+def test_one_that_fails_is_a_warning() -> None:
+    site = Site(ARCHIVE)
+    site.read(85, NOW_US)
+    site.tick(NOW_US)
+    (event,) = site.done(NOW_US + 5, problem="archive: exit status 1: no tape")
+    assert event["severity"] == "warning"
+    assert event["text"].endswith("and failed: archive: exit status 1: no tape")
+
+
+def test_dry_run_says_once_a_level_what_would_be_run() -> None:
+    site = Site({**ARCHIVE, "dry_run": True})
+    site.read(85, NOW_US)
+    (event,) = site.tick(NOW_US)
+    assert "would be run because pool host-1/data is warn (85.0% used); dry_run is on" in event["text"]
+    assert site.tick(NOW_US + 2 * HOUR_US) == []
+    site.restart()
+    assert site.tick(NOW_US + 2 * HOUR_US) == []
+    site.read(10, NOW_US + 2 * HOUR_US)
+    site.read(85, NOW_US + 2 * HOUR_US + 1)
+    assert len(site.tick(NOW_US + 2 * HOUR_US + 1)) == 1
+    assert site.orders == []
+
+
+def test_the_limit_of_a_day_holds_over_restarts_and_is_said_once() -> None:
+    site = Site({**ARCHIVE, "most_a_day": 2})
+    said: list[list[str]] = []
+    for hour in range(27):
+        at_us = NOW_US + hour * (HOUR_US + 10)
+        site.read(85, at_us)
+        events = site.tick(at_us)
+        if len(site.orders) > sum(map(len, said)) - sum("limited" in each for each in said):
+            events += site.done(at_us + 1)
+        said.append([event["details"]["state"] for event in events])
+        site.restart()
+    ran = [hour for hour, states in enumerate(said) if "done" in states]
+    assert ran == [0, 1, 24, 25]
+    assert [hour for hour, states in enumerate(said) if "limited" in states] == [2, 26]
+
+
+def test_a_pool_that_is_not_read_any_more_causes_nothing() -> None:
+    site = Site(ARCHIVE, refuse_agreements="warn")
+    site.read(95, NOW_US)
+    late_us = NOW_US + 4 * HOUR_US
+    assert site.tick(late_us) == []
+    assert site.orders == []
+    assert site.manager.refusals(documents("vol-1"), (), {"array-1": ["vol-1"]}, late_us) == []
+
+
+def documents(volume: str) -> Any:
+    return load_documents(simple("new", volumes=f'"{volume}"'), 60)
+
+
+VOLUME = {"name": "lv1", "size_bytes": 5, "used_bytes": 1, "volume": "vol-9", "in_use": True}
+
+
+@pytest.mark.parametrize(
+    ("volume", "level", "used", "is_refused"),
+    [
+        ("vol-1", "critical", 95, True),
+        ("vol-9", "critical", 95, True),
+        ("vol-*", "critical", 95, True),
+        ("other", "critical", 95, False),
+        ("vol-1", "critical", 85, False),
+        ("vol-1", "warn", 85, True),
+        ("vol-1", "never", 99, False),
+    ],
+)
+def test_new_agreements_on_a_full_pool_are_refused(
+    volume: str, level: str, used: int, is_refused: bool
+) -> None:
+    site = Site(refuse_agreements=level)
+    site.read(used, NOW_US, volumes=(VOLUME,), volume_count=1)
+    asked = documents(volume)
+    problems = site.manager.refusals(asked, (), {"array-1": ["vol-1"]}, NOW_US)
+    assert bool(problems) is is_refused
+    if is_refused:
+        assert f"lie in, is {used}% full and takes no new agreements" in problems[0].problem
+        assert problems[0].document == "new"
+    assert site.manager.refusals(asked, {"new"}, {"array-1": ["vol-1"]}, NOW_US) == [], "it is in force"
+
+
+def test_a_rule_may_refuse_for_some_pools_only() -> None:
+    site = Site(rule=[{"pools": "host-1/*", "refuse_agreements": "warn"}])
+    site.read(85, NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), {"array-1": ["vol-1"]}, NOW_US)
+
+
+def found(days: float | None, spike: float | None = None, newest_us: int = NOW_US - DAY_US) -> PoolForecast:
+    full_us = None if days is None else NOW_US + round(days * DAY_US)
+    what = Forecast(30, 1.0, 0.9, full_us, full_us, full_us, "" if full_us else "it does not grow")
+    return PoolForecast(PoolKey("gw-1", "data"), what, spike, newest_us)
+
+
+def test_a_pool_that_will_be_full_soon_is_an_event_with_hysteresis() -> None:
+    site = Site(forecast_days=14)
+    site.read(50, NOW_US)
+    said = []
+    for days in (15, 13, 16, 12, 18, 13, None):
+        said.append([event["kind"] for event in site.tick(NOW_US, found(days))])
+        site.restart()
+    assert said == [
+        [],
+        ["space-forecast"],
+        [],
+        [],
+        ["space-forecast-ended"],
+        ["space-forecast"],
+        ["space-forecast-ended"],
+    ]
+    assert site.tables["pools"]["gw-1", "data"]["forecast"]["reason"] == "it does not grow"
+
+
+def test_a_spike_is_one_event_a_day() -> None:
+    site = Site()
+    site.read(50, NOW_US)
+    said = []
+    for newest_us in (NOW_US - DAY_US, NOW_US - DAY_US, NOW_US):
+        events = site.tick(NOW_US, found(None, 20.0, newest_us))
+        said.append([event["kind"] for event in events])
+        site.restart()
+    assert said == [["space-growth"], [], ["space-growth"]]
+
+
+def test_forecasts_of_pools_that_are_not_known_are_dropped() -> None:
+    assert Site().tick(NOW_US, found(3)) == []
+
+
+def test_the_servers_own_sources_are_pools_and_their_failures_events() -> None:
+    site = Site()
+    outcomes = (SourceFailed("nfs", "it hangs"), SourceBack("nfs"), space(85, NOW_US))
+    said = [(event["kind"], event["subject"]) for event in site.tick(NOW_US, *outcomes)]
+    assert said == [
+        ("space-source-failed", "server/nfs"),
+        ("space-source-back", "server/nfs"),
+        ("space-low", "server/data"),
+    ]
+    assert ("server", "data") in site.tables["pools"]
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ({**ARCHIVE, "argv": ["archive"]}, "must be a path from / on"),
+        ({**ARCHIVE, "argv": []}, "argv"),
+        ({**ARCHIVE, "every_s": 1}, "every_s"),
+    ],
+)
+def test_a_wrong_command_is_refused(command: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        StorageConfig(command=[command])
+
+
+def test_two_commands_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"two .* have the name archive"):
+        StorageConfig(command=[ARCHIVE, ARCHIVE])  # type: ignore[list-item]

@@ -1,0 +1,57 @@
+"""The thread of forecasts and commands, turn by turn."""
+
+from __future__ import annotations
+
+import threading
+
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import Stop
+from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey
+from sla_server.storage_resources.worker import AGAIN_S, StorageWorker
+from tests.support.services import FakeStore
+
+NOW_US = 20_000 * DAY_US + 1
+
+
+def day(owner: str, number: int, used: int) -> dict[str, object]:
+    return {"owner": owner, "pool": "data", "day_us": number * DAY_US, "size_bytes": 1000, "used_bytes": used}
+
+
+def forecasts(worker: StorageWorker) -> dict[PoolKey, PoolForecast]:
+    found = {}
+    while not worker.found.empty():
+        each = worker.found.get_nowait()
+        assert isinstance(each, PoolForecast)
+        found[each.key] = each
+    return found
+
+
+def test_each_pool_is_forecast_from_the_days_that_have_ended() -> None:
+    store = FakeStore()
+    growing = [day("a", 19_980 + number, 100 + 10 * number) for number in range(20)]
+    today = day("a", 20_000, 999)
+    old = [day("b", 19_900 + number, number) for number in range(20)]
+    store.tables["pool_days"] = [*growing, today, *old]
+    worker = StorageWorker(store, FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
+    worker.forecast_all()
+    (found,) = forecasts(worker).values()
+    assert (found.key, found.forecast.days, found.newest_us) == (("a", "data"), 20, 19_999 * DAY_US)
+    assert found.forecast.full_us == 20_071 * DAY_US, "290 on the 20th day, 10 a day: 71 days"
+
+
+def test_while_the_database_is_away_nothing_is_found_and_it_is_tried_again() -> None:
+    store, clock, stop = FakeStore(), FakeClock(unix_us=NOW_US), Stop()
+    store.away = {"pool_days"}
+    worker = StorageWorker(store, clock, stop)  # type: ignore[arg-type]
+    clock.advance(AGAIN_S + 1)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    for _ in range(2):
+        seen = len(store.reads)
+        while len(store.reads) == seen:
+            clock.advance(AGAIN_S + 1)
+            thread.join(0.05)
+    stop.set("test")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert worker.found.empty()
