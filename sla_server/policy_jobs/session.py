@@ -55,7 +55,6 @@ def build_session(
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ["SPARK_WORKER_DIR"] = str(scratch)  # of local-cluster; else it is made in the package
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("sla-policy")
