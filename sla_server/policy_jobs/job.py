@@ -205,14 +205,19 @@ def _noted(store: PolicyStore, who: str) -> Iterator[publishing.JobRun]:
         yield run
 
 
-def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
+def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = None) -> dict[str, Any]:
     """One whole run; returns what was published.
+
+    Args:
+        config: the server's.
+        who: started it.
+        now_us: the end of the window, us UTC; None: now. Recency and the coming week are counted from it.
 
     Raises:
         JobRunning, NothingToLearn, UnreadableAgreement, FilesNotForSpark, NoJava, SparkFailed,
             NoRightToPublish, DatabaseUnavailable, NoDatabaseYet: nothing was published.
     """
-    started_s = time.monotonic()
+    started_s, now_us = time.monotonic(), now_us or time.time_ns() // 1000
     check_made(config.database, config.data_dir)
     check_files(config.database.files.url)
     job_dir = config.data_dir / "policy-job"
@@ -225,7 +230,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
         scratch.mkdir(mode=0o700, parents=True)
         try:
-            found, job = _computed(config, store, job_dir, noted)
+            found, job = _computed(config, store, job_dir, noted, now_us)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         job["seconds"] = round(time.monotonic() - started_s, 1)
@@ -236,7 +241,7 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
             "bursts": found.bursts,
         }
         noted.note("the back-test runs")
-        tested = back_test.made(store, config, found.capped, time.time_ns() // 1000)
+        tested = back_test.made(store, config, found.capped, now_us)
         number = publishing.publish(
             store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
         )
@@ -255,11 +260,14 @@ def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
 
 
 def _computed(
-    config: configuration.ResolvedConfig, store: PolicyStore, job_dir: Path, noted: publishing.JobRun
+    config: configuration.ResolvedConfig,
+    store: PolicyStore,
+    job_dir: Path,
+    noted: publishing.JobRun,
+    now_us: int,
 ) -> tuple[Found, dict[str, Any]]:
     """What is to be published, and how it was computed."""
     settings = config.policy
-    now_us = time.time_ns() // 1000
     window_us = (now_us - settings.window_days * 86_400 * transforms.US_A_SECOND, now_us)
     taken = StatisticsSnapshot(
         config.database, config.data_dir, window_us, inputs.COLUMNS, scratch_of(job_dir)
@@ -331,9 +339,12 @@ def status_of(error: SlaError) -> int:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
 )
 @click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
+@click.option("--as-of", type=int, help="End of the window (us UTC); default: now. For runs to be compared.")
 @click.option("--show-config", is_flag=True, help="Print the values in force and exit.")
 @click.option("--check-config", is_flag=True, help="Check the file and exit.")
-def main(path: Path | None, output: str, scheduled: bool, show_config: bool, check_config: bool) -> None:
+def main(
+    path: Path | None, output: str, scheduled: bool, as_of: int | None, show_config: bool, check_config: bool
+) -> None:
     """Compute a throttling policy from the stored statistics and publish it."""
     logs.configure("policy-job")
     try:
@@ -345,7 +356,7 @@ def main(path: Path | None, output: str, scheduled: bool, show_config: bool, che
             end_with_parent()
             os.nice(NICER)
         who = "schedule" if scheduled else os.environ.get("USER", "policy-job")
-        result = run(config, who)
+        result = run(config, who, as_of)
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc

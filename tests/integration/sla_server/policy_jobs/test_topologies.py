@@ -41,17 +41,22 @@ class Fleet:
     sqlite: Database
     postgresql: Database
     expected: dict[str, Any]
+    now_us: int
 
 
-def run_job(database: Database, master: str) -> dict[str, Any]:
+def run_job(database: Database, master: str, now_us: int) -> dict[str, Any]:
     """Run the command; returns what it published that does not depend on when and where it ran."""
     config = database.data_dir / "server.toml"
     config.write_text(
         f'data_dir = "{database.data_dir}"\nruntime_dir = "{database.data_dir}/run"\n'
         f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{master}"\ndriver_memory = "1g"\n'
+        'publish = "always"\nback_test_ios = 1000\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "sla_server.policy_jobs.job", "--config", str(config), "-o", "json"],
+        [
+            *(sys.executable, "-m", "sla_server.policy_jobs.job", "--config", str(config), "-o", "json"),
+            *("--as-of", str(now_us)),
+        ],
         env=spark_environment(),
         capture_output=True,
         text=True,
@@ -88,7 +93,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for kind in ("sqlite", "postgresql"):
         made[kind] = new_database(request, kind, tmp_path_factory.mktemp(kind))
         fill(made[kind], now_us)
-    return Fleet(made["sqlite"], made["postgresql"], run_job(made["sqlite"], "local[2]"))
+    return Fleet(made["sqlite"], made["postgresql"], run_job(made["sqlite"], "local[2]", now_us), now_us)
 
 
 @pytest.fixture
@@ -147,7 +152,7 @@ def test_the_fleet_has_something_to_find(fleet: Fleet) -> None:
 
 def test_executors_in_processes_of_their_own(fleet: Fleet) -> None:
     """What cannot be sent to another process, or is not installed there, fails here. Rows of PostgreSQL."""
-    assert run_job(fleet.postgresql, "local-cluster[2,1,1024]") == fleet.expected
+    assert run_job(fleet.postgresql, "local-cluster[2,1,1024]", fleet.now_us) == fleet.expected
 
 
 def test_a_standalone_cluster_with_two_workers(fleet: Fleet, processes: Callable[..., Path]) -> None:
@@ -163,7 +168,7 @@ def test_a_standalone_cluster_with_two_workers(fleet: Fleet, processes: Callable
             "Successfully registered with master",
             processes(program, "org.apache.spark.deploy.worker.Worker", *worker),
         )
-    assert run_job(fleet.postgresql, address) == fleet.expected
+    assert run_job(fleet.postgresql, address, fleet.now_us) == fleet.expected
 
 
 def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) -> None:
@@ -178,4 +183,4 @@ def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) ->
         "spark-internal",
     )
     wait_for("Spark Connect server started", log)
-    assert run_job(fleet.postgresql, f"sc://127.0.0.1:{port}") == fleet.expected
+    assert run_job(fleet.postgresql, f"sc://127.0.0.1:{port}", fleet.now_us) == fleet.expected
