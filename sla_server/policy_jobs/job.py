@@ -217,7 +217,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         JobRunning, NothingToLearn, UnreadableAgreement, FilesNotForSpark, NoJava, SparkFailed,
             NoRightToPublish, DatabaseUnavailable, NoDatabaseYet: nothing was published.
     """
-    started_s = time.monotonic()
+    started_s, now_us = time.monotonic(), now_us or time.time_ns() // 1000
     check_made(config.database, config.data_dir)
     check_files(config.database.files.url)
     job_dir = config.data_dir / "policy-job"
@@ -230,7 +230,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
         shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
         scratch.mkdir(mode=0o700, parents=True)
         try:
-            found, job = _computed(config, store, job_dir, noted, now_us or time.time_ns() // 1000)
+            found, job = _computed(config, store, job_dir, noted, now_us)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         job["seconds"] = round(time.monotonic() - started_s, 1)
@@ -241,7 +241,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
             "bursts": found.bursts,
         }
         noted.note("the back-test runs")
-        tested = back_test.made(store, config, found.capped, time.time_ns() // 1000)
+        tested = back_test.made(store, config, found.capped, now_us)
         number = publishing.publish(
             store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
         )

@@ -55,7 +55,7 @@ class StorageActions:
         self._newest: dict[tuple[str, str, str], Row] = {}
         self._runs: dict[str, list[int]] = {}
         for row in stored:
-            self._note(row)
+            self._record(row)
 
     def due(self, states: Iterable[PoolState], now_us: int) -> tuple[Rows, list[CommandOrder]]:
         """What is to be recorded, and run, now."""
@@ -95,7 +95,7 @@ class StorageActions:
             )
             return self._rows(order, "limited", text, now_us)
         orders.append(order)
-        self._note(
+        self._record(
             {"action": command.name, "owner": owner, "pool": pool, "at_us": now_us, "state": "started"}
         )
         return []
@@ -123,13 +123,13 @@ class StorageActions:
             "text": text,
         }
         if state in ("dry-run", "limited"):
-            self._note(row)
+            self._record(row)
         severity = "warning" if state in ("failed", "limited") else "info"
         details = {"action": name, "state": state, "owner": order.owner, "pool": order.pool}
         event = event_row("space-action", severity, "pool", order.pool_name, text, now_us, details, action_id)
         return [("pool_actions", row), event]
 
-    def _note(self, row: Row) -> None:
+    def _record(self, row: Row) -> None:
         key = (row["action"], row["owner"], row["pool"])
         known = self._newest.get(key)
         if known is None or row["at_us"] >= known["at_us"]:

@@ -8,7 +8,8 @@ from typing import Final
 from sqlalchemy import Executable, select
 
 from sla_server.db import schema
-from sla_server.db.queries.rows import Row, decode_json
+from sla_server.db.queries.rows import decode_json
+from sla_server.rows import Row
 
 MOST_ACTIONS: Final = 200
 
