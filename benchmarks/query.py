@@ -39,6 +39,8 @@ ROUNDS = 5
 NO_SQL = {"health", "mode", "live", "schema", "trend", "stream", "operation"}
 NO_SQL |= {"session_state", "metrics", "openapi", "undelivered"}
 NO_SQL |= {"document_versions"}  # it asks what calendars and maintenance ask
+NO_SQL |= {"alive", "ready"}
+NO_SQL |= {"sizes"}  # of the support bundle: it counts rows, so many of each table at most
 """GET routes that are answered without the database, or by the question of another page."""
 DAY_US = query_data.DAY_US
 END_US = query_data.END_US
@@ -80,6 +82,12 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "why_sla": ("why", f"/why/{sla}", {"kind": "sla"}),
         "why_then": ("why", f"/why/{volume}", {"kind": "volume", "at_us": END_US - DAY_US // 2}),
         "policies": ("policies", "/policies", {}),
+        "policy": ("policy", f"/policies/{version}", {}),
+        "policy_volume": ("policy_volume", f"/policies/{version}/volumes/{volume}", {}),
+        "policy_diff": ("policy_diff", f"/policies/{version}/diff/{version - 1}", {}),
+        "jobs": ("jobs", "/jobs", {}),
+        "pools": ("pools", "/pools", {}),
+        "pool": ("pool", "/pools/server/pool-0", {}),
         "processes": ("processes", "/processes", {}),
         "throttles_in_force": ("throttles", "/throttles", {"in_force": 1}),
         "throttles_1000": ("throttles", "/throttles", {"limit": 1000}),
@@ -116,6 +124,11 @@ GROUPS = {
         "audit",
         "audit_deep",
         "policies",
+        "policy",
+        "policy_volume",
+        "jobs",
+        "pools",
+        "pool",
         "processes",
         "recipients",
         "notification_routes",
@@ -139,7 +152,7 @@ GROUPS = {
     "history_30d_ms": ("history_30d",),
     "slices_day_ms": ("slices_day",),
     "slices_30d_ms": ("slices_30d", "periods", "sla_credits"),
-    "caps_ms": ("caps_hour", "caps_all"),
+    "caps_ms": ("caps_hour", "caps_all", "policy_diff"),
 }
 """Goal -> its pages; the slowest counts."""
 

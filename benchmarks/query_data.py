@@ -118,6 +118,9 @@ class World:
             "processes": [
                 {"name": name, "state": "running", "pid": 1} for name in ("services", "dbmanager", "pair-0")
             ],
+            "pools": [
+                {"owner": "server", "pool": f"pool-{n}", "read_us": END_US} for n in range(self.backends)
+            ],
         }
 
     def _agreement(self, number: int) -> dict[str, Any]:

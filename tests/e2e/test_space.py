@@ -15,6 +15,7 @@ SERVER_TOML = """
 [storage]
 warn_ratio = 0.000000001
 critical_ratio = 0.9999999
+record_s = 1
 refuse_agreements = "warn"
 
 [[storage.command]]

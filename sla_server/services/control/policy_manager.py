@@ -455,8 +455,9 @@ class PolicyManager:
         noted = throttle.noted_rates
         if noted is None or throttle.rates.differs(noted, SAME_RATIO):
             kind = DecisionKind.CAP_SET if noted is None else DecisionKind.CAP_CHANGED
-            throttle.noted_rates = rates = throttle.rates
+            rates = throttle.rates
             throttle.noted = self._add_row(kind, throttle, throttle.reason, throttle.text, rates, unix_us)
+            throttle.noted_rates = rates  # after the row, which names those of before
             return
         if throttle.noted is not None:
             self.log.confirm(throttle.noted, throttle.confirmed_us, throttle.seen_us)

@@ -16,12 +16,14 @@ from pmdaemon.mailbox import Layout, Mailbox, Route, attach, create_segment, ens
 from pmdaemon.mailbox.errors import MessageDamaged
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.space.config import SpaceConfig
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.events.recipients.config import NotifyConfig
 from sla_server.services import process
 from sla_server.services.config import ServicesConfig
 from sla_server.services.record_sender import RecordSender
+from sla_server.storage_resources.config import StorageConfig
 from tests.support.agreements import simple
 from tests.support.fake_mailbox import FakeMailbox
 from tests.support.services import GATEWAY, START_US, FakeStore
@@ -52,6 +54,8 @@ class World:
             database=None,
             services=ServicesConfig(judge_every_s=0.05),
             notify=NotifyConfig(),
+            space=SpaceConfig(),
+            storage=StorageConfig(),
         )
         self.stop = Stop()
         self.status: list[int] = []

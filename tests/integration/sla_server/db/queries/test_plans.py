@@ -83,7 +83,10 @@ def scans(plans: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", list(query.pages(WORLD)))
+WHOLE = {"policy_diff"}  # it compares all rows of two policies, which are two of five here
+
+
+@pytest.mark.parametrize("name", [name for name in query.pages(WORLD) if name not in WHOLE])
 def test_no_page_reads_a_large_table_from_end_to_end(explained: Explained, name: str) -> None:
     query.ask(query.client(explained.reader), query.pages(WORLD)[name])
     assert explained.plans, "the page asks SQL"
