@@ -51,6 +51,7 @@ from pmdaemon.wire.messages.server import HighWaters
 # A backlog so short costs hardly more than the newest cut alone, which would come as well.
 FREE_CUTS: Final = 4
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
+FULL_LAG_NS: Final = 120 * 10**9  # while dbmanager refuses batches: far above what its mailbox holds
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
 
 
@@ -270,9 +271,9 @@ class CutPositions:
         self._waiting_since_ns = now_ns if behind else None
         return True
 
-    def lags(self, now_ns: int) -> bool:
-        """Whether something received has waited ``LAG_NS`` for durability without any progress."""
-        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > LAG_NS
+    def lags(self, now_ns: int, limit_ns: int = LAG_NS) -> bool:
+        """Whether something received has waited ``limit_ns`` for durability without any progress."""
+        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > limit_ns
 
     @property
     def behind_cuts(self) -> int:
