@@ -108,6 +108,11 @@ class _Epoch:
         return self.last is not None and self.received >= self.last
 
     @property
+    def has_ended(self) -> bool:
+        """Whether all of it that is not lost is durable."""
+        return self.last is not None and max(self.ack, self.floor) >= self.last
+
+    @property
     def is_behind(self) -> bool:
         return self.received > max(self.ack, self.floor)
 
@@ -266,7 +271,12 @@ class CutPositions:
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
-        if not behind and position is not self._single_epoch:
+        if position is not self._single_epoch:
+            for earlier in self._epochs.values():
+                if earlier is position:
+                    break
+                if earlier.is_behind:
+                    return True  # no progress of what was posted before
             behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
         return True
@@ -314,8 +324,8 @@ class CutPositions:
             if position.ack:
                 ack.append([epoch, position.ack])
                 position.acked_to_agent = max(position.acked_to_agent, position.ack)
-                if position.over_poll is None and position.last is not None and position.ack >= position.last:
-                    position.over_poll = poll
+            if position.over_poll is None and position.has_ended:
+                position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
         if asks_newest:
@@ -407,7 +417,8 @@ class CutPositions:
         # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
         over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
-            self._over[epoch] = self._epochs.pop(epoch).ack
+            if ack := self._epochs.pop(epoch).ack:
+                self._over[epoch] = ack
         self._set_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
@@ -463,7 +474,7 @@ class CutPositions:
                 break  # at once, when there is one epoch
             if other.last is not None and not other.exhausted:
                 self.skipped_cuts += other.last - other.received
-                other.received = other.last
+                other.last = other.received  # the agent has no more of it: it has ended once that is durable
         self.skipped_cuts += seq - position.received - 1
         position.received = seq
         if self._waiting_since_ns is None:
