@@ -96,6 +96,16 @@ def test_without_room_a_pair_polls_half_as_often_and_rarely_tries_again(fleet: F
     assert fleet.counters["polls_spared"] > 0
 
 
+def test_no_poll_is_left_out_that_a_lease_of_caps_would_not_outlast(fleet: Fleet) -> None:
+    fleet.go(5)
+    fleet.deliver(Kind.SET_CAPS, gw=GATEWAYS[0], gen=1, lease_us=2_500_000, caps=[])
+    fleet.mailbox.full = {"dbmanager", "services"}
+    fleet.polled.clear()
+    fleet.go(20)
+    assert fleet.counters["polls_spared"] == 0
+    assert min(fleet.polled.values()) >= 19
+
+
 @pytest.mark.parametrize("full", [("services",), ("dbmanager",), ("dbmanager", "services")])
 def test_the_newest_cut_of_every_gateway_arrives_and_none_is_lost_or_stored_twice(
     fleet: Fleet, full: tuple[str, ...]
