@@ -198,8 +198,17 @@ def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> N
     post.publisher.flush(2)
     post.publisher.flush(NEWEST_RETRY_NS)
     assert box.refusals == tries
+    assert post.publisher.due_ns() == 1 + NEWEST_RETRY_NS, "also if nothing else happens"
     post.publisher.flush(1 + NEWEST_RETRY_NS)
     assert box.refusals == tries + 1
+    post.publisher.news(make_cut(), "services")
+    box.room, box.full = 0, set()
+    post.publisher.flush(1 + 2 * NEWEST_RETRY_NS)
+    assert post.publisher.due_ns() == 1 + 3 * NEWEST_RETRY_NS, "news goes first, and is not waited for busily"
+    box.room = 1
+    post.publisher.flush(1 + 3 * NEWEST_RETRY_NS)
+    assert box.cuts_to("services") == [(1, False)]
+    assert post.publisher.due_ns() is None
 
 
 def test_news_without_room_is_not_tried_again_at_every_flush(
