@@ -147,7 +147,8 @@ class CutPublisher:
         free = [name for name in names if name not in refused]
         if free:
             refused += self._post(free, cuts.message)
-        self.posted_bytes += len(cuts.message)
+        if len(refused) < len(names):
+            self.posted_bytes += len(cuts.message)
         if SERVICES in refused:
             self.dropped_live_cuts += self._newest.keep(cuts)
         if DBMANAGER in refused:

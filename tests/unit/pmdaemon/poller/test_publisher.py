@@ -101,6 +101,12 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     assert box.cuts_to("services") == [(1, False)]
     assert post.publisher.refused_keeping == 1
     assert post.publisher.posted_cuts == 0
+    posted_bytes = post.publisher.posted_bytes
+    assert posted_bytes == len(box.posts[0][1])
+    post.cut(1, judge=False)
+    post.publisher.post_cuts()
+    assert post.publisher.posted_bytes == posted_bytes, "nobody had room"
+    post.rewound.pop()
     box.full = set()
     post.cut(1, judge=False)
     post.publisher.flush(BATCH_AGE_NS)
