@@ -140,7 +140,7 @@ class Outbound:
         of a millisecond that a poll waits for the others.
         """
         now_ns, number, orders = self._now_ns, self._poll, self._orders
-        catch_up, unread = self._catch_up, self._unread
+        catch_up, unread = self._catch_up, self._without_room()
         lease = self._standing_caps.lease_is_fresh(now_ns())
         asked: list[tuple[Gateway, int, tuple[AgentPeer, bytes]]] = []
         for gateway in gateways:
@@ -155,6 +155,10 @@ class Outbound:
                 self._count_unasked(gateway)
         self._poll = number
         self._send_asked(asked)
+
+    def _without_room(self) -> Container[str]:
+        """Gateways whose polls may be left out: none if caps would not outlast that, and a late poll."""
+        return self._unread if self._standing_caps.outlast(3 * self._schedule.interval_ns) else ()
 
     def _count_unasked(self, gateway: Gateway) -> None:
         if gateway.conn is None:
@@ -311,7 +315,9 @@ class Outbound:
             return
         now_ns = self._now_ns()
         lease = self._standing_caps.lease_is_fresh(now_ns)
-        asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up, self._unread) if polled else None
+        asked, unread = None, self._without_room()
+        if polled:
+            asked = gateway.ask(self._poll + 1, now_ns, lease, self._catch_up, unread)
         conn: AgentPeer | None
         if asked is not None:
             self._poll += 1

@@ -51,6 +51,7 @@ from pmdaemon.wire.messages.server import HighWaters
 # A backlog so short costs hardly more than the newest cut alone, which would come as well.
 FREE_CUTS: Final = 4
 LAG_NS: Final = 10 * 10**9  # durability without progress for this long: ask again (DESIGN.md 4)
+FULL_LAG_NS: Final = 120 * 10**9  # while dbmanager refuses batches: far above what its mailbox holds
 MAX_POLLS_OUT: Final = 64  # more unanswered polls than a session can have before it counts as lost
 
 
@@ -105,6 +106,11 @@ class _Epoch:
     @property
     def exhausted(self) -> bool:
         return self.last is not None and self.received >= self.last
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it that is not lost is durable."""
+        return self.last is not None and max(self.ack, self.floor) >= self.last
 
     @property
     def is_behind(self) -> bool:
@@ -265,14 +271,19 @@ class CutPositions:
         if seq > position.received:
             position.received = seq
         behind = position.received > seq and position.received > position.floor
-        if not behind and position is not self._single_epoch:
+        if position is not self._single_epoch:
+            for earlier in self._epochs.values():
+                if earlier is position:
+                    break
+                if earlier.is_behind:
+                    return True  # no progress of what was posted before
             behind = any(item.is_behind for item in self._epochs.values())
         self._waiting_since_ns = now_ns if behind else None
         return True
 
-    def lags(self, now_ns: int) -> bool:
-        """Whether something received has waited ``LAG_NS`` for durability without any progress."""
-        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > LAG_NS
+    def lags(self, now_ns: int, limit_ns: int = LAG_NS) -> bool:
+        """Whether something received has waited ``limit_ns`` for durability without any progress."""
+        return self._waiting_since_ns is not None and now_ns - self._waiting_since_ns > limit_ns
 
     @property
     def behind_cuts(self) -> int:
@@ -313,8 +324,8 @@ class CutPositions:
             if position.ack:
                 ack.append([epoch, position.ack])
                 position.acked_to_agent = max(position.acked_to_agent, position.ack)
-                if position.over_poll is None and position.last is not None and position.ack >= position.last:
-                    position.over_poll = poll
+            if position.over_poll is None and position.has_ended:
+                position.over_poll = poll
             if not start and not position.exhausted:
                 start = [epoch, position.received + 1]
         if asks_newest:
@@ -406,7 +417,8 @@ class CutPositions:
         # Not those acknowledged by a poll under way: an answer to an earlier one may yet hold their cuts.
         over = [epoch for epoch, position in self._epochs.items() if position.over_poll in passed]
         for epoch in over:
-            self._over[epoch] = self._epochs.pop(epoch).ack
+            if ack := self._epochs.pop(epoch).ack:
+                self._over[epoch] = ack
         self._set_epochs(self._epochs)
 
     def unsent(self, poll: int) -> None:
@@ -462,7 +474,7 @@ class CutPositions:
                 break  # at once, when there is one epoch
             if other.last is not None and not other.exhausted:
                 self.skipped_cuts += other.last - other.received
-                other.received = other.last
+                other.last = other.received  # the agent has no more of it: it has ended once that is durable
         self.skipped_cuts += seq - position.received - 1
         position.received = seq
         if self._waiting_since_ns is None:

@@ -124,7 +124,10 @@ class CutPublisher:
 
     def due_ns(self) -> int | None:
         """When ``flush`` is next needed; None if nothing waits."""
-        return self.batch.opened_ns + BATCH_AGE_NS if len(self.batch) else None
+        due = [self.batch.opened_ns + BATCH_AGE_NS] if len(self.batch) else []
+        if self._newest:
+            due.append(self._retry_ns)
+        return min(due, default=None)
 
     def post_cuts(self) -> Container[str]:
         """Post what is batched now, as one message if both recipients get the same cuts.
@@ -144,7 +147,8 @@ class CutPublisher:
         free = [name for name in names if name not in refused]
         if free:
             refused += self._post(free, cuts.message)
-        self.posted_bytes += len(cuts.message)
+        if len(refused) < len(names):
+            self.posted_bytes += len(cuts.message)
         if SERVICES in refused:
             self.dropped_live_cuts += self._newest.keep(cuts)
         if DBMANAGER in refused:
@@ -163,10 +167,10 @@ class CutPublisher:
 
     def _retry_newest(self, now_ns: int) -> None:
         for _ in range(MOST_RETRIED):
-            if not self._newest or self._news.waiting(SERVICES):
+            if not self._newest:
                 return
             gateway_ids, message = self._newest.first()
-            if self._post([SERVICES], message):
+            if self._news.waiting(SERVICES) or self._post([SERVICES], message):
                 self._retry_ns = now_ns + NEWEST_RETRY_NS
                 return
             self._newest.posted(gateway_ids)

@@ -26,6 +26,7 @@ class StandingCaps:
     def __init__(self) -> None:
         self._caps: dict[str, tuple[int, bytes]] = {}
         self._lease_ns: int | None = None
+        self._shortest_us: int | None = None
 
     def set_caps(self, order: CapsOrder) -> bytes:
         """Keep an order; returns the CAPS frame to send.
@@ -34,12 +35,19 @@ class StandingCaps:
             FrameTooLarge: more caps than a folded header holds.
         """
         encoded = order.caps_frame()
+        length_us = order.body.get("lease_us")
+        if isinstance(length_us, int):
+            self._shortest_us = min(length_us, self._shortest_us or length_us)
         self._caps[order.gateway_id] = (order.gen, encoded)
         return encoded
 
     def caps_of(self, gateway_id: str) -> tuple[int, bytes] | None:
         """Generation and CAPS frame last ordered for a gateway."""
         return self._caps.get(gateway_id)
+
+    def outlast(self, silence_ns: int) -> bool:
+        """Whether no lease of caps ends within so long without a renewal."""
+        return self._shortest_us is None or silence_ns < self._shortest_us * 1000
 
     def renew_lease(self, now_ns: int) -> None:
         """``services`` is alive."""

@@ -26,7 +26,7 @@ from pmdaemon.poller.certificates import CertificateWorker
 from pmdaemon.poller.connection import AgentConnection
 from pmdaemon.poller.frame_handlers import FrameHandlers
 from pmdaemon.poller.gateway import Gateway, GatewayState, Registry
-from pmdaemon.poller.positions import LAG_NS
+from pmdaemon.poller.positions import FULL_LAG_NS, LAG_NS
 from pmdaemon.poller.publisher import CutPublisher
 from pmdaemon.runtime.clock import Clock
 
@@ -139,21 +139,23 @@ class SessionTimeouts:
     def check_durability(self, now_ns: int) -> None:
         """Rewind records whose durability lags; announce what agents have lost.
 
-        Not while dbmanager refuses batches: then its mailbox is full of what it has not got to, and would
-        hold it twice.
+        Not so soon while dbmanager refuses batches: then its mailbox is full of what it has not got to, and
+        would hold it twice. But some time, or what it has discarded would be missing while it refuses others.
         """
         refused_ns = self._publisher.refused_ns
         is_full = refused_ns is not None and now_ns - refused_ns < LAG_NS
+        limit_ns = FULL_LAG_NS if is_full else LAG_NS
         for gateway in self._registry.all():
-            if not is_full and gateway.record.lags(now_ns):
-                self._rewind_lagging(gateway, now_ns)
+            if gateway.record.lags(now_ns, limit_ns):
+                self._rewind_lagging(gateway, now_ns, limit_ns)
             if gateway.dropped > gateway.announced_dropped[0]:
                 self._handlers.announce_losses(gateway, LOSSES_NS)
 
-    def _rewind_lagging(self, gateway: Gateway, now_ns: int) -> None:
+    def _rewind_lagging(self, gateway: Gateway, now_ns: int, limit_ns: int) -> None:
         with gateway.lock:
-            if not gateway.record.lags(now_ns):  # a notice came between the check and the lock
+            if not gateway.record.lags(now_ns, limit_ns):  # a notice came between the check and the lock
                 return
+            behind_cuts = gateway.record.behind_cuts
             gateway.record.rewind()
         self._counters["lag_rewinds"] += 1
-        log.warning("durability-lags", gateway=gateway.name, behind_cuts=gateway.record.behind_cuts)
+        log.warning("durability-lags", gateway=gateway.name, behind_cuts=behind_cuts)

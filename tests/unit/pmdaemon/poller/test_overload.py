@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from pmdaemon.poller.catch_up import CatchUp
+from pmdaemon.poller.positions import FULL_LAG_NS
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from tests.support.gateways import Agent
-from tests.support.pair import PairRig
+from tests.support.pair import SECOND, PairRig
 
 GATEWAYS = [f"6f1dc7b2-8d2e-4c0e-9d53-0a4c6a1f{number:04x}" for number in range(8)]
 OVERLOADED_S = 60
@@ -29,6 +30,7 @@ class Fleet(PairRig):
             self.up(gateway_id)
         self.polled: Counter[str] = Counter()
         self.is_storing = True
+        self.high = dict.fromkeys(GATEWAYS, 0)  # stored without a hole
         self._taken = 0
 
     def go(self, seconds: int) -> None:
@@ -42,10 +44,16 @@ class Fleet(PairRig):
             self.step()
             if not self.is_storing:
                 continue
-            posts, self._taken = self.mailbox.posts[self._taken :], len(self.mailbox.posts)
-            rows = [[gw, 7, seq] for gw, seq, _ in _cuts(posts, "dbmanager")]
-            if rows:
-                self.deliver(Kind.DURABLE, inc=1, hw=rows)
+            taken = [(gw, seq) for gw, seq, _ in _cuts(self.discard(), "dbmanager")]
+            for gateway_id, seq in taken:
+                self.high[gateway_id] += seq == self.high[gateway_id] + 1
+            if taken:
+                self.deliver(Kind.DURABLE, inc=1, hw=[[gw, 7, self.high[gw]] for gw, _ in taken])
+
+    def discard(self) -> list[tuple[tuple[str, ...], bytes]]:
+        """Take what was posted since the last time."""
+        posts, self._taken = self.mailbox.posts[self._taken :], len(self.mailbox.posts)
+        return posts
 
     def cuts_to(self, recipient: str) -> dict[str, list[int]]:
         """What a recipient got, by gateway."""
@@ -86,6 +94,16 @@ def test_without_room_a_pair_polls_half_as_often_and_rarely_tries_again(fleet: F
     tries = fleet.publisher.refused_keeping - refused
     assert tries <= OVERLOADED_S / 4 * len(GATEWAYS), "a pause of 8 s, spread over 4 to 12"
     assert fleet.counters["polls_spared"] > 0
+
+
+def test_no_poll_is_left_out_that_a_lease_of_caps_would_not_outlast(fleet: Fleet) -> None:
+    fleet.go(5)
+    fleet.deliver(Kind.SET_CAPS, gw=GATEWAYS[0], gen=1, lease_us=2_500_000, caps=[])
+    fleet.mailbox.full = {"dbmanager", "services"}
+    fleet.polled.clear()
+    fleet.go(20)
+    assert fleet.counters["polls_spared"] == 0
+    assert min(fleet.polled.values()) >= 19
 
 
 @pytest.mark.parametrize("full", [("services",), ("dbmanager",), ("dbmanager", "services")])
@@ -129,6 +147,20 @@ def test_what_waits_in_the_mailbox_of_dbmanager_is_not_posted_again(fleet: Fleet
     assert sum(map(len, stored.values())) > waiting
     for seqs in stored.values():
         assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_what_dbmanager_has_discarded_comes_again_also_while_it_refuses_other_cuts(fleet: Fleet) -> None:
+    fleet.go(5)
+    fleet.is_storing = False
+    fleet.go(1)
+    fleet.discard()  # damaged messages
+    fleet.is_storing = True
+    for turn in range(FULL_LAG_NS // SECOND // 5 + 10):
+        fleet.mailbox.full = {"dbmanager"}
+        fleet.go(1)
+        fleet.mailbox.full = set()
+        fleet.go(2 + turn % 5)
+    assert min(fleet.high.values()) > FULL_LAG_NS // SECOND, "all but those of a pause"
 
 
 def test_the_budget_for_backlog_knows_what_the_fleet_makes(

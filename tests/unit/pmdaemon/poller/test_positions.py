@@ -167,6 +167,26 @@ def test_a_later_epoch_exhausts_the_earlier() -> None:
     assert ask(record, 2, 0, PLENTY).start == [9, 2]
 
 
+def test_an_earlier_epoch_whose_end_the_agent_dropped_is_over_once_what_came_of_it_is_durable() -> None:
+    record = fresh(epoch=9, spool=[(3, 1, 5)])
+    ask(record, 1, 0, PLENTY)
+    take(record, 1, 2, epoch=3)
+    take(record, 1, epoch=9)
+    record.answered(1)
+    record.durable(3, 1, 0)
+    record.durable(9, 1, LAG_NS)
+    assert record.lags(1 + LAG_NS), "of the earlier one something is missing, whatever the later one does"
+    record.rewind()
+    assert ask(record, 2, 0, PLENTY).start == [3, 2]
+    take(record, 2, epoch=3)
+    record.answered(2)
+    record.durable(3, 2, 0)
+    assert ask(record, 3, 0, PLENTY) == ([[3, 2], [9, 1]], [9, 2])
+    record.answered(3)
+    assert record.behind_cuts == 0
+    assert record.poll_single_epoch(4, 0) == (9, 1, 2), "the short way, and no budget for backlog"
+
+
 def test_another_dbmanager_that_knows_less_is_told_what_the_agent_has_forgotten() -> None:
     record = fresh()
     ask(record, 1, 0, PLENTY)

@@ -101,6 +101,12 @@ def test_dbmanager_without_room_rewinds_those_gateways_and_services_is_served(bo
     assert box.cuts_to("services") == [(1, False)]
     assert post.publisher.refused_keeping == 1
     assert post.publisher.posted_cuts == 0
+    posted_bytes = post.publisher.posted_bytes
+    assert posted_bytes == len(box.posts[0][1])
+    post.cut(1, judge=False)
+    post.publisher.post_cuts()
+    assert post.publisher.posted_bytes == posted_bytes, "nobody had room"
+    post.rewound.pop()
     box.full = set()
     post.cut(1, judge=False)
     post.publisher.flush(BATCH_AGE_NS)
@@ -198,8 +204,17 @@ def test_a_full_mailbox_is_not_asked_again_at_every_flush(box: FakeMailbox) -> N
     post.publisher.flush(2)
     post.publisher.flush(NEWEST_RETRY_NS)
     assert box.refusals == tries
+    assert post.publisher.due_ns() == 1 + NEWEST_RETRY_NS, "also if nothing else happens"
     post.publisher.flush(1 + NEWEST_RETRY_NS)
     assert box.refusals == tries + 1
+    post.publisher.news(make_cut(), "services")
+    box.room, box.full = 0, set()
+    post.publisher.flush(1 + 2 * NEWEST_RETRY_NS)
+    assert post.publisher.due_ns() == 1 + 3 * NEWEST_RETRY_NS, "news goes first, and is not waited for busily"
+    box.room = 1
+    post.publisher.flush(1 + 3 * NEWEST_RETRY_NS)
+    assert box.cuts_to("services") == [(1, False)]
+    assert post.publisher.due_ns() is None
 
 
 def test_news_without_room_is_not_tried_again_at_every_flush(
