@@ -40,7 +40,7 @@ MORE_S: Final = 0.1
 WAY_S: Final = 0.1
 """The longest wait for the mail at a time: at 128 slices between two, 64,000 are judged within a minute."""
 HOUR_S: Final = 3600
-IN_FORCE: Final = ("in-force", "pinned")
+IN_FORCE: Final = ("in-force", "pinned", "rejected-pinned")
 """States of the one policy in force (docs/formats/sql.md)."""
 FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
 
