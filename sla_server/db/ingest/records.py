@@ -161,7 +161,7 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
     for table_name, row in rows:
         key = tuple(row[name] for name in _KEYS[table_name])
         by_key = merged.setdefault(table_name, {})
-        by_key[key] = {**by_key.get(key, {}), **row}
+        by_key[key] = {**by_key.pop(key, {}), **row}  # last, as of policies the last one pinned is
     for table_name, by_key in merged.items():
         if table_name == "policies":
             _set_policy_states(connection, list(by_key.values()))

@@ -116,6 +116,13 @@ def test_a_rejected_policy_is_in_force_only_while_it_is_pinned(store, rig, let_g
     assert rig.reader.policy_in_force() is None
 
 
+def test_of_several_pins_stored_together_the_last_one_holds(store, rig):
+    for _ in range(2):
+        store.publish([CAP], **META)
+    rig.feed(record_message([("policies", {"version": v, "state": "pinned"}) for v in (1, 2, 1)]))
+    assert rig.reader.policy_in_force() == {"version": 1, "state": "pinned"}
+
+
 def test_what_differs_between_two_policies(store, rig):
     def cap(volume, hour, cost):
         return {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": cost}
