@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pmdaemon.wire.messages.costs import FITTED_COSTS, Costs
 from sla_server.services.costs import FittedCosts, NewestFits, fits_of
 
@@ -31,6 +33,31 @@ def test_of_each_backend_the_newest_fit_up_to_the_version_in_force_holds() -> No
     ]
     assert fits_of(rows, 4) == {"tape": (None, 4000.0), "disk": (1e3, 1000.0)}
     assert fits_of(rows, 0) == {}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        "{broken",
+        ["x"],
+        {"cost_model": 5},
+        {"cost_model": ["x", {"cost_bytes": 4000}, {"backend": 1, "cost_bytes": 4000}]},
+        {"cost_model": [{"backend": "disk"}, entry("disk", None, None)]},
+        {"cost_model": [{"backend": "disk", "cost_bytes": "4000"}, {"backend": "disk", "cost_bytes": True}]},
+        {"cost_model": [{"backend": "disk", "cost_write": [], "cost_bytes": 4000}]},
+    ],
+)
+def test_a_report_by_another_hand_stops_nobody(report: Any) -> None:
+    """Who may insert policies could else end the services, again at each start."""
+    rows = [{"version": 2, "report": report}, policy(1, disk=(2.0, 4000.0))]
+    assert fits_of(rows, 2) == {"disk": (2.0, 4000.0)}
+
+
+def test_numbers_of_a_report_are_such_as_gateways_take() -> None:
+    assert fits_of([policy(1, a=(-1.0, 10**400), b=(1e999, -5.0))], 1) == {
+        "a": (0.001, 1e9),
+        "b": (1e3, 512.0),
+    }
 
 
 def test_the_newest_fit_is_found_however_old_it_is_and_read_once() -> None:
