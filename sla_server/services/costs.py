@@ -70,25 +70,25 @@ class NewestFits:
         self._version = 0  # up to which all were read
         self._fits: dict[str, Fit] = {}
 
-    def up_to(
-        self, version: int, newest: Sequence[Row], before: Callable[[int], Sequence[Row]]
-    ) -> dict[str, Fit]:
+    def up_to(self, version: int, read: Callable[[int | None], Sequence[Row]]) -> dict[str, Fit]:
         """Fits of the policies up to a version.
 
         Args:
             version: in force.
-            newest: the newest rows of SQL, newest first.
-            before: the next of them, before a version; none after the oldest.
+            read: the newest rows of SQL (None) or those before a version, newest first; none after the
+                oldest. Reports of a large fleet take seconds, so nothing is read for a version that is known.
         """
+        if version == self._version:
+            return dict(self._fits)
         if version < self._version:  # it was rolled back, another is pinned, or the database was restored
             self._version, self._fits = 0, {}
-        found, page = dict[str, Fit](), newest
+        found, page = dict[str, Fit](), read(None)
         while page:
             found = fits_of(page, version) | found
             oldest = page[-1]["version"]
             if oldest <= self._version + 1:
                 break
-            page = before(oldest)
+            page = read(oldest)
         self._version, self._fits = version, self._fits | found
         return dict(self._fits)
 

@@ -62,21 +62,23 @@ def test_numbers_of_a_report_are_such_as_gateways_take() -> None:
 
 def test_the_newest_fit_is_found_however_old_it_is_and_read_once() -> None:
     rows = [policy(version) for version in range(60, 1, -1)] + [policy(1, disk=(2.0, 4000.0))]
-    read, fits = list[int](), NewestFits()
+    asked, fits = list[int | None](), NewestFits()
 
-    def before(version: int) -> list[dict[str, Any]]:
-        read.append(version)
-        return [row for row in rows if row["version"] < version][:20]
+    def read(before: int | None) -> list[dict[str, Any]]:
+        asked.append(before)
+        return [row for row in rows if before is None or row["version"] < before][:20]
 
-    assert fits.up_to(59, rows[:20], before) == {"disk": (2.0, 4000.0)}
-    assert read == [41, 21]
+    assert fits.up_to(59, read) == {"disk": (2.0, 4000.0)}
+    assert asked == [None, 41, 21]
+    assert fits.up_to(59, read) == {"disk": (2.0, 4000.0)}
+    assert len(asked) == 3, "a look at a version that is known reads no report"
     rows[:0] = [policy(61, tape=(1.0, 1000.0))]
-    assert fits.up_to(61, rows[:20], before) == {"disk": (2.0, 4000.0), "tape": (1.0, 1000.0)}
-    assert len(read) == 2, "the newest page reaches what is known"
+    assert fits.up_to(61, read) == {"disk": (2.0, 4000.0), "tape": (1.0, 1000.0)}
+    assert asked[3:] == [None], "the newest page reaches what is known"
     rows[:0] = [policy(62, disk=(3.0, 5000.0))]
-    assert fits.up_to(62, rows[:20], before)["disk"] == (3.0, 5000.0)
+    assert fits.up_to(62, read)["disk"] == (3.0, 5000.0)
     del rows[:60]
-    assert fits.up_to(3, rows, before) == {"disk": (2.0, 4000.0)}, "the database was restored"
+    assert fits.up_to(3, read) == {"disk": (2.0, 4000.0)}, "the database was restored"
 
 
 def test_a_gateway_none_of_whose_backends_has_a_fit_is_sent_an_empty_list() -> None:
