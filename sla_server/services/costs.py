@@ -13,6 +13,7 @@ belongs to the main loop, the version in force with its fits, the backends of ea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 from pmdaemon.wire.messages.costs import (
     COST_BYTES_RANGE,
@@ -55,7 +56,7 @@ def _fits(report: object) -> Iterator[tuple[str, Fit]]:
             yield backend, (limited, _within(size, COST_BYTES_RANGE))
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
