@@ -8,7 +8,8 @@
 
 A run that was due while the server was down is made up for, a minute after its start: the file
 ``DATA_DIR/policy-job/scheduled`` has the time of the last one. The job holds a lock of its own, so one that a
-person started is no trouble (status 79). While a run goes on no other is due.
+person started is no trouble (status 79). While a run goes on no other is due. A clock that was
+ahead and is set right delays a run by a period at most.
 
 Thread: the supervisor's only one.
 """
@@ -128,6 +129,8 @@ class ScheduledJob:
             log.info("job-ended", job="policy", status=status, result=said)
             return status, said
         now_us = self.clock.unix_us()
+        if self._due_us - now_us > 2 * self.schedule.period_s * 1_000_000:  # the clock was ahead till now
+            self._due_us = self.schedule.next_us(now_us)
         if now_us >= self._due_us:
             self._due_us = self.schedule.next_us(now_us)
             self._remember(now_us)

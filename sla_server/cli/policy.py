@@ -314,7 +314,7 @@ def _in_force(client: Client) -> int:
     rows = client.get("/policies", limit=1000)["items"]
     if not rows:
         raise BadUsage("no policy was computed yet: sla policy run")
-    in_force = [row for row in rows if row["state"] in ("in-force", "pinned")]
+    in_force = [row for row in rows if row["state"] in ("in-force", "pinned", "rejected-pinned")]
     return int((in_force or rows)[0]["version"])
 
 

@@ -12,8 +12,8 @@ rows of a table in one short transaction; it says whether there is more. The wri
 transactions: no thread of its own, no lock that the ingest would wait for. What fails is tried again at the
 next turn; an outage is the writer's business.
 
-What is still open (an episode, a throttle in force) stays however old it is, and so does a row whose time
-was never set. The lifetime sums in ``streams`` stay, too.
+What is still open (an episode, a throttle in force, a mode) stays however old it is, and so does a row whose
+time was never set. The lifetime sums in ``streams`` stay, too.
 
 ``ingest_watermark`` has a row for each agent start (epoch). Without the row of an epoch whose cuts an agent
 still holds, those cuts would be counted twice. So the newest ``KEPT_EPOCHS`` of a gateway stay, as many as a
@@ -170,7 +170,8 @@ RULES: Final = (
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
-    RetentionRule("audit", "at_us", "audit_days"),
+    # What operators set holds until they set another: services start with the newest of these.
+    RetentionRule("audit", "at_us", "audit_days", "action NOT IN ('mode', 'backend-mode', 'policy-mode')"),
     RetentionRule("pools", "read_us", "space_days"),
     RetentionRule("pool_volumes", "gone_us", "space_days"),
     RetentionRule("pool_days", "day_us", "space_days", both_ways=True),

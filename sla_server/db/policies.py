@@ -27,7 +27,7 @@ PUBLISH_LOCK: Final = 0x51A5_0002  # any constant but migrate.ADVISORY_LOCK; all
 HOURS_A_WEEK: Final = 168
 ROWS_AT_A_TIME: Final = 10_000  # of caps; a large fleet has millions
 PUBLISHED: Final = "published"
-REJECTED: Final = "rejected"
+REJECTED: Final = schema.REJECTED
 RUNNING: Final = "running"
 
 

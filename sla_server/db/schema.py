@@ -428,10 +428,14 @@ jobs = Table(
     Index("jobs_started", "started_us", "job_id"),
 )
 
-POLICY_IN_FORCE: Final = ("in-force", "pinned")
+REJECTED: Final = "rejected"
+REJECTED_PINNED: Final = "rejected-pinned"
+"""Of a policy that the back-test is against, and of the same while an operator pins it."""
+POLICY_PINNED: Final = ("pinned", REJECTED_PINNED)
+POLICY_IN_FORCE: Final = ("in-force", *POLICY_PINNED)
 """States of the one policy in force: until a newer one is published, or until it is unpinned."""
-POLICY_USABLE: Final = ("published", "superseded", *POLICY_IN_FORCE)
-"""States of policies of which the newest may be in force; others are "rolled-back" and "rejected"."""
+POLICY_USABLE: Final = ("published", "superseded", "in-force", "pinned")
+"""States of policies of which the newest may be in force; others are "rolled-back" and those rejected."""
 
 JSON_COLUMNS: Final = {
     "agreements": ("spec",),

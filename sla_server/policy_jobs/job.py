@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -55,6 +56,8 @@ EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
 BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
 ROWS_AT_A_TIME: Final = 10_000  # of caps as Python objects
+STOP_S: Final = 4  # less than the supervisor waits
+STOPPED: Final = 128 + signal.SIGTERM
 NICER: Final = 10  # as the systemd unit: whatever else this machine does goes first
 
 
@@ -326,6 +329,26 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def stopped_in_order() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that the end of the run is noted; a second one kills.
+
+    Thread: the main one.
+    """
+
+    def stop(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.alarm(STOP_S)  # Spark may not let go
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, before)
+
+
 def status_of(error: SlaError) -> int:
     """The exit status: 75 means another thing to users of ``sla``, so a database that is away is 69."""
     return EX_UNAVAILABLE if error.exit_status == EX_TEMPFAIL else error.exit_status
@@ -356,7 +379,8 @@ def main(
             end_with_parent()
             os.nice(NICER)
         who = "schedule" if scheduled else os.environ.get("USER", "policy-job")
-        result = run(config, who, as_of)
+        with stopped_in_order():
+            result = run(config, who, as_of)
     except SlaError as exc:
         click.echo(f"policy job: {exc}", err=True)
         raise SystemExit(status_of(exc)) from exc

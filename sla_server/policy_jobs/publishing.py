@@ -51,7 +51,7 @@ def noted(store: PolicyStore, who: str, status_of: Callable[[SlaError], int]) ->
         yield run
     except BaseException as exc:
         status = status_of(exc) if isinstance(exc, SlaError) else 130 if _is_stop(exc) else 1
-        text = (str(exc).strip() or type(exc).__name__)[:_SHOWN]
+        text = "it was stopped" if _is_stop(exc) else (str(exc).strip() or type(exc).__name__)[:_SHOWN]
         with suppress(SlaError):  # the error itself matters more than its note
             store.end_job(job_id, "failed", status, text=text)
         raise

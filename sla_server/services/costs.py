@@ -13,8 +13,15 @@ belongs to the main loop, the version in force with its fits, the backends of ea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
-from pmdaemon.wire.messages.costs import COST_WRITE_RANGE, FITTED_COSTS, MAX_BACKENDS, Costs
+from pmdaemon.wire.messages.costs import (
+    COST_BYTES_RANGE,
+    COST_WRITE_RANGE,
+    FITTED_COSTS,
+    MAX_BACKENDS,
+    Costs,
+)
 from sla_server.rows import Row
 
 Fit = tuple[float | None, float]
@@ -32,15 +39,29 @@ def fits_of(policies: Iterable[Row], version: int) -> dict[str, Fit]:
     for policy in policies:
         if policy["version"] > version:
             continue
-        for row in (policy.get("report") or {}).get("cost_model") or ():
-            if row["cost_bytes"] is not None:
-                found.setdefault(row["backend"], (_within(row["cost_write"]), float(row["cost_bytes"])))
+        for backend, fit in _fits(policy.get("report")):
+            found.setdefault(backend, fit)
     return found
 
 
-def _within(cost_write: float | None) -> float | None:
-    low, high = COST_WRITE_RANGE
-    return None if cost_write is None else min(max(float(cost_write), low), high)
+def _fits(report: object) -> Iterator[tuple[str, Fit]]:
+    """The fits of a report; what is none, of another release or by another hand, is left out."""
+    rows = report.get("cost_model") if isinstance(report, Mapping) else None
+    for row in rows if isinstance(rows, list) else ():
+        if not isinstance(row, Mapping) or not isinstance(backend := row.get("backend"), str):
+            continue
+        size, write = row.get("cost_bytes"), row.get("cost_write")
+        if _is_number(size) and (write is None or _is_number(write)):
+            limited = None if write is None else _within(write, COST_WRITE_RANGE)
+            yield backend, (limited, _within(size, COST_BYTES_RANGE))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _within(value: float, limits: tuple[float, float]) -> float:
+    return float(min(max(value, limits[0]), limits[1]))
 
 
 class NewestFits:
@@ -50,25 +71,25 @@ class NewestFits:
         self._version = 0  # up to which all were read
         self._fits: dict[str, Fit] = {}
 
-    def up_to(
-        self, version: int, newest: Sequence[Row], before: Callable[[int], Sequence[Row]]
-    ) -> dict[str, Fit]:
+    def up_to(self, version: int, read: Callable[[int | None], Sequence[Row]]) -> dict[str, Fit]:
         """Fits of the policies up to a version.
 
         Args:
             version: in force.
-            newest: the newest rows of SQL, newest first.
-            before: the next of them, before a version; none after the oldest.
+            read: the newest rows of SQL (None) or those before a version, newest first; none after the
+                oldest. Reports of a large fleet take seconds, so nothing is read for a version that is known.
         """
+        if version == self._version:
+            return dict(self._fits)
         if version < self._version:  # it was rolled back, another is pinned, or the database was restored
             self._version, self._fits = 0, {}
-        found, page = dict[str, Fit](), newest
+        found, page = dict[str, Fit](), read(None)
         while page:
             found = fits_of(page, version) | found
             oldest = page[-1]["version"]
             if oldest <= self._version + 1:
                 break
-            page = before(oldest)
+            page = read(oldest)
         self._version, self._fits = version, self._fits | found
         return dict(self._fits)
 

@@ -40,7 +40,7 @@ MORE_S: Final = 0.1
 WAY_S: Final = 0.1
 """The longest wait for the mail at a time: at 128 slices between two, 64,000 are judged within a minute."""
 HOUR_S: Final = 3600
-IN_FORCE: Final = ("in-force", "pinned")
+IN_FORCE: Final = ("in-force", "pinned", "rejected-pinned")
 """States of the one policy in force (docs/formats/sql.md)."""
 FIRST_MONDAY_S: Final = 4 * 86_400  # 1970-01-05, 00 UTC
 
@@ -235,11 +235,10 @@ class SqlWorker:
         look = None if not orders.number else PublishedPolicy(0, False, hour, {}, orders=orders.number)
         if chosen is not None:
             version = int(chosen["version"])
-            rows = self._store.policies()
             caps = self._store.policy_caps(version, hour)
             coming_us = (now_us // 1_000_000 // HOUR_S + 1) * HOUR_S * 1_000_000
             coming = self._store.policy_caps(version, hour_of_week(coming_us))
-            costs = self._fits.up_to(version, rows, self._store.policies)
+            costs = self._fits.up_to(version, self._store.policies)
             is_new = chosen["state"] not in IN_FORCE
             look = PublishedPolicy(version, is_new, hour, caps, coming, coming_us, costs, orders.number)
         with self._lock:

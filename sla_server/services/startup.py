@@ -24,6 +24,7 @@ from sla_server.services.store import SqlReads
 from sla_server.storage_resources.pools import DAY_US, StoredPools
 
 MODES: Final = ("observe", "enforce")
+PINNED: Final = ("pinned", "rejected-pinned")
 CONNECTED: Final = frozenset(("up", "recovered"))
 
 
@@ -123,7 +124,7 @@ def read_start(store: SqlReads, default_mode: str, now_us: int) -> Start:
         policy_mode=(stage["after"] or {}).get("mode", "") if stage is not None else "",
         policy_modes=_backend_modes(stage),
         policy_version=version,
-        policy_pinned=version if policy["state"] == "pinned" else None,
+        policy_pinned=version if policy["state"] in PINNED else None,
         policy_applied_us=applied["at_us"] if applied is not None else 0,
         rollup_s=store.rollup_s(),
         claims=[VolumeClaim.of_row(row) for row in store.volume_owners()],

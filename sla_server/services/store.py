@@ -8,6 +8,7 @@ Thread: any; calls block, so the main loop makes none (``sql_worker`` does).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -142,8 +143,12 @@ class SqlReads:
         return self._reader.policy_in_force()
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
-        """Volume to cost rate, None for no cap."""
-        return {row["volume"]: row["cost_per_s"] for row in self._reader.policy_caps(version, hour_of_week)}
+        """Volume to cost rate, None for no cap; what is no rate, by another hand than the job's, is none."""
+        rows = self._reader.policy_caps(version, hour_of_week)
+        rates = {row["volume"]: row["cost_per_s"] for row in rows}
+        return {
+            name: rate if rate is not None and 0 < rate < math.inf else None for name, rate in rates.items()
+        }
 
     def stored_pools(self, days_from_us: int) -> StoredPools:
         """Pools of storage, their volumes, their days from that time on, and actions of a month before it."""

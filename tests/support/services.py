@@ -186,7 +186,8 @@ class FakeStore:
 
     def policy_in_force(self) -> Row | None:
         rows = self._table("policies", "policies")
-        return next((row for row in rows if row["state"] in ("in-force", "pinned")), None)
+        in_force = ("in-force", "pinned", "rejected-pinned")
+        return next((row for row in rows if row["state"] in in_force), None)
 
     def policy_caps(self, version: int, hour_of_week: int) -> dict[str, float | None]:
         self._read("policy_caps")

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Table, update
+from sqlalchemy import Connection, Table, case, update
 
 from pmdaemon import reserve
 from pmdaemon.reserve import raise_event
@@ -161,7 +161,7 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
     for table_name, row in rows:
         key = tuple(row[name] for name in _KEYS[table_name])
         by_key = merged.setdefault(table_name, {})
-        by_key[key] = {**by_key.get(key, {}), **row}
+        by_key[key] = {**by_key.pop(key, {}), **row}  # last, as of policies the last one pinned is
     for table_name, by_key in merged.items():
         if table_name == "policies":
             _set_policy_states(connection, list(by_key.values()))
@@ -179,13 +179,22 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
 
 
 def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:
-    """Policies are inserted by the policy job alone; here their state changes. One at most is in force."""
+    """Policies are inserted by the policy job alone; here their state changes. One at most is in force.
+
+    One that was rejected is in force only while it is pinned, and rejected again once it is let go.
+    """
     table = schema.policies
+    is_pinned_all_the_same = table.c.state == schema.REJECTED_PINNED
+    is_rejected = table.c.state.in_((schema.REJECTED, schema.REJECTED_PINNED))
+    of_rejected = {"pinned": schema.REJECTED_PINNED, "in-force": schema.REJECTED}
     for row in rows:
-        if row["state"] in schema.POLICY_IN_FORCE:
+        state = row["state"]
+        if state in schema.POLICY_IN_FORCE:
             others = table.c.state.in_(schema.POLICY_IN_FORCE) & (table.c.version != row["version"])
-            connection.execute(update(table).where(others).values(state="superseded"))
-        connection.execute(update(table).where(table.c.version == row["version"]).values(state=row["state"]))
+            let_go = case((is_pinned_all_the_same, schema.REJECTED), else_="superseded")
+            connection.execute(update(table).where(others).values(state=let_go))
+        becomes = case((is_rejected, of_rejected.get(state, state)), else_=state)
+        connection.execute(update(table).where(table.c.version == row["version"]).values(state=becomes))
 
 
 def _set_lost(connection: Connection, rows: Sequence[Row]) -> None:

@@ -115,6 +115,24 @@ def test_a_run_missed_while_the_server_was_down_is_made_up_for(tmp_path: Path) -
     assert after.child.starts == 1
 
 
+def test_a_clock_that_was_a_year_ahead_and_is_set_right_does_not_stop_it(tmp_path: Path) -> None:
+    clock = FakeClock(unix_us=MIDNIGHT_US)
+    clock.step_wall(365 * 86_400)
+    scene = Scene(tmp_path, "hourly", clock)
+    clock.step_wall(-365 * 86_400)
+    scene.after(1800)
+    assert scene.child.starts == 0
+    scene.after(1800)
+    assert scene.child.starts == 1
+    clock.step_wall(-1800)
+    scene.child.status = 0
+    scene.after(1)
+    scene.after(1800)
+    assert scene.child.starts == 1, "of a smaller step none is repeated"
+    scene.after(3600)
+    assert scene.child.starts == 2
+
+
 @pytest.mark.parametrize("content", ["", "x", "9" * 30, "-5"])
 def test_a_stamp_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "policy-job").mkdir()

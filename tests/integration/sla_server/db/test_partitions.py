@@ -9,6 +9,7 @@ from sla_server.db import partitions, schema
 from sla_server.db.engine import begin
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.db.partitions import DAY_US, SPANS
+from sla_server.services.requests import BACKEND_MODES, POLICY_MODE
 from tests.support.database import Rig
 from tests.support.samples import (
     T0,
@@ -21,6 +22,7 @@ from tests.support.samples import (
 )
 
 DAY_S = 86_400
+MODES = ("mode", BACKEND_MODES, POLICY_MODE)
 
 
 def count(rig, name):
@@ -82,6 +84,7 @@ def test_what_is_open_stays_and_what_is_over_leaves(rig):
                 ("events", {"event_id": "old", "at_us": T0}),
                 ("events", {"event_id": "no time"}),
                 ("audit", {"audit_id": "a", "at_us": T0}),
+                *(("audit", {"audit_id": name, "at_us": T0, "action": name}) for name in MODES),
             ]
         )
     )
@@ -92,10 +95,10 @@ def test_what_is_open_stays_and_what_is_over_leaves(rig):
     assert [row["episode_id"] for row in rig.reader.episodes()] == ["open"]
     assert [row["throttle_id"] for row in rig.reader.throttles()] == ["seen"]
     assert {row["event_id"] for row in rig.reader.events()} == {"new", "no time"}
-    assert count(rig, "audit") == 1
+    assert count(rig, "audit") == 1 + len(MODES)
     rig.clock.advance(700 * DAY_S)
     retain(rig)
-    assert count(rig, "audit") == 0
+    assert {row["action"] for row in rig.reader.audit()} == set(MODES), "services start with them"
 
 
 def test_decisions_leave_and_say_how_far_back_they_reach(rig):

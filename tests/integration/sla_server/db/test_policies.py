@@ -94,6 +94,35 @@ def test_what_is_in_force_follows_pins_and_rollbacks(store, rig):
     assert rig.reader.policy(5) is None
 
 
+@pytest.mark.parametrize("let_go", [(4, "in-force"), (2, "pinned")], ids=["unpinned", "another is pinned"])
+def test_a_rejected_policy_is_in_force_only_while_it_is_pinned(store, rig, let_go):
+    for state in ("published", "published", "published", "rejected"):
+        store.publish([CAP], state=state, **META)
+
+    def record(*changes):
+        for version, state in changes:
+            rig.feed(record_message([("policies", {"version": version, "state": state})]))
+
+    record((3, "in-force"), (4, "pinned"))
+    assert rig.reader.policy_in_force() == {"version": 4, "state": "rejected-pinned"}
+    assert rig.reader.usable_policy() == {"version": 3, "state": "superseded"}
+    record(let_go)
+    assert rig.reader.policy(4)["state"] == "rejected"
+    record((3, "in-force"), (3, "rolled-back"))
+    assert rig.reader.usable_policy() == {
+        "version": 2,
+        "state": "published" if let_go[0] == 4 else "superseded",
+    }
+    assert rig.reader.policy_in_force() is None
+
+
+def test_of_several_pins_stored_together_the_last_one_holds(store, rig):
+    for _ in range(2):
+        store.publish([CAP], **META)
+    rig.feed(record_message([("policies", {"version": v, "state": "pinned"}) for v in (1, 2, 1)]))
+    assert rig.reader.policy_in_force() == {"version": 1, "state": "pinned"}
+
+
 def test_what_differs_between_two_policies(store, rig):
     def cap(volume, hour, cost):
         return {**CAP, "volume": volume, "hour_of_week": hour, "cost_per_s": cost}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -93,6 +95,32 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
     assert (row["kind"], row["state"], row["who"], row["rows"]) == ("policy", "failed", "me", 2)
     assert row["exit_status"] == (70 if isinstance(ends, errors.SparkFailed) else 130)
     assert row["ended_us"] >= row["started_us"]
+
+
+def test_a_run_that_the_server_stops_is_not_shown_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path))
+    config = configuration.load(None)
+    migrate.upgrade(make_engine(config.database, tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def compute(*_: Any) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        raise AssertionError("it was not stopped")
+
+    snapshot = SimpleNamespace(rows=lambda _table: 1, slot_files=Files(), close=lambda: None)
+    monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
+    monkeypatch.setattr(job.inputs, "read", lambda *_: None)
+    monkeypatch.setattr(job, "on_spark", compute)
+    assert CliRunner().invoke(job.main, []).exit_code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.alarm(0) == 0
+    assert not (tmp_path / "policy-job" / "scratch").exists()
+    with contextlib.closing(open_policies(config.database, tmp_path)) as store:
+        (row,) = store.reader.jobs()
+    assert (row["state"], row["exit_status"], row["text"]) == ("failed", 130, "it was stopped")
 
 
 def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pmdaemon.wire.messages.costs import FITTED_COSTS, Costs
 from sla_server.services.costs import FittedCosts, NewestFits, fits_of
 
@@ -33,23 +35,50 @@ def test_of_each_backend_the_newest_fit_up_to_the_version_in_force_holds() -> No
     assert fits_of(rows, 0) == {}
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        "{broken",
+        ["x"],
+        {"cost_model": 5},
+        {"cost_model": ["x", {"cost_bytes": 4000}, {"backend": 1, "cost_bytes": 4000}]},
+        {"cost_model": [{"backend": "disk"}, entry("disk", None, None)]},
+        {"cost_model": [{"backend": "disk", "cost_bytes": "4000"}, {"backend": "disk", "cost_bytes": True}]},
+        {"cost_model": [{"backend": "disk", "cost_write": [], "cost_bytes": 4000}]},
+    ],
+)
+def test_a_report_by_another_hand_stops_nobody(report: Any) -> None:
+    """Who may insert policies could else end the services, again at each start."""
+    rows = [{"version": 2, "report": report}, policy(1, disk=(2.0, 4000.0))]
+    assert fits_of(rows, 2) == {"disk": (2.0, 4000.0)}
+
+
+def test_numbers_of_a_report_are_such_as_gateways_take() -> None:
+    assert fits_of([policy(1, a=(-1.0, 10**400), b=(1e999, -5.0))], 1) == {
+        "a": (0.001, 1e9),
+        "b": (1e3, 512.0),
+    }
+
+
 def test_the_newest_fit_is_found_however_old_it_is_and_read_once() -> None:
     rows = [policy(version) for version in range(60, 1, -1)] + [policy(1, disk=(2.0, 4000.0))]
-    read, fits = list[int](), NewestFits()
+    asked, fits = list[int | None](), NewestFits()
 
-    def before(version: int) -> list[dict[str, Any]]:
-        read.append(version)
-        return [row for row in rows if row["version"] < version][:20]
+    def read(before: int | None) -> list[dict[str, Any]]:
+        asked.append(before)
+        return [row for row in rows if before is None or row["version"] < before][:20]
 
-    assert fits.up_to(59, rows[:20], before) == {"disk": (2.0, 4000.0)}
-    assert read == [41, 21]
+    assert fits.up_to(59, read) == {"disk": (2.0, 4000.0)}
+    assert asked == [None, 41, 21]
+    assert fits.up_to(59, read) == {"disk": (2.0, 4000.0)}
+    assert len(asked) == 3, "a look at a version that is known reads no report"
     rows[:0] = [policy(61, tape=(1.0, 1000.0))]
-    assert fits.up_to(61, rows[:20], before) == {"disk": (2.0, 4000.0), "tape": (1.0, 1000.0)}
-    assert len(read) == 2, "the newest page reaches what is known"
+    assert fits.up_to(61, read) == {"disk": (2.0, 4000.0), "tape": (1.0, 1000.0)}
+    assert asked[3:] == [None], "the newest page reaches what is known"
     rows[:0] = [policy(62, disk=(3.0, 5000.0))]
-    assert fits.up_to(62, rows[:20], before)["disk"] == (3.0, 5000.0)
+    assert fits.up_to(62, read)["disk"] == (3.0, 5000.0)
     del rows[:60]
-    assert fits.up_to(3, rows, before) == {"disk": (2.0, 4000.0)}, "the database was restored"
+    assert fits.up_to(3, read) == {"disk": (2.0, 4000.0)}, "the database was restored"
 
 
 def test_a_gateway_none_of_whose_backends_has_a_fit_is_sent_an_empty_list() -> None:

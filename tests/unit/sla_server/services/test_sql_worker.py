@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.judging import judge
 from sla_server.services.sql_worker import MORE_S, PolicyOrders, SqlState, SqlWorker, hour_of_week
 from sla_server.services.startup import Start, marker_event, read_start
+from sla_server.services.store import SqlReads
 from tests.support.agreements import simple
 from tests.support.services import GATEWAY, MINUTE_US, START_US, Away, FakeStore
 from tests.unit.sla_server.services.test_catalog import docs
@@ -65,6 +68,13 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     (found,) = scene.look()
     assert found.policy is not None
     assert (found.policy.hour_of_week, found.policy.caps) == (97, {"vol-1": None})
+
+
+def test_caps_by_another_hand_that_are_no_rates_are_no_caps() -> None:
+    rates = {"a": 5.0, "b": None, "c": math.nan, "d": math.inf, "e": -1.0, "f": 0.0}
+    rows = [{"volume": name, "cost_per_s": rate} for name, rate in rates.items()]
+    reader: Any = SimpleNamespace(policy_caps=lambda _version, _hour: rows)
+    assert SqlReads(reader).policy_caps(3, 96) == {"a": 5.0, **dict.fromkeys("bcdef")}
 
 
 def test_operators_choose_the_policy_until_they_let_it_go() -> None:
