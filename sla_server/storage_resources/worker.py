@@ -100,4 +100,5 @@ def forecast_of(key: PoolKey, days: list[Row], now_us: int) -> PoolForecast:
     used = np.array([row["used_bytes"] for row in days], dtype=np.float64)
     day_us = np.array([row["day_us"] for row in days], dtype=np.int64)
     size = newest["size_bytes"]
-    return PoolForecast(key, forecast(day_us, used, size, now_us), growth_spike(used, size), newest["day_us"])
+    spike = growth_spike(day_us, used, size)
+    return PoolForecast(key, forecast(day_us, used, size, now_us), spike, newest["day_us"])
