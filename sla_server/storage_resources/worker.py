@@ -68,7 +68,7 @@ class StorageWorker:
     def _run(self, order: CommandOrder) -> CommandDone:
         command = order.command
         try:
-            said = self._runner.run(command.argv, command.limit_s, order.variables)
+            said = self._runner.run(command.argv, command.limit_s, order.variables, is_end_enough=True)
         except CommandFailed as exc:
             return CommandDone(order, str(exc), "")
         lines = said.strip().splitlines()
