@@ -365,7 +365,8 @@ class FrameHandlers:
         gateway = _gateway_of(conn)
         space = Space.parse(received.header, self._clock.unix_us())
         if self._allowances.allow(gateway.gateway_id, gateway.name, "readings"):
-            self._publisher.news(announcements.space(gateway.gateway_id, space), SERVICES)
+            message = announcements.space(gateway.gateway_id, space)
+            self._counters["dropped_readings"] += not self._publisher.reading(message, SERVICES)
 
     # -- state of a gateway
 

@@ -137,6 +137,12 @@ PAIR: Final = (
         "connection_faults", "connection_faults_total", "counter", "Connections closed for a fault of ours."
     ),
     Declared("over_limit", "over_limit_total", "counter", "Refused or dropped: above a gateway's quota."),
+    Declared(
+        "dropped_readings",
+        "dropped_readings_total",
+        "counter",
+        "Space of pools dropped: no room at services.",
+    ),
     Declared("connections_open", "connections_open", "gauge", "Connections open, registered or not."),
     Declared("gateways_up", "gateways_up", "gauge", "Gateways with a session that answers."),
     Declared(

@@ -1,16 +1,18 @@
 """Posts what a pair sends to ``services`` and ``dbmanager``; never waits, never loses silently.
 
-Two kinds of messages with different promises:
+Three kinds of messages with different promises:
 
 * *Cuts.* A batch that dbmanager cannot take is not kept here: the cuts are still with their
   agents. ``on_refused`` rewinds those gateways to the first of them, and they are asked for again. For
   services the newest cut of each gateway waits here (``poller.cut_batch``) until there is room; the older
   ones it replaces are counted.
-* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT, GATEWAY_SPACE). No process asks for news again,
-  so it is queued for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While
-  news waits for a recipient no cuts are posted to it, so that a stream is announced before its first cut.
+* *News* (GATEWAY, STREAMS_SEEN, CAPS_STATE, GATEWAY_ALERT). No process asks for news again, so it is queued
+  for recipients without room (``mailbox.sender``) and posted at the next ``flush``. While news waits for
+  a recipient no cuts are posted to it, so that a stream is announced before its first cut.
   Above ``NEWS_BYTES`` the oldest is dropped and counted, and once the rest is delivered every session has to
   be announced to that recipient again (``neglected``), or it would miss some gateways for ever.
+* *Readings* (GATEWAY_SPACE) are dropped and counted while news waits: the next one says the same, and those
+  of a fleet would push out news and hold up cuts.
 
 Thread: belongs to the inbound thread, the only poster of the pair's mailbox.
 
@@ -70,6 +72,13 @@ class CutPublisher:
     def news(self, message: bytes, *recipients: str) -> None:
         """Post an announcement, behind what already waits for the same recipient."""
         self._news.send(message, *recipients)
+
+    def reading(self, message: bytes, recipient: str) -> bool:
+        """Post what its next one makes good, unless news waits there; whether it was posted or waits now."""
+        if self._news.waiting_bytes(recipient):
+            return False
+        self._news.send(message, recipient)
+        return True
 
     def neglected(self) -> list[str]:
         """Recipients that have taken what waited but not what was dropped before; named once."""

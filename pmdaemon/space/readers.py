@@ -12,13 +12,18 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pmdaemon.errors import SlaError
+from pmdaemon.errors import SlaError, WireError
 from pmdaemon.runtime.commands import CommandFailed
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.space.config import SpaceSource
 from pmdaemon.wire.messages.space import MAX_SPACE_VOLUMES, VOLUME_NAME_CHARACTERS, Space
 
 SECTOR_BYTES: Final = 512
+MOST_PROVISIONED_BYTES: Final = (1 << 63) - 1  # sparse files of a few users add up to more than is counted
+_NOT_UNDERSTOOD: Final = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration, RecursionError
+)  # fmt: skip
+"""What reading the output of a program may end in, whatever it wrote."""
 Run = Callable[[Sequence[str]], str]
 """Runs a command, returns its standard output; raises ``CommandFailed``."""
 
@@ -69,10 +74,15 @@ def read(source: SpaceSource, run: Run, exported: Mapping[str, str], now_us: int
         found = _READERS[source.kind](source, run)
     except CommandFailed as exc:
         raise SpaceUnreadable(source.name, str(exc)) from exc
-    except (ValueError, KeyError, IndexError, TypeError) as exc:
+    except _NOT_UNDERSTOOD as exc:
         problem = f"what its commands wrote is not understood: {type(exc).__name__}: {excerpt(str(exc))}"
         raise SpaceUnreadable(source.name, problem) from exc
-    return reading_of(source.name, source.kind, source.backend, found, {**exported, **source.serves}, now_us)
+    served = {**exported, **source.serves}
+    reading = reading_of(source.name, source.kind, source.backend, found, served, now_us)
+    try:
+        return Space.parse({**reading.header(), "volumes": list(reading.volumes)}, now_us)
+    except WireError as exc:  # the server would end the session of one who sends it
+        raise SpaceUnreadable(source.name, f"its figures cannot be true: {exc}") from exc
 
 
 def reading_of(
@@ -87,7 +97,7 @@ def reading_of(
         size_bytes=found.size_bytes,
         used_bytes=min(found.used_bytes, found.size_bytes),
         other_ratio=found.other_ratio,
-        provisioned_bytes=sum(each.size_bytes for each in volumes),
+        provisioned_bytes=min(sum(each.size_bytes for each in volumes), MOST_PROVISIONED_BYTES),
         volume_count=len(volumes),
         volumes=tuple(_as_header(each, served) for each in volumes[:MAX_SPACE_VOLUMES]),
         at_us=now_us,

@@ -10,6 +10,7 @@ belongs to the thread.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import structlog
 from pmdaemon.runtime import watchdog
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.commands import CommandRunner
-from pmdaemon.runtime.threads import ThreadGroup, ThreadInbox
+from pmdaemon.runtime.threads import ThreadDidNotStop, ThreadGroup, ThreadInbox
 from pmdaemon.space import readers
 from pmdaemon.space.config import SpaceConfig, SpaceSource
 from pmdaemon.space.readers import SpaceUnreadable
@@ -28,6 +29,7 @@ from pmdaemon.wire.messages.space import Space
 log = structlog.get_logger("space")
 COMMANDS_A_SOURCE = 4  # what the longest round of one source runs
 STOP_S = 5.0
+_DIGITS = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,12 @@ class SpaceWatcher:
         self._threads.start("space", self._run)
 
     def stop(self) -> None:
-        """End the thread.
-
-        Raises:
-            ThreadDidNotStop: it did not end in time.
-        """
+        """End the thread; one that waits for an answer for longer is left behind, it holds nothing."""
         self._stopping.set()
-        self._threads.join(STOP_S)
+        try:
+            self._threads.join(STOP_S)
+        except ThreadDidNotStop as exc:
+            log.warning("space-source-left", problem=str(exc))
 
     def stopping(self) -> bool:
         """Whether what runs should be given up. Thread: any."""
@@ -124,9 +125,10 @@ class SpaceWatcher:
             self.inbox.put(reading)
 
     def _failed(self, name: str, problem: str) -> None:
-        if self._stopping.is_set() or self._problems.get(name) == problem:
+        kind = _DIGITS.sub("0", problem)  # figures differ each round, and it is the same failure
+        if self._stopping.is_set() or self._problems.get(name) == kind:
             return
-        self._problems[name] = problem
+        self._problems[name] = kind
         log.warning("space-source-failed", source=name, problem=problem)
         self.inbox.put(SourceFailed(name, problem))
 

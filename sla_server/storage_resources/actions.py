@@ -3,10 +3,11 @@
 Notices are events, which routes bring to people; commands and refusals are here. A command that is due for a
 pool is run at most every ``every_s``, and ``most_a_day`` times in 24 hours for all pools together; beyond
 that it is said once that it was not. With ``dry_run`` it is said once for each time a pool comes to the
-level. Everything is a row of ``pool_actions`` and an event; what was done before a restart
-counts (``stored``). A pool that is not read any more causes nothing.
+level. Everything is a row of ``pool_actions`` and an event; what was begun before a restart counts
+(``stored``): a run has its row from its begin on, so that one that takes the server with it is not run again
+and again. A pool that is not read any more causes nothing.
 
-    state     dry-run, done, failed, limited
+    state     dry-run, limited, started ──► done or failed; one that stays started never came to its end
 
 Pure. Owner: the main loop of ``services``.
 """
@@ -14,7 +15,7 @@ Pure. Owner: the main loop of ``services``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -29,13 +30,14 @@ RUN: Final = ("done", "failed", "started")
 
 @dataclass(frozen=True, slots=True)
 class CommandOrder:
-    """A command to be run for a pool; ``variables`` of its environment."""
+    """A command to be run for a pool; ``variables`` of its environment, ``action_id`` of its row."""
 
     command: StorageCommand
     owner: str
     pool: str
     pool_name: str
     variables: dict[str, str]
+    action_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,12 @@ class StorageActions:
                 f"{_shown(command)} is not run although it should be, {why}: it ran {len(runs)} times in 24 h"
             )
             return self._rows(order, "limited", text, now_us)
+        order = replace(order, action_id=identity("pool-action", command.name, owner, pool, "run", now_us))
         orders.append(order)
-        self._record(
-            {"action": command.name, "owner": owner, "pool": pool, "at_us": now_us, "state": "started"}
-        )
-        return []
+        text = f"{_shown(command)} was started {why}; nothing is known of its end"
+        row = _row(order, order.action_id, "started", text, now_us)
+        self._record(row)
+        return [("pool_actions", row)]
 
     def done(self, done: CommandDone, now_us: int) -> Rows:
         """What is to be recorded of a command that has ended."""
@@ -112,16 +115,8 @@ class StorageActions:
 
     def _rows(self, order: CommandOrder, state: str, text: str, now_us: int) -> Rows:
         name = order.command.name
-        action_id = identity("pool-action", name, order.owner, order.pool, state, now_us)
-        row = {
-            "action_id": action_id,
-            "at_us": now_us,
-            "owner": order.owner,
-            "pool": order.pool,
-            "action": name,
-            "state": state,
-            "text": text,
-        }
+        action_id = order.action_id or identity("pool-action", name, order.owner, order.pool, state, now_us)
+        row = _row(order, action_id, state, text, now_us)
         if state in ("dry-run", "limited"):
             self._record(row)
         severity = "warning" if state in ("failed", "limited") else "info"
@@ -151,6 +146,18 @@ class StorageActions:
 def is_at(level: str, least: str) -> bool:
     """Whether a level is this one or a higher one."""
     return level in LEVELS and LEVELS.index(level) >= LEVELS.index(least)
+
+
+def _row(order: CommandOrder, action_id: str, state: str, text: str, now_us: int) -> Row:
+    return {
+        "action_id": action_id,
+        "at_us": now_us,
+        "owner": order.owner,
+        "pool": order.pool,
+        "action": order.command.name,
+        "state": state,
+        "text": text,
+    }
 
 
 def _share(state: PoolState) -> float:

@@ -13,6 +13,7 @@ from pmdaemon.runtime.config import StrictModel
 from pmdaemon.space.config import Name
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
+LABEL_CHARACTERS = 63  # of one part of a host's name
 
 
 Refusal = Literal["never", "warn", "critical"]
@@ -42,12 +43,16 @@ class RestSource(StrictModel):
     @classmethod
     def _is_safe(cls, value: str) -> str:
         parts = urlsplit(value)
+        if not (value.isascii() and value.isprintable()) or " " in value or not parts.hostname:
+            raise ValueError("must be an address of ASCII characters without blanks, with a host")
+        if parts.username is not None or parts.password is not None:  # first: what else is wrong quotes it
+            raise ValueError("an address with a password; put it into authorization_file")
+        if parts.port == 0 or max(map(len, parts.hostname.split("."))) > LABEL_CHARACTERS:
+            raise ValueError("has a port of 0, or a part of its host's name is too long")
         if parts.scheme != "https" and not (
             parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
         ):
             raise ValueError(f"{value!r} must be https://..., or http:// on this machine")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("an address with a password; put it into authorization_file")
         return value
 
     @field_validator("size", "used")

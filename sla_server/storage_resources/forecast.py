@@ -194,13 +194,16 @@ def _wander(days: Floats, used: Floats, slope: float) -> tuple[float, float]:
     return float(np.sqrt(walk)), float(known / (known + noise))
 
 
-def growth_spike(used_bytes: Floats, size_bytes: int) -> float | None:
+def growth_spike(day_us: npt.NDArray[np.int64], used_bytes: Floats, size_bytes: int) -> float | None:
     """How much the newest day has grown, if that is far more than the days before it; else None.
+
+    What has grown while nothing was read is shared by the days of the gap.
 
     Far more: above their median by ``SPIKE_FACTOR`` times their spread (median absolute deviation), and by
     ``SPIKE_SHARE`` of the pool.
     """
-    grown = np.diff(np.asarray(used_bytes, dtype=np.float64)[-MOST_DAYS:])
+    days = np.diff(day_us[-MOST_DAYS:]) / DAY_US
+    grown = np.diff(np.asarray(used_bytes, dtype=np.float64)[-MOST_DAYS:]) / days
     if len(grown) < LEAST_DAYS:
         return None
     before, newest = grown[:-1], float(grown[-1])

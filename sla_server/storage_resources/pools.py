@@ -7,18 +7,22 @@
 State of a pool is what its rows in SQL say (``restore``), so that a restart neither repeats an event nor
 swallows one. Two readings of one pool are in order of their times; an older one is dropped.
 
+What an owner can make us keep is bounded: pools (``MOST_KNOWN_POOLS``; readings of more are dropped, which is
+said once), and volumes of a pool (``MOST_KNOWN_VOLUMES``), which are looked at every ``record_s`` at most.
+
 Pure: no clock, no I/O. Owner: the main loop of ``services``.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from pmdaemon.space.words import shown_bytes
-from pmdaemon.wire.messages.space import Space
+from pmdaemon.wire.messages.space import MAX_POOLS, MAX_SPACE_VOLUMES, Space
 from sla_server.rows import Row, Rows
 from sla_server.services.rows import event_row, identity
 from sla_server.storage_resources.config import StorageConfig
@@ -33,6 +37,9 @@ CHANGED_RATIO: Final = 0.01  # of the pool's size: stored at once
 OVERSUBSCRIBED: Final = "oversubscribed"
 FORECAST: Final = "forecast"
 SPIKE: Final = "spike"
+MOST_KNOWN_POOLS: Final = 4 * MAX_POOLS
+"""Of one owner, with those that have other names by now; they are kept as long as ``space_days``."""
+MOST_KNOWN_VOLUMES: Final = 2 * MAX_SPACE_VOLUMES
 NEAR_UNTIL: Final = 1.25  # times ``forecast_days``: a day that moves a little ends nothing
 _DAY_COLUMNS: Final = ("day_us", "size_bytes", "used_bytes", "least_bytes", "most_bytes", "readings")
 
@@ -52,6 +59,7 @@ class PoolState:
         row: its row in ``pools``, by the newest reading.
         day: its row in ``pool_days`` of the day of that reading; empty before the first.
         stored_us, stored_bytes: when the rows were stored, and ``used_bytes`` of then.
+        volumes_us: when the volumes were looked at.
         volumes: rows in ``pool_volumes`` of those that are there.
         reported: volumes whose being orphaned was reported.
     """
@@ -60,6 +68,7 @@ class PoolState:
     day: Row = field(default_factory=dict)
     stored_us: int = 0
     stored_bytes: int = 0
+    volumes_us: int = -(1 << 62)
     volumes: dict[str, Row] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
 
@@ -102,6 +111,8 @@ class StoragePools:
     def __init__(self, config: StorageConfig, stored: StoredPools | None = None) -> None:
         self._config = config
         self._pools: dict[PoolKey, PoolState] = {}
+        self._known: Counter[str] = Counter()  # pools by owner
+        self._refused: set[str] = set()  # owners of whom that was reported
         self._restore(stored or StoredPools())
 
     def _restore(self, stored: StoredPools) -> None:
@@ -109,6 +120,7 @@ class StoragePools:
             row = {**row, "conditions": row.get("conditions") or {}, "forecast": row.get("forecast")}
             state = PoolState(row, stored_us=row["read_us"], stored_bytes=row["used_bytes"])
             self._pools[_key_of(row)] = state
+            self._known[row["owner"]] += 1
         for row in stored.days:
             known = self._pools.get(_key_of(row))
             if known is not None and row["day_us"] >= known.day.get("day_us", 0):
@@ -169,9 +181,14 @@ class StoragePools:
     def add(self, owner: str, owner_name: str, space: Space, now_us: int) -> Rows:
         """One reading; what is to be recorded because of it."""
         key = PoolKey(owner, space.pool)
+        if owner_name == SERVER:  # a gateway may be called so, and has no pools of the server's
+            owner_name = owner
         state = self._pools.get(key)
         if state is None:
+            if self._known[owner] >= MOST_KNOWN_POOLS:
+                return self._too_many(owner, owner_name, now_us)
             state = self._pools[key] = PoolState(_first_row(key, now_us))
+            self._known[owner] += 1
         if space.at_us < state.row["read_us"] and state.row["read_us"] <= now_us:
             return []
         before = state.row["level"]
@@ -201,7 +218,21 @@ class StoragePools:
             return []
         state.stored_us, state.stored_bytes = now_us, space.used_bytes
         rows: Rows = [("pools", dict(state.row)), *days, ("pool_days", {**key._asdict(), **state.day})]
+        if 0 <= now_us - state.volumes_us < self._config.record_s * 1e6:
+            return rows + events
+        state.volumes_us = now_us
         return rows + self._check_volumes(key, state, space, now_us) + events
+
+    def _too_many(self, owner: str, owner_name: str, now_us: int) -> Rows:
+        if owner in self._refused:
+            return []
+        self._refused.add(owner)
+        text = (
+            f"gateway {owner_name} has sent the space of more than {MOST_KNOWN_POOLS} pools; those that are "
+            f"new are left out"
+        )
+        details = {"gateway_id": owner, "what": "pools"}
+        return [event_row("gateway-over-limit", "warning", "gateway", owner_name, text, now_us, details)]
 
     def marks(self, state: PoolState) -> Marks:
         """The marks of a pool."""
@@ -260,7 +291,8 @@ class StoragePools:
             if row != old:
                 rows.append(("pool_volumes", row))
             rows += self._check_orphan(state, row, now_us)
-        if space.volume_count == len(space.volumes):  # else those that are not named may still be there
+        # Those that are not named may still be there, if there are more; too many of them are not kept.
+        if space.volume_count == len(space.volumes) or len(state.volumes) > MOST_KNOWN_VOLUMES:
             for name in state.volumes.keys() - {seen["name"] for seen in space.volumes}:
                 rows.append(("pool_volumes", {**key._asdict(), "name": name, "gone_us": now_us}))
                 del state.volumes[name]

@@ -68,7 +68,7 @@ class StorageWorker:
     def _run(self, order: CommandOrder) -> CommandDone:
         command = order.command
         try:
-            said = self._runner.run(command.argv, command.limit_s, order.variables)
+            said = self._runner.run(command.argv, command.limit_s, order.variables, is_end_enough=True)
         except CommandFailed as exc:
             return CommandDone(order, str(exc), "")
         lines = said.strip().splitlines()
@@ -100,4 +100,5 @@ def forecast_of(key: PoolKey, days: list[Row], now_us: int) -> PoolForecast:
     used = np.array([row["used_bytes"] for row in days], dtype=np.float64)
     day_us = np.array([row["day_us"] for row in days], dtype=np.int64)
     size = newest["size_bytes"]
-    return PoolForecast(key, forecast(day_us, used, size, now_us), growth_spike(used, size), newest["day_us"])
+    spike = growth_spike(day_us, used, size)
+    return PoolForecast(key, forecast(day_us, used, size, now_us), spike, newest["day_us"])

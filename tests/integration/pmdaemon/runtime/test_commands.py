@@ -48,6 +48,26 @@ def test_much_output_does_not_block() -> None:
     assert len(CommandRunner().run(["head", "-c", "3000000", "/dev/zero"], 60)) == 3_000_000
 
 
+def test_one_that_writes_without_end_is_killed_unless_its_end_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was kept whole until the limit, gigabytes of it."""
+    monkeypatch.setattr("pmdaemon.runtime.commands.MOST_BYTES", 1 << 20)
+    with pytest.raises(CommandFailed, match="it wrote more than 1 MiB, and was killed"):
+        CommandRunner().run(["cat", "/dev/zero"], 60)
+    much = ["sh", "-c", "head -c 9000000 /dev/zero; echo; echo the end"]
+    said = CommandRunner().run(much, 60, is_end_enough=True)
+    assert said.endswith("\nthe end\n")
+    assert len(said) < 3 << 20
+    with pytest.raises(CommandFailed, match=r"exit status 3: .*the end"):
+        CommandRunner().run(["sh", "-c", "yes | head -c 900000 >&2; echo the end >&2; exit 3"], 60)
+
+
+def test_a_program_that_cannot_be_named_is_a_failure() -> None:
+    with pytest.raises(CommandFailed, match="it does not start: embedded null byte"):
+        CommandRunner().run(["sh", "-c", "a\0b"], 60)
+
+
 def test_a_directory_is_read_as_statvfs_says(tmp_path: Path) -> None:
     (tmp_path / "a.img").write_bytes(b"x" * 5000)
     runner = CommandRunner()

@@ -298,6 +298,20 @@ def test_refused_news_waits_in_order_and_cuts_do_not_overtake_it(box: FakeMailbo
     assert post.publisher.waiting_news == 0
 
 
+def test_readings_neither_push_out_news_nor_hold_up_cuts_for_long(box: FakeMailbox) -> None:
+    """4,000 gateways send the space of their pools within a minute, whether services has room or not."""
+    post = Post(box)
+    box.full = {"services"}
+    reading = frame.encode(Kind.GATEWAY_SPACE, {}, bytes(1 << 16))
+    post.publisher.news(news(1), "services")
+    assert [post.publisher.reading(reading, "services") for _ in range(1000)] == [False] * 1000
+    assert (post.publisher.waiting_news, post.publisher.dropped_news) == (1, 0)
+    box.full = set()
+    post.publisher.flush(0)
+    assert post.publisher.reading(reading, "services")
+    assert len(box.to("services", Kind.GATEWAY_SPACE)) == 1
+
+
 def test_waiting_news_is_bounded_and_the_loss_counted(box: FakeMailbox) -> None:
     post = Post(box)
     box.full = {"services"}

@@ -200,6 +200,29 @@ def test_two_sources_of_one_name_are_refused() -> None:
         SpaceConfig(source=[{**source, "name": f"a{number}"} for number in range(65)])  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("said", "source"),
+    [
+        ({"stat": "4096 100 150 50 10 5"}, {"kind": "path", "path": "/x"}),  # more is free than there is
+        ({"stat": "4096 100 50 50 10 15"}, {"kind": "path", "path": "/x"}),
+        ({"stat": f"4096 100 50 {2**64 - 1} 10 5"}, {"kind": "path", "path": "/x"}),
+        ({"zfs": ""}, {"kind": "zfs", "dataset": "tank/x"}),
+        ({"lvs": '{"report": []}'}, {"kind": "lvm", "group": "vg"}),
+        ({"lvs": "[" * 100_000}, {"kind": "lvm", "group": "vg"}),
+    ],
+)
+def test_figures_that_cannot_be_true_are_sent_to_no_server(said: Any, source: Any) -> None:
+    """The server ends the session of an agent that sends them, and the next round would end the next one."""
+    with pytest.raises(SpaceUnreadable):
+        taken(answers(**said), **source)
+
+
+def test_sparse_files_may_add_up_to_more_than_is_counted() -> None:
+    listing = f"{5 << 60} 0 a\0{5 << 60} 0 b\0"
+    found = taken(answers(stat=STAT, find=listing), kind="loop", path="/srv")
+    assert (found.provisioned_bytes, found.volume_count) == (2**63 - 1, 2)
+
+
 def test_sizes_in_words() -> None:
     assert [shown_bytes(size) for size in (0, 1023, 1536, 5 << 30, 1 << 70)] == [
         "0 B", "1023 B", "1.5 KiB", "5.0 GiB", "1024.0 EiB",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.space.readers import SpaceUnreadable
 from pmdaemon.space.watcher import SourceBack, SourceFailed, SpaceWatcher, WatchedSource
@@ -40,7 +44,7 @@ def test_a_failure_is_said_once_and_its_end_too() -> None:
     source = Source("a")
     watcher = SpaceWatcher(lambda _stop: [WatchedSource("a", source.read)], 60, 1, FakeClock())
     outcomes = []
-    for problem in ("one", "one", "two", "two", "", ""):
+    for problem in ("one 1", "one 22", "two", "two", "", ""):
         source.problem = problem
         watcher.read_all()
         outcomes += [type(each) for each in watcher.inbox.drain()]
@@ -57,3 +61,22 @@ def test_the_thread_reads_until_it_is_stopped() -> None:
     assert source.reads <= 1
     watcher.read_all()
     assert source.reads <= 1, "it reads nothing more"
+
+
+def test_a_reader_that_waits_on_does_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array may take a minute to answer; what is to be closed after it was not."""
+    monkeypatch.setattr("pmdaemon.space.watcher.STOP_S", 0.05)
+    reading, release = threading.Event(), threading.Event()
+
+    def read(_now_us: int) -> Space:
+        reading.set()
+        release.wait(60)
+        raise SpaceUnreadable("a", "away")
+
+    watcher = SpaceWatcher(lambda _stop: [WatchedSource("a", read)], 60, 1, FakeClock())
+    watcher.start()
+    assert reading.wait(60)
+    watcher.stop()
+    release.set()
+    watcher.stop()
+    assert watcher.inbox.drain() == []

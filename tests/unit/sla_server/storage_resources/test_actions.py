@@ -90,7 +90,20 @@ def test_a_command_is_run_once_a_while_and_its_end_is_recorded() -> None:
     site.read(86, NOW_US + HOUR_US)
     site.tick(NOW_US + HOUR_US + 3)
     assert len(site.orders) == 2
-    assert [row["state"] for row in site.tables["pool_actions"].values()] == ["done"]
+    assert [row["state"] for row in site.tables["pool_actions"].values()] == ["done", "started"]
+
+
+def test_a_command_that_takes_the_server_with_it_is_not_run_again_and_again() -> None:
+    site = Site({**ARCHIVE, "most_a_day": 2})
+    for minute in range(0, 600, 5):
+        at_us = NOW_US + minute * 60_000_000
+        site.read(85, at_us)
+        site.tick(at_us)
+        site.restart()
+    assert len(site.orders) == 2
+    (row, *_) = site.tables["pool_actions"].values()
+    assert row["state"] == "started"
+    assert row["text"].endswith("because pool host-1/data is warn (85.0% used); nothing is known of its end")
 
 
 def test_one_that_fails_is_a_warning() -> None:

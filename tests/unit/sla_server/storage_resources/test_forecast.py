@@ -160,10 +160,22 @@ def test_the_share_that_a_line_explains() -> None:
     assert explained(days, days, -5.0, 0.0) == 0.0
 
 
+def spike(used: list[float], days: list[int] | None = None) -> float | None:
+    numbers = np.array(days or range(len(used)), dtype=np.int64)
+    return growth_spike(numbers * DAY_US, np.array(used), SIZE)
+
+
 def test_a_day_that_grows_far_more_than_others_is_a_spike() -> None:
     usual = [100.0 + day + 0.3 * (day % 3) for day in range(20)]
-    assert growth_spike(np.array(usual), SIZE) is None
-    assert growth_spike(np.array([*usual, usual[-1] + 80]), SIZE) == pytest.approx(80)
-    assert growth_spike(np.array([*usual, usual[-1] + 8]), SIZE) is None, "less than 1 % of the pool"
-    assert growth_spike(np.array([*usual, usual[-1] - 80]), SIZE) is None
-    assert growth_spike(np.array([0.0, 900.0]), SIZE) is None, "too few days"
+    assert spike(usual) is None
+    assert spike([*usual, usual[-1] + 80]) == pytest.approx(80)
+    assert spike([*usual, usual[-1] + 8]) is None, "less than 1 % of the pool"
+    assert spike([*usual, usual[-1] - 80]) is None
+    assert spike([0.0, 900.0]) is None, "too few days"
+
+
+def test_what_has_grown_in_a_gap_is_no_spike_of_the_day_after_it() -> None:
+    """A gateway that was away for four weeks: 30 in 29 days, as before."""
+    usual = [100.0 + day for day in range(20)]
+    assert spike([*usual, usual[-1] + 30], [*range(20), 48]) is None
+    assert spike([*usual, usual[-1] + 580], [*range(20), 48]) == pytest.approx(20)

@@ -10,11 +10,18 @@ import pytest
 from pmdaemon.wire.messages.space import Space
 from sla_server.rows import Row, Rows
 from sla_server.storage_resources.config import StorageConfig
-from sla_server.storage_resources.pools import DAY_US, StoragePools, StoredPools
+from sla_server.storage_resources.pools import (
+    DAY_US,
+    MOST_KNOWN_POOLS,
+    MOST_KNOWN_VOLUMES,
+    StoragePools,
+    StoredPools,
+)
 from sla_server.storage_resources.watermarks import CRITICAL, OK, WARN, Marks, next_level
 
 NOW_US = 20_000 * DAY_US + 3_600_000_000
 MINUTE_US = 60_000_000
+RECORD_US = 5 * MINUTE_US
 GIB = 1 << 30
 VOLUME = {"name": "lv1", "size_bytes": 50 * GIB, "used_bytes": None, "volume": "", "in_use": False}
 
@@ -156,15 +163,40 @@ def test_volumes_are_new_change_and_go() -> None:
     served = {**VOLUME, "name": "lv2", "volume": "vol-2", "in_use": True}
     manager.add(reading(10, volumes=(VOLUME, served), volume_count=2))
     grown = {**VOLUME, "size_bytes": 60 * GIB}
-    manager.add(reading(20, NOW_US + 1, volumes=(grown,), volume_count=1))
+    manager.add(reading(20, NOW_US + 1 * RECORD_US, volumes=(grown,), volume_count=1))
     rows = manager.tables["pool_volumes"]
     assert rows["gw-1", "data", "lv1"]["size_bytes"] == 60 * GIB
     assert rows["gw-1", "data", "lv1"]["first_seen_us"] == NOW_US
-    assert rows["gw-1", "data", "lv2"]["gone_us"] == NOW_US + 1
-    manager.add(reading(30, NOW_US + 2, volumes=(), volume_count=200))
+    assert rows["gw-1", "data", "lv2"]["gone_us"] == NOW_US + 1 * RECORD_US
+    manager.add(reading(30, NOW_US + 2 * RECORD_US, volumes=(), volume_count=200))
     assert rows["gw-1", "data", "lv1"]["gone_us"] is None, "it may be among those that are not named"
-    manager.add(reading(40, NOW_US + 3, volumes=(served,), volume_count=1))
+    manager.add(reading(40, NOW_US + 3 * RECORD_US, volumes=(served,), volume_count=1))
     assert rows["gw-1", "data", "lv2"]["gone_us"] is None, "it is back"
+
+
+def test_what_one_owner_can_make_us_keep_is_bounded() -> None:
+    manager = Manager()
+    events = []
+    for number in range(MOST_KNOWN_POOLS + 20):
+        events += manager.add(reading(10, pool=f"pool-{number}"))
+    assert len(list(manager.pools.states())) == len(manager.tables["pools"]) == MOST_KNOWN_POOLS
+    assert [event["kind"] for event in events] == ["gateway-over-limit"]
+    manager.restart()
+    assert len(manager.add(reading(95, pool="one-more"))) == 1, "said again, and nothing else"
+    assert len(manager.add(reading(95, pool="pool-7"))) == 1, "those that are known are read on"
+    assert manager.pools.add("gw-2", "host-2", reading(10), NOW_US), "and those of others"
+
+
+def test_volumes_of_a_pool_are_bounded_and_looked_at_every_record_s() -> None:
+    """It says that there are more than it names, and names others each time."""
+    manager = Manager()
+    for number in range(40):
+        named = tuple({**VOLUME, "name": f"lv-{number}-{at}"} for at in range(128))
+        at_us = NOW_US + number * RECORD_US // 4
+        manager.add(reading(10 + number % 2 * 50, at_us, volumes=named, volume_count=1000))
+    (state,) = manager.pools.states()
+    assert len(state.volumes) <= MOST_KNOWN_VOLUMES
+    assert len(manager.tables["pool_volumes"]) == 10 * 128, "each fourth reading"
 
 
 def test_a_volume_that_nothing_uses_is_reported_once_after_its_days() -> None:
@@ -204,3 +236,11 @@ def test_rules_have_other_marks_for_some_pools() -> None:
     assert Manager(rule=[{"pools": "host-2/*", "warn_ratio": 0.3}]).add(reading(35)) == []
     with pytest.raises(ValueError, match=r"rule a: warn_ratio 0.95 must be below critical_ratio 0.9"):
         StorageConfig(rule=[{"pools": "a", "warn_ratio": 0.95}])  # type: ignore[list-item]
+
+
+def test_a_gateway_that_is_called_server_has_no_pools_of_the_server() -> None:
+    """A rule or a command may be for server/* alone."""
+    pools = StoragePools(StorageConfig())
+    pools.add("gw-1", "server", reading(10), NOW_US)
+    pools.add("server", "server", reading(10), NOW_US)
+    assert [state.name for state in pools.states()] == ["gw-1/data", "server/data"]

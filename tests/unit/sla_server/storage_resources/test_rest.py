@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pmdaemon.space.readers import SpaceUnreadable
 from pmdaemon.wire.messages.space import Space
+from sla_server.events.recipients.network import Resolver
 from sla_server.storage_resources.config import RestSource
 from sla_server.storage_resources.rest import MOST_BYTES, rest_reader
 
@@ -22,16 +27,38 @@ SOURCE = {
     "size": "$.records[0].space.size",
     "used": "$.records[0].space.used",
 }
+Talk = Callable[[socket.socket], object]
 
 
-def asked(answer: Callable[[httpx.Request], httpx.Response], **source: Any) -> Space:
-    transport = httpx.MockTransport(answer)
-    return rest_reader(RestSource.model_validate({**SOURCE, **source}), 60, transport)(7)
+@contextlib.contextmanager
+def array(talk: Talk) -> Iterator[tuple[int, list[bytes]]]:
+    """A server for one question: its port, and the question."""
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                asked.append(connection.recv(65536))
+                talk(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], asked
+    thread.join(10)
 
 
-def says(content: Any = ANSWER, status: int = 200) -> Callable[[httpx.Request], httpx.Response]:
+def asked(talk: Talk, limit_s: float = 30, query: str = "", **source: Any) -> Space:
+    with array(talk) as (port, _):
+        url = f"http://127.0.0.1:{port}/api/space{query}"
+        return rest_reader(RestSource.model_validate({**SOURCE, "url": url, **source}), limit_s)(7)
+
+
+def says(content: Any = ANSWER, status: str = "200 OK", more: str = "") -> Talk:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return lambda _request: httpx.Response(status, content=text)
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n{more}\r\n"
+    return lambda connection: connection.sendall(head.encode() + text)
 
 
 def test_figures_are_found_by_their_paths() -> None:
@@ -44,15 +71,12 @@ def test_the_secret_goes_into_the_header_and_to_no_other_host(tmp_path: Path) ->
     secret = tmp_path / "secret"
     secret.write_text("Bearer abc\n")
     secret.chmod(0o600)
-    seen: list[tuple[str, str | None]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append((str(request.url), request.headers.get("Authorization")))
-        return httpx.Response(302, headers={"Location": "https://evil.example/"})
-
-    with pytest.raises(SpaceUnreadable, match="status 302"):
-        asked(answer, authorization_file=str(secret))
-    assert seen == [(SOURCE["url"], "Bearer abc")]
+    with array(says(status="302 Found", more="Location: https://evil.example/\r\n")) as (port, questions):
+        source = {**SOURCE, "url": f"http://127.0.0.1:{port}/x", "authorization_file": str(secret)}
+        read = rest_reader(RestSource.model_validate(source), 30)
+        with pytest.raises(SpaceUnreadable, match="HTTP 302: redirected to https://evil"):
+            read(7)
+    assert b"Authorization: Bearer abc\r\n" in questions[0]
 
 
 @pytest.mark.parametrize(
@@ -62,19 +86,23 @@ def test_the_secret_goes_into_the_header_and_to_no_other_host(tmp_path: Path) ->
         ({"used": "$.records[0].space.many[*]"}, "finds 2 values"),
         ({"used": "$.records[0].space.name"}, "is 'x', expected a number"),
         ({"used": "$.["}, "is no JSONPath"),
+        ({"unit_bytes": 1 << 50}, "expected a number of 0 or more, below"),
     ],
 )
 def test_a_path_that_does_not_find_one_number_says_so(changed: Any, problem: str) -> None:
+    """The last one: 2000 PiB are more than SQL counts, and the row would be refused."""
     pytest.importorskip("jsonpath")
+    answer = {"records": [{"space": {**ANSWER["records"][0]["space"], "size": 2000 << 20}}]}
     with pytest.raises(SpaceUnreadable, match=problem):
-        asked(says(), **changed)
+        asked(says(answer), **changed)
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
         (says(b"<html>"), "answered no JSON"),
-        (says(status=503), "status 503"),
+        (says(b"[" * 100_000), "answered no JSON"),
+        (says(status="503 Away"), "HTTP 503"),
         (says(b"x" * (MOST_BYTES + 1)), "more than 4 MiB"),
     ],
 )
@@ -83,12 +111,52 @@ def test_an_answer_of_no_use_says_why(answer: Any, problem: str) -> None:
         asked(answer)
 
 
-def test_an_array_that_is_away_and_a_missing_secret_are_problems_of_the_source(tmp_path: Path) -> None:
-    def away(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused", request=request)
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"])
+def test_an_array_that_drips_holds_the_reader_no_longer_than_its_limit(begin: bytes) -> None:
+    """Each byte came within any limit of one read: headers alone could take days, and the watchdog bit."""
 
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(begin)
+        for _ in range(40):
+            connection.sendall(b"X")
+            time.sleep(0.2)
+
+    began_s = time.monotonic()
+    with pytest.raises(SpaceUnreadable, match=r"in time"):
+        asked(drip, limit_s=1.0)
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_name_server_that_hangs_holds_the_reader_no_longer_than_its_limit() -> None:
+    release = threading.Event()
+    resolver = Resolver(lambda *_args: release.wait(60) and [])
+    read = rest_reader(RestSource.model_validate(SOURCE), 0.2, resolver)
+    with pytest.raises(SpaceUnreadable, match="not resolved in time"):
+        read(7)
+    release.set()
+
+
+def test_nothing_is_unpacked() -> None:
+    """Gzip of gzip: some hundred bytes were gigabytes in memory."""
+    packer = zlib.compressobj(wbits=31)
+    packed = packer.compress(json.dumps(ANSWER).encode()) + packer.flush()
+    with pytest.raises(SpaceUnreadable, match="answered no JSON"):
+        asked(says(packed, more="Content-Encoding: gzip\r\n"))
+
+
+def test_what_follows_the_question_mark_is_shown_to_nobody() -> None:
+    for answer in (says(b"<html>"), says(b"token=hidden", status="403 No")):
+        with pytest.raises(SpaceUnreadable) as caught:
+            asked(answer, query="?token=hidden")
+        assert "/api/space" in str(caught.value)
+        assert "hidden" not in str(caught.value)
+
+
+def test_an_array_that_is_away_and_a_missing_secret_are_problems_of_the_source(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(SpaceUnreadable, match="refused"):
-        asked(away)
+        rest_reader(RestSource.model_validate({**SOURCE, "url": f"http://127.0.0.1:{port}/"}), 30)(7)
     with pytest.raises(SpaceUnreadable, match="no such file"):
         asked(says(), authorization_file=str(tmp_path / "none"))
 
@@ -98,6 +166,11 @@ def test_an_array_that_is_away_and_a_missing_secret_are_problems_of_the_source(t
     [
         ({"url": "http://array-1.example/"}, "must be https"),
         ({"url": "https://u:p@array-1.example/"}, "authorization_file"),
+        ({"url": "http://u:p@array-1.example/"}, "authorization_file"),
+        ({"url": f"https://{'a' * 64}.example/"}, "too long"),
+        ({"url": "https://array-\u00fc.example/"}, "ASCII"),
+        ({"url": "https:///space"}, "with a host"),
+        ({"url": "https://array-1:99999/"}, "out of range"),
         ({"size": "records"}, "no JSONPath"),
     ],
 )
