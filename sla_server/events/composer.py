@@ -152,15 +152,26 @@ class BatchComposer:
         before = -1
         while before:  # what had to go first is passed: from the beginning
             before = 0
-            for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
+            for queue, last in self._turns(lane):
                 while True:
-                    items, through, before = self._order.chunk(queue, lane.cursors, before)
+                    items, through, first = self._order.chunk(queue, lane.cursors, last or before)
+                    before = before if last else first
                     if through == lane.cursors[queue.name]:
                         break
                     batch, lane.cursors[queue.name] = self._of_chunk(lane, queue, items, through, now_us)
                     if batch is not None:
                         return batch
         return None
+
+    def _turns(self, lane: Lane) -> list[tuple[EventQueue, int]]:
+        """Queues as a lane reads them, each with the number up to which it does; 0: all of it.
+
+        What was handed over of the main queue comes first, but nothing behind it: the queue of the
+        initialization period may have got what is older than that.
+        """
+        turns = [(queue, 0) for queue in self._queues.values()]
+        main = turns[-1][0]
+        return [(main, lane.sent[1]), *turns] if lane.has_sent(main.name) else turns
 
     def _of_chunk(
         self, lane: Lane, queue: EventQueue, items: Sequence[QueuedEvent], through: int, now_us: int

@@ -105,3 +105,24 @@ def test_what_two_changes_of_documents_release_comes_once(tmp_path: Path) -> Non
     rig.engine.set_router(ToAll("r"))
     rig.run(5)
     assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_made_again_does_not_take_newer_events_past_the_initialization_period(
+    tmp_path: Path, restarts: bool
+) -> None:
+    sender, router = InlineSender("r", retry("away")), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    rig.add(event(1))
+    rig.run(1)
+    rig.clock.advance(1.0)
+    rig.add(opened(2), queue="initial")
+    rig.clock.advance(1.0)
+    rig.add(ended(3))
+    if restarts:
+        rig.restart()
+    rig.engine.set_router(router)  # as after ``sla apply``
+    rig.run(5)
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert in_order(sender) == ["e1", "e2", "e3"]
