@@ -285,7 +285,9 @@ class BatchComposer:
         if routed is None and not item.recipient and ends_one_of(item.event, firing):
             routed = Routed(lane.name, "it was told of the beginning")
         decision = self._decide(item, routed, lane.name, firing, now_us)
-        if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
+        # That it knows the condition to be so may be ended by what comes now.
+        is_open = decision is None or decision.reason is StageReason.ALREADY_FIRING
+        if is_open and self._order.is_ahead(queue, item, lane.cursors, lane.name):
             text = "an earlier event of the same condition was held back and comes now"
             decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
         return routed, decision

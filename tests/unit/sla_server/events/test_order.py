@@ -126,3 +126,24 @@ def test_what_is_made_again_does_not_take_newer_events_past_the_initialization_p
     sender.answer = CONFIRMED
     rig.run(60)
     assert in_order(sender) == ["e1", "e2", "e3"]
+
+
+def test_a_condition_that_begins_again_waits_for_the_end_that_was_held_back(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender], most_notices=1)
+    rig.add(opened(1))
+    rig.run(1)
+    until_us = rig.clock.unix_us() + 10_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e2" and now_us < until_us else None
+    )
+    rig.add(ended(2))
+    rig.run(1)
+    sender.answer = retry("away")
+    rig.add(event(3))
+    rig.run(2)
+    rig.add(opened(4))
+    rig.run(20)  # the silence ends while the recipient is away
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert in_order(sender) == ["e1", "e3", "e2", "e4"]
