@@ -128,6 +128,36 @@ def test_what_is_made_again_does_not_take_newer_events_past_the_initialization_p
     assert in_order(sender) == ["e1", "e2", "e3"]
 
 
+def test_a_longer_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    silences = [rig.clock.unix_us() + 10_000_000]
+    router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
+    rig.add(opened(1))
+    rig.run(5)
+    silences.append(rig.clock.unix_us() + 20_000_000)
+    rig.engine.set_router(router)
+    rig.add(ended(2))
+    rig.run(60)
+    assert sender.got() == ["e1", "e2"]
+
+
+def test_a_silence_that_ends_early_after_it_was_made_longer_keeps_the_order(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    silences = [rig.clock.unix_us() + 10_000_000]
+    router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
+    rig.add(opened(1))
+    rig.run(5)
+    silences.append(rig.clock.unix_us() + 3600_000_000)
+    rig.engine.set_router(router)
+    rig.add(ended(2))
+    rig.run(20)
+    rig.engine.set_router(ToAll("r"))
+    rig.run(5)
+    assert sender.got() == ["e1", "e2"]
+
+
 def test_a_condition_that_begins_again_waits_for_the_end_that_was_held_back(tmp_path: Path) -> None:
     sender, router = InlineSender("r"), ToAll("r")
     rig = Rig(tmp_path, router, [sender], most_notices=1)
