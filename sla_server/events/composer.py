@@ -152,15 +152,26 @@ class BatchComposer:
         before = -1
         while before:  # what had to go first is passed: from the beginning
             before = 0
-            for queue in sorted(self._queues.values(), key=lambda each: not lane.has_sent(each.name)):
+            for queue, last in self._turns(lane):
                 while True:
-                    items, through, before = self._order.chunk(queue, lane.cursors, before)
+                    items, through, first = self._order.chunk(queue, lane.cursors, last or before)
+                    before = before if last else first
                     if through == lane.cursors[queue.name]:
                         break
                     batch, lane.cursors[queue.name] = self._of_chunk(lane, queue, items, through, now_us)
                     if batch is not None:
                         return batch
         return None
+
+    def _turns(self, lane: Lane) -> list[tuple[EventQueue, int]]:
+        """Queues as a lane reads them, each with the number up to which it does; 0: all of it.
+
+        What was handed over of the main queue comes first, but nothing behind it: the queue of the
+        initialization period may have got what is older than that.
+        """
+        turns = [(queue, 0) for queue in self._queues.values()]
+        main = turns[-1][0]
+        return [(main, lane.sent[1]), *turns] if lane.has_sent(main.name) else turns
 
     def _of_chunk(
         self, lane: Lane, queue: EventQueue, items: Sequence[QueuedEvent], through: int, now_us: int
@@ -274,7 +285,9 @@ class BatchComposer:
         if routed is None and not item.recipient and ends_one_of(item.event, firing):
             routed = Routed(lane.name, "it was told of the beginning")
         decision = self._decide(item, routed, lane.name, firing, now_us)
-        if decision is None and self._order.is_ahead(queue, item, lane.cursors, lane.name):
+        # That it knows the condition to be so may be ended by what comes now.
+        is_open = decision is None or decision.reason is StageReason.ALREADY_FIRING
+        if is_open and self._order.is_ahead(queue, item, lane.cursors, lane.name):
             text = "an earlier event of the same condition was held back and comes now"
             decision = StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, now_us)
         return routed, decision

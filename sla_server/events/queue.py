@@ -287,7 +287,7 @@ class LaterQueue:
         self._queue = queue
         self._most = MOVE_ITEMS
         self._items: dict[int, QueuedEvent] = {}
-        self._due: list[tuple[int, int]] = []
+        self._due: list[tuple[int, int, int]] = []  # when, and the order in which they were accepted
         self._identities: set[tuple[str, str, str, int]] = set()
         self._held: dict[tuple[str, ...], dict[int, int]] = {}  # recipient and condition: seq to due_us
         after = 0
@@ -353,7 +353,7 @@ class LaterQueue:
         """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
         found = dict[int, QueuedEvent]()  # what was released twice is listed twice
         while self._due and self._due[0][0] <= now_us and len(found) < most:
-            _, seq = heapq.heappop(self._due)
+            *_, seq = heapq.heappop(self._due)
             if seq in self._items:
                 found[seq] = self._items[seq]
         return list(found.values())
@@ -363,17 +363,19 @@ class LaterQueue:
 
         The end of a condition stays as long as its beginning does.
         """
-        found, stuck = list[int](), set[tuple[str, ...]]()
-        for seq, item in self._items.items():
+        found, stuck = list[QueuedEvent](), set[tuple[str, ...]]()
+        for item in sorted(self._items.values(), key=_accepted):
             if item.purpose != "held":
                 continue
             key = (item.recipient, *catalogue.condition_key(item.event))
             if key not in stuck and is_free(item):
-                found.append(seq)
+                found.append(item)
             elif catalogue.status_of(item.event) is not Status.INFO:
                 stuck.add(key)
-        for seq in found:
-            heapq.heappush(self._due, (0, seq))  # its own time comes later, when it is here no more
+        for item in found:
+            heapq.heappush(
+                self._due, (0, *_accepted(item))
+            )  # its own time comes later, when it is here no more
         return len(found)
 
     @property
@@ -393,7 +395,7 @@ class LaterQueue:
     def take_held(self, recipient: str, event: Event) -> list[QueuedEvent]:
         """Forget and return what is held back for a recipient of the event's condition, oldest first."""
         key = (recipient, *catalogue.condition_key(event))
-        found = [self._items[seq] for seq in sorted(self._held.get(key, ()))]
+        found = sorted((self._items[seq] for seq in self._held.get(key, ())), key=_accepted)
         self.remove(found)
         return found
 
@@ -427,7 +429,7 @@ class LaterQueue:
         listed = list(items)
         for place, item in enumerate(listed):
             if item.seq in self._items:  # before all others: some were released before their own time
-                heapq.heappush(self._due, (place - len(listed), item.seq))
+                heapq.heappush(self._due, (place - len(listed), 0, item.seq))
 
     def cancel(self, is_meant: Callable[[QueuedEvent], bool]) -> int:
         """Forget those; returns how many."""
@@ -448,7 +450,7 @@ class LaterQueue:
     def _keep(self, item: QueuedEvent) -> None:
         self._items[item.seq] = item
         self._identities.add(_identity(item))
-        heapq.heappush(self._due, (item.due_us, item.seq))
+        heapq.heappush(self._due, (item.due_us, *_accepted(item)))
         if item.purpose == "held":
             key = (item.recipient, *catalogue.condition_key(item.event))
             self._held.setdefault(key, {})[item.seq] = item.due_us
@@ -456,6 +458,11 @@ class LaterQueue:
 
 def _identity(item: QueuedEvent) -> tuple[str, str, str, int]:
     return item.event.event_id, item.recipient, item.purpose, item.reminder
+
+
+def _accepted(item: QueuedEvent) -> tuple[int, int]:
+    """Place in the order in which events were accepted; what is held back again has a new number."""
+    return item.event.recorded_us, item.seq
 
 
 def moved(item: QueuedEvent) -> QueuedEvent:

@@ -105,3 +105,75 @@ def test_what_two_changes_of_documents_release_comes_once(tmp_path: Path) -> Non
     rig.engine.set_router(ToAll("r"))
     rig.run(5)
     assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_is_made_again_does_not_take_newer_events_past_the_initialization_period(
+    tmp_path: Path, restarts: bool
+) -> None:
+    sender, router = InlineSender("r", retry("away")), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    rig.add(event(1))
+    rig.run(1)
+    rig.clock.advance(1.0)
+    rig.add(opened(2), queue="initial")
+    rig.clock.advance(1.0)
+    rig.add(ended(3))
+    if restarts:
+        rig.restart()
+    rig.engine.set_router(router)  # as after ``sla apply``
+    rig.run(5)
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert in_order(sender) == ["e1", "e2", "e3"]
+
+
+def test_a_longer_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    silences = [rig.clock.unix_us() + 10_000_000]
+    router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
+    rig.add(opened(1))
+    rig.run(5)
+    silences.append(rig.clock.unix_us() + 20_000_000)
+    rig.engine.set_router(router)
+    rig.add(ended(2))
+    rig.run(60)
+    assert sender.got() == ["e1", "e2"]
+
+
+def test_a_silence_that_ends_early_after_it_was_made_longer_keeps_the_order(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    silences = [rig.clock.unix_us() + 10_000_000]
+    router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
+    rig.add(opened(1))
+    rig.run(5)
+    silences.append(rig.clock.unix_us() + 3600_000_000)
+    rig.engine.set_router(router)
+    rig.add(ended(2))
+    rig.run(20)
+    rig.engine.set_router(ToAll("r"))
+    rig.run(5)
+    assert sender.got() == ["e1", "e2"]
+
+
+def test_a_condition_that_begins_again_waits_for_the_end_that_was_held_back(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender], most_notices=1)
+    rig.add(opened(1))
+    rig.run(1)
+    until_us = rig.clock.unix_us() + 10_000_000
+    router.holds = lambda found, _r, now_us: (
+        Held("quiet", until_us) if found.event_id == "e2" and now_us < until_us else None
+    )
+    rig.add(ended(2))
+    rig.run(1)
+    sender.answer = retry("away")
+    rig.add(event(3))
+    rig.run(2)
+    rig.add(opened(4))
+    rig.run(20)  # the silence ends while the recipient is away
+    sender.answer = CONFIRMED
+    rig.run(60)
+    assert in_order(sender) == ["e1", "e3", "e2", "e4"]
