@@ -49,6 +49,9 @@ _WEIGHT: Final = 0.1  # of one answer in the mean
 _SLOW_WEIGHT: Final = 0.05
 FIRST_PAUSE_NS: Final = 10**9
 LONGEST_PAUSE_NS: Final = 8 * 10**9  # before it is spread; 4,000 gateways then try some 100 MB/s
+# Of the longest pauses none is as long as the one before: dbmanager may have no room at regular times, and
+# who came back in step with them would never find any.
+_GOLDEN: Final = 0.618
 # A seq behind all there will ever be: a poll from there asks for the newest cut alone.
 BEYOND: Final = 1 << 62
 
@@ -154,17 +157,20 @@ class RefusalBackoff:
         until_ns: monotonic; before that it may not.
     """
 
-    __slots__ = ("_length_ns", "until_ns")
+    __slots__ = ("_length_ns", "_shift", "until_ns")
 
     def __init__(self) -> None:
         self._length_ns = 0
+        self._shift = 0.0
         self.until_ns = 0
 
     def refused(self, now_ns: int, spread: float) -> None:
         """Its cuts found no room. ``spread``: the gateway's own number, 0 <= spread < 1."""
         if now_ns >= self.until_ns:  # else it was refused together with one that began the pause
+            if self._length_ns == LONGEST_PAUSE_NS:
+                self._shift = (self._shift + _GOLDEN) % 1
             self._length_ns = min(LONGEST_PAUSE_NS, 2 * self._length_ns or FIRST_PAUSE_NS)
-            self.until_ns = now_ns + int(self._length_ns * (0.5 + spread))
+            self.until_ns = now_ns + int(self._length_ns * (0.5 + (spread + self._shift) % 1))
 
     def accepted(self, now_ns: int) -> RefusalBackoff | None:
         """Something of it became durable; returns what is left of the pause, if anything."""

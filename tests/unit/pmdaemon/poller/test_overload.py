@@ -163,6 +163,18 @@ def test_what_dbmanager_has_discarded_comes_again_also_while_it_refuses_other_cu
     assert min(fleet.high.values()) > FULL_LAG_NS // SECOND, "all but those of a pause"
 
 
+def test_who_comes_back_in_step_with_refusals_is_not_refused_for_ever(fleet: Fleet) -> None:
+    fleet.go(5)
+    fleet.mailbox.full = {"dbmanager"}
+    fleet.go(61)  # pauses grow to their longest
+    for _ in range(20):
+        fleet.mailbox.full = set()
+        fleet.go(4)
+        fleet.mailbox.full = {"dbmanager"}
+        fleet.go(1)
+    assert min(fleet.high.values()) > 100
+
+
 def test_the_budget_for_backlog_knows_what_the_fleet_makes(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

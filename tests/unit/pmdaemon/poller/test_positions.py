@@ -316,7 +316,7 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
             now_ns += 10**9
         assert record.answered(poll) is not None
         pauses_s.append((now_ns - began_ns) // 10**9)
-    assert pauses_s == [1, 2, 4, 8, 8, 8, 8]
+    assert pauses_s == [1, 2, 4, 8, 5, 10, 7], "the longest differ: none in step with dbmanager's own times"
     for seq in range(1, 5):
         record.durable(7, seq, now_ns)
     assert record.poll_single_epoch(9, now_ns) is not None, "the short way is open again"
