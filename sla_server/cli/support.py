@@ -48,6 +48,7 @@ from sla_server import directories
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused, ServerDown
 from sla_server.cli.formatting import CONFIG, FiniteRange, pass_client
+from sla_server.events.recipients.secret_files import secrets_of_address
 
 PART_BYTES: Final = 4 << 20
 LOG_LINES: Final = 20_000
@@ -78,16 +79,33 @@ API_PARTS: Final = {
 _NAMES: Final = (
     "password|passwd|passphrase|pwd|secret|token|credentials?|api[_-]?key|access[_-]?key|private[_-]?key"
 )
-_SECRET_KEY: Final = re.compile(rf"(?i)(?:^|[_-])(?:{_NAMES}|key)$")
+_SECRET_KEY: Final = re.compile(rf"(?i)(?:{_NAMES}|(?:^|[_-])key)$")
 _PRIVATE_KEY: Final = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\A[A-Za-z0-9+/=\s]*-----END [A-Z ]*PRIVATE KEY-----",  # a log may begin within one
+    re.DOTALL,
 )
 _ASSIGNED: Final = re.compile(
-    rf"""(?i)\b(\w*(?:{_NAMES})["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|[^\s"',;}}\]\[]+)"""
+    rf"""(?ix)
+    (\b\w*(?:{_NAMES}|[a-z0-9][_-]key) (?:\\*["'])? \s* [=:] \s*)
+    ( "(?:\\.|[^"\\\n])*(?:"|(?=\n|\Z))
+    | '(?:\\.|[^'\\\n])*(?:'|(?=\n|\Z))
+    | \\+["'](?:(?!\\+["'])[^\n])*(?:\\+["']|(?=\n|\Z))  # JSON in a text of JSON
+    | [^\s"'\\,;{{}}\[\]][^\s"'\\]*?(?=[,;{{}}\[\]]*(?:[\s"'\\]|\Z))
+    )"""
 )
-_PLAIN: Final = re.compile(r"null|true|false|nil|None|[\d.]+|\[removed\]|\*\*\*.*")
+_PLAIN: Final = re.compile(r"null|true|false|nil|None|-?[\d.]+|\[removed\]|\*\*\*.*")
+_QUOTE: Final = re.compile(r"\\*[\"']")
+_OPTION: Final = re.compile(rf"(?i)(?<!\S)(--[\w-]*(?:{_NAMES})\s+)[^\s\"'\\]+")
+_HEADER: Final = re.compile(
+    r"(?i)\b((?:(?:proxy-)?authorization|(?:set-)?cookie)\\*[\"']?\s*[:=]\s*\\*[\"']?"
+    r"(?:(?:bearer|basic)\s+)?)"
+    r"[^\s\"'\\][^\n\"'\\]*"
+)
 _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}")
+_SIGNED: Final = re.compile(r"\beyJ[\w-]{6,}\.[\w-]+\.[\w-]*")
 _CODE: Final = re.compile(r"([?&]code=)[^&\s\"']+")
+_ADDRESS: Final = re.compile(r"[A-Za-z][\w+.-]*://[^\s\"'<>\\]+")
 
 
 def _without_value(found: re.Match[str]) -> str:
@@ -95,7 +113,8 @@ def _without_value(found: re.Match[str]) -> str:
     name, value = found.groups()
     if _PLAIN.fullmatch(value):
         return found.group()
-    quote = value[0] if value[0] in "\"'" else ""
+    opened = _QUOTE.match(value)
+    quote = opened.group() if opened is not None else ""
     return f"{name}{quote}{REMOVED}{quote}"
 
 
@@ -115,20 +134,21 @@ class Scrubber:
             text = self._known.sub(REMOVED, text)
         return "".join(self._line(line) for line in text.splitlines(keepends=True))
 
-    def value(self, value: Any) -> Any:
+    def value(self, value: Any, *, is_secret: bool = False) -> Any:
         """A JSON value without those of keys whose names say that they hold a secret."""
         if isinstance(value, Mapping):
             return {
-                key: REMOVED
-                if each and isinstance(each, str) and _SECRET_KEY.search(str(key))
-                else self.value(each)
+                key: self.value(each, is_secret=is_secret or _SECRET_KEY.search(str(key)) is not None)
                 for key, each in value.items()
             }
-        return [self.value(each) for each in value] if isinstance(value, list | tuple) else value
+        if isinstance(value, list | tuple):
+            return [self.value(each, is_secret=is_secret) for each in value]
+        return REMOVED if is_secret and value and isinstance(value, str) else value
 
     @staticmethod
     def _line(line: str) -> str:
-        line = _BEARER.sub(rf"\1 {REMOVED}", masked(line))
+        line = _OPTION.sub(rf"\1{REMOVED}", _HEADER.sub(rf"\1{REMOVED}", masked(line)))
+        line = _SIGNED.sub(REMOVED, _BEARER.sub(rf"\1 {REMOVED}", line))
         return _ASSIGNED.sub(_without_value, _CODE.sub(rf"\1{REMOVED}", line))
 
 
@@ -306,7 +326,10 @@ def _secrets(client: Client, loaded: configuration.ResolvedConfig | None) -> Ite
                     with path.open(errors="replace") as file:
                         text = file.read(SECRET_BYTES)
                     yield text
-                    yield from text.splitlines()
+                    for line in text.splitlines():
+                        yield line
+                        if "://" in line:
+                            yield from secrets_of_address(line.strip())
 
 
 def _secrets_of(value: Any, key: str) -> Iterator[str]:
@@ -320,10 +343,13 @@ def _secrets_of(value: Any, key: str) -> Iterator[str]:
     elif isinstance(value, str):
         if _SECRET_KEY.search(key):
             yield value
-        if "://" in value:
+        for found in _ADDRESS.finditer(value):
             with suppress(ValueError):
-                if password := urlsplit(value).password:
-                    yield from (password, unquote(password))
+                parts = urlsplit(found.group())
+                fields = (each.partition("=") for each in re.split("[&;]", parts.query))
+                named = [text for name, _, text in fields if _SECRET_KEY.search(name)]
+                for text in (parts.password or "", *named):
+                    yield from (text, unquote(text))
 
 
 def _about() -> dict[str, Any]:
@@ -382,7 +408,9 @@ def _sizes_of(deadline: Deadline, *folders: Path) -> dict[str, Any]:
 
 def _end_of(path: Path) -> str:
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 2 * PART_BYTES))
+        if (begin := path.stat().st_size - 2 * PART_BYTES) > 0:
+            file.seek(begin)
+            file.readline()  # half of a secret would not be known as one
         return file.read(2 * PART_BYTES).decode(errors="replace")
 
 

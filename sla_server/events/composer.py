@@ -322,9 +322,10 @@ class BatchComposer:
         held: Held | None = self._router.held(item.event, recipient, now_us)
         if held is not None and held.until_us <= now_us:
             return StageDecision(StageVerdict.SKIP, StageReason.SILENCED, held.reason)
-        if held is not None:
-            return StageDecision(StageVerdict.HOLD, StageReason.QUIET, held.reason, held.until_us)
         until_us = None if item.is_caught_up else self._later.held_until(recipient, item.event)
+        if held is not None:  # what was held back before the silence was made shorter comes first
+            until_us = max(held.until_us, until_us or 0)
+            return StageDecision(StageVerdict.HOLD, StageReason.QUIET, held.reason, until_us)
         if until_us is not None:
             text = "an earlier event of the same condition is held back"
             return StageDecision(StageVerdict.HOLD, StageReason.BEHIND_HELD, text, until_us)

@@ -214,11 +214,59 @@ def test_a_file_is_never_replaced(site: Terminal, tmp_path: Path) -> None:
         ("Authorization: Basic dXNlcjpwYXNz", f"Authorization: Basic {REMOVED}"),
         ("amqp://u:p@h/x?api_key=k&b=1", "amqp://u:***@h/x?api_key=***&b=1"),
         ("-----BEGIN EC PRIVATE KEY-----\nabc", REMOVED),
+        ("MIIEvQIB\nAAab+/==\n-----END PRIVATE KEY-----\nnext", f"{REMOVED}\nnext"),
+        ("secret_key: hunter2, next", f"secret_key: {REMOVED}, next"),
+        ("hmac-key=hunter2 next", f"hmac-key={REMOVED} next"),
+        ('password="a\\"hunter2" next', f'password="{REMOVED}" next'),
+        ('password="hunter2', f'password="{REMOVED}"'),
+        (
+            '{"text":"said {\\"password\\": \\"hunter2\\"}"}',
+            f'{{"text":"said {{\\"password\\": \\"{REMOVED}\\"}}"}}',
+        ),
+        ("token=hunter2,hunter2 next", f"token={REMOVED} next"),
+        ("password=x]hunter2", f"password={REMOVED}"),
+        ('{"token":17,"next":1}', '{"token":17,"next":1}'),
+        ("run with --password hunter2 next", f"run with --password {REMOVED} next"),
+        ("Authorization: Token hunter2", f"Authorization: {REMOVED}"),
+        ("Cookie: session=hunter2; a=b", f"Cookie: {REMOVED}"),
+        ("said eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", f"said {REMOVED}"),
         ("a token of the agent was used", "a token of the agent was used"),
     ],
 )
 def test_what_has_the_form_of_a_secret_goes_and_the_rest_stays(text: str, left: str) -> None:
     assert Scrubber(()).text(text) == left
+
+
+def test_all_below_a_key_that_names_a_secret_goes() -> None:
+    value = {"password": ["a", "b"], "secret": {"x": "c", "y": 7}, "apiToken": "d", "token": None}
+    left = {
+        "password": [REMOVED, REMOVED],
+        "secret": {"x": REMOVED, "y": 7},
+        "apiToken": REMOVED,
+        "token": None,
+    }
+    assert Scrubber(()).value(value) == left
+
+
+def test_secrets_of_environment_and_addresses_are_known_wherever_they_occur(
+    site: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", "plain-of-libpq")
+    monkeypatch.setenv("PGURL", "postgresql://u@h/d?password=plain-of%20query&x=1")
+    hook = "https://hooks.example/services/T0001/B0001/plain-of-the-path"
+    (tmp_path / "data" / "secrets" / "chat").write_text(hook + "\n")
+    found = ["plain-of-libpq", "plain-of-table", "plain-of query", "plain-of%20query", "plain-of-the-path"]
+    (tmp_path / "data" / "server.log").write_text("".join(f"it said {each} here\n" for each in found))
+    monkeypatch.setenv("SLA_DSN", '{url = "postgresql://u:plain-of-table@h/d"}')
+    log = made(site)["logs/server.log"]
+    assert log == f"it said {REMOVED} here\n" * len(found)
+
+
+def test_a_log_begins_with_a_whole_line(site: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "PART_BYTES", 64)
+    secret = SECRETS["webhook"]
+    (Path("data") / "server.log").write_text(secret + "x" * (128 - len(secret) // 2 - 5) + "\nend\n")
+    assert made(site)["logs/server.log"] == "end\n"
 
 
 def test_known_secrets_go_in_each_form_and_short_ones_are_left() -> None:

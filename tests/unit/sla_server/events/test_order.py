@@ -177,3 +177,19 @@ def test_a_condition_that_begins_again_waits_for_the_end_that_was_held_back(tmp_
     sender.answer = CONFIRMED
     rig.run(60)
     assert in_order(sender) == ["e1", "e3", "e2", "e4"]
+
+
+def test_a_shorter_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) -> None:
+    sender, router = InlineSender("r"), ToAll("r")
+    rig = Rig(tmp_path, router, [sender])
+    silence = {"until_us": rig.clock.unix_us() + 30_000_000}
+    router.holds = lambda _found, _r, now_us: (
+        Held("quiet", silence["until_us"]) if now_us < silence["until_us"] else None
+    )
+    rig.add(opened(1))
+    rig.run(5)
+    silence["until_us"] = rig.clock.unix_us() + 5_000_000
+    rig.engine.set_router(router)
+    rig.add(ended(2))
+    rig.run(60)
+    assert sender.got() == ["e1", "e2"]
