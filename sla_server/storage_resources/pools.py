@@ -141,7 +141,9 @@ class StoragePools:
         state = self._pools.get(found.key)
         if state is None:
             return []
-        events = self._check_forecast(state, found, now_us) + self._check_spike(state, found, now_us)
+        events: Rows = []
+        if not is_stale(state, now_us):  # what was not read for long causes nothing
+            events = self._check_forecast(state, found, now_us) + self._check_spike(state, found, now_us)
         state.row["forecast"] = found.forecast.as_row(now_us)
         return [("pools", dict(state.row)), *events]
 

@@ -1,8 +1,10 @@
 """The thread ``sv-space``: forecasts from SQL, and commands of the operator; the main loop waits for neither.
 
 Every ``FORECAST_S`` it reads the days of all pools and puts a ``PoolForecast`` of each into ``found``; a
-command that was ordered is run at once, and its ``CommandDone`` comes the same way. While the database is
-away the former forecasts stay, and the next turn tries again; the thread ``sv-sql`` says that it is away.
+command that was ordered is run at once, also between two forecasts (those of a fleet take minutes), and its
+``CommandDone`` comes the same way. A command that cannot be killed is not run again, the others are. While
+the database is away the former forecasts stay, and the next turn tries again; the thread ``sv-sql`` says that
+it is away.
 
 Shared with the main loop: the two queues. All else belongs to the thread.
 """
@@ -48,7 +50,7 @@ class StorageWorker:
         self._store = store
         self._clock = clock
         self._stop = stop
-        self._runner = CommandRunner(stop.is_set)
+        self._runners: dict[str, CommandRunner] = {}  # by name of the command
         self._due_ns = clock.monotonic_ns() + round(AGAIN_S * 1e9)
 
     def order(self, order: CommandOrder) -> None:
@@ -59,16 +61,23 @@ class StorageWorker:
         """The thread."""
         while not self._stop.is_set():
             watchdog.beat(STEP_LIMIT_S)
-            try:
-                self.found.put(self._run(self._orders.get(timeout=TURN_S)))
-            except queue.Empty:
-                if self._clock.monotonic_ns() >= self._due_ns:
-                    self.forecast_all()
+            if not self._run_next(TURN_S) and self._clock.monotonic_ns() >= self._due_ns:
+                self.forecast_all()
+
+    def _run_next(self, timeout_s: float = 0.0) -> bool:
+        """Run the command that was ordered first; whether there was one in that time."""
+        try:
+            order = self._orders.get(timeout_s > 0, timeout_s or None)
+        except queue.Empty:
+            return False
+        self.found.put(self._run(order))
+        return True
 
     def _run(self, order: CommandOrder) -> CommandDone:
         command = order.command
+        runner = self._runners.setdefault(command.name, CommandRunner(self._stop.is_set))
         try:
-            said = self._runner.run(command.argv, command.limit_s, order.variables, is_end_enough=True)
+            said = runner.run(command.argv, command.limit_s, order.variables, is_end_enough=True)
         except CommandFailed as exc:
             return CommandDone(order, str(exc), "")
         lines = said.strip().splitlines()
@@ -88,6 +97,8 @@ class StorageWorker:
             if self._stop.is_set():
                 return
             watchdog.beat(STEP_LIMIT_S)
+            while not self._stop.is_set() and self._run_next():
+                watchdog.beat(STEP_LIMIT_S)
             ended = [row for row in days if row["day_us"] + DAY_US <= now_us]
             if ended and ended[-1]["day_us"] >= now_us - STALE_DAYS * DAY_US:
                 self.found.put(forecast_of(PoolKey(*key), ended, now_us))

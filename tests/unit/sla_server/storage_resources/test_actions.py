@@ -199,6 +199,17 @@ def found(days: float | None, spike: float | None = None, newest_us: int = NOW_U
     return PoolForecast(PoolKey("gw-1", "data"), what, spike, newest_us)
 
 
+def test_the_forecast_of_a_pool_that_is_not_read_any_more_is_no_event() -> None:
+    site = Site()
+    site.read(50, NOW_US)
+    assert site.tick(NOW_US + 4 * HOUR_US, found(3, spike=40)) == []
+    site.read(50, NOW_US + 5 * HOUR_US)
+    assert [event["kind"] for event in site.tick(NOW_US + 5 * HOUR_US, found(3, spike=40))] == [
+        "space-forecast",
+        "space-growth",
+    ]
+
+
 def test_a_pool_that_will_be_full_soon_is_an_event_with_hysteresis() -> None:
     site = Site(forecast_days=14)
     site.read(50, NOW_US)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.commands import CommandFailed, CommandRunner
 from pmdaemon.runtime.stop import Stop
+from sla_server.storage_resources.actions import CommandDone, CommandOrder
+from sla_server.storage_resources.config import StorageCommand
 from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey
 from sla_server.storage_resources.worker import AGAIN_S, StorageWorker
 from tests.support.services import FakeStore
@@ -55,3 +60,41 @@ def test_while_the_database_is_away_nothing_is_found_and_it_is_tried_again() -> 
     thread.join(60)
     assert not thread.is_alive()
     assert worker.found.empty()
+
+
+def ordered(name: str) -> CommandOrder:
+    command = StorageCommand(name=name, argv=["/bin/echo", name], dry_run=False)
+    return CommandOrder(command, "a", "data", "host/data", {})
+
+
+def test_a_command_does_not_wait_for_the_forecasts_of_a_fleet() -> None:
+    store = FakeStore()
+    store.tables["pool_days"] = [day(owner, 19_999, 5) for owner in "abc"]
+    worker = StorageWorker(store, FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
+    worker.order(ordered("archive"))
+    worker.forecast_all()
+    found = [type(worker.found.get_nowait()) for _ in range(4)]
+    assert found == [CommandDone, PoolForecast, PoolForecast, PoolForecast]
+
+
+def test_a_command_that_cannot_be_killed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its I/O hangs in the kernel, perhaps in the very pool that is full."""
+    monkeypatch.setattr(CommandRunner, "run", hanging)
+    worker = StorageWorker(FakeStore(), FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
+    for name in ("archive", "expire", "archive"):
+        worker.order(ordered(name))
+    worker.forecast_all()
+    while worker._run_next():
+        pass
+    problems = [worker.found.get_nowait() for _ in range(3)]
+    assert [each.problem for each in problems if isinstance(each, CommandDone)] == [
+        "/bin/echo: first run",
+        "/bin/echo: first run",
+        "/bin/echo: it hangs",
+    ]
+
+
+def hanging(runner: CommandRunner, argv: list[str], *_args: object, **_more: object) -> str:
+    said = "it hangs" if runner._stuck else "first run"
+    runner._stuck = object()  # type: ignore[assignment]
+    raise CommandFailed(argv[0], said)
