@@ -190,7 +190,16 @@ def on_spark(
         finally:
             spark.stop()
     except (PySparkException, Py4JError) as exc:
+        if (stop := _stop_behind(exc)) is not None:
+            raise stop from exc
         raise SparkFailed(reason_of(exc), log_path) from exc
+
+
+def _stop_behind(error: BaseException | None) -> BaseException | None:
+    """What stopped the job, if this error is only what Spark says of being stopped."""
+    while error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def reason_of(error: Exception) -> str:
