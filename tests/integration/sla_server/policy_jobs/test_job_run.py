@@ -135,6 +135,15 @@ def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.Mo
     assert "more" not in str(caught.value)
 
 
+def test_java_that_was_killed_is_a_failure_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> NoReturn:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=refused))
+    with pytest.raises(errors.SparkFailed, match="its Java process has ended"):
+        job.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log")
+
+
 @pytest.mark.parametrize("ends", [SystemExit(143), KeyboardInterrupt()])
 def test_a_job_that_is_stopped_is_no_failure_of_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
