@@ -44,7 +44,14 @@ from sla_server.policy_jobs import (
     transforms,
 )
 from sla_server.policy_jobs.errors import JobRunning, SparkFailed
-from sla_server.policy_jobs.session import build_session, check_files, peak_mib, scratch_of, stderr_to
+from sla_server.policy_jobs.session import (
+    build_session,
+    check_files,
+    end_java,
+    peak_mib,
+    scratch_of,
+    stderr_to,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,12 +196,23 @@ def on_spark(
             return found, peak_mib()
         finally:
             spark.stop()
-    except (PySparkException, Py4JError) as exc:
+    except (PySparkException, Py4JError, ConnectionError) as exc:
+        if (stop := _stop_behind(exc)) is not None:
+            raise stop from exc
         raise SparkFailed(reason_of(exc), log_path) from exc
+
+
+def _stop_behind(error: BaseException | None) -> BaseException | None:
+    """What stopped the job, if this error is only what Spark says of being stopped."""
+    while error is not None and not isinstance(error, SystemExit | KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def reason_of(error: Exception) -> str:
     """Why Spark failed: in our own words if a worker of ours raised them, else its first line."""
+    if isinstance(error, ConnectionError):
+        return "its Java process has ended; the kernel's log says whether it was for want of memory"
     text = str(error).strip() or type(error).__name__
     own = re.search(r"^sla_server\.\S+: (.+)$", text, re.MULTILINE)
     return (own.group(1) if own else text.splitlines()[0]).rstrip(".")
@@ -338,7 +356,8 @@ def stopped_in_order() -> Iterator[None]:
 
     def stop(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.alarm(STOP_S)  # Spark may not let go
+        signal.alarm(STOP_S)
+        end_java()  # else what waits for a result goes on to wait
         raise SystemExit(STOPPED)
 
     before = signal.signal(signal.SIGTERM, stop)

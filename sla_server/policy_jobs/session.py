@@ -153,13 +153,23 @@ def check_connector(spark: SparkSession, paths: Sequence[str]) -> None:
 def peak_mib() -> dict[str, int]:
     """The most memory that this process had so far, and Spark's Java process if it is a child of this one."""
     found = {"the driver": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}
-    java = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
-    for child in java:
+    for child in _java_children():
         with suppress(psutil.Error, OSError, StopIteration):
             status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
             peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
             found["Java"] = max(found.get("Java", 0), int(peak_kib) >> 10)
     return found
+
+
+def _java_children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+
+
+def end_java() -> None:
+    """Kill Spark's Java process if it is a child of this one: who waits for an answer gets an error."""
+    with suppress(psutil.Error):
+        for child in _java_children():
+            child.kill()
 
 
 @contextmanager

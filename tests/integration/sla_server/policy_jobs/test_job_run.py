@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkRuntimeError
 
 from sla_server import config as configuration
@@ -132,6 +133,32 @@ def test_a_failure_of_spark_names_its_log(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(errors.SparkFailed, match=r"its port number\. Its log is .*spark\.log") as caught:
         job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log")
     assert "more" not in str(caught.value)
+
+
+def test_java_that_was_killed_is_a_failure_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> NoReturn:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=refused))
+    with pytest.raises(errors.SparkFailed, match="its Java process has ended"):
+        job.on_spark(PolicyJobConfig(), tmp_path, refused, tmp_path / "spark.log")
+
+
+@pytest.mark.parametrize("ends", [SystemExit(143), KeyboardInterrupt()])
+def test_a_job_that_is_stopped_is_no_failure_of_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    """Java may be gone, or busy, by the time that Spark is told to stop."""
+
+    def stop() -> NoReturn:
+        raise Py4JError("SparkSession does not exist in the JVM")
+
+    def action(_spark: Any) -> NoReturn:
+        raise ends
+
+    monkeypatch.setattr(job, "build_session", lambda *_: SimpleNamespace(stop=stop))
+    with pytest.raises(type(ends)):
+        job.on_spark(PolicyJobConfig(), tmp_path, action, tmp_path / "spark.log")
 
 
 @pytest.mark.parametrize(
