@@ -26,8 +26,9 @@ AGENT_ENV_PREFIX = "SLA_AGENT__"
 _MOST_BITS: Final = 1000  # floats hold 1,024; Python shows numbers up to 4,300 digits
 _BARE_KEY: Final = re.compile("[A-Za-z0-9_-]+")
 _SECRETS: Final = ("password", "secret", "token")
-# The secret ends at the last @ before the next URL of the line; it may hold blanks.
-_USERINFO: Final = re.compile(r"(://[^:/@\s]*):(?:\S|[^\S\n](?!\S*://))*@")
+# The secret ends at the last @ before the next URL of the line; it may hold blanks. Bounded: a line of many
+# addresses would take a time that grows with its square.
+_USERINFO: Final = re.compile(r"(://[^:/@\s]{0,256}):(?:\S|[^\S\n](?!\S{0,64}://)){0,512}@")
 _PARAMETER: Final = re.compile(
     r"(?i)([?&;][^=&;?#\s]*(?:pass|pwd|secret|token|key|cred|sig)[^=&;?#\s]*=)[^&;#\s\"']*"
 )

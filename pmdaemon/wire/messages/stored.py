@@ -81,10 +81,10 @@ class StoredGateway:
             reason=_text(header, "reason"),
             address=_text(header, "address"),
             software=_text(header, "software"),
-            epoch=str(header.get("ep", "")),
+            epoch=_epoch(header.get("ep", "")),
             at_us=_int(header, "at_us"),
             offset_us=_int(header, "offset_us") or 0,
-            lost_cuts=(_int(header, "dropped") or 0) + (_int(header, "lost_cuts") or 0),
+            lost_cuts=min(_INT_MAX, (_int(header, "dropped") or 0) + (_int(header, "lost_cuts") or 0)),
             is_planned=header.get("planned") is True,
             exports=tuple(map(_export, _maps(header, "exports"))) if isinstance(exports, list) else None,
             volumes=_texts(volumes) if isinstance(volumes, list) else None,
@@ -125,6 +125,13 @@ def _export(row: Header) -> StoredExport:
 
 def _text(header: Header, key: str) -> str:
     value = header.get(key, "")
+    return storable(value) if isinstance(value, str) else ""
+
+
+def _epoch(value: Any) -> str:
+    """A number, or a text of a release to come."""
+    if type(value) is int:
+        return str(value) if abs(value).bit_length() <= 64 else ""
     return storable(value) if isinstance(value, str) else ""
 
 

@@ -81,3 +81,15 @@ def test_a_stream_without_a_usable_number_is_left_out(stream_id: object) -> None
 def test_text_is_what_every_database_keeps() -> None:
     assert storable("a\0b") == "a\ufffdb"
     assert StoredGateway.read({"gw": "g", "name": "n\0\udc80"}).name == "n\ufffd?"
+
+
+@pytest.mark.parametrize(
+    ("said", "epoch"), [(7, "7"), (2**64, ""), ("a\0", "a\ufffd"), ([[]], ""), (None, ""), (True, "")]
+)
+def test_an_epoch_is_a_number_or_a_text_that_can_be_stored(said: object, epoch: str) -> None:
+    assert StoredGateway.read({"ep": said}).epoch == epoch
+
+
+def test_counts_of_lost_cuts_stay_what_a_column_holds() -> None:
+    most = 2**63 - 1
+    assert StoredGateway.read({"dropped": most, "lost_cuts": most}).lost_cuts == most
