@@ -95,7 +95,7 @@ def test_pools_of_gateway_and_server_reach_sql_events_commands_and_refusals(stag
         found: list[Any] = stage.get("pools/gateway-a/images")["actions"]
         return found
 
-    stage.wait(lambda: bool(actions()), "the command")
+    stage.wait(lambda: [each for each in actions() if each["state"] != "started"], "the command")
     (action,) = actions()
     assert (action["action"], action["state"]) == ("make-room", "done")
     assert "It said: gateway-a/images is warn" in action["text"]

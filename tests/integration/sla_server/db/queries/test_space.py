@@ -35,7 +35,7 @@ def test_what_is_recorded_comes_back_and_a_restart_goes_on(database: Any) -> Non
     for day, used in ((0, 50), (1, 85)):
         at_us = NOW_US + day * DAY_US
         rig.feed(record_message(pools.add("gw-1", "host-1", reading(used, at_us), at_us)))
-    later_us = NOW_US + DAY_US + 1
+    later_us = NOW_US + DAY_US + round(config.record_s * 1e6)
     fewer = reading(86, later_us, VOLUMES[:2])
     rig.feed(record_message(pools.add("gw-1", "host-1", fewer, later_us)))
 
