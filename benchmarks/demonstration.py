@@ -51,7 +51,7 @@ SHORTEST_S = 30
 DEADLINE_S = 60.0  # of each wait for something that takes seconds on a quiet machine
 POLICY_LIMIT_S = 900.0  # half a minute of work of one processor, which others may want, too
 POLICY_TOML = '[policy]\npublish = "always"\nback_test_ios = 2000\n'
-"""A minute of history is too short for the back-test to find that a policy helps: it is shown, not followed."""
+"""A minute of history is too short for the back-test to find that a policy helps: shown, not followed."""
 WORD_EACH_S = 15.0  # while the policy job says nothing
 SETTLED_S = 2.0  # a greedy neighbour has filled the disk's queue
 RECENT_S = 1.0  # I/Os due before that have ended, unless they take longer than is promised by far
