@@ -98,7 +98,6 @@ LITERAL_PHRASES: Final = PHRASES | {
 """Banned in string literals."""
 
 ALLOWED_LITERALS: Final = {
-    "it was told of the beginning": "events: a reason of delivery, stored with what was delivered",
     "not-told": "a reason of slices: stored by every release, and shown by the page",
     "its time is over": "services/control: stored in throttles of every release, and a test has it",
     "Nobody is throttled": "of the page and `sla top`, where it is people who read their volumes' names",

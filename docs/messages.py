@@ -24,13 +24,14 @@ from pmdaemon.wire.messages import (
     planes,
     server,
     space,
+    thresholds,
 )
 from pmdaemon.wire.messages.base import Key, WireMessage, fields_of, form_of
 from pmdaemon.wire.session import OWN_KINDS, TABLE, SessionState, Side
 
 TARGET = Path(__file__).parent / "formats" / "messages.md"
 COLUMNS = 116
-OF_AGENT = (agent, alerts, costs, space, certificates, ends)  # one conversation, in this order
+OF_AGENT = (agent, thresholds, alerts, costs, space, certificates, ends)  # one conversation, in this order
 
 HEAD = """\
 # Messages

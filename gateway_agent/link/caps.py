@@ -31,8 +31,9 @@ from gateway_agent.link.group_shares import GroupShares, caps_of_plane
 from gateway_agent.sources.sample import Sample
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.runtime.clock import boot_id, boot_ns
-from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet, Thresholds
+from pmdaemon.wire.messages.agent import MAX_REFUSED, CapsAck, CapSet
 from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.thresholds import Thresholds
 
 ONLY_OBSERVES: Final = (
     "this gateway only observes: it has no data plane, control group or QEMU process that it could slow down"

@@ -45,14 +45,13 @@ from pmdaemon.wire.messages.agent import (
     Registered,
     Registration,
     Schema,
-    Thresholds,
-    ThresholdsAck,
     Welcome,
 )
 from pmdaemon.wire.messages.certificates import Certificate, Renew
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Bye, Error, Unsupported
 from pmdaemon.wire.messages.planes import DpCosts, DpThresholds
+from pmdaemon.wire.messages.thresholds import Thresholds, ThresholdsAck
 from pmdaemon.wire.session import AgentSession, FromServer, SessionState
 
 log = structlog.get_logger("link")

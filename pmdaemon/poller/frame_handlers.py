@@ -43,13 +43,13 @@ from pmdaemon.wire.messages.agent import (
     Reply,
     Schema,
     Streams,
-    ThresholdsAck,
     Welcome,
 )
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.certificates import CaCertificate, Enrol, Renew
 from pmdaemon.wire.messages.ends import Error, Unsupported
 from pmdaemon.wire.messages.space import SPACE, Space
+from pmdaemon.wire.messages.thresholds import ThresholdsAck
 from pmdaemon.wire.session import negotiate
 
 SOFTWARE: Final = "storage-sla-server 0.1"

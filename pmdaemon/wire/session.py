@@ -54,11 +54,12 @@ from pmdaemon.errors import (
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire.frame import FLAG_LIVE, FLAGS_AT, MAX_FRAME_BYTES, Frame, FrameReader, unfold
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.agent import CapSet, Hello, Poll, Registered, Thresholds, Welcome
+from pmdaemon.wire.messages.agent import CapSet, Hello, Poll, Registered, Welcome
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.certificates import Certificate
 from pmdaemon.wire.messages.costs import Costs
 from pmdaemon.wire.messages.ends import Bye, Error, Unsupported
+from pmdaemon.wire.messages.thresholds import Thresholds
 
 OWN_KINDS: Final = 64  # kinds from here on travel between our own processes only
 MAX_HELLO_BYTES: Final = 4096  # a HELLO is some 200 bytes; names and features leave room to grow

@@ -25,26 +25,12 @@ import structlog
 
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.clock import Clock
+from pmdaemon.wire.messages.api import OTHER_KEYS
 from pmdaemon.wire.messages.server import Pressure
 from sla_server.api.errors import TooManyStreams
 
 TREND_POINTS: Final = 900  # 15 minutes at one a second; a point is about 100 B an objective
 LISTS: Final = ("gateways", "volumes", "slas", "throttles", "backends", "processes", "events", "problems")
-OTHER_KEYS: Final = (
-    "name",
-    "objective",
-    "state",
-    "compliance",
-    "coverage",
-    "budget_remaining",
-    "budget_minutes_left",
-    "target",
-    "burn_1h",
-    "alerts",
-    "good_s",
-    "bad_s",
-)
-"""Values of a row of the snapshot's ``others``."""
 OTHER_LEAST: Final = 6
 """Values that such a row has at least; the rest is null where services are older."""
 STATE_FRESH_NS: Final = 300_000_000_000

@@ -283,7 +283,7 @@ class BatchComposer:
         """How an event goes to a lane, and what the stages decide; without a decision it is sent."""
         routed = self.routed(queue.name, item, lane.name)
         if routed is None and not item.recipient and ends_one_of(item.event, firing):
-            routed = Routed(lane.name, "it was told of the beginning")
+            routed = Routed(lane.name, "it got the beginning")
         decision = self._decide(item, routed, lane.name, firing, now_us)
         # That it knows the condition to be so may be ended by what comes now.
         is_open = decision is None or decision.reason is StageReason.ALREADY_FIRING

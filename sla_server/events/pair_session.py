@@ -23,6 +23,7 @@ Thread: ``ev-pair``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -124,7 +125,7 @@ class PartnerNames(Protocol):
         """After which it is lost."""
 
 
-class MirrorSession:
+class MirrorSession(ABC):
     """What both roles share: framing, state, and what is received when.
 
     Attributes:
@@ -165,9 +166,9 @@ class MirrorSession:
         """The socket has taken all: add what waited for that; whether there was anything."""
         return False
 
+    @abstractmethod
     def handle(self, received: Frame) -> None:
         """Act on a frame that ``RECEIVE`` allows."""
-        raise NotImplementedError
 
     def send(self, message: WireMessage) -> None:
         """Leave a message for the socket."""

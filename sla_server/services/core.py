@@ -22,7 +22,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import CapSet, Thresholds
+from pmdaemon.wire.messages.agent import CapSet
 from pmdaemon.wire.messages.api import ServiceRequest, ServiceResponse
 from pmdaemon.wire.messages.server import (
     CapsOrder,
@@ -38,6 +38,7 @@ from pmdaemon.wire.messages.server import (
     ThresholdsOrder,
 )
 from pmdaemon.wire.messages.space import GatewaySpace
+from pmdaemon.wire.messages.thresholds import Thresholds
 from sla_server.agreements import promise as compiler
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.errors import DocumentProblem

@@ -17,7 +17,7 @@ from pmdaemon.errors import FrameTooLarge
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import frame
-from pmdaemon.wire.messages.api import Snapshot
+from pmdaemon.wire.messages.api import OTHER_KEYS, Snapshot
 from sla_server.agreements.compliance import ObjectiveStatus
 from sla_server.agreements.slice_history import Counts
 from sla_server.rows import Row
@@ -46,18 +46,6 @@ _NOT_JUDGED: Final[Row] = {
     "good_s": None,
     "bad_s": None,
 }
-_OTHERS_KEYS: Final = (
-    "compliance",
-    "coverage",
-    "budget_remaining",
-    "budget_minutes_left",
-    "target",
-    "burn_1h",
-    "alerts",
-    "good_s",
-    "bad_s",
-)
-"""What a row of ``others`` has after agreement, objective and state."""
 
 
 class _Known(NamedTuple):
@@ -178,7 +166,7 @@ class Shown:
         shown: Collection[Key],
         standings: Mapping[Key, ObjectiveStatus],
     ) -> list[list[Any]]:
-        """Those without a row: [agreement, objective, state] and the values of ``_OTHERS_KEYS``."""
+        """Those without a row: [agreement, objective, state] and the other values of ``OTHER_KEYS``."""
         first = self._next_other if self._next_other < len(known.keys) else 0
         self._next_other = last = first + OTHERS_ROWS
         found: list[list[Any]] = []
@@ -186,7 +174,7 @@ class Shown:
             if key in shown:
                 continue
             judged = _judged(standings.get(key))
-            found.append([*key, state, *(judged[name] for name in _OTHERS_KEYS)])
+            found.append([*key, state, *(judged[name] for name in OTHER_KEYS[3:])])
         return found
 
 

@@ -6,7 +6,7 @@ says is checked here for the agent. A key that is missing or of the wrong type r
 which names message, key and value, and closes the session. Unknown keys are ignored.
 
 Alerts, certificates, costs and the ends of a connection have modules of their own: ``alerts``,
-``certificates``, ``costs``, ``space``, ``ends``.
+``certificates``, ``costs``, ``space``, ``thresholds``, ``ends``.
 
 Pure. Source: P3 (register, notice newly activated access); docs/formats/messages.md.
 """
@@ -24,7 +24,7 @@ from pmdaemon.wire import cut, names
 from pmdaemon.wire.frame import encode_folding
 from pmdaemon.wire.frame_template import encode_poll
 from pmdaemon.wire.kinds import PROTO_MAX, PROTO_MIN, Kind
-from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, name, rows, text, whole
+from pmdaemon.wire.messages.base import Header, Key, WireMessage, count, maps, name, rows, text, whole
 from pmdaemon.wire.messages.client_caps import except_of
 from pmdaemon.wire.messages.costs import FITTED_COSTS
 
@@ -55,7 +55,6 @@ STREAM_FORM: Final = "{id: int, volume, client, backend: str}"
 CAPS_FORM: Final = "[{volume: str, ops_per_s, bytes_per_s, cost_per_s: float | nil, burst_s?: float}]"
 CLIENT_CAPS_FORM: Final = "[{volume, client: str, except?: [str (glob)], and the rates as in caps}]"
 GROUP_CAPS_FORM: Final = "[{group: str, volumes: {volume: weight}, and the rates as in caps}]"
-ENTRIES_FORM: Final = '[{volume: str, client: str (glob), io: "any" | "read" | "write", threshold_us: int}]'
 
 
 # -- who is there
@@ -405,7 +404,7 @@ class Reply(WireMessage):
         )
 
 
-# -- caps and thresholds
+# -- caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,12 +454,12 @@ class CapSet(WireMessage):
         Raises:
             MalformedFrame: names the key, the volume and the value.
         """
-        clients = _maps("CAPS", header, "clients") if header.get("clients") is not None else ()
-        groups = _maps("CAPS", header, "groups") if header.get("groups") is not None else ()
+        clients = maps("CAPS", header, "clients") if header.get("clients") is not None else ()
+        groups = maps("CAPS", header, "groups") if header.get("groups") is not None else ()
         return cls(
             gen=whole(header, "CAPS", "gen", 0, END_OF_GENERATIONS - 1),
             lease_us=whole(header, "CAPS", "lease_us", 1, (1 << 50) - 1),
-            caps=tuple(_cap(entry, "volume") for entry in _maps("CAPS", header, "caps")),
+            caps=tuple(_cap(entry, "volume") for entry in maps("CAPS", header, "caps")),
             clients=tuple(_cap(each, "volume", "client") | except_of(each) for each in clients) or None,
             groups=tuple(_group_cap(entry) for entry in groups) or None,
         )
@@ -544,61 +543,3 @@ def refused_volumes(header: Header, frame_name: str) -> tuple[str, ...] | None:
         if not isinstance(volume, str) or not names.is_name(volume):
             raise MalformedFrame(f"{frame_name}: key 'refused' has {excerpt(volume)}, which names no volume")
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds(WireMessage):
-    """A complete threshold set, to be counted against from the next cut on.
-
-    All that this gateway's volumes ask for, at most 56,000 bytes; sent after each registration, and when it
-    changes. ``version`` (63 bits) follows from the entries, so a set that is in force already is only
-    acknowledged.
-    """
-
-    KIND: ClassVar = Kind.THRESHOLDS
-    version: int
-    entries: Annotated[tuple[Header, ...], Key(form=ENTRIES_FORM)]
-
-    @classmethod
-    def parse(cls, header: Header) -> Thresholds:
-        """Check a header.
-
-        Raises:
-            MalformedFrame: names the entry or key, and its value.
-        """
-        entries = _maps("THRESHOLDS", header, "entries")
-        for entry in entries:
-            if not isinstance(entry.get("volume"), str) or not isinstance(entry.get("client"), str):
-                raise MalformedFrame(f"THRESHOLDS entry {excerpt(entry)} lacks volume or client")
-            if not isinstance(entry.get("io"), str) or entry["io"] not in cut.IO_KINDS:
-                raise MalformedFrame(
-                    f"THRESHOLDS entry of {excerpt(entry['volume'])} has io {excerpt(entry.get('io'))}"
-                )
-            whole(entry, "THRESHOLDS", "threshold_us", 1, (1 << 32) - 1)
-        keys = ("volume", "client", "io", "threshold_us")
-        kept = tuple({key: entry[key] for key in keys} for entry in entries)
-        return cls(whole(header, "THRESHOLDS", "version", 0, (1 << 63) - 1), kept)
-
-
-@dataclass(frozen=True, slots=True)
-class ThresholdsAck(WireMessage):
-    """The agent counts against this version."""
-
-    KIND: ClassVar = Kind.THRESHOLDS_ACK
-    version: int
-
-    @classmethod
-    def parse(cls, header: Header) -> ThresholdsAck:
-        """Check a header.
-
-        Raises:
-            MalformedFrame: names the key and its value.
-        """
-        return cls(count(header, "version"))
-
-
-def _maps(frame_name: str, header: Header, key: str) -> tuple[Header, ...]:
-    value = header.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise MalformedFrame(f"{frame_name} key {key!r} is no list of maps")
-    return tuple(value)

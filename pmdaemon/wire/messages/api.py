@@ -16,6 +16,21 @@ from pmdaemon.wire.kinds import Kind
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 
 MAX_WHO: Final = 200  # characters
+OTHER_KEYS: Final = (
+    "name",
+    "objective",
+    "state",
+    "compliance",
+    "coverage",
+    "budget_remaining",
+    "budget_minutes_left",
+    "target",
+    "burn_1h",
+    "alerts",
+    "good_s",
+    "bad_s",
+)
+"""Values of a row of ``others`` in the live view; older services send the first six at least."""
 
 
 @dataclass(frozen=True, slots=True)

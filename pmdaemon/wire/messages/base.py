@@ -161,3 +161,15 @@ def name(header: Header, frame_name: str, key: str) -> str:
             "expected a name (letters, digits and ._:@-, 128 at most)"
         )
     return value
+
+
+def maps(frame_name: str, header: Header, key: str) -> tuple[Header, ...]:
+    """A list of maps.
+
+    Raises:
+        MalformedFrame: names the message and the key.
+    """
+    value = header.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise MalformedFrame(f"{frame_name} key {key!r} is no list of maps")
+    return tuple(value)

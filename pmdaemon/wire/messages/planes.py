@@ -17,9 +17,10 @@ from pmdaemon.errors import BadCut, ProtocolViolation, WireError
 from pmdaemon.runtime.excerpt import excerpt
 from pmdaemon.wire import cut, frame, names
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet, Thresholds
+from pmdaemon.wire.messages.agent import EXPORT_FORM, CapSet
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.thresholds import Thresholds
 
 _NO_GATEWAY: Final = uuid.UUID(int=0).bytes
 

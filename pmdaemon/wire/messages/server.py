@@ -21,13 +21,13 @@ from pmdaemon.wire.messages.agent import (
     EXPORT_FORM,
     STREAM_FORM,
     CapSet,
-    Thresholds,
     features_of,
     refused_volumes,
 )
 from pmdaemon.wire.messages.alerts import Alert
 from pmdaemon.wire.messages.base import Header, Key, WireMessage
 from pmdaemon.wire.messages.costs import Costs
+from pmdaemon.wire.messages.thresholds import Thresholds
 
 # -- what a pair reports
 

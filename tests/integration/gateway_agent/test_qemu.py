@@ -242,3 +242,4 @@ def test_what_is_no_qmp_is_said(tmp_path: Path, monitors) -> None:
         with sock:
             sock.sendall(b"220 ready\r\n")
             monitor.until(lambda: "does not speak QMP" in monitor.client.problem)
+            assert not monitor.client.enforcer.reachable

@@ -33,10 +33,13 @@ def test_a_stale_socket_file_is_replaced_and_has_its_mode(address, tmp_path):
 def test_a_burst_of_connects_is_queued_and_not_turned_away(address):
     with sockets.listen_at(address, 0o600), contextlib.ExitStack() as clients:
         kernel_limit = int(Path("/proc/sys/net/core/somaxconn").read_text())
-        for _ in range(min(200, kernel_limit)):
+        wanted, connected = min(200, kernel_limit), 0
+        for _ in range(wanted):
             client = clients.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             client.connect(address.path)  # BlockingIOError when the queue is full
+            connected += 1
+        assert connected == wanted
 
 
 def test_a_living_listener_is_left_alone(address):

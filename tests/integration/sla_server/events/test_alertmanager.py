@@ -116,8 +116,8 @@ def test_alerts_begin_and_end_and_webhooks_have_the_same_form(
         ),
         "Alertmanager tells of its end",
     )
-    told = [(alert["status"], alert["labels"]["severity"]) for each in bodies for alert in each["alerts"]]
-    assert set(told) == {("firing", "critical"), ("resolved", "critical")}, "no other severity is told of"
+    received = [(alert["status"], alert["labels"]["severity"]) for each in bodies for alert in each["alerts"]]
+    assert set(received) == {("firing", "critical"), ("resolved", "critical")}, "no other severity is sent"
     target.close()
 
     hook = builder("hook", {"webhook": {"url": receiver.url}})

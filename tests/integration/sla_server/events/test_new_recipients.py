@@ -34,3 +34,5 @@ def test_what_is_raised_right_after_a_recipient_is_in_force_reaches_it(tmp_path:
 
             until(has_it, f"the recipient of round {number} has the event")
         raiser.close()
+        counts = {path.name: path.read_text().count("\n") for path in tmp_path.rglob("r[0-9]*")}
+        assert counts[f"r{ROUNDS - 1}"] == 1, "the newest recipient has the newest event alone"

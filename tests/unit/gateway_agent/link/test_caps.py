@@ -6,7 +6,8 @@ import pytest
 
 from gateway_agent.link import state_files
 from gateway_agent.link.caps import KeptCaps, LeasedCaps, ThresholdStore
-from pmdaemon.wire.messages.agent import CapSet, Thresholds
+from pmdaemon.wire.messages.agent import CapSet
+from pmdaemon.wire.messages.thresholds import Thresholds
 from tests.support.link import FakeEnforcer
 
 SECOND = 10**9

@@ -36,7 +36,7 @@ from pmdaemon.reserve.layout import make_reserve
 from pmdaemon.runtime import files
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.files import copy_durably, make_directory, write_whole
-from pmdaemon.wire.messages.agent import Thresholds
+from pmdaemon.wire.messages.thresholds import Thresholds
 from sla_server.api.security import load_or_make_token
 from sla_server.db import backup
 from sla_server.db.archive.store import LocalFiles

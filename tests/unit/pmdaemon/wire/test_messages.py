@@ -11,7 +11,7 @@ from docs import messages as page
 from pmdaemon.errors import MalformedFrame, WireError
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
-from pmdaemon.wire.messages import agent, alerts, api, ends, mirror, planes, server
+from pmdaemon.wire.messages import agent, alerts, api, ends, mirror, planes, server, thresholds
 from pmdaemon.wire.messages.base import WireMessage
 from pmdaemon.wire.messages.client_caps import caps_client
 from tests.support.paths import FIXTURES
@@ -48,8 +48,8 @@ def test_every_kind_has_one_class() -> None:
         agent.Reply,
         agent.CapSet,
         agent.CapsAck,
-        agent.Thresholds,
-        agent.ThresholdsAck,
+        thresholds.Thresholds,
+        thresholds.ThresholdsAck,
         ends.Unsupported,
         ends.Error,
         ends.Bye,
@@ -80,7 +80,7 @@ def test_golden_frames_survive_parse_and_encode(message: Any) -> None:
         (agent.CapSet(1, 2, (), (CLIENT_CAP,)), agent.CapSet.parse),
         (planes.DpCaps(1, 2, (), (CLIENT_CAP,)), planes.DpCaps.parse),
         (agent.Hello.of(GATEWAY, "g", 7, "s"), agent.Hello.parse),
-        (server.ThresholdsOrder.of(GATEWAY, agent.Thresholds(1, ())), server.ThresholdsOrder.parse),
+        (server.ThresholdsOrder.of(GATEWAY, thresholds.Thresholds(1, ())), server.ThresholdsOrder.parse),
         (server.Lease(5), server.Lease.parse),
         (server.WatermarksNotice(5, [["a", 1, 2]]), server.WatermarksNotice.parse),
         (server.DurableNotice(5, []), server.DurableNotice.parse),

@@ -128,13 +128,19 @@ def test_what_is_made_again_does_not_take_newer_events_past_the_initialization_p
     assert in_order(sender) == ["e1", "e2", "e3"]
 
 
-def test_a_longer_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) -> None:
+def silenced(tmp_path: Path) -> tuple[Rig, InlineSender, ToAll, list[int]]:
+    """A beginning that has been held back for 5 s; the last of the silences, until when (us), counts."""
     sender, router = InlineSender("r"), ToAll("r")
     rig = Rig(tmp_path, router, [sender])
     silences = [rig.clock.unix_us() + 10_000_000]
     router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
     rig.add(opened(1))
     rig.run(5)
+    return rig, sender, router, silences
+
+
+def test_a_longer_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) -> None:
+    rig, sender, router, silences = silenced(tmp_path)
     silences.append(rig.clock.unix_us() + 20_000_000)
     rig.engine.set_router(router)
     rig.add(ended(2))
@@ -143,12 +149,7 @@ def test_a_longer_silence_does_not_turn_beginning_and_end_round(tmp_path: Path) 
 
 
 def test_a_silence_that_ends_early_after_it_was_made_longer_keeps_the_order(tmp_path: Path) -> None:
-    sender, router = InlineSender("r"), ToAll("r")
-    rig = Rig(tmp_path, router, [sender])
-    silences = [rig.clock.unix_us() + 10_000_000]
-    router.holds = lambda _found, _r, now_us: Held("quiet", max(silences)) if now_us < max(silences) else None
-    rig.add(opened(1))
-    rig.run(5)
+    rig, sender, router, silences = silenced(tmp_path)
     silences.append(rig.clock.unix_us() + 3600_000_000)
     rig.engine.set_router(router)
     rig.add(ended(2))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pmdaemon.wire.messages.api import OTHER_KEYS
 from sla_server.agreements.compliance import Counts, ObjectiveStatus, error_budget
-from sla_server.api.live_view import OTHER_KEYS
 from sla_server.services import snapshot
 from sla_server.services.snapshot import Shown
 

@@ -134,7 +134,7 @@ def generated(number: int) -> tuple[forecasts.Floats, float]:
             return true + off, full
         case 3:  # outliers
             return true + rng.normal(0, noise, count) + 10 * noise * (rng.random(count) < 0.08), full
-    steps = rng.normal(slope, slope * rng.uniform(0.5, 1.5), 5000)  # each day's growth is drawn anew
+    steps = rng.normal(slope, slope * rng.uniform(0.5, 1.5), 5000)  # each day's growth is another one
     path = start + np.cumsum(steps)
     return path[:count], float(np.argmax(path >= SIZE) - (count - 1))
 
