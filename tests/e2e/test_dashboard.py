@@ -163,7 +163,10 @@ def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         wait_for(driver, "[data-volume=erp-db] [data-total]")
+        wait_for(driver, "#jobs li")
         settle(driver)
+        widths = "return [...document.querySelectorAll('.badge')].map(each => each.offsetWidth)"
+        assert max(driver.execute_script(widths)) < width / 3, "a badge is no wider than its word"
         assert "60,215" in text(driver, "[data-volume=erp-db] [data-total]")
         assert "kept" in text(driver, "[data-sla='erp-gold/latency']")
         assert "at risk" in text(driver, "[data-sla='reports/latency']")
