@@ -112,6 +112,7 @@ class DeliveryEngine:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
         self._later = parts.later
+        self._later.repeat_moves(self._main)
         self._order = ReadOrder(self._main)
         self._state = DeliveryState(parts.state_path, parts.queue_ids)
         self._rules = rules
@@ -475,6 +476,7 @@ class DeliveryEngine:
         if not self._state.is_written(self._lanes, self._clock, self._raise):
             return
         self._is_dirty, is_idle = False, not self._later.holds_events
+        self._later.sync_moves()
         for name, queue in self._queues.items():
             cursors = [lane.cursors[name] for lane in self._lanes.values()]
             through = min(cursors + self._state.needed(name))
