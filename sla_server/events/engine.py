@@ -204,10 +204,15 @@ class DeliveryEngine:
         self._is_dirty = True
 
     def set_router(self, router: Router) -> None:
-        """Route by this from now on; what a silence that has ended early held back is looked at again."""
+        """Route by this from now on; what is held back longer than silences say now comes when they end."""
         self._composer.set_router(router)
         now_us = self._clock.unix_us()
-        self._later.release(lambda item: router.held(item.event, item.recipient, now_us) is None)
+
+        def until_us(item: QueuedEvent) -> int:
+            found = router.held(item.event, item.recipient, now_us)
+            return 0 if found is None else found.until_us
+
+        self._later.hold_until(until_us)
         for lane in self._lanes.values():
             if not lane.token:
                 lane.drop()

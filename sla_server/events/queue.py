@@ -418,25 +418,23 @@ class LaterQueue:
                 found[seq] = self._items[seq]
         return list(found.values())
 
-    def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
-        """What is held back and need not be any more is due at once; returns how many.
+    def hold_until(self, until_us: Callable[[QueuedEvent], int]) -> None:
+        """What is held back is due no later than this says; 0: at once.
 
         The end of a condition stays as long as its beginning does.
         """
-        found, stuck = list[QueuedEvent](), set[tuple[str, ...]]()
+        due_by_key: dict[tuple[str, ...], int] = {}
         for item in sorted(self._items.values(), key=_accepted):
             if item.purpose != "held":
                 continue
             key = (item.recipient, *catalogue.condition_key(item.event))
-            if key not in stuck and is_free(item):
-                found.append(item)
-            elif catalogue.status_of(item.event) is not Status.INFO:
-                stuck.add(key)
-        for item in found:
-            heapq.heappush(
-                self._due, (0, *_accepted(item))
-            )  # its own time comes later, when it is here no more
-        return len(found)
+            known_us = self._held[key][item.seq]
+            due_us = max(until_us(item), due_by_key.get(key, 0))
+            if due_us < known_us:  # its former time comes later, when it is here no more
+                self._held[key][item.seq] = due_us
+                heapq.heappush(self._due, (due_us, *_accepted(item)))
+            if catalogue.status_of(item.event) is not Status.INFO:
+                due_by_key[key] = min(due_us, known_us)
 
     @property
     def holds_events(self) -> bool:

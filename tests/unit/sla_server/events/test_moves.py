@@ -83,9 +83,7 @@ def test_a_death_at_each_store_puts_no_beginning_after_its_end(tmp_path: Path, i
         assert set(got) == {BEGIN, END, OTHER}, (crash_at, got)
         last_begin = len(got) - 1 - got[::-1].index(BEGIN)
         assert last_begin < got.index(END), (crash_at, got)
-        numbers = {
-            (notice.delivery_id, notice.number) for batch in story.sender.batches for notice in batch
-        }
+        numbers = {(notice.delivery_id, notice.number) for batch in story.sender.batches for notice in batch}
         assert len(numbers) == 3, (crash_at, numbers)  # what comes again has the number that it had
         assert len(story.rig.later) == 0
         if crash_at and not story.died:
