@@ -12,8 +12,8 @@ volume that is held has less demand later. It begins again with each version.
 Bounded for fleets with a cap on each of 64,000 volumes: so many are compared, and of the others only some are
 looked at in a second.
 
-State: stages, which volumes are compared, and sums a volume. No clock, no I/O. Changed only by the controller's
-one thread.
+State: stages, which volumes are compared, and sums a volume. No clock, no I/O. Changed only by the
+controller's one thread.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class PolicyStage:
                 found.cost += (use - cap) * seconds
 
     def _choose(self, caps: Mapping[str, Rates], holds: Callable[[str], bool]) -> None:
-        """Which volumes are compared: those before whose cap does not hold, and of the others some each time."""
+        """Choose those to compare: of those before, and of some others, the ones whose cap does not hold."""
         if caps is not self._caps or len(caps) != len(self._order):
             self._caps, self._order, self._next = caps, sorted(caps), 0
         looked = self._order[self._next : self._next + MOST_LOOKED]
