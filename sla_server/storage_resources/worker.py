@@ -3,9 +3,9 @@
 Every ``FORECAST_S`` it lists the pools; of ``MOST_A_TURN`` of them a turn it reads the days and puts a
 ``PoolForecast`` into ``found``. Those of a fleet take minutes of processor time, and this process judges and
 controls: with ``TURN_S`` between two turns they take a part of it. A command that was ordered is run before
-the next turn, and its ``CommandDone`` comes the same way. A command that cannot be killed is not run again, the others are. While
-the database is away the former forecasts stay, and it is tried again after ``AGAIN_S``; the thread ``sv-sql`` says that
-it is away.
+the next turn, and its ``CommandDone`` comes the same way. A command that cannot be killed is not run again,
+the others are. While the database is away the former forecasts stay, and it is tried again after ``AGAIN_S``;
+the thread ``sv-sql`` says that it is away.
 
 Shared with the main loop: the two queues. All else belongs to the thread.
 """

@@ -200,11 +200,13 @@ class FakeStore:
         )
 
     def pool_keys(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys((row["owner"], row["pool"]) for row in self._table("pool_days", "pool_keys")))
+        rows = self._table("pool_days", "pool_keys")
+        return list(dict.fromkeys((row["owner"], row["pool"]) for row in rows))
 
     def pool_days(self, from_us: int, owner: str, pool: str) -> list[Row]:
         rows = self._table("pool_days", "pool_days")
-        return [row for row in rows if (row["owner"], row["pool"]) == (owner, pool) and row["day_us"] >= from_us]
+        of_pool = [row for row in rows if (row["owner"], row["pool"]) == (owner, pool)]
+        return [row for row in of_pool if row["day_us"] >= from_us]
 
     def close(self) -> None:
         self.closed = True
