@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pmdaemon.mailbox import default_runtime_dir
 from pmdaemon.poller.config import PmConfig
@@ -87,6 +87,17 @@ class ServerConfig(StrictModel):
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
     storage: StorageConfig = Field(default_factory=StorageConfig)
     space: SpaceConfig = Field(default_factory=SpaceConfig)
+
+    @model_validator(mode="after")
+    def _leases_outlast_polls(self) -> ServerConfig:
+        interval_s, lease_s = self.pmdaemon.interval_s, self.services.control.lease_s
+        if interval_s >= lease_s:
+            raise ValueError(
+                f"pmdaemon.interval_s = {interval_s:g} is not below services.control.lease_s = {lease_s:g}: "
+                "a poll renews the lease, so every cap would end before the next one. Poll more often, or "
+                "make the lease several intervals long"
+            )
+        return self
 
 
 class ResolvedConfig(ServerConfig):

@@ -52,8 +52,8 @@ LONGEST_PAUSE_NS: Final = 8 * 10**9  # before it is spread; 4,000 gateways then 
 # Of the longest pauses none is as long as the one before: dbmanager may have no room at regular times, and
 # who came back in step with them would never find any.
 _GOLDEN: Final = 0.618
-# A seq behind all there will ever be: a poll from there asks for the newest cut alone.
-BEYOND: Final = 1 << 62
+# No cut has this seq or a later one (``wire.cut``): a poll from there asks for the newest cut alone.
+BEYOND: Final = 1 << 63
 
 
 class CatchUp:

@@ -118,7 +118,7 @@ PAIR: Final = (
     Declared(
         "cpu_seconds", "cpu_seconds_total", "counter", "CPU time of the pair; by polls it is CPU a poll."
     ),
-    Declared("cpu_us_a_poll", "cpu_us_a_poll", "gauge", "CPU time by polls sent, last second, microseconds."),
+    Declared("cpu_seconds_a_poll", "cpu_seconds_a_poll", "gauge", "CPU time by polls sent, last second."),
     Declared("tls_handshakes", "tls_handshakes_total", "counter", "TLS handshakes that succeeded."),
     Declared("certificates_issued", "certificates_issued_total", "counter", "Enrolments and renewals."),
     Declared(
@@ -150,7 +150,7 @@ PAIR: Final = (
     ),
     Declared("gateways_lost", "gateways_lost", "gauge", "Gateways known here without a session."),
     Declared(
-        "t_ptmax_us", "t_ptmax_us", "gauge", "Longest processing time of one message, fading, microseconds."
+        "t_ptmax_seconds", "t_ptmax_seconds", "gauge", "Longest processing time of one message, fading."
     ),
     Declared("shards", "shards", "gauge", "Shards this pair has, of 256."),
     Declared(

@@ -43,8 +43,8 @@ SLOTS_OF: Final = {
 INITIAL_SLOTS: Final = 64
 RETRY_NS: Final = 10_000_000_000  # on a full disk a try costs a few calls
 MOST_WAITING: Final = 64  # as many as the reserve of the initialization period has slots
-KEPT_SHARE: Final = 4  # the last quarter of the slots is for critical events
-FILLING_RATIO: Final = 0.7  # below where that quarter begins
+KEPT_SHARE: Final = 6  # the last sixth of the slots is for critical events
+FILLING_RATIO: Final = 0.8  # below where that sixth begins: a flood of lesser events reaches it, too
 CALM_RATIO: Final = 0.5
 NAMING: Final = frozenset({"agreement", "sla", "gateway", "volume"})
 """Details that routes look at; short texts come next: ``by`` of a kind in the catalogue is one."""
@@ -121,7 +121,7 @@ class EventRaiser:
         return recorded
 
     def _check_fill(self, reserve: ReserveWriter, at_us: int) -> None:
-        """70 % is an event; the next one comes after it was half empty."""
+        """80 % is an event; the next one comes after it was half empty."""
         ratio = reserve.fill_ratio
         if self._is_filling:
             self._is_filling = ratio > CALM_RATIO

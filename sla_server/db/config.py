@@ -80,6 +80,9 @@ class RetentionConfig(StrictModel):
     decisions_days: float = Field(default=30.0, ge=1)
     """What the controller decided and why: what ``sla why`` answers from."""
 
+    policies_days: float = Field(default=90.0, ge=1)
+    """Policies with their caps and reports. The last ten stay, and those that are in force or pinned."""
+
     audit_days: float = Field(default=1096.0, ge=1)
     """Who changed what: three years."""
 

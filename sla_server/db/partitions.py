@@ -13,7 +13,8 @@ transactions: no thread of its own, no lock that the ingest would wait for. What
 next turn; an outage is the writer's business.
 
 What is still open (an episode, a throttle in force, a mode) stays however old it is, and so does a row whose
-time was never set. The lifetime sums in ``streams`` stay, too.
+time was never set. The lifetime sums in ``streams`` stay, too. Policies have rules of their own
+(``policy_retention``).
 
 ``ingest_watermark`` has a row for each agent start (epoch). Without the row of an epoch whose cuts an agent
 still holds, those cuts would be counted twice. So the newest ``KEPT_EPOCHS`` of a gateway stay, as many as a
@@ -35,6 +36,7 @@ from pmdaemon.wire.messages.agent import MAX_SPOOL_EPOCHS
 from sla_server.db.config import RetentionConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
+from sla_server.db.policy_retention import PolicyRetention
 from sla_server.db.schema import DAY_US, ingest_watermark, meta
 from sla_server.db.upsert import upsert
 
@@ -196,6 +198,7 @@ class Retention:
         self._settings = settings
         self._clock = clock
         self._due_ns = 0
+        self._policies = PolicyRetention(engine)
 
     @property
     def is_due(self) -> bool:
@@ -233,6 +236,7 @@ class Retention:
                     self._drop_old(rule, now_us)
         self._record_reach(now_us)
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
+        has_more.append(self._policies.step(now_us - round(self._settings.policies_days * DAY_US)))
         return any([*has_more, self._forget_epochs(now_us - WATERMARK_DAYS * DAY_US)])
 
     def _record_reach(self, now_us: int) -> None:

@@ -112,6 +112,7 @@ class DeliveryEngine:
         self._queues = {queue.name: queue for queue in parts.queues}
         self._main = parts.queues[-1]
         self._later = parts.later
+        self._later.repeat_moves(self._main)
         self._order = ReadOrder(self._main)
         self._state = DeliveryState(parts.state_path, parts.queue_ids)
         self._rules = rules
@@ -203,10 +204,15 @@ class DeliveryEngine:
         self._is_dirty = True
 
     def set_router(self, router: Router) -> None:
-        """Route by this from now on; what a silence that has ended early held back is looked at again."""
+        """Route by this from now on; what is held back longer than silences say now comes when they end."""
         self._composer.set_router(router)
         now_us = self._clock.unix_us()
-        self._later.release(lambda item: router.held(item.event, item.recipient, now_us) is None)
+
+        def until_us(item: QueuedEvent) -> int:
+            found = router.held(item.event, item.recipient, now_us)
+            return 0 if found is None else found.until_us
+
+        self._later.hold_until(until_us)
         for lane in self._lanes.values():
             if not lane.token:
                 lane.drop()
@@ -475,6 +481,7 @@ class DeliveryEngine:
         if not self._state.is_written(self._lanes, self._clock, self._raise):
             return
         self._is_dirty, is_idle = False, not self._later.holds_events
+        self._later.sync_moves()
         for name, queue in self._queues.items():
             cursors = [lane.cursors[name] for lane in self._lanes.values()]
             through = min(cursors + self._state.needed(name))

@@ -379,7 +379,7 @@ class PairCore:
             if item.origin in own or (item.recipient and self._ledger.is_done(item.recipient, position)):
                 continue
             event = replace(item.event, recorded_us=now_us)
-            taken = replace(item, event=event, seq=0, origin=queue_id, origin_seq=seq)
+            taken = replace(item, event=event, seq=0, later_seq=0, origin=queue_id, origin_seq=seq)
             (later if item.purpose else items).append(taken)
             positions[event.event_id, item.recipient] = position
         self._ledger.take(positions)

@@ -7,7 +7,9 @@ Nothing is locked. Chunks that were read are kept for the other readers, which u
 read whole at the start and in memory from then on; a record is deleted once it is in the queue of events.
 
 Durability: ``append`` and ``add`` return when the records are on disk. A deletion that a crash undoes is
-repeated by its sender.
+repeated by its sender. A move is one record in the queue of events, which says where it was: what is in both
+queues after a crash is deleted here (``repeat_moves``), and the deletion here is on disk before that record
+may be deleted (``sync_moves``). So nothing is moved twice.
 
 Thread: ``EventQueue.append`` and ``records`` by any, reading by one (main); ``LaterQueue`` by one.
 """
@@ -18,7 +20,7 @@ import heapq
 import json
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +62,7 @@ class QueuedEvent:
         due_us: in the queue of later events: when it is due. purpose: held, remind or escalate.
         origin: id of the partner's queue that it was taken over from, "" for an event of this server.
         origin_seq: its number there.
+        later_seq: the number it had in the queue of later events that it was moved from; 0 for none.
     """
 
     event: Event
@@ -74,6 +77,7 @@ class QueuedEvent:
     purpose: str = ""
     origin: str = ""
     origin_seq: int = 0
+    later_seq: int = 0
 
     def encode(self, recorded_us: int | None = None) -> bytes:
         """The record; with ``recorded_us`` in place of the event's own."""
@@ -109,6 +113,7 @@ _KEYS: Final = (
     ("purpose", "purpose", ""),
     ("origin", "origin", ""),
     ("origin_seq", "origin_seq", 0),
+    ("later_seq", "later_seq", 0),
 )
 _OPTIONAL: Final = operator.attrgetter(*(name for _, name, _ in _KEYS))
 _DEFAULTS: Final = tuple(default for _, _, default in _KEYS)
@@ -249,7 +254,16 @@ class EventQueue:
 
     def discard(self, seqs: Iterable[int]) -> None:
         """Delete these."""
+        self._chunks.clear()  # they may be in one
         self._queue.discard(seqs)
+
+    def sync_deletions(self) -> None:
+        """No crash undoes what was deleted so far.
+
+        Raises:
+            QueuePoisoned: the disk fails.
+        """
+        self._queue.sync_index()
 
     def close(self) -> None:
         """Sync the index and let go of the files."""
@@ -290,6 +304,7 @@ class LaterQueue:
         self._due: list[tuple[int, int, int]] = []  # when, and the order in which they were accepted
         self._identities: set[tuple[str, str, str, int]] = set()
         self._held: dict[tuple[str, ...], dict[int, int]] = {}  # recipient and condition: seq to due_us
+        self._has_moved = False  # since the newest sync of deletions
         after = 0
         while True:
             items, after = queue.read(after)
@@ -321,7 +336,7 @@ class LaterQueue:
         if not new:
             return
         before = self._queue.newest_seq
-        self._queue.append(new)
+        self._queue.append([replace(item, later_seq=0) for item in new])  # what was moved may be held again
         after = before
         while after < self._queue.newest_seq:
             found, after = self._queue.read(after)
@@ -345,9 +360,54 @@ class LaterQueue:
                 self._most = max(1, len(due) // 2)
                 return False
             self.remove(due)
+            self._has_moved = True
             self._most = MOVE_ITEMS
             if is_filling:
                 return False
+
+    def repeat_moves(self, target: EventQueue) -> None:
+        """At the start, before anything is read: what a crash left in both queues leaves one of them.
+
+        It was moved, so it leaves this one, unless an event of its condition that comes before it was not:
+        then the crash was within the move, nothing of which was read, and all of it comes again.
+        """
+        found: dict[int, int] = {}
+        after = 0
+        while self._items:
+            items, through = target.read(after)
+            if through == after:
+                break
+            after = through
+            for item in items:
+                waiting = self._items.get(item.later_seq)
+                if waiting is not None and _identity(waiting) == _moved_identity(item, waiting.purpose):
+                    found[item.later_seq] = item.seq
+        if not found:
+            return
+        undone = [seq for seq in found if self._is_first_left(seq, found)]
+        target.discard([found.pop(seq) for seq in undone])
+        self.remove([self._items[seq] for seq in found])
+        target.sync_deletions()
+        self._queue.sync_deletions()
+
+    def _is_first_left(self, seq: int, moved_seqs: Container[int]) -> bool:
+        """Whether one that was not moved comes before one that was."""
+        item = self._items[seq]
+        if item.purpose != "held" or catalogue.status_of(item.event) is Status.INFO:
+            return False
+        of_condition = self._held[item.recipient, *catalogue.condition_key(item.event)]
+        left = (self._items[other] for other in of_condition if other < seq and other not in moved_seqs)
+        return any(_accepted(other) < _accepted(item) for other in left)
+
+    def sync_moves(self) -> None:
+        """What was moved may be deleted from the queue of events from here on: it does not come again.
+
+        Raises:
+            QueuePoisoned: the disk fails.
+        """
+        if self._has_moved:
+            self._queue.sync_deletions()
+            self._has_moved = False
 
     def due(self, now_us: int, most: int) -> list[QueuedEvent]:
         """At most so many of those whose time has come, oldest first; they stay until ``remove``."""
@@ -358,25 +418,23 @@ class LaterQueue:
                 found[seq] = self._items[seq]
         return list(found.values())
 
-    def release(self, is_free: Callable[[QueuedEvent], bool]) -> int:
-        """What is held back and need not be any more is due at once; returns how many.
+    def hold_until(self, until_us: Callable[[QueuedEvent], int]) -> None:
+        """What is held back is due no later than this says; 0: at once.
 
         The end of a condition stays as long as its beginning does.
         """
-        found, stuck = list[QueuedEvent](), set[tuple[str, ...]]()
+        due_by_key: dict[tuple[str, ...], int] = {}
         for item in sorted(self._items.values(), key=_accepted):
             if item.purpose != "held":
                 continue
             key = (item.recipient, *catalogue.condition_key(item.event))
-            if key not in stuck and is_free(item):
-                found.append(item)
-            elif catalogue.status_of(item.event) is not Status.INFO:
-                stuck.add(key)
-        for item in found:
-            heapq.heappush(
-                self._due, (0, *_accepted(item))
-            )  # its own time comes later, when it is here no more
-        return len(found)
+            known_us = self._held[key][item.seq]
+            due_us = max(until_us(item), due_by_key.get(key, 0))
+            if due_us < known_us:  # its former time comes later, when it is here no more
+                self._held[key][item.seq] = due_us
+                heapq.heappush(self._due, (due_us, *_accepted(item)))
+            if catalogue.status_of(item.event) is not Status.INFO:
+                due_by_key[key] = min(due_us, known_us)
 
     @property
     def holds_events(self) -> bool:
@@ -467,4 +525,9 @@ def _accepted(item: QueuedEvent) -> tuple[int, int]:
 
 def moved(item: QueuedEvent) -> QueuedEvent:
     """An item of the later queue as it enters the queue of events."""
-    return replace(item, seq=0, due_us=0, purpose="", is_caught_up=item.purpose == "held")
+    is_held = item.purpose == "held"
+    return replace(item, seq=0, later_seq=item.seq, due_us=0, purpose="", is_caught_up=is_held)
+
+
+def _moved_identity(item: QueuedEvent, purpose: str) -> tuple[str, str, str, int]:
+    return item.event.event_id, item.recipient, purpose, item.reminder

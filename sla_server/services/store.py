@@ -156,9 +156,13 @@ class SqlReads:
         days, actions = space.pool_days(days_from_us), space.recent_actions(days_from_us - 30 * DAY_US)
         return StoredPools(space.pools(), days, space.pool_volumes(), actions)
 
-    def pool_days(self, from_us: int) -> list[Row]:
-        """Days of all pools of storage from that time on, by pool, oldest first."""
-        return self._reader.space.pool_days(from_us)
+    def pool_keys(self) -> list[tuple[str, str]]:
+        """Owner and name of all pools of storage."""
+        return [(row["owner"], row["pool"]) for row in self._reader.space.pools()]
+
+    def pool_days(self, from_us: int, owner: str, pool: str) -> list[Row]:
+        """Days of a pool of storage from that time on, oldest first."""
+        return self._reader.space.pool_days(from_us, owner, pool)
 
     def close(self) -> None:
         """Let go of connections."""

@@ -199,8 +199,14 @@ class FakeStore:
             list(self.tables.get("pools", [])), days, list(self.tables.get("pool_volumes", []))
         )
 
-    def pool_days(self, from_us: int) -> list[Row]:
-        return [row for row in self._table("pool_days", "pool_days") if row["day_us"] >= from_us]
+    def pool_keys(self) -> list[tuple[str, str]]:
+        rows = self._table("pool_days", "pool_keys")
+        return list(dict.fromkeys((row["owner"], row["pool"]) for row in rows))
+
+    def pool_days(self, from_us: int, owner: str, pool: str) -> list[Row]:
+        rows = self._table("pool_days", "pool_days")
+        of_pool = [row for row in rows if (row["owner"], row["pool"]) == (owner, pool)]
+        return [row for row in of_pool if row["day_us"] >= from_us]
 
     def close(self) -> None:
         self.closed = True

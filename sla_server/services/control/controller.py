@@ -175,14 +175,16 @@ class Controller:
 
     def compare_policy(self, now_ns: int) -> None:
         """Compare uses with the policy's caps that do not hold; once a second."""
-        wanted, manager = self.policy.wanted["policy"], self.policy
-        rates = ((v, each.cost_per_s) for v, each in wanted.items() if not manager.enforces("policy", v))
-        caps = [(volume, cost) for volume, cost in rates if cost is not None]
+        manager = self.policy
+
+        def holds(volume: str) -> bool:
+            return manager.enforces("policy", volume)
 
         def place_of(volume: str) -> tuple[str, float]:
             return backend_among(self.inventory.carriers_of(volume), volume), self.inventory.cost_of(volume)
 
-        manager.stage.compare(manager.policy_version, caps, place_of, now_ns)
+        caps = manager.wanted["policy"]
+        manager.stage.compare(manager.policy_version, caps, holds, place_of, now_ns)
 
     def set_agreement_modes(self, modes: Mapping[str, str]) -> None:
         """Agreements with a mode of their own, complete; it takes precedence over that of a backend."""

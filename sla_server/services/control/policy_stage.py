@@ -9,17 +9,27 @@ Where they do not hold, the use of each capped volume is compared with its cap o
 seconds it was above, and by how much in all. That is an upper bound of what the cap would have held back: a
 volume that is held has less demand later. It begins again with each version.
 
-State: stages, and sums a volume. No clock, no I/O. Changed only by the controller's one thread.
+Bounded for fleets with a cap on each of 64,000 volumes: so many are compared, and of the others only some are
+looked at in a second.
+
+State: stages, which volumes are compared, and sums a volume. No clock, no I/O. Changed only by the
+controller's one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
+
+from pmdaemon.wire.rates import Rates
 
 MOST_WATCHED: Final = 2000
 """Volumes: some 5 us each, once a second."""
+MOST_LOOKED: Final = 2000
+"""Volumes that are asked a second whether their cap holds, beside those that are compared: of a large fleet
+all within a minute."""
 MOST_GAP_S: Final = 5.0  # a longer one was no second of use
 
 
@@ -62,6 +72,10 @@ class PolicyStage:
     mode: str = "enforce"
     modes: dict[str, str] = field(default_factory=dict)
     _above: dict[str, Above] = field(default_factory=dict)
+    _caps: Mapping[str, Rates] = field(default_factory=dict)
+    _order: list[str] = field(default_factory=list)
+    _next: int = 0
+    _watched: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
     _version: int | None = None
     _at_ns: int = 0
 
@@ -72,7 +86,8 @@ class PolicyStage:
     def compare(
         self,
         version: int | None,
-        caps: Iterable[tuple[str, float]],
+        caps: Mapping[str, Rates],
+        holds: Callable[[str], bool],
         place_of: Callable[[str], tuple[str, float]],
         now_ns: int,
     ) -> None:
@@ -80,14 +95,17 @@ class PolicyStage:
 
         Args:
             version: of the policy; with another one all begins again.
-            caps: volume and cap of those that do not hold.
+            caps: of all volumes, the same object until others are wanted.
+            holds: whether the cap of a volume does.
             place_of: backend and cost rate of a volume.
             now_ns: monotonic.
         """
         if version != self._version:
             self._above, self._version, self._at_ns = {}, version, now_ns
         seconds, self._at_ns = min((now_ns - self._at_ns) / 1e9, MOST_GAP_S), now_ns
-        for volume, cap in sorted(caps)[:MOST_WATCHED]:
+        self._choose(caps, holds)
+        for volume in self._watched:
+            cap = caps[volume].cost_per_s or 0.0
             backend, use = place_of(volume)
             found = self._above.setdefault(volume, Above(backend, cap))
             found.backend, found.cap, found.use = backend, cap, use
@@ -95,6 +113,16 @@ class PolicyStage:
             if use > cap:
                 found.seconds += seconds
                 found.cost += (use - cap) * seconds
+
+    def _choose(self, caps: Mapping[str, Rates], holds: Callable[[str], bool]) -> None:
+        """Choose those to compare: of those before, and of some others, the ones whose cap does not hold."""
+        if caps is not self._caps or len(caps) != len(self._order):
+            self._caps, self._order, self._next = caps, sorted(caps), 0
+        looked = self._order[self._next : self._next + MOST_LOOKED]
+        self._next = self._next + MOST_LOOKED if self._next + MOST_LOOKED < len(self._order) else 0
+        asked = dict.fromkeys([*(volume for volume in self._watched if volume in caps), *looked])
+        open_ones = (v for v in asked if caps[v].cost_per_s is not None and not holds(v))
+        self._watched = dict.fromkeys(islice(open_ones, MOST_WATCHED))
 
     def rows(self, most: int) -> list[dict[str, Any]]:
         """Volumes above their caps, those with most above it first."""

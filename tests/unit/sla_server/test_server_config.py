@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from sla_server.config import ServerConfig, load, resolve
 
 
@@ -28,3 +31,14 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text('data_dir = "x"\n[services]\nmode = "enforce"\n')
     assert load(path).services.mode == "enforce"
+
+
+@pytest.mark.parametrize("interval_s", [10.0, 12.5])
+def test_polls_that_come_after_the_lease_has_ended_are_refused(interval_s: float) -> None:
+    raw = {"pmdaemon": {"interval_s": interval_s}, "services": {"control": {"lease_s": 10.0}}}
+    with pytest.raises(ValidationError) as refused:
+        ServerConfig.model_validate(raw)
+    said = f"pmdaemon.interval_s = {interval_s:g} is not below services.control.lease_s = 10"
+    assert said in str(refused.value)
+    raw["pmdaemon"]["interval_s"] = 9.9
+    assert ServerConfig.model_validate(raw).pmdaemon.interval_s == 9.9

@@ -34,7 +34,15 @@ GATEWAYS = 24
 # What issue 5 asks to be told, of each pair and of the parent.
 FIGURES = (
     *("polls", "replies", "late_replies", "overruns", "received_bytes", "sent_bytes", "cpu_seconds"),
-    *("cpu_us_a_poll", "t_ptmax_us", "shards", "moved_in", "moved_out", "connections", "registrations"),
+    *(
+        "cpu_seconds_a_poll",
+        "t_ptmax_seconds",
+        "shards",
+        "moved_in",
+        "moved_out",
+        "connections",
+        "registrations",
+    ),
     "moves_by_reconnect",
     *("connections_open", "gateways_up", "gateways_stalled", "gateways_lost", "lost_sessions", "stalls"),
 )

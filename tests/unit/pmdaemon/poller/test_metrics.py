@@ -38,11 +38,11 @@ def families(*children: FakeChild) -> dict[str, Any]:
 
 
 def test_figures_of_all_pairs_and_of_the_parent() -> None:
-    found = families(FakeChild(0, polls=10.0, t_ptmax_us=55.5, undeclared=1.0), FakeChild(1, polls=7.0))
+    found = families(FakeChild(0, polls=10.0, t_ptmax_seconds=55e-6, undeclared=1.0), FakeChild(1, polls=7.0))
     polls = found["sla_pmdaemon_polls"]
     assert polls.type == "counter"
     assert {sample.labels["pair"]: sample.value for sample in polls.samples} == {"0": 10.0, "1": 7.0}
-    assert found["sla_pmdaemon_t_ptmax_us"].samples[0].value == 55.5
+    assert found["sla_pmdaemon_t_ptmax_seconds"].samples[0].value == 55e-6
     assert found["sla_pmdaemon_pairs"].samples[0].value == 2
     assert found["sla_pmdaemon_shards_moved"].samples[0].value == 64
     assert found["sla_pmdaemon_refused_connections"].samples[0].value == 5

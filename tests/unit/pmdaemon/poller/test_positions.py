@@ -326,6 +326,13 @@ def test_after_a_refusal_only_the_newest_is_asked_for_until_the_pause_is_over() 
     )
 
 
+def test_a_spool_of_the_largest_numbers_is_not_sent_whole_while_there_is_no_budget() -> None:
+    last = (1 << 63) - 1
+    record = fresh(spool=[(7, last - 40, last)])
+    _epoch, first = ask(record, 1, 0, Budget(0)).start
+    assert first > last, "behind all that the agent holds: the newest alone"
+
+
 def test_every_other_poll_is_left_out_while_there_is_no_room_at_either_recipient() -> None:
     record = fresh()
 

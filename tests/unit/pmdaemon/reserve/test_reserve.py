@@ -374,15 +374,19 @@ def test_whatever_its_characters_an_event_fits_a_slot(character: str) -> None:
     assert json.loads(found)["event_id"] == "id-1"
 
 
-def test_seventy_percent_is_an_event_once(reserves: Path) -> None:
+@pytest.mark.parametrize(("period", "at"), [("normal", 205), ("initial", 52)])
+def test_eighty_percent_is_an_event_once_also_in_a_flood_of_lesser_events(
+    reserves: Path, period: str, at: int
+) -> None:
     raiser = raising.EventRaiser(reserves, "dbmanager")
-    raiser.initialized()
+    if period == "normal":
+        raiser.initialized()
     for number in range(raising.SLOTS - 2):
         raiser.record(row(number, subject=str(number)))
-    reader = ReserveReader(reserves / "dbmanager.normal.reserve")
+    reader = ReserveReader(reserves / f"dbmanager.{period}.reserve")
     kinds = [json.loads(each.payload)["kind"] for each in reader.take(999)]
     assert kinds.count("event-reserve-filling") == 1
-    assert kinds.index("event-reserve-filling") == 180  # 70 % of 256, rounded up
+    assert kinds.index("event-reserve-filling") == at  # 80 % of 256 or 64, rounded up
     raiser.close()
 
 

@@ -290,6 +290,49 @@ def test_a_silence_that_ends_early_holds_nothing_back_any_more_and_the_order_sta
     assert len(rig.later) == 0
 
 
+def quiet_until(until_us: int, event_id: str = "") -> ToAll:
+    router = ToAll("r")
+    router.holds = lambda found, _recipient, now_us: (
+        Held("quiet", until_us) if now_us < until_us and event_id in ("", found.event_id) else None
+    )
+    return router
+
+
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_silence_that_is_made_shorter_holds_until_its_new_end(
+    tmp_path: Path, is_started_again: bool
+) -> None:
+    sender = InlineSender("r")
+    clock = FakeClock()
+    begun_us = clock.unix_us()
+    rig = Rig(tmp_path, quiet_until(begun_us + 3600_000_000), [sender], clock=clock)
+    rig.add(event(1), event(2))
+    rig.run(5)
+    shorter = quiet_until(begun_us + 20_000_000)
+    rig.engine.set_router(shorter)
+    if is_started_again:
+        rig.restart()
+        rig.engine.set_router(shorter)
+    rig.run(10)
+    assert sender.got() == []
+    rig.run(10)
+    assert (sender.got(), len(rig.later)) == (["e1", "e2"], 0)
+
+
+def test_an_end_stays_behind_its_beginning_when_a_silence_is_made_shorter(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    clock = FakeClock()
+    begun_us = clock.unix_us()
+    rig = Rig(tmp_path, quiet_until(begun_us + 3600_000_000, "e1"), [sender], clock=clock)
+    rig.add(event(1, "storage-fault", severity="critical"), event(2, "storage-recovered"))
+    rig.run(5)
+    rig.engine.set_router(quiet_until(begun_us + 20_000_000, "e1"))
+    rig.run(10)
+    assert sender.got() == []
+    rig.run(10)
+    assert sender.got() == ["e1", "e2"]
+
+
 # Stages of the engine's own.
 
 

@@ -12,7 +12,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.config import StorageCommand
 from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey
-from sla_server.storage_resources.worker import AGAIN_S, StorageWorker
+from sla_server.storage_resources.worker import AGAIN_S, FORECAST_S, MOST_A_TURN, StorageWorker
 from tests.support.services import FakeStore
 
 NOW_US = 20_000 * DAY_US + 1
@@ -37,16 +37,20 @@ def test_each_pool_is_forecast_from_the_days_that_have_ended() -> None:
     today = day("a", 20_000, 999)
     old = [day("b", 19_900 + number, number) for number in range(20)]
     store.tables["pool_days"] = [*growing, today, *old]
-    worker = StorageWorker(store, FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
-    worker.forecast_all()
+    clock = FakeClock(unix_us=NOW_US)
+    worker = StorageWorker(store, clock, Stop())  # type: ignore[arg-type]
+    clock.advance(AGAIN_S + 1)
+    worker.turn()
     (found,) = forecasts(worker).values()
     assert (found.key, found.forecast.days, found.newest_us) == (("a", "data"), 20, 19_999 * DAY_US)
     assert found.forecast.full_us == 20_071 * DAY_US, "290 on the 20th day, 10 a day: 71 days"
 
 
-def test_while_the_database_is_away_nothing_is_found_and_it_is_tried_again() -> None:
+@pytest.mark.parametrize("away", ["pool_keys", "pool_days"])
+def test_while_the_database_is_away_nothing_is_found_and_it_is_tried_again(away: str) -> None:
     store, clock, stop = FakeStore(), FakeClock(unix_us=NOW_US), Stop()
-    store.away = {"pool_days"}
+    store.tables["pool_days"] = [day("a", 19_999, 5)]
+    store.away = {away}
     worker = StorageWorker(store, clock, stop)  # type: ignore[arg-type]
     clock.advance(AGAIN_S + 1)
     thread = threading.Thread(target=worker.run)
@@ -67,14 +71,47 @@ def ordered(name: str) -> CommandOrder:
     return CommandOrder(command, "a", "data", "host/data", {})
 
 
-def test_a_command_does_not_wait_for_the_forecasts_of_a_fleet() -> None:
-    store = FakeStore()
-    store.tables["pool_days"] = [day(owner, 19_999, 5) for owner in "abc"]
-    worker = StorageWorker(store, FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
+def test_forecasts_of_a_fleet_are_a_few_a_turn_and_a_command_goes_first() -> None:
+    store, clock = FakeStore(), FakeClock(unix_us=NOW_US)
+    owners = [f"gw-{number}" for number in range(2 * MOST_A_TURN + 1)]
+    store.tables["pool_days"] = [day(owner, 19_999, 5) for owner in owners]
+    worker = StorageWorker(store, clock, Stop())  # type: ignore[arg-type]
+    worker.turn()
+    assert worker.found.empty(), "the first ones are due later"
+    clock.advance(AGAIN_S + 1)
+    worker.turn()
+    assert [key.owner for key in forecasts(worker)] == owners[:MOST_A_TURN]
     worker.order(ordered("archive"))
-    worker.forecast_all()
-    found = [type(worker.found.get_nowait()) for _ in range(4)]
-    assert found == [CommandDone, PoolForecast, PoolForecast, PoolForecast]
+    worker.turn()
+    assert isinstance(worker.found.get_nowait(), CommandDone)
+    assert worker.found.empty()
+    worker.turn()
+    worker.turn()
+    assert [key.owner for key in forecasts(worker)] == owners[MOST_A_TURN:]
+    for _ in range(3):
+        worker.turn()
+    assert worker.found.empty(), "the next pass is in an hour"
+    clock.advance(FORECAST_S)
+    worker.turn()
+    assert [key.owner for key in forecasts(worker)] == owners[:MOST_A_TURN]
+
+
+def test_a_pass_goes_on_where_the_database_went_away() -> None:
+    store, clock = FakeStore(), FakeClock(unix_us=NOW_US)
+    owners = [f"gw-{number}" for number in range(MOST_A_TURN + 1)]
+    store.tables["pool_days"] = [day(owner, 19_999, 5) for owner in owners]
+    worker = StorageWorker(store, clock, Stop())  # type: ignore[arg-type]
+    clock.advance(AGAIN_S + 1)
+    worker.turn()
+    forecasts(worker)
+    store.away = {"pool_days"}
+    worker.turn()
+    store.away = set()
+    worker.turn()
+    assert worker.found.empty(), "it is tried again after a while"
+    clock.advance(AGAIN_S + 1)
+    worker.turn()
+    assert [key.owner for key in forecasts(worker)] == owners[MOST_A_TURN:]
 
 
 def test_a_command_that_cannot_be_killed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +120,8 @@ def test_a_command_that_cannot_be_killed_holds_up_no_other(monkeypatch: pytest.M
     worker = StorageWorker(FakeStore(), FakeClock(unix_us=NOW_US), Stop())  # type: ignore[arg-type]
     for name in ("archive", "expire", "archive"):
         worker.order(ordered(name))
-    worker.forecast_all()
-    while worker._run_next():
-        pass
+    for _ in range(3):
+        worker.turn()
     problems = [worker.found.get_nowait() for _ in range(3)]
     assert [each.problem for each in problems if isinstance(each, CommandDone)] == [
         "/bin/echo: first run",

@@ -1,0 +1,140 @@
+"""What was held back and has moved into the queue of events does so once, wherever the process dies."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.events.event import Event
+from sla_server.events.queue import LaterQueue, QueuedEvent, moved
+from sla_server.events.recipients.base import Held
+from tests.support.deliveries import InlineSender, Rig, ToAll, event
+from tests.support.faulty_disk import Crashed, FaultDisk
+
+HELD_S = 5
+BEGIN, END, OTHER = "e1", "e2", "e3"
+
+
+def begin() -> Event:
+    return event(1, "storage-fault", severity="critical")
+
+
+def end() -> Event:
+    return event(2, "storage-recovered")
+
+
+class Story:
+    """A beginning is held back and moves; its end comes after it; then the server starts twice more."""
+
+    def __init__(self, folder: Path, crash_at: int, *, is_power_cut: bool) -> None:
+        folder.mkdir()
+        self.sender, self.router, self.clock = InlineSender("r"), ToAll("r"), FakeClock()
+        until_us = self.clock.unix_us() + HELD_S * 1_000_000
+        self.router.holds = lambda found, _name, now_us: (
+            Held("quiet", until_us) if found.event_id == BEGIN and now_us < until_us else None
+        )
+        self.rig = Rig(folder, self.router, [self.sender], clock=self.clock)
+        self.rig.disk.crash_at = crash_at and self.rig.disk.operations + crash_at
+        self.chance = random.Random(crash_at) if is_power_cut else None
+        self.died = 0
+
+    def tell(self) -> None:
+        self.live(begin())
+        self.live(None, HELD_S + 1)
+        self.live(event(3))
+        self.live(end())
+        for _ in range(2):
+            self.start_again()
+            self.live(None, HELD_S)
+
+    def live(self, added: Event | None, seconds: float = 0.0) -> None:
+        for _ in range(2):
+            try:
+                if added is not None and not self.is_accepted(added):
+                    self.rig.add(added)
+                added = None
+                self.rig.run(seconds)
+                return
+            except Crashed:
+                self.died += 1
+                self.rig.disk.crash_at = 0
+                self.start_again()
+
+    def is_accepted(self, added: Event) -> bool:
+        """A death before the answer, not before the sync: intake, which knows identities, drops it."""
+        return added.event_id in {item.event.event_id for item in self.rig.main.read(0)[0]}
+
+    def start_again(self) -> None:
+        if self.chance is not None:
+            self.rig.disk = self.rig.disk.after_crash(self.chance)
+        self.rig.restart()
+
+
+@pytest.mark.parametrize("is_power_cut", [False, True])
+def test_a_death_at_each_store_puts_no_beginning_after_its_end(tmp_path: Path, is_power_cut: bool) -> None:
+    deaths = 0
+    for crash_at in range(0, 400):
+        story = Story(tmp_path / str(crash_at), crash_at, is_power_cut=is_power_cut)
+        story.tell()
+        got = story.sender.got()
+        assert set(got) == {BEGIN, END, OTHER}, (crash_at, got)
+        last_begin = len(got) - 1 - got[::-1].index(BEGIN)
+        assert last_begin < got.index(END), (crash_at, got)
+        numbers = {(notice.delivery_id, notice.number) for batch in story.sender.batches for notice in batch}
+        assert len(numbers) == 3, (crash_at, numbers)  # what comes again has the number that it had
+        assert len(story.rig.later) == 0
+        if crash_at and not story.died:
+            break
+        deaths += story.died
+    assert deaths > 10
+
+
+def both(rig: Rig) -> tuple[QueuedEvent, QueuedEvent]:
+    """The two events of a condition, held back until now."""
+    items = [QueuedEvent(each, recipient="r", due_us=1, purpose="held") for each in (begin(), end())]
+    rig.later.add(items)
+    first, second = rig.later.held_for("r")
+    return first, second
+
+
+def test_a_move_of_which_a_power_cut_left_the_end_alone_is_repeated_whole(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender])
+    first, second = both(rig)
+    assert first.event.event_id == BEGIN
+    rig.main.append([moved(second)])
+    rig.restart()
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+    rig.restart()
+    rig.run()
+    assert sender.got() == [BEGIN, END]
+
+
+def test_what_was_moved_and_is_held_back_again_waits_on_after_a_restart(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ToAll("r"), [InlineSender("r")])
+    rig.later.add([QueuedEvent(event(3), recipient="other", due_us=20, purpose="held")])
+    first, second = both(rig)
+    rig.main.append([moved(first), moved(second)])
+    again = rig.main.read(0)[0]
+    rig.later.remove([first, second])
+    rig.later.add([QueuedEvent(item.event, later_seq=item.later_seq, recipient="r", due_us=9, purpose="held")
+                   for item in again])  # fmt: skip
+    rig.disk = rig.disk.after_kill()
+    later = LaterQueue(rig.queue("later"))
+    assert len(later) == 5  # what was deleted is there again
+    later.repeat_moves(rig.queue("main"))
+    assert [item.due_us for item in later.held_for("r")] == [9, 9]
+
+
+def test_a_reminder_moves_once(tmp_path: Path) -> None:
+    sender = InlineSender("r")
+    rig = Rig(tmp_path, ToAll("r"), [sender], FaultDisk())
+    rig.later.add([QueuedEvent(begin(), recipient="r", reminder=1, due_us=1, purpose="remind")])
+    rig.run()
+    rig.restart()
+    rig.run()
+    assert sender.got() == ["e1/1"]
