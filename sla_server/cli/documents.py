@@ -27,7 +27,7 @@ from sla_server.cli import formatting
 from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import OUTPUT, pass_client, print_json
+from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json
 from sla_server.cli.kinds import KindGroup
 from sla_server.cli.notifications import event_lines
 from sla_server.cli.pools import describe_pool
@@ -169,7 +169,7 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
 
 @click.command()
 @FILE
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def admit(client: Client, path: str, output: str) -> None:
     """Say whether agreements could be kept beside those in force.
@@ -208,7 +208,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def history(client: Client, name: str, kind: str, limit: int, output: str) -> None:
     """List a document's versions: since when, by whom, what changed."""

@@ -15,8 +15,9 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import YAML_OUTPUT, TableKind, build, console, pass_client, print_json
+from sla_server.cli.formatting import OUTPUT, TableKind, build, console, pass_client, print_json
 from sla_server.cli.kinds import KindType, near, singular_of
+from sla_server.cli.output import form, set_kind
 from sla_server.cli.tables import KINDS, ZONE, by_objective, objective_of
 from sla_server.rows import Row
 
@@ -42,7 +43,7 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", 
     help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
 )
 @click.option("--undelivered", is_flag=True, help="events: those that not all recipients have confirmed.")
-@YAML_OUTPUT
+@OUTPUT
 @pass_client
 def get(
     client: Client,
@@ -71,8 +72,9 @@ def get(
     listed = KINDS[kind]
     if labels is not None and kind != "slas":
         raise BadUsage(f"{kind} have no labels; only slas are selected by label")
-    if output == "yaml" and kind not in DOCUMENTS:
-        raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
+    set_kind(singular_of(kind))
+    if form() == "yaml" and kind in DOCUMENTS:
+        output = "yaml"  # as they are applied
     if undelivered:
         notifications.show_undelivered(client, kind, limit or LIMIT_DEFAULT, output)
         return

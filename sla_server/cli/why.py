@@ -19,7 +19,7 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import OUTPUT, WIDTH, duration_s, pass_client, print_json
+from sla_server.cli.formatting import DATA_OUTPUT, WIDTH, duration_s, pass_client, print_json
 from sla_server.explanation import Explanation, explain
 
 TITLE: Final = 14
@@ -101,7 +101,7 @@ def _wrapped(title: str, text: str) -> Sequence[str]:
 @click.option(
     "--kind", type=click.Choice(["volume", "sla"]), help="Needed if a volume and an agreement have the name."
 )
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def why(client: Client, name: str, moment: str | None, kind: str | None, output: str) -> None:
     """Say why a volume is throttled or an agreement at risk, now or at a time.
