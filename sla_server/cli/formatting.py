@@ -303,8 +303,21 @@ class TableKind:
     columns: tuple[Column, ...]
     empty: str
     """What to do next when there is nothing to list."""
-    needs_name: bool = False
-    """Of one agreement: its name belongs into the path."""
+    of: str = ""
+    """What it is of, and has to be named (``AGREEMENT``, ``VOLUME``): its name belongs into the path."""
+    key: str = "name"
+    """Key of the name by which commands take one of them."""
+    time: str = ""
+    """Key of the time at which it began, for ``--since``."""
+    is_paged: bool = False
+    """Whether there may be very many, so that only some come unless asked for."""
+    rows: str = "items"
+    """Key of the rows in the answer."""
+
+    @property
+    def needs_name(self) -> bool:
+        """Whether a name has to be given."""
+        return bool(self.of)
 
 
 def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:

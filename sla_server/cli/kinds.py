@@ -19,6 +19,8 @@ PLURALS: Final = {
     "agreements": "slas",
     "maintenances": "maintenance",
     "policy": "policies",
+    "process": "processes",
+    "trends": "trend",
 }
 """Words whose plural, as it is listed, is not the word and an s."""
 INSTEAD: Final = {
@@ -49,7 +51,7 @@ def plural_of(word: str) -> str:
 
 def singular_of(kind: str) -> str:
     """One of a kind that is listed under its plural."""
-    return {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+    return {"policies": "policy", "processes": "process"}.get(kind, kind.removesuffix("s"))
 
 
 def near(word: str, names: Iterable[str]) -> str:
@@ -58,16 +60,34 @@ def near(word: str, names: Iterable[str]) -> str:
     return f"Near it: {', '.join(found)}" if found else ""
 
 
+_NAMED: Final = "sla.named"
+
+
+def named_with_kind() -> tuple[str, ...]:
+    """The name in KIND/NAME, if it was written so."""
+    found: tuple[str, ...] = click.get_current_context().meta.get(_NAMED, ())
+    return found
+
+
+def bare_name(kind: str, name: str) -> str:
+    """A name without its kind before it, as ``-o name`` prints it."""
+    word, slash, rest = name.partition("/")
+    return rest if slash and rest and plural_of(word) == kind else name
+
+
 class KindType(click.Choice[str]):
     """A kind of thing, in the singular or the plural; its value is the plural."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """See ``click.ParamType``."""
-        kind = plural_of(str(value))
+        """See ``click.ParamType``; of KIND/NAME the name is kept for ``named_with_kind``."""
+        word, _, name = str(value).partition("/")
+        if ctx is not None:
+            ctx.meta[_NAMED] = (name,) if name else ()
+        kind = plural_of(word)
         if kind not in self.choices:
             listed = ", ".join(self.choices)
             said = near(kind, self.choices)
-            self.fail(f"{str(value)[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
+            self.fail(f"{word[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
         return kind
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:

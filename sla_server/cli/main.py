@@ -53,6 +53,7 @@ COMMANDS: Final = {
         "openslo:import_documents",
         "Print the agreements that an OpenSLO FILE describes; change nothing.",
     ),
+    "completion": ("completion", "Print the script that lets a shell complete commands and names."),
     "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
 }
 """Command -> (module in this package, its line in the help); ``module:function`` where the names differ."""

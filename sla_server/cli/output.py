@@ -9,14 +9,14 @@ command has all forms without a line for any of them. One whose answer has no na
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
 
 TABLE, WIDE, JSON, YAML, NAME = "table", "wide", "json", "yaml", "name"
 _FORM: Final = "sla.form"
-_KIND: Final = "sla.kind"
+_NAMING: Final = "sla.naming"
 _LISTS: Final = ("items", "applied", "approved", "revoked", "released", "ended", "certificates")
 """Keys under which an answer has its rows."""
 _NAMED_BY: Final = (
@@ -30,6 +30,10 @@ _NAMED_BY: Final = (
     ("version", "policy"),
 )
 """Key -> the kind of thing that it names; "": the kind is in the row."""
+
+
+Naming = tuple[str, Callable[[dict[str, Any]], str]]
+"""Kind of the rows, and the name of one."""
 
 
 class OutputForm(click.Choice[str]):
@@ -65,16 +69,16 @@ def is_wide() -> bool:
     return form() == WIDE
 
 
-def set_kind(kind: str) -> None:
-    """Say what rows are that do not say it themselves: ``-o name`` puts it before their names."""
-    click.get_current_context().meta[_KIND] = kind
+def set_naming(kind: str, name: Callable[[dict[str, Any]], str]) -> None:
+    """Say of what kind rows are that do not say it themselves, and how commands call one, for ``-o name``."""
+    click.get_current_context().meta[_NAMING] = kind, name
 
 
 def print_json(value: Any) -> None:
     """Print for programs: JSON, or the form that ``-o`` names instead of it."""
     asked = form()
     if asked == NAME:
-        for name in names_of(value, click.get_current_context().meta.get(_KIND, "")):
+        for name in names_of(value, click.get_current_context().meta.get(_NAMING)):
             click.echo(name)
     else:
         click.echo(as_yaml(value) if asked == YAML else json.dumps(value, indent=2), nl=asked != YAML)
@@ -105,22 +109,23 @@ def print_record(row: dict[str, Any]) -> None:
     click.echo(as_yaml([row]) if form() == YAML else json.dumps(row), nl=form() != YAML)
 
 
-def names_of(value: Any, kind: str = "") -> Iterator[str]:
+def names_of(value: Any, naming: Naming | None = None) -> Iterator[str]:
     """``kind/name`` of each thing in an answer, once; what has no name is left out."""
     rows = value if isinstance(value, list) else next((value[key] for key in _LISTS if key in value), [value])
     known = set[str]()
     for row in rows:
-        found = _name_of(row, kind) if isinstance(row, dict) else f"{kind}/{row}" if kind else str(row)
+        found = _name_of(row, naming) if isinstance(row, dict) else str(row)
         if found and found not in known:
             known.add(found)
             yield found
 
 
-def _name_of(row: dict[str, Any], kind: str) -> str:
+def _name_of(row: dict[str, Any], naming: Naming | None) -> str:
+    if naming is not None:
+        kind, name = naming
+        return f"{kind}/{name(row)}" if name(row) else ""
     for key, named in _NAMED_BY:
         if (value := row.get(key)) not in (None, ""):
-            if not named and (said := row.get("kind")) and not kind:
-                named = str(said).lower()
-            prefix = kind or named
-            return f"{prefix}/{value}" if prefix else str(value)
+            kind = named or str(row.get("kind") or "").lower()
+            return f"{kind}/{value}" if kind else str(value)
     return ""

@@ -13,8 +13,7 @@ from sla_server.cli.get import DOCUMENTS
 from sla_server.cli.main import cli
 from sla_server.cli.output import OutputForm, as_yaml, names_of
 from sla_server.cli.tables import KINDS
-from tests.support.cli import Terminal
-
+from tests.support.cli import Terminal, name_of
 
 MAKE_FILES = ("ca", "simulate", "report")
 """Their ``-o`` says which file to write, or in which form of a report."""
@@ -48,9 +47,8 @@ def test_every_form_is_taken_wherever_one_is() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DOCUMENTS])
 def test_yaml_says_what_json_says(sla: Terminal, kind: str) -> None:
-    name = ("erp-gold",) if KINDS[kind].needs_name else ()
-    rows = json.loads(sla("get", kind, *name, "-o", "json").output)
-    assert YAML(typ="safe").load(sla("get", kind, *name, "-o", "yaml").output) == rows
+    rows = json.loads(sla("get", kind, *name_of(kind), "-o", "json").output)
+    assert YAML(typ="safe").load(sla("get", kind, *name_of(kind), "-o", "yaml").output) == rows
 
 
 def test_yaml_of_what_json_has() -> None:
