@@ -24,21 +24,14 @@ PLURALS: Final = {
 }
 """Words whose plural, as it is listed, is not the word and an s."""
 INSTEAD: Final = {
-    ("describe", "gateways"): "sla get gateway NAME -o json",
-    ("describe", "volumes"): "sla why VOLUME, or sla get volume VOLUME -o json",
-    ("describe", "throttles"): "sla why VOLUME",
-    ("describe", "policies"): "sla policy show VERSION",
-    ("describe", "jobs"): "sla get jobs",
-    **{
-        ("describe", kind): f"sla get {kind} NAME -o yaml"
-        for kind in ("calendars", "maintenance", "recipients", "routes", "silences")
-    },
-    ("describe", "episodes"): "sla get slices AGREEMENT --episode EPISODE",
-    ("delete", "gateways"): "sla gateways remove ADDRESS",
-    ("delete", "maintenance"): "sla maintenance end NAME",
-    ("delete", "silences"): "sla silence end NAME",
-    ("delete", "throttles"): "sla throttle release VOLUME",
     ("delete", "volumes"): "sla volumes revoke VOLUME",
+    ("delete", "policies"): "sla policy rollback",
+    ("delete", "events"): "sla ack EVENT --note TEXT",
+    ("describe", "slices"): "sla get slices AGREEMENT",
+    ("describe", "periods"): "sla get periods AGREEMENT",
+    ("describe", "streams"): "sla get streams VOLUME",
+    ("describe", "rates"): "sla get rates VOLUME",
+    ("describe", "trend"): "sla get trend AGREEMENT",
 }
 """(group, kind) -> the command that does it."""
 
@@ -73,6 +66,40 @@ def bare_name(kind: str, name: str) -> str:
     """A name without its kind before it, as ``-o name`` prints it."""
     word, slash, rest = name.partition("/")
     return rest if slash and rest and plural_of(word) == kind else name
+
+
+OTHER_WORDS: Final = {
+    "list": "get",
+    "ls": "get",
+    "show": "describe",
+    "info": "describe",
+    "create": "apply",
+    "add": "apply",
+    "edit": "apply",
+    "set": "apply",
+    "remove": "delete",
+    "rm": "delete",
+    "docs": "explain",
+    "watch": "top",
+    "limit": "throttle",
+    "versions": "history",
+    "acknowledge": "ack",
+}
+"""Words of other programs for our commands."""
+OF_THE_SERVER: Final = ("start", "stop", "status", "restart")
+
+
+def meant(word: str, commands: Iterable[str]) -> str:
+    """What to write in place of a word that is no command, as a sentence."""
+    if word in OF_THE_SERVER:
+        return f"The server has it: sla-server {'stop, then start' if word == 'restart' else word}"
+    if plural_of(word) in ("slas", "events", "episodes", "pools", "jobs", "backends", "processes"):
+        return f"To list them: sla get {plural_of(word)}"
+    commands = list(commands)
+    known = OTHER_WORDS.get(word)
+    if known in commands:
+        return f"Write: sla {known}"
+    return near(word, commands) or "sla --help lists them"
 
 
 class KindType(click.Choice[str]):
@@ -112,7 +139,10 @@ class KindGroup(click.Group):
             BadUsage: another command does this for such a kind.
         """
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            self._refuse(args[0])
+            word, slash, name = args[0].partition("/")
+            if not (slash and name and self.get_command(ctx, word)):
+                self._refuse(word)
+            args = [word, name, *args[1:]]  # KIND/NAME
         return super().resolve_command(ctx, args)
 
     def _refuse(self, word: str) -> NoReturn:

@@ -16,8 +16,10 @@ import click
 
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli.client import Client
+from sla_server.cli.completion import volumes_and_agreements
 from sla_server.cli.formatting import DATA_OUTPUT, WIDTH, pass_client, print_json
 from sla_server.cli.moments import moment_us
+from sla_server.cli.watch import watchable
 from sla_server.explanation import Explanation, explain
 
 TITLE: Final = 14
@@ -49,7 +51,7 @@ def _wrapped(title: str, text: str) -> Sequence[str]:
 
 
 @click.command()
-@click.argument("name", metavar="VOLUME|AGREEMENT")
+@click.argument("name", metavar="VOLUME|AGREEMENT", shell_complete=volumes_and_agreements)
 @click.option(
     "--at",
     "moment",
@@ -61,6 +63,7 @@ def _wrapped(title: str, text: str) -> Sequence[str]:
 )
 @DATA_OUTPUT
 @pass_client
+@watchable
 def why(client: Client, name: str, moment: str | None, kind: str | None, output: str) -> None:
     """Say why a volume is throttled or an agreement at risk, now or at a time.
 
