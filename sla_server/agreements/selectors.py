@@ -1,9 +1,9 @@
 """Selection by pattern and by label: what a selector matches, and whether two selectors can meet.
 
-Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. A label selector has requirements
-with commas between them, and all must hold: ``key=value``, ``key!=value``, ``key in (a, b)``,
-``key notin (a, b)``, ``key`` alone (with any value) and ``!key`` (without it). What has no such label meets ``!=``
-and ``notin``, as with kubectl. Pure.
+Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. A label selector has
+requirements with commas between them, and all must hold: ``key=value``, ``key!=value``, ``key in (a, b)``,
+``key notin (a, b)``, ``key`` alone (with any value) and ``!key`` (without it). What has no such label meets
+``!=`` and ``notin``, as with kubectl. Pure.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def parse_labels(text: str) -> LabelSelector:
         one = _requirement(part.strip())
         if one is None:
             raise ValueError(f"{part.strip()[:80]!r} is no label; write {LABEL_FORMS}")
-        if one in found or any(_is_one_value(one) and _is_one_value(it) and it.key == one.key for it in found):
+        if one in found or any(
+            _is_one_value(one) and _is_one_value(it) and it.key == one.key for it in found
+        ):
             raise ValueError(f"the label {one.key!r} is there twice; keep one of the two")
         found.append(one)
     return tuple(found)

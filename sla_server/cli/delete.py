@@ -43,9 +43,7 @@ class Ending:
 ENDINGS: Final = {
     "slas": Ending("/slas", "/slas/{}", "End agreements; what was judged stays stored."),
     "calendars": Ending("/calendars", "/calendars/{}", "End calendars that no agreement in force names."),
-    "recipients": Ending(
-        "/recipients", "/recipients/{}", "End recipients that no route or silence names."
-    ),
+    "recipients": Ending("/recipients", "/recipients/{}", "End recipients that no route or silence names."),
     "routes": Ending("/routes", "/routes/{}", "End routes: their events go to their recipients no more."),
     "maintenance": Ending(
         "/maintenance",
@@ -125,7 +123,11 @@ def _command(kind: str, ending: Ending) -> click.Command:
     command: Any = DRY_RUN(OUTPUT(pass_client(run)))
     if kind == "slas":
         labels = click.option(
-            "-l", "--selector", "labels", metavar="LABELS", help="Those with these labels: tier in (test,old)."
+            "-l",
+            "--selector",
+            "labels",
+            metavar="LABELS",
+            help="Those with these labels: tier in (test,old).",
         )
         command = labels(command)
     names = click.argument("names", nargs=-1, metavar="NAME...", shell_complete=names_in_shell(kind))

@@ -111,7 +111,9 @@ def _lines(client: Client, kind: str, row: Row) -> Iterator[str]:
     if streams := row.get("by_stream"):
         yield "clients:"
         for one in streams[:STREAMS_SHOWN]:
-            counts = f"{formatting.count(one.get('reads'))} reads, {formatting.count(one.get('writes'))} writes"
+            counts = (
+                f"{formatting.count(one.get('reads'))} reads, {formatting.count(one.get('writes'))} writes"
+            )
             yield f"  {one.get('client')}: {counts}, last {formatting.when(one.get('last_us'))}"
         if len(streams) > STREAMS_SHOWN:
             yield f"  and {len(streams) - STREAMS_SHOWN:,} more: sla get streams {row['volume']}"

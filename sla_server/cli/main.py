@@ -24,6 +24,10 @@ COMMANDS: Final = {
     "admit": ("documents", "Say whether agreements could be kept beside those in force."),
     "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events and more."),
     "describe": ("describe", "Show everything about an agreement, a volume, an event and more."),
+    "explain": (
+        "explain",
+        "Explain a kind of document or one of its fields: type, default, limits, meaning.",
+    ),
     "history": ("documents", "List a document's versions: since when, by whom, what changed."),
     "maintenance": (
         "maintenance",

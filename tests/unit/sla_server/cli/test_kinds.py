@@ -83,10 +83,9 @@ def test_a_name_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("describe", "volume", "batch"), "of volumes use: sla why VOLUME"),
-        (("describe", "gateways", "gw"), "of gateways use: sla get gateway NAME -o json"),
-        (("delete", "throttle", "batch"), "of throttles use: sla throttle release VOLUME"),
-        (("delete", "silence", "x"), "of silences use: sla silence end NAME"),
+        (("describe", "slices", "erp-gold"), "of slices use: sla get slices AGREEMENT"),
+        (("delete", "volume", "batch"), "of volumes use: sla volumes revoke VOLUME"),
+        (("delete", "events", "x"), "of events use: sla ack EVENT"),
         (("delete", "rout", "x"), "not 'rout'. Near it: route"),
     ],
 )
