@@ -100,7 +100,7 @@ def _items(found: Iterable[str]) -> list[CompletionItem]:
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that lets a shell complete commands, options and names.
+    """Print the script that lets a shell complete commands and names.
 
     bash: eval "$(sla completion bash)" in ~/.bashrc. zsh: eval "$(sla completion zsh)" in ~/.zshrc, after
     compinit. fish: sla completion fish > ~/.config/fish/completions/sla.fish

@@ -18,8 +18,8 @@ from sla_server.cli.client import Client
 from sla_server.cli.completion import names as names_in_shell
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, pass_client, print_json
-from sla_server.cli.get import check_labels
 from sla_server.cli.kinds import KindGroup, bare_name, near, singular_of
+from sla_server.cli.labels import check_labels
 from sla_server.rows import Row
 
 
@@ -85,7 +85,7 @@ DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Say what would be
 @OUTPUT
 @click.pass_context
 def delete(context: click.Context, path: str | None, dry_run: bool, output: str) -> None:
-    """End agreements, calendars, recipients, routes, maintenance, silences, throttles or gateways.
+    """End agreements, calendars, maintenance, throttles and more.
 
     By name (sla delete sla A B), by label (sla delete sla -l tier=test), or as a file names them (-f FILE).
     """

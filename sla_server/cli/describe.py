@@ -42,7 +42,7 @@ _WORDS: Final = {"iops": "IOPS", "pid": "PID", "cuts": "cuts of statistics"}
 
 @click.group(cls=KindGroup)
 def describe() -> None:
-    """Show everything about one thing: an agreement, a volume, an event and any other kind."""
+    """Show everything about an agreement, a volume, an event and more."""
 
 
 describe.add_command(describe_sla)

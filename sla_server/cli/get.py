@@ -17,13 +17,13 @@ from zoneinfo import ZoneInfo
 import click
 
 from pmdaemon.runtime.excerpt import printable_lines
-from sla_server.agreements.selectors import parse_labels
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
 from sla_server.cli.completion import kind_or_name, names_of_kind
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
 from sla_server.cli.formatting import OUTPUT, TableKind, build, console, pass_client, print_json
 from sla_server.cli.kinds import KindType, bare_name, named_with_kind, near, singular_of
+from sla_server.cli.labels import check_labels
 from sla_server.cli.moments import moment_us
 from sla_server.cli.output import form, set_naming
 from sla_server.cli.system_tables import ZONE, trend_rows
@@ -97,18 +97,6 @@ class Question:
             said = "none is named" if not self.names else "one is named at a time"
             thing = listed.of.lower()
             raise BadUsage(f"{kind} are those of one {thing}, and {said}: {fix}")
-
-
-def check_labels(text: str) -> None:
-    """See that a label selector is one.
-
-    Raises:
-        BadUsage: it is none.
-    """
-    try:
-        parse_labels(text)
-    except ValueError as exc:
-        raise BadUsage(f"-l: {exc}") from exc
 
 
 @click.command()

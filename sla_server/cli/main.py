@@ -50,7 +50,7 @@ COMMANDS: Final = {
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "support": ("support", "Gather what those who help need to see."),
-    "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
+    "top": ("top", "Watch agreements, volumes and throttles live; q or Ctrl-C ends it."),
     "schema": ("documents", "Print the JSON Schema of all kinds of documents, or of one."),
     "export": ("openslo:export_agreement", "Print agreement NAME as OpenSLO."),
     "import": (
