@@ -88,11 +88,12 @@ bench-queue: setup-bench ## the disk queue against files, SQLite and persist-que
 bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events
 	@$(PY) -m benchmarks.$* $(ARGS)
 
-docs: setup ## regenerate the configuration reference, the messages, the schema and docs/measurements
+docs: setup ## regenerate the configuration reference, the messages, the schema, manuals and docs/measurements
 	@$(PY) -m docs.reference
 	@$(PY) -m docs.messages
 	@$(PY) -m docs.documents_schema
 	@$(PY) -m docs.events
+	@$(PY) -m docs.man
 	@$(PY) -m docs.measurements
 
 clean: ## remove .venv and caches

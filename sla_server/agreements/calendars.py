@@ -36,8 +36,11 @@ class WeeklyHours(Strict):
     """Hours of some days of each week."""
 
     days: list[Day] = Field(min_length=1, max_length=7)
+    """Days of the week."""
     opens: ClockTime = Field(alias="from")
+    """When it opens, local time."""
     closes: ClockTime = Field(alias="to")
+    """When it closes; 24:00 is the end of the day."""
 
     @model_validator(mode="after")
     def _ordered(self) -> WeeklyHours:
@@ -53,7 +56,9 @@ class CalendarSpec(Strict):
     """When a service is open."""
 
     tz: TimeZone = "UTC"
+    """Zone of hours and holidays."""
     hours: list[WeeklyHours] = Field(min_length=1, max_length=50)
+    """When it is open in a week."""
     holidays: list[CalendarDate] = Field(default_factory=list, max_length=1000)
     """Closed all day, local."""
 
@@ -91,8 +96,11 @@ class CalendarDocument(Document):
     """One ``kind: Calendar`` document."""
 
     kind: Literal["Calendar"]
+    """A calendar."""
     metadata: CalendarMetadata
+    """Name and labels."""
     spec: CalendarSpec
+    """Its hours and holidays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,22 +32,29 @@ class Parties(Strict):
     """Provider and customer; ``recipients`` get the messages about violations."""
 
     provider: str = Field(min_length=1, max_length=200)
+    """Who provides the storage."""
     customer: str = Field(min_length=1, max_length=200)
+    """Who it was agreed with."""
     recipients: list[str] = Field(default_factory=list, max_length=50)
+    """Names of Recipient documents that are sent what concerns the agreement."""
 
 
 class AgreementScope(Strict):
     """Which I/O the agreement is about: any of the volumes, by any of the clients."""
 
     volumes: list[Pattern] = Field(min_length=1, max_length=100)
+    """Names or patterns (*, ?, [...]) of volumes."""
     clients: list[Pattern] = Field(default_factory=lambda: ["*"], min_length=1, max_length=100)
+    """Names or patterns of clients; default: all."""
     io: Literal["any", "read", "write"] = "any"
+    """Whether reads, writes or both count."""
 
 
 class Guarantee(Strict):
     """Never throttled below this."""
 
     floor_iops: float = Field(default=DEFAULT_FLOOR_IOPS, ge=1, le=1e9)
+    """I/Os a second that no throttle goes below."""
     floor_mbps: float = Field(default=0.0, ge=0, le=1e6)
     """MB (10^6 bytes) a second."""
 
@@ -56,8 +63,11 @@ class Cap(Strict):
     """Static limit of the volumes in scope."""
 
     max_iops: float = Field(gt=0, le=1e9)
+    """I/Os a second of each volume; of each client where scope.clients names some."""
     burst_iops: float | None = Field(default=None, gt=0, le=1e9)
+    """For a while more than max_iops; goes with burst_s."""
     burst_s: float | None = Field(default=None, gt=0, le=3600)
+    """How long a burst lasts; goes with burst_iops."""
 
     @model_validator(mode="after")
     def _burst(self) -> Cap:
@@ -77,7 +87,9 @@ class Penalty(Strict):
     """What is credited when compliance of a period ends below a value."""
 
     below: float = Field(gt=0, le=1)
+    """Compliance of the period below which the credit is owed, such as 0.995."""
     credit: float = Field(gt=0, le=1)
+    """Share of the price that is credited, such as 0.10."""
 
 
 Control = Literal["observe", "enforce"]
@@ -92,16 +104,25 @@ class AgreementSpec(Strict):
     """What was agreed."""
 
     parties: Parties | None = None
+    """Who agreed, and who is sent messages."""
     scope: AgreementScope
+    """Which I/O it is about."""
     priority: Literal["gold", "silver", "bronze", "best-effort"]
+    """Who is slowed down first: shares are 8, 4, 2 and 1."""
     guarantee: Guarantee = Field(default_factory=Guarantee)
+    """What throttles leave in any case."""
     cap: Cap | None = None
+    """The most that the volumes themselves may use."""
     objectives: list[Objective] = Field(default_factory=list, max_length=16)
     """May be empty: then the agreement only says how the volumes are treated as neighbours."""
     window: Window = Field(default_factory=_month)
+    """Over which time the target holds."""
     service_hours: ServiceHours | None = None
+    """When the promise holds; absent: always."""
     maintenance: Maintenance = Field(default_factory=Maintenance)
+    """Announced work, and its rules."""
     penalties: list[Penalty] = Field(default_factory=list, max_length=10)
+    """What is credited when a period ends below a target, the mildest first."""
     credit_cap: float = Field(default=1.0, gt=0, le=1)
     """The most that is credited for one period, all objectives together."""
     control: Control | None = None
@@ -168,7 +189,9 @@ class Agreement(Document):
     """One whole ``kind: SLA`` document."""
 
     kind: Literal["SLA"]
+    """An agreement."""
     spec: AgreementSpec
+    """What was agreed."""
 
     @property
     def judged(self) -> list[Objective]:
@@ -216,6 +239,7 @@ class DemandStep(Strict):
     up_to_iops: float | None = Field(default=None, gt=0)
     """Offered I/Os a second; absent (or .inf) on the last step means any rate."""
     value_ms: float = Field(ge=0.001, le=MAX_VALUE_MS)
+    """The promised latency in milliseconds."""
 
     @field_validator("up_to_iops")
     @classmethod
@@ -245,15 +269,20 @@ class Applicability(Strict):
     min_ios_per_slice: int = Field(default=100, ge=1, le=10**12)
     """Below this many completed I/Os a percentile says little."""
     max_mean_io_kib: float | None = Field(default=None, gt=0, le=1e9)
+    """A slice with larger I/Os on average is not judged."""
     min_read_fraction: float | None = Field(default=None, ge=0, le=1)
+    """A slice with fewer reads than this share is not judged."""
     above_curve: Literal["not_applicable"] = "not_applicable"
+    """What a slice is in which more was asked for than the curve promises."""
 
 
 class Budgeting(Strict):
     """How the promise is summed up: the share of time slices that must be good."""
 
     method: Literal["timeslices"] = "timeslices"
+    """Time is judged slice by slice."""
     slice_s: Duration = Field(default=60, alias="slice")
+    """Length of a slice; it divides a day and is a multiple of the rollup (1m)."""
     target: float = Field(gt=0, lt=1)
     """0.995: of the slices that count, 99.5 % are good. 1 would leave no budget to divide by."""
 
@@ -270,15 +299,20 @@ class Budgeting(Strict):
 
 class _Base(Strict):
     name: Name
+    """Unique in the document."""
     budgeting: Budgeting
+    """How much may be missed."""
     applicability: Applicability = Field(default_factory=Applicability)
+    """Which slices are judged at all."""
     no_data: NoDataPolicy = "bad_if_ours"
+    """What a slice without data is; bad_if_ours: bad unless the storage had no part in it."""
     errors: ErrorPolicy = "bad"
     """Whether an I/O that failed counts as missed (``bad``) or not at all (``exclude``)."""
 
 
 class _Curve(_Base):
     demand_curve: list[DemandStep] = Field(min_length=1, max_length=MAX_STEPS)
+    """What is promised at which rate, the lowest rate first."""
 
     @model_validator(mode="after")
     def _rising(self) -> _Curve:
@@ -304,44 +338,55 @@ class LatencyIndicator(Strict):
     """Latency from arrival at the gateway to completion, at a percentile."""
 
     metric: Literal["latency"]
+    """What is measured."""
     percentile: float = Field(ge=50, le=99.99)
+    """Of the I/Os of a slice, such as 95."""
 
 
 class LatencyObjective(_Curve):
     """Judged: at most (1 - percentile) of a slice's I/Os are slower than the curve's value."""
 
     indicator: LatencyIndicator
+    """What is measured."""
 
 
 class _Metric(Strict):
     metric: Literal["mean_latency", "iops", "throughput", "availability"]
+    """What is measured."""
 
 
 class MeanLatencyObjective(_Curve):
     """The mean latency of a slice's I/Os is at or below the curve's value."""
 
     indicator: _Metric
+    """What is measured."""
 
 
 class IopsObjective(_Base):
     """At least this many I/Os a second when asked for."""
 
     indicator: _Metric
+    """What is measured."""
     promised_iops: float = Field(gt=0, le=1e9)
+    """I/Os a second that it gets when it asks for them."""
 
 
 class ThroughputObjective(_Base):
     """At least this many MB (10^6 bytes) a second when asked for."""
 
     indicator: _Metric
+    """What is measured."""
     promised_mbps: float = Field(gt=0, le=1e6)
+    """MB (10^6 bytes) a second that it gets when it asks for them."""
 
 
 class AvailabilityObjective(_Base):
     """Some I/O completes within ``outage`` while any is outstanding."""
 
     indicator: _Metric
+    """What is measured."""
     outage: Duration
+    """The longest time without a completed I/O while some are outstanding."""
 
 
 def _metric_of(value: Any) -> str:

@@ -233,15 +233,19 @@ class Metadata(Strict):
     """Who the document is."""
 
     name: Name
+    """Unique among the documents of its kind: letters, digits and . _ : @ -"""
     labels: dict[str, str] = Field(default_factory=dict, max_length=32)
+    """For people and selectors, such as customer: acme."""
 
 
 class Document(Strict):
     """What every kind of document has; ``kind`` and ``spec`` are the subclass's."""
 
     api_version: Literal["storage-sla/v1"] = Field(alias="apiVersion")
+    """Version of the form of documents."""
     kind: str
     metadata: Metadata
+    """Name and labels."""
 
     @property
     def name(self) -> str:

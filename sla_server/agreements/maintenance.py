@@ -27,9 +27,11 @@ class MaintenanceScope(Strict):
     """Agreements by name or label, or everything that is promised of some volumes."""
 
     agreements: list[Pattern] = Field(default_factory=list, max_length=200)
+    """Names or patterns of agreements."""
     labels: dict[str, str] = Field(default_factory=dict, max_length=32)
     """All of them; with ``agreements``: both must fit."""
     volumes: list[Pattern] = Field(default_factory=list, max_length=200)
+    """Names or patterns of volumes, in place of agreements and labels."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> MaintenanceScope:
@@ -60,6 +62,7 @@ class MaintenanceSpec(PlannedWindow):
     """When, why, and what it is about."""
 
     scope: MaintenanceScope
+    """What the work is about."""
     author: str | None = Field(default=None, min_length=1, max_length=100)
     """Default: who applied the document."""
 
@@ -68,7 +71,9 @@ class MaintenanceDocument(Document):
     """One ``kind: Maintenance`` document."""
 
     kind: Literal["Maintenance"]
+    """Announced work."""
     spec: MaintenanceSpec
+    """When, why and what about."""
 
 
 @dataclass(frozen=True)

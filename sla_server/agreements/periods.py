@@ -283,15 +283,20 @@ class CalendarWindow(Strict):
     """The target holds over a calendar period of a time zone; every period starts with a full budget."""
 
     type: Literal["calendar"]
+    """Periods of the calendar."""
     period: Literal["day", "week", "month", "quarter", "year"]
+    """How long a period is."""
     tz: TimeZone = "UTC"
+    """Zone in which periods begin at midnight."""
 
 
 class RollingWindow(Strict):
     """The target holds over the last ``duration``, at every moment."""
 
     type: Literal["rolling"]
+    """The time up to now."""
     duration: Duration
+    """How far it reaches back; at least one slice, at most 400d."""
 
     @model_validator(mode="after")
     def _bounded(self) -> RollingWindow:
@@ -308,9 +313,13 @@ class ServiceHours(Strict):
     """
 
     calendar: Name
+    """always, business, or the name of a Calendar document."""
     days: list[Day] | None = Field(default=None, min_length=1)
+    """Days of the week, of business hours."""
     opens: ClockTime | None = Field(default=None, alias="from")
+    """When the day begins, local time."""
     closes: ClockTime | None = Field(default=None, alias="to")
+    """When it ends; 24:00 is the end of the day."""
     tz: TimeZone | None = None
     """Default: the window's time zone."""
 
@@ -367,6 +376,7 @@ class PlannedWindow(Strict):
     tz: TimeZone | None = None
     """Default: the window's time zone."""
     reason: str = Field(min_length=1, max_length=500)
+    """Why; customers read it."""
 
     @model_validator(mode="after")
     def _complete(self) -> PlannedWindow:
@@ -406,6 +416,7 @@ class MaintenanceWindow(PlannedWindow):
     """Announced work within an agreement: slices that touch it are excluded."""
 
     author: str = Field(min_length=1, max_length=100)
+    """Who announced it."""
 
 
 class Maintenance(Strict):
@@ -416,6 +427,7 @@ class Maintenance(Strict):
     max_per_period: Duration | None = None
     """Work beyond this much in one period of the window is not excluded."""
     windows: list[MaintenanceWindow] = Field(default_factory=list, max_length=100)
+    """The work that is announced."""
 
 
 def periods_back(window: CalendarWindow | RollingWindow, now_us: int, most: int) -> list[Span]:

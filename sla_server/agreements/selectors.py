@@ -1,13 +1,17 @@
 """Selection by pattern and by label: what a selector matches, and whether two selectors can meet.
 
-Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. A label selector is
-``key=value`` or ``key`` alone (any value), several with commas between them: all must hold. Pure.
+Patterns are shell patterns over names (``*``, ``?``, ``[...]``), case matters. A label selector has
+requirements with commas between them, and all must hold: ``key=value``, ``key!=value``, ``key in (a, b)``,
+``key notin (a, b)``, ``key`` alone (with any value) and ``!key`` (without it). What has no such label meets
+``!=`` and ``notin``, as with kubectl. Pure.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import islice
@@ -36,26 +40,81 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return " or ".join(difflib.get_close_matches(name, list(islice(like, MOST_COMPARED)), 3))
 
 
-def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
-    """Whether all wanted labels are there; None: with any value."""
-    return all(key in labels and value in (None, labels[key]) for key, value in wanted.items())
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether all wanted labels are there."""
+    return all(labels.get(key) == value for key, value in wanted.items())
 
 
-def parse_labels(text: str) -> dict[str, str | None]:
-    """``customer=acme,tier`` as a map, None for any value.
+@dataclass(frozen=True, slots=True)
+class LabelRequirement:
+    """One requirement of a label selector.
+
+    Attributes:
+        values: the label has one of these; None: any.
+        is_negated: it has none of these, or is not there at all.
+    """
+
+    key: str
+    values: tuple[str, ...] | None
+    is_negated: bool = False
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether something with these labels meets it."""
+        has_it = self.key in labels and (self.values is None or labels[self.key] in self.values)
+        return has_it != self.is_negated
+
+
+LabelSelector = tuple[LabelRequirement, ...]
+_SET: Final = re.compile(r"(\S+)\s+(in|notin)\s*\((.*)\)", re.DOTALL)
+_OUTSIDE_SETS: Final = re.compile(r",(?![^()]*\))")
+LABEL_FORMS: Final = "key=value, key!=value, key in (a,b), key notin (a,b), key or !key, with commas between"
+
+
+def parse_labels(text: str) -> LabelSelector:
+    """``customer=acme,tier in (1,2)`` as requirements.
 
     Raises:
-        ValueError: a part without a key, or the same key twice; the text says what to write.
+        ValueError: a part that is none, or one that is there twice; the text says what to write.
     """
-    wanted: dict[str, str | None] = {}
-    for part in text.split(","):
-        key, has_value, value = (piece.strip() for piece in part.partition("="))
-        if not key or (has_value and not value):
-            raise ValueError(f"{part.strip()!r} is no label; write key=value or key, with commas between")
-        if key in wanted:
-            raise ValueError(f"the label {key!r} is there twice; keep one of the two")
-        wanted[key] = value if has_value else None
-    return wanted
+    found: list[LabelRequirement] = []
+    for part in _OUTSIDE_SETS.split(text):
+        one = _requirement(part.strip())
+        if one is None:
+            raise ValueError(f"{part.strip()[:80]!r} is no label; write {LABEL_FORMS}")
+        if one in found or any(
+            _is_one_value(one) and _is_one_value(it) and it.key == one.key for it in found
+        ):
+            raise ValueError(f"the label {one.key!r} is there twice; keep one of the two")
+        found.append(one)
+    return tuple(found)
+
+
+def _is_one_value(one: LabelRequirement) -> bool:
+    return one.values is not None and len(one.values) == 1 and not one.is_negated
+
+
+def _requirement(text: str) -> LabelRequirement | None:
+    """One requirement; None if the text is none."""
+    if match := _SET.fullmatch(text):
+        key, word, inside = match.groups()
+        values = tuple(value.strip() for value in inside.split(","))
+        is_whole = bool(key) and all(values) and not any("(" in value or ")" in value for value in values)
+        return LabelRequirement(key, values, word == "notin") if is_whole else None
+    for sign, is_negated in (("!=", True), ("==", False), ("=", False)):
+        if sign in text:
+            key, _, value = (piece.strip() for piece in text.partition(sign))
+            return LabelRequirement(key, (value,), is_negated) if _is_plain(key) and value else None
+    key = text.removeprefix("!").strip()
+    return LabelRequirement(key, None, text.startswith("!")) if _is_plain(key) else None
+
+
+def _is_plain(key: str) -> bool:
+    return bool(key) and not any(character in key for character in "!=() ")
+
+
+def selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """Whether something with these labels is selected."""
+    return all(one.holds(labels) for one in selector)
 
 
 def can_meet(one: str, other: str) -> bool:

@@ -201,7 +201,11 @@ ROUTES: Final = (
         "slas",
         "Agreements in force, and their live state.",
         (
-            Query("labels", "string", "Only those with these labels: KEY=VALUE or KEY, with commas between."),
+            Query(
+                "labels",
+                "string",
+                "Only those with these labels: K=V, K!=V, K in (A,B), K notin (A,B), K or !K, with commas.",
+            ),
             Query("match", "string", "Only those whose name has this in it."),
             Query("documents", "boolean", "1: with the documents' texts."),
             Query("limit", "integer", "Agreements a page; default all.", least=1, most=LIMIT_MAX),

@@ -1,4 +1,4 @@
-"""The commands that change something: apply, delete, throttle, gateways, mode, login; all audited.
+"""The commands that change something: apply, throttle, gateways, mode, login; all audited.
 
 A file of agreements that is too long for one call is split between its documents. One call carries
 ``CALL_BYTES`` of text and ``MAX_DOCUMENTS`` documents. A line that begins with ``---`` and a blank or nothing
@@ -36,7 +36,6 @@ from sla_server.cli.formatting import (
     pass_client,
     print_json,
 )
-from sla_server.cli.kinds import KindGroup
 from sla_server.explanation import words
 from sla_server.rows import Row
 
@@ -251,47 +250,6 @@ def read_documents(path: str) -> bytes:
     if not documents.strip():
         raise BadUsage(f"{where} is empty; an agreement was expected")
     return documents
-
-
-@click.group(cls=KindGroup)
-def delete() -> None:
-    """End an agreement, a calendar, a recipient or a route."""
-
-
-@delete.command("sla")
-@click.argument("name")
-@pass_client
-def delete_sla(client: Client, name: str) -> None:
-    """End an agreement; what was judged stays stored."""
-    client.change("DELETE", f"/slas/{quote(name, safe='')}")
-    click.echo(f"{name}: ended")
-
-
-@delete.command("calendar")
-@click.argument("name")
-@pass_client
-def delete_calendar(client: Client, name: str) -> None:
-    """End a calendar that no agreement in force names."""
-    client.change("DELETE", f"/calendars/{quote(name, safe='')}")
-    click.echo(f"{name}: ended")
-
-
-@delete.command("recipient")
-@click.argument("name")
-@pass_client
-def delete_recipient(client: Client, name: str) -> None:
-    """End a recipient that no route or silence names."""
-    client.change("DELETE", f"/recipients/{quote(name, safe='')}")
-    click.echo(f"{name}: ended")
-
-
-@delete.command("route")
-@click.argument("name")
-@pass_client
-def delete_route(client: Client, name: str) -> None:
-    """End a route: its events go to its recipients no more."""
-    client.change("DELETE", f"/routes/{quote(name, safe='')}")
-    click.echo(f"{name}: ended")
 
 
 @click.group()

@@ -51,6 +51,7 @@ class Client:
     transport: httpx.BaseTransport | None = None
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
+    timeout_s: float = TIMEOUT_S
     _http: httpx.Client | None = None
     _address: tuple[str, int] | None = None
     _folder: int | None = None
@@ -204,7 +205,7 @@ class Client:
             headers["Host"] = url.netloc.decode()
             server = str(url.copy_with(host=address[0]))
         return httpx.Client(
-            base_url=server, headers=headers, timeout=TIMEOUT_S, transport=transport, trust_env=False
+            base_url=server, headers=headers, timeout=self.timeout_s, transport=transport, trust_env=False
         )
 
     def _loopback(self) -> tuple[str, int] | None:

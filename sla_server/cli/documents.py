@@ -1,4 +1,4 @@
-"""The commands about documents: diff, history, describe, validate, schema.
+"""The commands about documents: diff, history, describe sla, validate, schema.
 
 ``validate`` and ``schema`` need no server: they use the models that the server itself uses, so what is wrong
 with a file is said in the same words as by ``sla apply``. What needs other documents (a calendar that is
@@ -26,12 +26,12 @@ from sla_server.agreements.schema import document_schema
 from sla_server.cli import formatting
 from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
+from sla_server.cli.completion import names as names_in_shell
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import OUTPUT, pass_client, print_json
-from sla_server.cli.kinds import KindGroup
+from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json
 from sla_server.cli.notifications import event_lines
-from sla_server.cli.pools import describe_pool
 from sla_server.cli.tables import now_of, promise
+from sla_server.cli.watch import watchable
 from sla_server.rows import Row
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
@@ -169,7 +169,7 @@ def _in_force(client: Client) -> Callable[[str, str], Row | None]:
 
 @click.command()
 @FILE
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def admit(client: Client, path: str, output: str) -> None:
     """Say whether agreements could be kept beside those in force.
@@ -208,7 +208,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def history(client: Client, name: str, kind: str, limit: int, output: str) -> None:
     """List a document's versions: since when, by whom, what changed."""
@@ -251,16 +251,8 @@ def _time(at_us: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
 
 
-@click.group(cls=KindGroup)
-def describe() -> None:
-    """Show everything about an agreement, an event or a pool."""
-
-
-describe.add_command(describe_pool)
-
-
-@describe.command("sla")
-@click.argument("name")
+@click.command("sla")
+@click.argument("name", shell_complete=names_in_shell("slas"))
 @click.option("--version", type=click.IntRange(min=1), help="An older version instead of the newest.")
 @click.option(
     "--periods",
@@ -271,6 +263,7 @@ describe.add_command(describe_pool)
 )
 @OUTPUT
 @pass_client
+@watchable
 def describe_sla(client: Client, name: str, version: int | None, periods: int, output: str) -> None:
     """Show an agreement's document, how it is kept, and what is credited.
 
@@ -300,10 +293,11 @@ def describe_sla(client: Client, name: str, version: int | None, periods: int, o
         raise LiveValuesMissing(silence)
 
 
-@describe.command("event")
-@click.argument("event")
+@click.command("event")
+@click.argument("event", shell_complete=names_in_shell("events"))
 @OUTPUT
 @pass_client
+@watchable
 def describe_event(client: Client, event: str, output: str) -> None:
     """Show an event: figures, who acknowledged it, who has not confirmed it, who gets it and why.
 

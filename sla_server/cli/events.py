@@ -17,7 +17,7 @@ from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import CONFIG, OUTPUT, pass_client, print_json
+from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, pass_client, print_json
 from sla_server.events.delivery_state import read_pair_state
 
 STATES: Final = {
@@ -40,7 +40,7 @@ def pair() -> None:
 
 @pair.command()
 @CONFIG
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def status(client: Client, config: Path | None, output: str) -> None:
     """Show whether the partner is there, and what each of the two has of the other.

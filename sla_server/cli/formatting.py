@@ -8,7 +8,6 @@ wide.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -33,6 +32,10 @@ from pmdaemon.space.words import shown_bytes
 from sla_server.agreements.numbers import number_and_unit, plain
 from sla_server.agreements.zones import is_zone
 from sla_server.cli.errors import BadUsage
+from sla_server.cli.output import DATA_OUTPUT as DATA_OUTPUT
+from sla_server.cli.output import OUTPUT as OUTPUT
+from sla_server.cli.output import is_wide
+from sla_server.cli.output import print_json as print_json
 from sla_server.rows import Row
 
 CONFIG = click.option(
@@ -42,26 +45,12 @@ CONFIG = click.option(
     envvar="SLA_CONFIG",
     help="The server's configuration (also SLA_CONFIG).",
 )
-OUTPUT = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Form of the answer.",
-)
-YAML_OUTPUT = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="Form of the answer; yaml: documents that can be applied again.",
-)
 UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 DURATION_MAX_S: Final = 100 * 366 * 86_400.0
 WIDTH: Final = 80
+UNFOLDED: Final = 1000
+"""Columns of a table that is not folded."""
 FAR_DAYS: Final = 180
 """Beyond this a date without its year is ambiguous."""
 pass_client = click.pass_obj
@@ -300,6 +289,8 @@ class Column:
     number: bool = False
     optional: bool = False
     """Left out where no row has a value: what is beside it needs the room."""
+    wide: bool = False
+    """Shown with ``-o wide`` only."""
     most: int = 0
     """Characters of its width in a narrow terminal, where a text beside it would be folded at every word."""
 
@@ -312,12 +303,26 @@ class TableKind:
     columns: tuple[Column, ...]
     empty: str
     """What to do next when there is nothing to list."""
-    needs_name: bool = False
-    """Of one agreement: its name belongs into the path."""
+    of: str = ""
+    """What it is of, and has to be named (``AGREEMENT``, ``VOLUME``): its name belongs into the path."""
+    key: str = "name"
+    """Key of the name by which commands take one of them."""
+    time: str = ""
+    """Key of the time at which it began, for ``--since``."""
+    is_paged: bool = False
+    """Whether there may be very many, so that only some come unless asked for."""
+    rows: str = "items"
+    """Key of the rows in the answer."""
+
+    @property
+    def needs_name(self) -> bool:
+        """Whether a name has to be given."""
+        return bool(self.of)
 
 
 def build(columns: Sequence[Column], rows: Sequence[Row], now_us: int) -> Table:
     """The table; fits whatever width it is printed at by folding names and texts."""
+    columns = columns if is_wide() else [column for column in columns if not column.wide]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True, show_edge=False)
     cells = [[_cell(column.value(row, now_us)) for column in columns] for row in rows]
     shown = [i for i, column in enumerate(columns) if not column.optional or _has_value(cells, i)]
@@ -364,14 +369,10 @@ def _drop_info(_logger: object, method: str, event: structlog.typing.EventDict) 
 
 
 def console() -> Console:
-    """The console for tables: as wide as the terminal, 80 columns without one."""
+    """The console for tables: as wide as the terminal, 80 columns without one; ``-o wide``: as they are."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+    width = max(width, UNFOLDED) if is_wide() else width
     return Console(width=max(WIDTH, width), highlight=False, soft_wrap=False, emoji=False, markup=False)
-
-
-def print_json(value: Any) -> None:
-    """Print JSON for programs."""
-    click.echo(json.dumps(value, indent=2))
 
 
 def duration_s(text: str, option: str = "", most_s: float = DURATION_MAX_S) -> float:

@@ -1,9 +1,14 @@
-"""``sla get``: what the server knows, as tables or JSON."""
+"""``sla get``: what the server knows, as tables or for programs.
+
+``Question`` is what the command line asks for, checked before anything is sent. Rows come in pages where
+there may be many; ``--since`` ends them at a time, ``--limit`` at a number.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from textwrap import fill, wrap
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,26 +19,103 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting, notifications
 from sla_server.cli.client import Client
+from sla_server.cli.completion import kind_or_name, names_of_kind
 from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import YAML_OUTPUT, TableKind, build, console, pass_client, print_json
-from sla_server.cli.kinds import KindType, near, singular_of
-from sla_server.cli.tables import KINDS, ZONE, by_objective, objective_of
+from sla_server.cli.formatting import OUTPUT, TableKind, build, console, pass_client, print_json
+from sla_server.cli.kinds import KindType, bare_name, named_with_kind, near, singular_of
+from sla_server.cli.labels import check_labels
+from sla_server.cli.moments import moment_us
+from sla_server.cli.output import form, set_naming
+from sla_server.cli.system_tables import ZONE, trend_rows
+from sla_server.cli.tables import KINDS, by_objective, objective_of
+from sla_server.cli.watch import watchable
 from sla_server.rows import Row
 
-LIMIT_DEFAULT = 20
+LIMIT_DEFAULT: Final = 20
 DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", "silences")
 """Kinds whose rows are documents."""
+LABELLED: Final = ("slas", "episodes", "throttles")
+"""Kinds that are selected by the labels of agreements."""
+OF_OBJECTIVES: Final = ("slices", "periods", "episodes", "trend")
+_MOST_LISTED: Final = 1000
+_SLICES_MOST: Final = 5000
+_PERIODS_MOST: Final = 60
+MOST_REASONS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked for.
+
+    Attributes:
+        names: only these things; of slices, periods, streams and rates the one thing that they are of.
+        since_us: only what began since then.
+        inbox: filters of events, as /inbox takes them; without any, all events come.
+    """
+
+    kind: str
+    names: tuple[str, ...] = ()
+    limit: int | None = None
+    labels: str | None = None
+    objective: str | None = None
+    episode: str | None = None
+    since_us: int | None = None
+    is_open: bool = False
+    inbox: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def listed(self) -> TableKind:
+        """The kind's table."""
+        return KINDS[self.kind]
+
+    def check(self) -> None:
+        """See that every option has a use with this kind.
+
+        Raises:
+            BadUsage: one has none, or a name is missing.
+        """
+        kind, listed = self.kind, self.listed
+        if self.labels is not None:
+            if kind not in LABELLED:
+                raise BadUsage(f"{kind} have no labels; by label are selected: {', '.join(LABELLED)}")
+            check_labels(self.labels)
+        if self.episode is not None and kind != "slices":
+            raise BadUsage(f"--episode has no use with {kind}. Use it with: sla get slices AGREEMENT")
+        if self.objective is not None and kind not in OF_OBJECTIVES:
+            raise BadUsage(f"--objective has no use with {kind}; it is for slices, periods and episodes")
+        if self.since_us is not None and not listed.time:
+            timed = ", ".join(name for name, one in KINDS.items() if one.time)
+            raise BadUsage(f"--since has no use with {kind}; it is for {timed}")
+        if self.is_open and kind not in ("episodes", "events"):
+            raise BadUsage(f"--open has no use with {kind}; it is for episodes and events")
+        if self.inbox and kind != "events":
+            raise BadUsage(f"--severity, --kind and --about have no use with {kind}; they are for events")
+        if listed.needs_name and len(self.names) != 1:
+            fix = f"sla get {kind} {listed.of}" + (
+                ", or AGREEMENT/OBJECTIVE; sla get slas lists them" if listed.of == "AGREEMENT" else ""
+            )
+            said = "none is named" if not self.names else "one is named at a time"
+            thing = listed.of.lower()
+            raise BadUsage(f"{kind} are those of one {thing}, and {said}: {fix}")
 
 
 @click.command()
-@click.argument("kind", type=KindType(list(KINDS)), metavar="KIND")
-@click.argument("name", required=False)
+@click.argument("kind", type=KindType(list(KINDS)), metavar="KIND", shell_complete=kind_or_name(list(KINDS)))
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=names_of_kind)
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
     help="At most so many [20 throttles, events, episodes, slices, policies and jobs; all of the others].",
 )
-@click.option("-l", "--labels", help="slas: only those with these labels, as customer=acme,tier.")
+@click.option(
+    "-l",
+    "--selector",
+    "--labels",
+    "labels",
+    metavar="LABELS",
+    help="slas, episodes, throttles: those of agreements with these labels, as customer=acme,tier in (1,2).",
+)
+@click.option("--since", metavar="TIME", help="Only what began since then: 2h, 14:03, '2026-11-22 14:03'.")
 @click.option("--objective", help="slices, periods, episodes: only of this objective [all].")
 @click.option("--episode", help="slices: those that this episode touches (see sla get episodes).")
 @click.option(
@@ -41,75 +123,180 @@ DOCUMENTS: Final = ("slas", "maintenance", "calendars", "recipients", "routes", 
     metavar="ZONE",
     help="Zone of the times: UTC, Europe/Berlin, local [slices, periods: that of the agreement; else local].",
 )
+@click.option("--severity", help="events: info, warning or critical; several with commas between.")
+@click.option("--kind", "event_kind", metavar="PATTERN", help="events: of this kind; * matches anything.")
+@click.option("--about", metavar="TEXT", help="events: those whose subject or text contains this.")
+@click.option("--open", "is_open", is_flag=True, help="episodes, events: only those that go on.")
 @click.option("--undelivered", is_flag=True, help="events: those that not all recipients have confirmed.")
-@YAML_OUTPUT
+@OUTPUT
 @pass_client
+@watchable
 def get(
     client: Client,
     kind: str,
-    name: str | None,
+    names: tuple[str, ...],
     limit: int | None,
     output: str,
     labels: str | None = None,
+    since: str | None = None,
     objective: str | None = None,
     episode: str | None = None,
     tz: str | None = None,
+    severity: str | None = None,
+    event_kind: str | None = None,
+    about: str | None = None,
+    is_open: bool = False,
     undelivered: bool = False,
 ) -> None:
     """List gateways, volumes, slas, maintenance, throttles, events and more.
 
-    KIND is one of gateways, volumes, pools, slas, throttles, events, policies, jobs, maintenance,
-    calendars,
-    recipients, routes and silences; of the past episodes, slices and periods. The singular does, too. With
-    NAME only the one of that name is listed.
+    KIND is one of gateways, volumes, pools, backends, slas, throttles, events, policies, jobs, processes,
+    maintenance, calendars, recipients, routes and silences; of the past episodes, slices, periods, rates and
+    trend. The singular does, too. With NAME only the ones of that name are listed; KIND/NAME does as well.
 
     Slices (judged pieces of time, the newest) and periods are those of one agreement: sla get slices
     AGREEMENT[/OBJECTIVE]. Episodes (a promise is broken, until it is kept again) are those of all, or of one.
+    Streams (the clients) and rates (what was stored, slot by slot) are those of one volume. The trend is the
+    last 15 minutes of all promises, or of one.
 
     Counts of I/Os are exact (from the database); rates, latencies and states are those of the last seconds.
     """
-    listed = KINDS[kind]
-    if labels is not None and kind != "slas":
-        raise BadUsage(f"{kind} have no labels; only slas are selected by label")
-    if output == "yaml" and kind not in DOCUMENTS:
-        raise BadUsage(f"{kind} are no documents; -o yaml is for {', '.join(DOCUMENTS)}")
+    names = (*named_with_kind(), *(bare_name(kind, name) for name in names))
+    set_naming(singular_of(kind), lambda row: _name_of(kind, row))
     if undelivered:
         notifications.show_undelivered(client, kind, limit or LIMIT_DEFAULT, output)
         return
     if tz is not None:
         formatting.zone_of(tz)  # or say so before anything is asked
-    path, query = _question(kind, name, objective, episode)
-    named = None if listed.needs_name or kind == "episodes" else name
-    if listed.needs_name:
-        _get_judged(client, kind, path, query, limit, output, tz)
+    inbox = {"severity": severity, "kind": event_kind, "subject": about}
+    question = Question(
+        kind,
+        names,
+        limit,
+        labels,
+        objective,
+        episode,
+        None if since is None else moment_us(since, time.time_ns() // 1000, "--since"),
+        is_open,
+        {key: value for key, value in inbox.items() if value},
+    )
+    question.check()
+    if form() == "yaml" and kind in DOCUMENTS:
+        output = "yaml"  # as they are applied
+    if kind in ("slices", "periods"):
+        _get_judged(client, question, output, tz)
         return
-    if kind in _PAGED and path == listed.path:
-        query["limit"] = _MOST_LISTED if named else limit or LIMIT_DEFAULT
-    if kind == "slas":
-        query |= ({"labels": labels} if labels else {}) | ({"documents": "1"} if output == "yaml" else {})
-        query |= {"match": named} if named else {}
-    answer = client.get(path, **query)
-    rows = answer.get("items", [answer])  # of one event, itself
-    if named is not None and kind != "events":
-        rows = _of_name(kind, rows, named)
-    silence = "" if output == "yaml" else formatting.silence_of(answer.get("server") or {})
-    _show_rows(kind, rows, limit, output, labels, tz)
+    rows, silence = _answer(client, question, wants_documents=output == "yaml")
+    _show_rows(question, rows, output, tz)
     if silence:
         raise LiveValuesMissing(silence)
 
 
-def _show_rows(
-    kind: str, rows: list[Row], limit: int | None, output: str, labels: str | None, tz: str | None
-) -> None:
-    listed, zone = KINDS[kind], formatting.zone_of(tz or formatting.LOCAL)
+def _name_of(kind: str, row: Row) -> str:
+    """The name by which commands take it."""
+    return formatting.throttled(row) if kind == "throttles" else str(row.get(KINDS[kind].key) or "")
+
+
+def _answer(client: Client, question: Question, *, wants_documents: bool) -> tuple[list[Row], str]:
+    """The rows that are asked for, and why live values are missing; "" if they are there."""
+    kind, listed, names = question.kind, question.listed, question.names
+    if kind == "events" and names:
+        return [client.get(f"/events/{quote(name, safe='')}") for name in names], ""
+    if kind == "trend":
+        found = trend_rows(client.get(listed.path))
+        wanted = f"{names[0]}/{question.objective}" if names and question.objective else "".join(names[:1])
+        return [row for row in found if _is_of(row["name"], wanted) and _is_since(question, row)], ""
+    path, query = _request(question, wants_documents=wants_documents)
+    pages = list(_pages(client, question, path, query))
+    answer = pages[-1]
+    rows = [row for page in pages for row in page[listed.rows] if _is_since(question, row)]
+    if question.labels and kind != "slas":
+        chosen = {row["name"] for row in client.get("/slas", labels=question.labels)["items"]}
+        rows = [row for row in rows if _agreement_of(kind, row) in chosen]
+    if names and not listed.needs_name and kind != "episodes":
+        rows = of_names(kind, rows, names)
+    if kind == "rates":
+        rows.reverse()
+    silence = "" if wants_documents else formatting.silence_of(answer.get("server") or {})
+    return rows, silence
+
+
+def _is_of(name: str, wanted: str) -> bool:
+    return not wanted or name == wanted or name.startswith(f"{wanted}/")
+
+
+def _is_since(question: Question, row: Row) -> bool:
+    return question.since_us is None or (row.get(question.listed.time) or 0) >= question.since_us
+
+
+def _agreement_of(kind: str, row: Row) -> str:
+    """The agreement that an episode is of, or that a throttle helps."""
+    return str(row.get("name") if kind == "episodes" else str(row.get("victim") or "").partition("/")[0])
+
+
+def _request(question: Question, *, wants_documents: bool) -> tuple[str, dict[str, Any]]:
+    """Path and query."""
+    kind, listed, names = question.kind, question.listed, question.names
+    query: dict[str, Any] = {}
+    if kind == "slas":
+        query |= {"labels": question.labels} if question.labels else {}
+        query |= {"documents": "1"} if wants_documents else {}
+        query |= {"match": names[0]} if len(names) == 1 else {}
+    if kind == "episodes":
+        agreement, objective = _split("".join(names[:1]), question.objective)
+        asked = {"name": agreement, "objective": objective, "open": "1" if question.is_open else ""}
+        query |= {key: value for key, value in asked.items() if value}
+    if kind == "events" and (question.inbox or question.is_open):
+        return "/inbox", {**question.inbox, **({"open": "1"} if question.is_open else {})}
+    if kind == "rates" and question.since_us is not None:
+        query["from_us"] = question.since_us
+    return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
+
+
+def _split(name: str, objective: str | None) -> tuple[str, str | None]:
+    """AGREEMENT/OBJECTIVE in its parts.
+
+    Raises:
+        BadUsage: --objective names another one.
+    """
+    agreement, _, named = name.partition("/")
+    if named and objective is not None and named != objective:
+        raise BadUsage(f"{name} names an objective, --objective {objective} another one; give one of them")
+    return agreement, named or objective
+
+
+def _pages(client: Client, question: Question, path: str, query: dict[str, Any]) -> Iterator[Row]:
+    """Answers, until there are enough rows, or they are too old."""
+    if not question.listed.is_paged:
+        yield client.get(path, **query)
+        return
+    is_picked = bool(question.names or question.labels) and question.kind != "episodes"
+    has_all = is_picked or question.since_us is not None
+    wanted = question.limit or (_MOST_LISTED if is_picked else LIMIT_DEFAULT)
+    query["limit"] = _MOST_LISTED if has_all else wanted
+    count = 0
+    while True:
+        answer = client.get(path, **query)
+        rows = answer["items"]
+        yield answer
+        count += len(rows)
+        is_old = bool(rows) and not _is_since(question, rows[-1])
+        goes_on = question.since_us is not None and not is_old and (question.limit or count + 1) > count
+        if not (goes_on and answer.get("next")):
+            return
+        query["before"] = answer["next"]
+
+
+def _show_rows(question: Question, rows: list[Row], output: str, tz: str | None) -> None:
+    kind, listed, limit = question.kind, question.listed, question.limit
+    zone = formatting.zone_of(tz or formatting.LOCAL)
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
     if output == "json":
         print_json(rows)
         return
     if not rows:
-        words = f"No agreement in force has the labels {labels}." if labels else listed.empty
-        click.echo(fill(words, formatting.WIDTH, break_on_hyphens=False))
+        click.echo(fill(_nothing(question), formatting.WIDTH, break_on_hyphens=False))
         return
     if output == "yaml":
         from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
@@ -127,11 +314,15 @@ def _show_rows(
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
 
 
-_PAGED: Final = ("throttles", "events", "policies", "episodes", "jobs")
-_MOST_LISTED: Final = 1000
-_SLICES_MOST: Final = 5000
-_PERIODS_MOST: Final = 60
-MOST_REASONS: Final = 10
+def _nothing(question: Question) -> str:
+    """Why there is nothing to show, and what to do."""
+    if question.labels and question.kind == "slas":
+        return f"No agreement in force has the labels {question.labels}."
+    if question.labels or question.since_us or question.inbox or question.is_open:
+        asked = ["the labels" if question.labels else "", "the time" if question.since_us else ""]
+        asked.append("the filters" if question.inbox or question.is_open else "")
+        return f"No {singular_of(question.kind)} fits {' and '.join(filter(None, asked))} asked for."
+    return question.listed.empty
 
 
 def _show(listed: TableKind, rows: Sequence[Row], zone: ZoneInfo | None) -> None:
@@ -163,69 +354,44 @@ def _zone_words(tz: str) -> str:
     return "this machine's" if tz == formatting.LOCAL else f"of {tz}"
 
 
-def _of_name(kind: str, rows: Sequence[Row], name: str) -> list[Row]:
-    """The rows of one thing: of a volume also the throttles of its clients and of its group.
+def of_names(kind: str, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The rows of these things: of a volume also the throttles of its clients and of its group.
 
     Raises:
-        RequestRefused: there is none.
+        RequestRefused: there is none of one of the names.
     """
-    key = {"volumes": "volume", "throttles": "volume", "policies": "version", "jobs": "kind"}.get(
-        kind, "name"
-    )
-    found = [
-        row
-        for row in rows
-        if name in (str(row.get(key)), formatting.throttled(row), *(row.get("members") or ()))
-    ]
-    if not found:
-        known = dict.fromkeys(str(row[key]) for row in rows if row.get(key))
-        fix = near(name, known) or f"'sla get {kind}' lists what there is"
-        raise RequestRefused(404, {"detail": f"no {singular_of(kind)} {name[:200]!r} is listed", "fix": fix})
+    key = KINDS[kind].key
+    found: list[Row] = []
+    for name in names:
+        known = [
+            row
+            for row in rows
+            if name
+            in (
+                str(row.get(key)),
+                str(row.get("throttle_id")),
+                formatting.throttled(row),
+                *(row.get("members") or ()),
+            )
+        ]
+        if not known:
+            there = dict.fromkeys(str(row[key]) for row in rows if row.get(key))
+            fix = near(name, there) or f"'sla get {kind}' lists what there is"
+            problem = f"no {singular_of(kind)} {name[:200]!r} is listed"
+            raise RequestRefused(404, {"detail": problem, "fix": fix})
+        found += [row for row in known if row not in found]
     return found
 
 
-def _question(
-    kind: str, name: str | None, objective: str | None, episode: str | None
-) -> tuple[str, dict[str, Any]]:
-    """Path and query of what is asked for.
-
-    Raises:
-        BadUsage: a name is missing, or an option has no use here.
-    """
-    listed = KINDS[kind]
-    if episode is not None and kind != "slices":
-        raise BadUsage(f"--episode has no use with {kind}. Use it with: sla get slices AGREEMENT")
-    if objective is not None and not (listed.needs_name or kind == "episodes"):
-        raise BadUsage(f"--objective has no use with {kind}; it is for slices, periods and episodes")
-    if name is None:
-        if listed.needs_name:
-            fix = f"sla get {kind} AGREEMENT, or AGREEMENT/OBJECTIVE; sla get slas lists them"
-            raise BadUsage(f"{kind} are those of one agreement, and none is named: {fix}")
-        return listed.path, {} if objective is None else {"objective": objective}
-    if kind == "events":
-        return f"/events/{quote(name, safe='')}", {}
-    if not listed.needs_name and kind != "episodes":
-        return listed.path, {}
-    agreement, _, named = name.partition("/")
-    if named and objective is not None and named != objective:
-        raise BadUsage(f"{name} names an objective, --objective {objective} another one; give one of them")
-    found = {"objective": named or objective, "episode": episode}
-    if kind == "episodes":
-        found["name"] = agreement
-    query = {key: value for key, value in found.items() if value}
-    return listed.path.replace("{name}", quote(agreement, safe="")), query
-
-
-def _get_judged(
-    client: Client,
-    kind: str,
-    path: str,
-    query: dict[str, Any],
-    limit: int | None,
-    output: str,
-    tz: str | None,
-) -> None:
+def _get_judged(client: Client, question: Question, output: str, tz: str | None) -> None:
     """Slices or periods: those of one objective after those of the other, each in a table of its own."""
+    kind = question.kind
+    name, objective = _split(question.names[0], question.objective)
+    path = question.listed.path.replace("{name}", quote(name, safe=""))
+    asked = {"objective": objective, "episode": question.episode}
+    query: dict[str, Any] = {key: value for key, value in asked.items() if value}
+    if kind == "slices" and question.since_us is not None:
+        query["from_us"] = question.since_us
     agreement = client.get(path.rpartition("/")[0])
     spec = (agreement.get("spec") or {}).get("spec") or {}
     names = [str(one["name"]) for one in spec.get("objectives") or []]
@@ -236,14 +402,10 @@ def _get_judged(
     agreed = (spec.get("window") or {}).get("tz") or "UTC"
     tz, zone = (tz, formatting.zone_of(tz)) if tz else (agreed, ZoneInfo(agreed))
     found: list[tuple[str, list[Row]]] = []
-    for name in names:
-        asked = {**query, "objective": name} if name else query
-        rows = (
-            _slices_of(client, path, asked, limit)
-            if kind == "slices"
-            else client.get(path, **asked, **({"limit": min(limit, _PERIODS_MOST)} if limit else {}))["items"]
-        )
-        found.append((name, [{"objective": name, **row} for row in rows]))
+    for each in names:
+        one = {**query, "objective": each} if each else query
+        rows = (_slices_of if kind == "slices" else _periods_of)(client, path, one, question)
+        found.append((each, [{"objective": each, **row} for row in rows]))
     if output == "json":
         print_json([row for _, rows in found for row in rows])
         return
@@ -253,9 +415,9 @@ def _get_judged(
         for line in _long_slices(spec, names) if kind == "slices" else ():
             click.echo(line)
         return
-    for name, rows in found:
+    for each, rows in found:
         if len(found) > 1:
-            click.echo(printable_lines(f"{agreement['name']}/{name}" + ("" if rows else ": nothing judged")))
+            click.echo(printable_lines(f"{agreement['name']}/{each}" + ("" if rows else ": nothing judged")))
         if rows:
             _show(KINDS[kind], rows, zone)
         for line in _parts_of(rows, zone) if kind == "periods" else ():
@@ -282,12 +444,20 @@ def _parts_of(rows: Sequence[Row], zone: ZoneInfo | None) -> Iterator[str]:
             yield f"{formatting.day(row['from_us'], zone)}: {formatting.due_of(row)}."
 
 
-def _slices_of(client: Client, path: str, query: dict[str, Any], limit: int | None) -> list[Row]:
-    """The newest slices of the last day, or all of an episode; newest first."""
+def _periods_of(client: Client, path: str, query: dict[str, Any], question: Question) -> list[Row]:
+    """The newest periods that had not ended before --since; newest first."""
+    most = {"limit": min(question.limit, _PERIODS_MOST)} if question.limit else {}
+    rows: list[Row] = client.get(path, **query, **most)["items"]
+    return [row for row in rows if _is_since(question, row)]
+
+
+def _slices_of(client: Client, path: str, query: dict[str, Any], question: Question) -> list[Row]:
+    """The newest slices of the last day, or all of an episode or since a time; newest first."""
     page = client.get(path, **query, limit=_SLICES_MOST)
     rows: list[Row] = page["items"]
     while page["next"] is not None:
         page = client.get(path, **{**query, "from_us": page["next"]}, limit=_SLICES_MOST)
         rows += page["items"]
     rows.reverse()
-    return rows if limit is None and "episode" in query else rows[: limit or LIMIT_DEFAULT]
+    has_all = question.limit is None and ("episode" in query or question.since_us is not None)
+    return rows if has_all else rows[: question.limit or LIMIT_DEFAULT]

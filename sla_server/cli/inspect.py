@@ -13,7 +13,6 @@ twice.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,8 @@ from pmdaemon.mailbox import default_runtime_dir, describe
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import OUTPUT, Column, build, console, print_json
+from sla_server.cli.formatting import DATA_OUTPUT, Column, build, console, print_json
+from sla_server.cli.output import print_record
 
 
 class RecoveredQueue(NamedTuple):
@@ -75,7 +75,6 @@ PART = click.option(
     "--part", "parts", type=click.Path(path_type=Path, exists=True), multiple=True,
     help="Further data file of a queue that spans several, in order; repeat.",
 )  # fmt: skip
-JSON = click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form.")
 
 
 @click.group()
@@ -109,7 +108,7 @@ def _date(us: int) -> str:
 
 def _show_figures(figures: dict[str, Any], output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(figures, indent=1))
+        print_json(figures)
         return
     for key, value in figures.items():
         click.echo(f"{key.replace('_', ' '):<18} {_as_text(value)}")
@@ -126,7 +125,7 @@ def _as_text(value: Any) -> str:
 @FILE
 @INDEX
 @PART
-@JSON
+@DATA_OUTPUT
 def queue_stat(file: Path, index: Path | None, parts: tuple[Path, ...], output: str) -> None:
     """Show a queue's figures."""
     with recovered_queue(file, index, parts) as found:
@@ -137,7 +136,7 @@ def queue_stat(file: Path, index: Path | None, parts: tuple[Path, ...], output: 
 @FILE
 @INDEX
 @PART
-@JSON
+@DATA_OUTPUT
 @click.option("--data", "with_data", is_flag=True, help="Show the contents too, in hex.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Records shown.")
 def queue_dump(
@@ -162,12 +161,10 @@ def queue_dump(
             }
             if with_data:
                 row["data"] = data.hex()
-            text = (
-                json.dumps(row)
-                if output == "json"
-                else "  ".join(f"{k} {_as_text(v)}" for k, v in row.items())
-            )
-            click.echo(text)
+            if output == "json":
+                print_record(row)
+            else:
+                click.echo("  ".join(f"{k} {_as_text(v)}" for k, v in row.items()))
         if len(entries) > limit:
             click.echo(f"{len(entries) - limit} more; raise --limit to see them", err=True)
 
@@ -176,7 +173,7 @@ def queue_dump(
 @FILE
 @INDEX
 @PART
-@JSON
+@DATA_OUTPUT
 @click.option("--dry-run", is_flag=True, help="Only say what would be done (required).")
 def queue_recover(
     file: Path, index: Path | None, parts: tuple[Path, ...], output: str, dry_run: bool
@@ -189,7 +186,7 @@ def queue_recover(
         extents = found.recovered.report.extents
         report["extents"] = [extent._asdict() for extent in extents]
         if output == "json":
-            click.echo(json.dumps(report, indent=1))
+            print_json(report)
         else:
             _show_figures({key: value for key, value in report.items() if key != "extents"}, output)
             for extent in extents:
@@ -230,7 +227,7 @@ def mailbox() -> None:
 
 @mailbox.command("dump")
 @click.argument("segments", nargs=-1, type=click.Path(path_type=Path))
-@OUTPUT
+@DATA_OUTPUT
 def mailbox_dump(segments: tuple[Path, ...], output: str) -> None:
     """Show lists, slots, who holds what, look-ahead and fullness; of all segments found unless named."""
     described = [describe(path) for path in segments or _segments()]

@@ -19,24 +19,19 @@ PLURALS: Final = {
     "agreements": "slas",
     "maintenances": "maintenance",
     "policy": "policies",
+    "process": "processes",
+    "trends": "trend",
 }
 """Words whose plural, as it is listed, is not the word and an s."""
 INSTEAD: Final = {
-    ("describe", "gateways"): "sla get gateway NAME -o json",
-    ("describe", "volumes"): "sla why VOLUME, or sla get volume VOLUME -o json",
-    ("describe", "throttles"): "sla why VOLUME",
-    ("describe", "policies"): "sla policy show VERSION",
-    ("describe", "jobs"): "sla get jobs",
-    **{
-        ("describe", kind): f"sla get {kind} NAME -o yaml"
-        for kind in ("calendars", "maintenance", "recipients", "routes", "silences")
-    },
-    ("describe", "episodes"): "sla get slices AGREEMENT --episode EPISODE",
-    ("delete", "gateways"): "sla gateways remove ADDRESS",
-    ("delete", "maintenance"): "sla maintenance end NAME",
-    ("delete", "silences"): "sla silence end NAME",
-    ("delete", "throttles"): "sla throttle release VOLUME",
     ("delete", "volumes"): "sla volumes revoke VOLUME",
+    ("delete", "policies"): "sla policy rollback",
+    ("delete", "events"): "sla ack EVENT --note TEXT",
+    ("describe", "slices"): "sla get slices AGREEMENT",
+    ("describe", "periods"): "sla get periods AGREEMENT",
+    ("describe", "streams"): "sla get streams VOLUME",
+    ("describe", "rates"): "sla get rates VOLUME",
+    ("describe", "trend"): "sla get trend AGREEMENT",
 }
 """(group, kind) -> the command that does it."""
 
@@ -49,7 +44,7 @@ def plural_of(word: str) -> str:
 
 def singular_of(kind: str) -> str:
     """One of a kind that is listed under its plural."""
-    return {"policies": "policy"}.get(kind, kind.removesuffix("s"))
+    return {"policies": "policy", "processes": "process"}.get(kind, kind.removesuffix("s"))
 
 
 def near(word: str, names: Iterable[str]) -> str:
@@ -58,16 +53,68 @@ def near(word: str, names: Iterable[str]) -> str:
     return f"Near it: {', '.join(found)}" if found else ""
 
 
+_NAMED: Final = "sla.named"
+
+
+def named_with_kind() -> tuple[str, ...]:
+    """The name in KIND/NAME, if it was written so."""
+    found: tuple[str, ...] = click.get_current_context().meta.get(_NAMED, ())
+    return found
+
+
+def bare_name(kind: str, name: str) -> str:
+    """A name without its kind before it, as ``-o name`` prints it."""
+    word, slash, rest = name.partition("/")
+    return rest if slash and rest and plural_of(word) == kind else name
+
+
+OTHER_WORDS: Final = {
+    "list": "get",
+    "ls": "get",
+    "show": "describe",
+    "info": "describe",
+    "create": "apply",
+    "add": "apply",
+    "edit": "apply",
+    "set": "apply",
+    "remove": "delete",
+    "rm": "delete",
+    "docs": "explain",
+    "watch": "top",
+    "limit": "throttle",
+    "versions": "history",
+    "acknowledge": "ack",
+}
+"""Words of other programs for our commands."""
+OF_THE_SERVER: Final = ("start", "stop", "status", "restart")
+
+
+def meant(word: str, commands: Iterable[str]) -> str:
+    """What to write in place of a word that is no command, as a sentence."""
+    if word in OF_THE_SERVER:
+        return f"The server has it: sla-server {'stop, then start' if word == 'restart' else word}"
+    if plural_of(word) in ("slas", "events", "episodes", "pools", "jobs", "backends", "processes"):
+        return f"To list them: sla get {plural_of(word)}"
+    commands = list(commands)
+    known = OTHER_WORDS.get(word)
+    if known in commands:
+        return f"Write: sla {known}"
+    return near(word, commands) or "sla --help lists them"
+
+
 class KindType(click.Choice[str]):
     """A kind of thing, in the singular or the plural; its value is the plural."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """See ``click.ParamType``."""
-        kind = plural_of(str(value))
+        """See ``click.ParamType``; of KIND/NAME the name is kept for ``named_with_kind``."""
+        word, _, name = str(value).partition("/")
+        if ctx is not None:
+            ctx.meta[_NAMED] = (name,) if name else ()
+        kind = plural_of(word)
         if kind not in self.choices:
             listed = ", ".join(self.choices)
             said = near(kind, self.choices)
-            self.fail(f"{str(value)[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
+            self.fail(f"{word[:40]!r} is no kind. {said or f'There are {listed}'}.", param, ctx)
         return kind
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
@@ -92,7 +139,10 @@ class KindGroup(click.Group):
             BadUsage: another command does this for such a kind.
         """
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            self._refuse(args[0])
+            word, slash, name = args[0].partition("/")
+            if not (slash and name and self.get_command(ctx, word)):
+                self._refuse(word)
+            args = [word, name, *args[1:]]  # KIND/NAME
         return super().resolve_command(ctx, args)
 
     def _refuse(self, word: str) -> NoReturn:

@@ -23,7 +23,11 @@ COMMANDS: Final = {
     "validate": ("documents", "Check documents without a server, in the words of apply."),
     "admit": ("documents", "Say whether agreements could be kept beside those in force."),
     "get": ("get", "List gateways, volumes, slas, maintenance, throttles, events and more."),
-    "describe": ("documents", "Show everything about an agreement, an event or a pool."),
+    "describe": ("describe", "Show everything about an agreement, a volume, an event and more."),
+    "explain": (
+        "explain",
+        "Explain a kind of document or one of its fields: type, default, limits, meaning.",
+    ),
     "history": ("documents", "List a document's versions: since when, by whom, what changed."),
     "maintenance": (
         "maintenance",
@@ -34,7 +38,7 @@ COMMANDS: Final = {
     "ack": ("notify", "Acknowledge an event: you take care of it, and reminders end."),
     "events": ("events", "Event delivery: the partner server."),
     "why": ("why", "Say why a volume is throttled or an agreement at risk, now or at a time."),
-    "delete": ("change", "End an agreement, a calendar, a recipient or a route."),
+    "delete": ("delete", "End agreements, calendars, maintenance, throttles and more."),
     "throttle": ("change", "Set and release throttles by hand."),
     "mode": ("change", "Show or switch the mode: observe (decide and log only) or enforce."),
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
@@ -46,13 +50,14 @@ COMMANDS: Final = {
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "support": ("support", "Gather what those who help need to see."),
-    "top": ("top", "Watch agreements, volumes and throttles live; q ends it."),
+    "top": ("top", "Watch agreements, volumes and throttles live; q or Ctrl-C ends it."),
     "schema": ("documents", "Print the JSON Schema of all kinds of documents, or of one."),
     "export": ("openslo:export_agreement", "Print agreement NAME as OpenSLO."),
     "import": (
         "openslo:import_documents",
         "Print the agreements that an OpenSLO FILE describes; change nothing.",
     ),
+    "completion": ("completion", "Print the script that lets a shell complete commands and names."),
     "login": ("change", "Print an address that signs one browser in; good once, for 15 minutes."),
 }
 """Command -> (module in this package, its line in the help); ``module:function`` where the names differ."""
@@ -93,6 +98,17 @@ class SlaCommands(CommandGroup):
         found = importlib.import_module(f"sla_server.cli.{module}")
         command: click.Command = getattr(found, function or cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See ``click.Group``; a word that is no command is answered with the one that was meant."""
+        word = args[0]
+        if word not in COMMANDS and not word.startswith("-") and not ctx.resilient_parsing:
+            from sla_server.cli.kinds import meant
+
+            raise click.UsageError(f"{word[:40]!r} is no command. {meant(word, COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See ``click.Group``."""

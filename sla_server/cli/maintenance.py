@@ -20,6 +20,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
+from sla_server.cli.labels import label_values
 
 MOST_S: Final = 400 * 86_400.0
 """The longest that a document may announce (``agreements.periods.MAX_WINDOW_S``); a test compares them."""
@@ -64,7 +65,14 @@ def _new_name(now_s: float) -> str:
 
 @maintenance.command("start")
 @click.argument("agreements", nargs=-1)
-@click.option("-l", "--labels", help="Agreements with these labels: KEY=VALUE, several with commas between.")
+@click.option(
+    "-l",
+    "--selector",
+    "--labels",
+    "labels",
+    metavar="LABELS",
+    help="Agreements with these labels: KEY=VALUE, several with commas between.",
+)
 @click.option("--volume", "volumes", multiple=True, help="Whatever is promised of this volume; repeatable.")
 @click.option("--for", "lasting", required=True, help="How long at most: 90s, 10m, 2h.")
 @click.option("--reason", required=True, help="Why; customers will read it.")
@@ -121,10 +129,7 @@ def _scope(agreements: tuple[str, ...], labels: str | None, volumes: tuple[str, 
         return {"volumes": list(volumes)}
     scope: dict[str, Any] = {"agreements": list(agreements)} if agreements else {}
     if labels:
-        pairs = [part.strip().partition("=") for part in labels.split(",")]
-        if not all(key and value for key, _, value in pairs):
-            raise BadUsage(f"{labels!r} are no labels; write KEY=VALUE, several with commas between")
-        scope["labels"] = {key.strip(): value.strip() for key, _, value in pairs}
+        scope["labels"] = label_values(labels)
     return scope
 
 

@@ -19,7 +19,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
-from sla_server.cli.formatting import OUTPUT, duration_s, pass_client, print_json
+from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, duration_s, pass_client, print_json
 from sla_server.cli.notifications import routing_lines
 from sla_server.rows import Row
 
@@ -143,7 +143,7 @@ def _why_not(found: TrialResult, event_id: str) -> Iterator[str]:
 @click.option("--severity", type=click.Choice(["info", "warning", "critical"]), help="[that of the kind]")
 @click.option("--element", default="sla", show_default=True, help="Kind of thing it is about.")
 @click.option("--subject", default="", help="Name of that thing; of a violation AGREEMENT/OBJECTIVE.")
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def route(
     client: Client,

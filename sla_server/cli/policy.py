@@ -19,7 +19,16 @@ from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError, JobFailed, PolicyNotPublished
-from sla_server.cli.formatting import CONFIG, OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.formatting import (
+    CONFIG,
+    DATA_OUTPUT,
+    OUTPUT,
+    Column,
+    build,
+    console,
+    pass_client,
+    print_json,
+)
 from sla_server.cli.get import get
 from sla_server.rows import Row
 
@@ -206,7 +215,7 @@ CAP_COLUMNS: Final = (
 @policy.command("diff")
 @click.argument("before", type=VERSION)
 @click.argument("after", type=VERSION)
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def diff(client: Client, before: int, after: int, output: str) -> None:
     """Show what differs between the versions BEFORE and AFTER: caps by volume, capacities."""
@@ -296,7 +305,7 @@ HOLD_COLUMNS: Final = (
 @policy.command("explain")
 @click.argument("volume")
 @click.option("--version", type=VERSION, help="Of this version [the one in force, else the newest].")
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def explain(client: Client, volume: str, version: int | None, output: str) -> None:
     """Say what the policy means for VOLUME: its caps by hour of the week, and what they rest on."""

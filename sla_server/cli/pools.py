@@ -13,9 +13,11 @@ import click
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
+from sla_server.cli.completion import names as names_in_shell
 from sla_server.cli.errors import BadUsage
 from sla_server.cli.formatting import OUTPUT, pass_client, print_json
 from sla_server.cli.tables import bar_of, pool_level
+from sla_server.cli.watch import watchable
 from sla_server.rows import Row
 
 SHOWN_VOLUMES: Final = 20
@@ -25,12 +27,13 @@ _STEPS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
 @click.command("pool")
-@click.argument("name")
+@click.argument("name", shell_complete=names_in_shell("pools"))
 @click.option(
     "--days", type=click.IntRange(1, 400), default=90, show_default=True, help="History of so many days."
 )
 @OUTPUT
 @pass_client
+@watchable
 def describe_pool(client: Client, name: str, days: int, output: str) -> None:
     """Show a pool's volumes, its history by day, when it will be full, and what was done about it.
 

@@ -15,6 +15,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server.cli.main import CommandGroup
+from sla_server.cli.output import DATA_OUTPUT, print_json
 
 FRESH_S: Final = 15.0
 CONFIG = click.option(
@@ -67,9 +68,7 @@ def relay(context: click.Context, path: Path | None, show_config: bool, check_co
 
 @relay.command()
 @CONFIG
-@click.option(
-    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
-)
+@DATA_OUTPUT
 @click.pass_context
 def status(context: click.Context, path: Path | None, output: str) -> None:
     """Say whether the relay runs, what it was sent, and how its recipients are.
@@ -90,9 +89,7 @@ def status(context: click.Context, path: Path | None, output: str) -> None:
         raise RelayNotRunning(config.data_dir, f"process {pid} has not said for {FRESH_S:g} s how it is")
     troubles = _troubles(found, delivery)
     if output == "json":
-        click.echo(
-            json.dumps({"pid": pid, "is_well": not troubles, "troubles": troubles, **found, **delivery})
-        )
+        print_json({"pid": pid, "is_well": not troubles, "troubles": troubles, **found, **delivery})
     else:
         _print(pid, found, delivery, troubles)
     if troubles:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
-import json
 import os
 import signal
 import subprocess
@@ -39,6 +38,7 @@ from sla_server import directories
 from sla_server.api.config import loopback_address
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.main import CommandGroup
+from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
@@ -198,9 +198,7 @@ def _start_in_background(config: configuration.ResolvedConfig, path: Path | None
 
 @cli.command()
 @CONFIG
-@click.option(
-    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
-)
+@DATA_OUTPUT
 def status(path: Path | None, output: str) -> None:
     """Say whether the server runs, its processes, its page, and what is in trouble.
 
@@ -213,7 +211,7 @@ def status(path: Path | None, output: str) -> None:
     with connected(config, path) as client:
         found, page = ask_status(config, client, pid), page_of(client)
     if output == "json":
-        click.echo(json.dumps({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)}))
+        print_json({"pid": pid, "page": page, "is_well": found.is_well, **asdict(found)})
     else:
         lines = "\n".join(found.lines())
         click.echo(f"running, pid {pid}, page {page}\n{printable_lines(lines)}")

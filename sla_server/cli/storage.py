@@ -21,7 +21,7 @@ from pmdaemon.runtime.clock import SystemClock
 from sla_server import config as configuration
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
-from sla_server.cli.formatting import CONFIG, OUTPUT, Column, build, console, pass_client, print_json
+from sla_server.cli.formatting import CONFIG, DATA_OUTPUT, Column, build, console, pass_client, print_json
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -86,7 +86,7 @@ def storage() -> None:
 
 @storage.command()
 @CONFIG
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def status(client: Client, config: Path | None, output: str) -> None:
     """Show how many files there are, and whether names and manifest agree; reads no file."""
@@ -108,7 +108,7 @@ def status(client: Client, config: Path | None, output: str) -> None:
 
 @storage.command()
 @CONFIG
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def compact(client: Client, config: Path | None, output: str) -> None:
     """Merge small files now, and give up, move and delete what is due.
@@ -147,7 +147,7 @@ def compact(client: Client, config: Path | None, output: str) -> None:
 
 @storage.command()
 @CONFIG
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
 def verify(client: Client, config: Path | None, output: str) -> None:
     """Read every file: checksums, manifest against files against SQL. Exit status 1 if something is wrong."""

@@ -10,35 +10,16 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from sla_server.cli import formatting, notifications
+from sla_server.cli import formatting, notifications, system_tables
 from sla_server.cli.formatting import Column, TableKind
+from sla_server.cli.system_tables import ZONE, at, counted, live, live_count, plain
 from sla_server.explanation.words import AGREED
 from sla_server.rows import Row
-
-ZONE: Final = "_zone"
-"""Key of a row to be shown whose times are of another zone than this machine's."""
-
-
-def _live(row: Row, key: str) -> Any:
-    return (row.get("live") or {}).get(key)
 
 
 def _spec(row: Row) -> Row:
     """``spec`` of the document in a row."""
     return (row.get("spec") or {}).get("spec") or {}
-
-
-def _plain(key: str) -> Callable[[Row, int], str]:
-    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)
-
-
-def _at(key: str) -> Callable[[Row, int], str]:
-    """The time under a key, in the row's zone."""
-    return lambda row, _now_us: formatting.when(row.get(key), row.get(ZONE))
-
-
-def _counted(key: str) -> Column:
-    return Column(key.upper(), lambda row, _now_us: formatting.count(row.get(key)), number=True)
 
 
 def _slices(state: str) -> Callable[[Row, int], str]:
@@ -96,6 +77,23 @@ def state_of(state: Any) -> Text:
     return Text(text, style)
 
 
+def minutes_left(row: Row) -> str:
+    """How long the objective may still be missed in this period."""
+    left = row.get("budget_minutes_left")
+    return formatting.DASH if left is None else formatting.span(left * 60) if left > 0 else "0s"
+
+
+def burn_of(row: Row) -> str:
+    """How fast the error budget burns: 1 uses up exactly all of it."""
+    return formatting.DASH if row.get("burn_1h") is None else f"{row['burn_1h']:.1f}x"
+
+
+def labels_of(row: Row) -> str:
+    """The labels of an agreement, as a selector takes them."""
+    found = ",".join(f"{key}={value}" for key, value in (row.get("labels") or {}).items())
+    return found or formatting.DASH
+
+
 def severity_of(row: Row) -> Text:
     """Severity of an event."""
     return Text(str(row.get("severity", "")), formatting.SEVERITIES.get(str(row.get("severity")), ""))
@@ -134,20 +132,20 @@ def gateway_state(row: Row) -> Text:
 
 def hold_of(row: Row) -> str:
     """How long a throttle held an I/O in the last cuts: the mean, and the longest."""
-    worst_us = _live(row, "worst_hold_us")
+    worst_us = live(row, "worst_hold_us")
     if not worst_us:
         return formatting.DASH
-    mean = formatting.latency(_live(row, "mean_hold_us"))
+    mean = formatting.latency(live(row, "mean_hold_us"))
     return f"{mean} \u2264{formatting.latency(worst_us)}"
 
 
 def late_ios_of(row: Row) -> Text:
     """I/Os that a throttle held for longer than the gateway's ``max_hold_s``, and the longest delay."""
-    longest_us = _live(row, "longest_hold_us")
+    longest_us = live(row, "longest_hold_us")
     if not longest_us:
         return Text(formatting.DASH)
     return Text(
-        f"{formatting.count(_live(row, 'late_ios'))} (\u2264 {formatting.latency(longest_us)})",
+        f"{formatting.count(live(row, 'late_ios'))} (\u2264 {formatting.latency(longest_us)})",
         formatting.WARN,
     )
 
@@ -210,48 +208,87 @@ KINDS: Final = {
     "gateways": TableKind(
         "/gateways",
         (
-            Column("NAME", _plain("name")),
+            Column("NAME", plain("name")),
             Column("STATE", lambda row, _now_us: gateway_state(row)),
             Column(
                 "LAST CUT", lambda row, now_us: formatting.ago(row.get("last_cut_us"), now_us), number=True
             ),
             Column("CLOCK", lambda row, _now_us: clock_of(row), number=True),
-            Column("STREAMS", lambda row, _now_us: formatting.count(_live(row, "streams")), number=True),
+            Column("STREAMS", lambda row, _now_us: formatting.count(live(row, "streams")), number=True),
             Column(
                 "I/O WAIT",
-                lambda row, _now_us: formatting.percent(_live(row, "io_waited_ratio"), 0),
+                lambda row, _now_us: formatting.percent(live(row, "io_waited_ratio"), 0),
                 number=True,
                 optional=True,
             ),
             Column("LOST CUTS", lambda row, _now_us: formatting.count(row.get("dropped_cuts")), number=True),
-            Column("ADDRESS", _plain("address")),
+            Column("ADDRESS", plain("address")),
+            live_count("VOLUMES", "exports", wide=True),
+            Column("ID", plain("gateway_id"), wide=True),
         ),
         "No gateway has connected. Start an agent beside the storage: gateway-agent run --config FILE",
     ),
     "volumes": TableKind(
         "/volumes",
         (
-            Column("VOLUME", _plain("volume")),
-            Column("BACKEND", _plain("backend")),
-            Column("IOPS", lambda row, _now_us: formatting.count(_live(row, "iops")), number=True),
-            Column("P95", lambda row, _now_us: formatting.latency(_live(row, "p95_us")), number=True),
-            Column("P99", lambda row, _now_us: formatting.latency(_live(row, "p99_us")), number=True),
+            Column("VOLUME", plain("volume")),
+            Column("BACKEND", plain("backend")),
+            Column("IOPS", lambda row, _now_us: formatting.count(live(row, "iops")), number=True),
+            Column("P95", lambda row, _now_us: formatting.latency(live(row, "p95_us")), number=True),
+            Column("P99", lambda row, _now_us: formatting.latency(live(row, "p99_us")), number=True),
             Column("CAP", lambda row, _now_us: formatting.volume_cap(row.get("live") or {}), number=True),
-            _counted("reads"),
-            _counted("writes"),
+            counted("READS", "reads"),
+            counted("WRITES", "writes"),
+            Column(
+                "RATE", lambda row, _now_us: formatting.rate(live(row, "bytes_per_s")), number=True, wide=True
+            ),
+            Column(
+                "P50", lambda row, _now_us: formatting.latency(live(row, "p50_us")), number=True, wide=True
+            ),
+            Column(
+                "STORAGE P95",
+                lambda row, _now_us: formatting.latency(live(row, "service_p95_us")),
+                number=True,
+                wide=True,
+            ),
+            Column(
+                "DELAY",
+                lambda row, _now_us: formatting.latency(live(row, "delay_us")),
+                number=True,
+                wide=True,
+            ),
+            live_count("HELD", "held", wide=True),
+            live_count("IN FLIGHT", "inflight", wide=True),
+            counted("ERRORS", "errors", wide=True),
+            counted("STREAMS", "streams", wide=True),
+            Column(
+                "SIZE", lambda row, _now_us: formatting.size(row.get("size_bytes")), number=True, wide=True
+            ),
+            Column(
+                "GATEWAYS",
+                lambda row, _now_us: ", ".join(row.get("owners") or ()) or formatting.DASH,
+                wide=True,
+            ),
         ),
         "No volume is known yet. Start an agent beside the storage: gateway-agent run --config FILE",
+        key="volume",
     ),
     "pools": TableKind(
         "/pools",
         (
-            Column("POOL", _plain("name")),
+            Column("POOL", plain("name")),
             Column("LEVEL", lambda row, _now_us: pool_level(row)),
             Column("", lambda row, _now_us: bar_of(row.get("full_ratio"))),
             Column("FULL", lambda row, _now_us: formatting.percent(row.get("full_ratio")), number=True),
             Column("SIZE", lambda row, _now_us: formatting.size(row.get("size_bytes")), number=True),
             Column("FULL ON", lambda row, _now_us: full_on(row), number=True),
             Column("READ", lambda row, now_us: formatting.ago(row.get("read_us"), now_us), number=True),
+            Column(
+                "USED", lambda row, _now_us: formatting.size(row.get("used_bytes")), number=True, wide=True
+            ),
+            counted("VOLUMES", "volume_count", wide=True),
+            Column("KIND", plain("kind"), wide=True),
+            Column("BACKEND", plain("backend"), wide=True),
         ),
         "No pool of storage is read. Name some in the agent's file: [[space.source]]",
     ),
@@ -267,50 +304,74 @@ KINDS: Final = {
             Column(
                 "BUDGET", lambda row, _now_us: formatting.percent(row.get("budget_remaining"), 0), number=True
             ),
+            Column(
+                "TARGET",
+                lambda row, _now_us: formatting.percent(row.get("target"), 2),
+                number=True,
+                wide=True,
+            ),
+            Column("LEFT", lambda row, _now_us: minutes_left(row), number=True, wide=True),
+            Column("BURN 1H", lambda row, _now_us: burn_of(row), number=True, wide=True),
+            Column(
+                "ALERTS",
+                lambda row, _now_us: ", ".join(row.get("alerts") or ()) or formatting.DASH,
+                wide=True,
+            ),
+            Column("PRIORITY", plain("priority"), wide=True),
+            Column("VERSION", plain("version"), number=True, wide=True),
+            Column("SINCE", at("applied_us"), number=True, wide=True),
+            Column("LABELS", lambda row, _now_us: labels_of(row), wide=True),
         ),
         "No agreement is in force. Write one and apply it: sla apply -f agreement.yaml",
     ),
     "maintenance": TableKind(
         "/maintenance",
         (
-            Column("NAME", _plain("name")),
-            Column("STATE", _plain("state")),
-            Column("FROM", _at("from_us"), number=True),
-            Column("TO", _at("to_us"), number=True),
-            Column("SCOPE", _plain("scope")),
+            Column("NAME", plain("name")),
+            Column("STATE", plain("state")),
+            Column("FROM", at("from_us"), number=True),
+            Column("TO", at("to_us"), number=True),
+            Column("SCOPE", plain("scope")),
             Column("REASON", lambda row, _now_us: reason_of(row)),
+            Column("BY", plain("applied_by"), wide=True),
+            Column("VERSION", plain("version"), number=True, wide=True),
         ),
         "No maintenance runs or is planned. To begin some: sla maintenance start --help",
     ),
     "calendars": TableKind(
         "/calendars",
         (
-            Column("NAME", _plain("name")),
-            Column("VERSION", _plain("version"), number=True),
+            Column("NAME", plain("name")),
+            Column("VERSION", plain("version"), number=True),
             Column("ZONE", lambda row, _now_us: str(_spec(row).get("tz") or formatting.DASH)),
             Column("HOLIDAYS", lambda row, _now_us: holidays_of(row), number=True),
-            Column("SINCE", _at("applied_us")),
-            Column("BY", _plain("applied_by")),
+            Column("SINCE", at("applied_us")),
+            Column("BY", plain("applied_by")),
         ),
         "No calendar is in force; always and business are built in. Apply one: sla apply -f calendar.yaml",
     ),
     **notifications.KINDS,
+    **system_tables.KINDS,
     "episodes": TableKind(
         "/episodes",
         (
-            Column("OPENED", _at("opened_us")),
+            Column("OPENED", at("opened_us")),
             Column("LASTED", lasted_of, number=True),
             Column("AGREEMENT", lambda row, _now_us: objective_of(row)),
             Column("WORST", lambda row, _now_us: worst_of(row), number=True),
             Column("BAD SLICES", lambda row, _now_us: formatting.count(row.get("slices_bad")), number=True),
             Column("EPISODE", lambda row, _now_us: formatting.short_id(row.get("episode_id"))),
+            Column("CLOSED", at("closed_us"), number=True, wide=True),
         ),
         "No promise was ever broken.",
+        key="episode_id",
+        time="opened_us",
+        is_paged=True,
     ),
     "slices": TableKind(
         "/slas/{name}/slices",
         (
-            Column("START", _at("start_us")),
+            Column("START", at("start_us")),
             Column("STATE", lambda row, _now_us: slice_state(row)),
             Column("I/Os", lambda row, _now_us: formatting.count(row.get("n")), number=True),
             Column("MISSED", lambda row, _now_us: formatting.count(row.get("missed")), number=True),
@@ -318,9 +379,12 @@ KINDS: Final = {
             Column("LIMIT", lambda row, _now_us: formatting.latency(row.get("threshold_us")), number=True),
             Column("COVER", lambda row, _now_us: formatting.percent(row.get("coverage_ratio")), number=True),
             Column("WHY", lambda row, _now_us: why_of(row)),
+            Column("VERSION", plain("version"), number=True, wide=True),
         ),
         "No slice of it was judged in this time: sla get slas says how it is.",
-        needs_name=True,
+        of="AGREEMENT",
+        key="start_us",
+        time="start_us",
     ),
     "periods": TableKind(
         "/slas/{name}/periods",
@@ -336,60 +400,84 @@ KINDS: Final = {
             Column("BAD", _slices("bad"), number=True),
             Column("NO DATA", _slices("no_data"), number=True),
             Column("INEXACT", lambda row, _now_us: formatting.count(row.get("inexact")), number=True),
+            Column("NOT DUE", _slices("not_applicable"), number=True, wide=True),
+            Column("EXCLUDED", _slices("excluded"), number=True, wide=True),
         ),
         "No period of it has begun.",
-        needs_name=True,
+        of="AGREEMENT",
+        key="from_us",
+        time="to_us",
     ),
     "throttles": TableKind(
         "/throttles",
         (
             Column("THROTTLED", lambda row, _now_us: formatting.throttled(row).replace("/", " /"), most=13),
             Column("AT MOST", lambda row, _now_us: formatting.enforced(row), most=9),
-            Column("STATE", _plain("state")),
+            Column("STATE", plain("state")),
             Column("HELD", lambda row, _now_us: hold_of(row), optional=True, most=8),
             Column("TOO LATE", lambda row, _now_us: late_ios_of(row), number=True, optional=True),
             Column("BY", lambda row, _now_us: asked_by(row)),
-            Column("SINCE", _at("requested_us"), most=8),
+            Column("SINCE", at("requested_us"), most=8),
             Column("REASON", lambda row, _now_us: formatting.why_enforced(row)),
+            Column("FOR", plain("victim"), wide=True),
+            Column("BACKEND", plain("backend"), wide=True),
+            Column("RELEASED", at("released_us"), number=True, wide=True),
+            Column("ENDS", at("expires_us"), number=True, wide=True),
+            Column("ID", plain("throttle_id"), wide=True),
         ),
         "No throttle was ever set.",
+        key="volume",
+        time="requested_us",
+        is_paged=True,
     ),
     "events": TableKind(
         "/events",
         (
-            Column("TIME", _at("at_us")),
+            Column("TIME", at("at_us")),
             Column("ID", lambda row, _now_us: formatting.short_id(row.get("event_id"))),
             Column("SEVERITY", lambda row, _now_us: severity_of(row)),
-            Column("KIND", _plain("kind")),
+            Column("KIND", plain("kind")),
             Column("WHAT", lambda row, _now_us: what_of(row)),
+            Column("ABOUT", plain("element"), wide=True),
+            Column("SUBJECT", plain("subject"), wide=True),
+            Column("WHOLE ID", plain("event_id"), wide=True),
         ),
         "Nothing has happened yet.",
+        key="event_id",
+        time="at_us",
+        is_paged=True,
     ),
     "policies": TableKind(
         "/policies",
         (
-            Column("VERSION", _plain("version"), number=True),
-            Column("STATE", _plain("state")),
-            Column("CREATED", _at("created_us")),
+            Column("VERSION", plain("version"), number=True),
+            Column("STATE", plain("state")),
+            Column("CREATED", at("created_us")),
             Column("ROLLUPS", lambda row, _now_us: rollups_of(row), number=True),
-            Column("BY", _plain("published_by")),
+            Column("BY", plain("published_by")),
         ),
         "No policy was computed yet: sla policy run",
+        key="version",
+        time="created_us",
+        is_paged=True,
     ),
     "jobs": TableKind(
         "/jobs",
         (
-            Column("JOB", _plain("kind")),
-            Column("STATE", _plain("state")),
-            Column("STARTED", _at("started_us")),
+            Column("JOB", plain("kind")),
+            Column("STATE", plain("state")),
+            Column("STARTED", at("started_us")),
             Column("TOOK", lambda row, _now_us: took_of(row), number=True),
             Column("ROWS", lambda row, _now_us: formatting.count(row.get("rows")), number=True),
-            Column("STATUS", _plain("exit_status"), number=True),
-            Column("VERSION", _plain("version"), number=True),
-            Column("BY", _plain("who")),
-            Column("TEXT", _plain("text")),
+            Column("STATUS", plain("exit_status"), number=True),
+            Column("VERSION", plain("version"), number=True),
+            Column("BY", plain("who")),
+            Column("TEXT", plain("text")),
         ),
         "No job has run yet: sla policy run",
+        key="kind",
+        time="started_us",
+        is_paged=True,
     ),
 }
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import sys
 import termios
 import time
 import tty
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -24,10 +26,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pmdaemon.runtime.excerpt import printable_lines
+from sla_server.agreements.selectors import matches
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, build, console, pass_client
+from sla_server.cli.labels import check_labels
 from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
 from sla_server.rows import Row
 
@@ -68,31 +72,108 @@ NO_VOLUMES: Final = "No volume seen: gateway-agent run --config FILE"
 _QUIT: Final = frozenset(b"qQ\x04")
 
 
-def frame(snapshot: Row, trouble: str = "") -> RenderableType:
+SECTIONS: Final = ("slas", "volumes", "throttles", "events")
+SORTS: Final[dict[str, tuple[tuple[str, str, bool], ...]]] = {
+    "state": (),
+    "name": (("slas", "name", False), ("volumes", "volume", False)),
+    "latency": (("slas", "latency_us", True), ("volumes", "p95_us", True)),
+    "budget": (("slas", "budget_remaining", False),),
+    "compliance": (("slas", "compliance", False),),
+    "burn": (("slas", "burn_1h", True),),
+    "iops": (("volumes", "iops", True),),
+    "rate": (("volumes", "bytes_per_s", True),),
+    "held": (("volumes", "held", True),),
+    "delay": (("volumes", "delay_us", True),),
+}
+"""What to sort by -> (section, key, whether the largest comes first); by state, as services order them."""
+LABELS_S: Final = 30.0
+"""Which agreements have the labels is asked again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is shown of a snapshot, and in which order.
+
+    Attributes:
+        names: patterns of agreements, volumes or backends; none: all.
+        states: of agreements, as the API calls them; none: all.
+        agreements: those with the labels that were asked for; None: all.
+        rows: at most so many of each section; None: all.
+    """
+
+    sort: str = "state"
+    is_reversed: bool = False
+    names: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    agreements: frozenset[str] | None = None
+    sections: tuple[str, ...] = SECTIONS
+    rows: int | None = None
+
+    def of(self, section: str, rows: Sequence[Row]) -> list[Row]:
+        """The rows of a section that are wanted, in order."""
+        found = [row for row in rows if self._is_wanted(section, row)]
+        if section == "slas":
+            found.sort(key=_rank)
+        for name, key, is_descending in SORTS[self.sort]:
+            if name == section:
+                known = [row for row in found if row.get(key) is not None]
+                known.sort(key=lambda row: row[key], reverse=is_descending != self.is_reversed)
+                found = known + [row for row in found if row.get(key) is None]
+        return found
+
+    def _is_wanted(self, section: str, row: Row) -> bool:
+        names = [str(row.get(key) or "") for key in _NAMED[section]]
+        if self.names and not any(matches(name, self.names) for name in names if name):
+            return False
+        if section == "slas" and self.states and row.get("state") not in self.states:
+            return False
+        if self.agreements is None or section in ("volumes", "events"):
+            return True
+        agreement = row.get("name") if section == "slas" else str(row.get("victim") or "").partition("/")[0]
+        return agreement in self.agreements
+
+
+_NAMED: Final = {
+    "slas": ("name",),
+    "volumes": ("volume", "backend"),
+    "throttles": ("volume", "backend", "group_name"),
+    "events": ("subject",),
+}
+
+
+def frame(snapshot: Row, trouble: str = "", view: View | None = None) -> RenderableType:
     """One picture of the live view; ``trouble`` is shown above it."""
+    view = view or View()
     now_us = int(snapshot.get("at_us") or 0)
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
         parts.append(Text(printable_lines(trouble), formatting.BAD))
     known = bool(snapshot.get("at_us"))  # before the first live view an empty list says nothing
-    sections: tuple[tuple[tuple[Column, ...], list[Row], str], ...] = (
-        (
-            SLAS,
-            sorted(snapshot.get("slas", []), key=_rank),
-            NO_SLAS if known else "Agreements are not known yet.",
-        ),
-        (VOLUMES, snapshot.get("volumes", []), NO_VOLUMES if known else "Volumes are not known yet."),
-        (THROTTLES, snapshot.get("throttles", []), "Nobody is throttled." if known else ""),
-        (EVENTS, snapshot.get("events", [])[:EVENTS_SHOWN], "No events yet." if known else ""),
-    )
-    for columns, rows, empty in sections:
-        if not rows and not empty:
+    sections: dict[str, tuple[tuple[Column, ...], str]] = {
+        "slas": (SLAS, NO_SLAS if known else "Agreements are not known yet."),
+        "volumes": (VOLUMES, NO_VOLUMES if known else "Volumes are not known yet."),
+        "throttles": (THROTTLES, "Nobody is throttled." if known else ""),
+        "events": (EVENTS, "No events yet." if known else ""),
+    }
+    for name in view.sections:
+        columns, empty = sections[name]
+        listed = snapshot.get(name, [])
+        rows = view.of(name, listed)
+        shown = rows[: EVENTS_SHOWN if name == "events" else view.rows]
+        if not shown and not empty:
             continue
         parts.append(Text())
-        parts.append(build(columns, rows, now_us) if rows else Text(empty, "dim"))
-        if columns is SLAS and (more := _promises(snapshot) - len(rows)) > 0:
-            parts.append(Text(f"and {more:,} more: sla get slas", "dim"))
+        parts.append(build(columns, shown, now_us) if shown else Text(_none(listed, empty), "dim"))
+        left_out = 0 if name == "events" else len(rows) - len(shown)
+        if name == "slas" and len(rows) == len(listed):
+            left_out += max(0, _promises(snapshot) - len(listed))
+        if left_out > 0:
+            parts.append(Text(f"and {left_out:,} more: sla get {name}", "dim"))
     return Group(*parts)
+
+
+def _none(listed: Sequence[Row], empty: str) -> str:
+    return "None of them fits what was asked for." if listed else empty
 
 
 def _rank(row: Row) -> int:
@@ -128,26 +209,85 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[PATTERN]...")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @click.option("--interval", type=FiniteRange(0.2, 60), default=1.0, show_default=True, help="Seconds.")
+@click.option(
+    "--sort",
+    type=click.Choice(list(SORTS)),
+    default="state",
+    show_default=True,
+    help="What comes first: trouble, the longest latency, the least budget, the most I/O ...",
+)
+@click.option("--reverse", "is_reversed", is_flag=True, help="The other way round.")
+@click.option("-l", "--selector", "labels", metavar="LABELS", help="Agreements with these labels.")
+@click.option("--state", "states", multiple=True, type=click.Choice(list(formatting.STATES)), help="In it.")
+@click.option("--only", "sections", multiple=True, type=click.Choice(SECTIONS), help="Only this table.")
+@click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")
 @pass_client
-def top(client: Client, once: bool, interval: float) -> None:
-    """Watch agreements, volumes and throttles live; q ends it."""
+def top(
+    client: Client, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
+) -> None:
+    """Watch agreements, volumes and throttles live; q or Ctrl-C ends it.
+
+    PATTERN (erp-*) shows only agreements, volumes and backends of such names. Options that may be repeated:
+    --state, --only.
+    """
+    if labels is not None:
+        check_labels(labels)
+    given["sections"] = given["sections"] or SECTIONS
+    view = View(names=names, **given)
     snapshot: dict[str, Any] = client.get("/live")
+    chosen = _Labelled(client, labels)
     if once or not sys.stdout.isatty():
         if silence := formatting.silence_of(snapshot.get("server") or {}):
             raise LiveValuesMissing(silence)
-        console().print(frame(snapshot, trouble_of(snapshot)))
+        console().print(frame(snapshot, trouble_of(snapshot), chosen.narrowed(view)))
         return
     trouble = trouble_of(snapshot)
-    with _keys(), Live(frame(snapshot, trouble), console=console(), screen=True, auto_refresh=False) as live:
+    shown = frame(snapshot, trouble, chosen.narrowed(_fitting(view)))
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        _keys(),
+        Live(shown, console=console(), screen=True, auto_refresh=False) as live,
+    ):
         while not _quit_pressed(interval):
             try:
                 snapshot = client.get("/live")
                 trouble = trouble_of(snapshot)
+                shown = frame(snapshot, trouble, chosen.narrowed(_fitting(view)))
             except CliError as exc:
                 trouble = str(exc).splitlines()[0] + " Trying again."
-            live.update(frame(snapshot, trouble), refresh=True)
+                shown = frame(snapshot, trouble, _fitting(view))
+            live.update(shown, refresh=True)
+
+
+class _Labelled:
+    """The agreements with the labels that were asked for, looked up now and then."""
+
+    def __init__(self, client: Client, labels: str | None) -> None:
+        self._client = client
+        self._labels = labels
+        self._names: frozenset[str] | None = None
+        self._until_s = 0.0
+
+    def narrowed(self, view: View) -> View:
+        """The view of these agreements only."""
+        if self._labels is not None and time.monotonic() >= self._until_s:
+            rows = self._client.get("/slas", labels=self._labels)["items"]
+            self._names = frozenset(str(row["name"]) for row in rows)
+            self._until_s = time.monotonic() + LABELS_S
+        return replace(view, agreements=self._names)
+
+
+def _fitting(view: View) -> View:
+    """As many rows as the terminal has room for, all tables together, unless a number was given."""
+    if view.rows is not None:
+        return view
+    tables = [name for name in view.sections if name != "events"]
+    around = 3 + 4 * len(tables) + (EVENTS_SHOWN + 3 if "events" in view.sections else 0)
+    room = shutil.get_terminal_size().lines - around
+    return replace(view, rows=max(2, room // max(1, len(tables))))
 
 
 def trouble_of(snapshot: Row) -> str:

@@ -6,11 +6,9 @@ machine's time zone (``sla_server.explanation``), 80 columns wide.
 
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from typing import Final
 from urllib.parse import quote
 
@@ -18,52 +16,14 @@ import click
 
 from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli.client import Client
-from sla_server.cli.errors import BadUsage
-from sla_server.cli.formatting import OUTPUT, WIDTH, duration_s, pass_client, print_json
+from sla_server.cli.completion import volumes_and_agreements
+from sla_server.cli.formatting import DATA_OUTPUT, WIDTH, pass_client, print_json
+from sla_server.cli.moments import moment_us
+from sla_server.cli.watch import watchable
 from sla_server.explanation import Explanation, explain
 
 TITLE: Final = 14
 """Columns of the titles."""
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?[smhd])(?: ago)?")
-_TIME_OF_DAY: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?")
-
-
-def moment_us(text: str, now_us: int) -> int:
-    """A time of this machine's zone, or of the zone it names, as microseconds UTC.
-
-    Args:
-        text: ``14:03`` or ``14:03:22`` (the last time it was that), ``2026-11-22 14:03``, ISO 8601, or
-            ``10m`` (that long ago).
-        now_us: the time now.
-
-    Raises:
-        BadUsage: anything else, or a time ahead of now.
-    """
-    text = text.strip()
-    if ago := _AGO.fullmatch(text):
-        try:
-            return max(0, now_us - round(duration_s(ago[1]) * 1e6))
-        except BadUsage as exc:
-            raise BadUsage(f"--at: {exc}") from exc
-    now = datetime.fromtimestamp(now_us / 1e6).astimezone()
-    try:
-        if _TIME_OF_DAY.fullmatch(text):
-            at = datetime.fromisoformat(f"{now.date()} {text if text[2] == ':' else '0' + text}")
-            at = at if at.astimezone() <= now else at - timedelta(days=1)
-        else:
-            at = datetime.fromisoformat(text)
-        at_us = round(at.astimezone().timestamp() * 1e6)
-    except (ValueError, OverflowError, OSError) as exc:
-        raise BadUsage(
-            f"--at: {text[:40]!r} is no time.\n"
-            "  Write 14:03, '2026-11-22 14:03', 2026-11-22T14:03:00+01:00, or 10m (ago)"
-        ) from exc
-    if at_us > now_us:
-        shown = now.isoformat(" ", "seconds")
-        raise BadUsage(f"--at: {text[:40]!r} lies ahead of now, {shown}. Give a time that has passed")
-    if at_us < 0:
-        raise BadUsage(f"--at: {text[:40]!r} lies before 1970-01-01, where times begin. Give a later one")
-    return at_us
 
 
 def lines_of(found: Explanation) -> list[str]:
@@ -91,7 +51,7 @@ def _wrapped(title: str, text: str) -> Sequence[str]:
 
 
 @click.command()
-@click.argument("name", metavar="VOLUME|AGREEMENT")
+@click.argument("name", metavar="VOLUME|AGREEMENT", shell_complete=volumes_and_agreements)
 @click.option(
     "--at",
     "moment",
@@ -101,8 +61,9 @@ def _wrapped(title: str, text: str) -> Sequence[str]:
 @click.option(
     "--kind", type=click.Choice(["volume", "sla"]), help="Needed if a volume and an agreement have the name."
 )
-@OUTPUT
+@DATA_OUTPUT
 @pass_client
+@watchable
 def why(client: Client, name: str, moment: str | None, kind: str | None, output: str) -> None:
     """Say why a volume is throttled or an agreement at risk, now or at a time.
 

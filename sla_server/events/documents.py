@@ -192,6 +192,7 @@ class _HttpTarget(_WithoutSecrets):
     """An address, in the document or in a file."""
 
     url: WebUrl | None = None
+    """The address; none with a secret in it."""
     url_file: FileName | None = None
     """Instead of ``url``: a file that holds the address."""
     bearer_file: FileName | None = None
@@ -199,6 +200,7 @@ class _HttpTarget(_WithoutSecrets):
     ca_file: FileName | None = None
     """Certificates to trust in place of the system's; in ``notify.secrets_dir``, too."""
     headers: dict[str, str] = Field(default_factory=dict, max_length=MOST_HEADERS)
+    """Further headers, none with a secret."""
 
     @model_validator(mode="after")
     def _complete(self) -> _HttpTarget:
@@ -249,15 +251,23 @@ class SmtpSpec(_WithoutSecrets):
     """Mail, one for each group."""
 
     server: Host
+    """Host of the mail server."""
     port: Port | None = None
     """Default: 587, 465 with security tls."""
     security: Literal["starttls", "tls", "none"] = "starttls"
+    """How the connection is protected."""
     sender: MailAddress
+    """Address that mails come from."""
     to: list[MailAddress] = Field(min_length=1, max_length=50)
+    """Addresses that mails go to."""
     user: str | None = Field(default=None, min_length=1, max_length=200)
+    """Name to sign in with; goes with password_file."""
     password_file: FileName | None = None
+    """File in notify.secrets_dir with the password."""
     ca_file: FileName | None = None
+    """Certificates to trust in place of the system's; in notify.secrets_dir, too."""
     subject_prefix: str = Field(default="[storage-sla]", max_length=60)
+    """Begins each subject."""
 
     @model_validator(mode="after")
     def _login(self) -> SmtpSpec:
@@ -282,17 +292,22 @@ class SyslogSpec(_WithoutSecrets):
     """RFC 5424 with structured data: over TCP with octet counting, TLS, or a Unix socket."""
 
     server: Host | None = None
+    """Host of the syslog server."""
     port: Port | None = None
     """Default: 601, 6514 with tls."""
     tls: bool = False
+    """Whether the connection is protected."""
     ca_file: FileName | None = None
+    """Certificates to trust in place of the system's; in notify.secrets_dir, too."""
     unix: Annotated[str, AfterValidator(_unix_path)] | None = None
     """Instead of ``server``: path of a socket, such as /dev/log."""
     facility: Literal[
         "user", "daemon", "syslog",
         "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7",
     ] = "local0"  # fmt: skip
+    """Facility of the messages."""
     app_name: Annotated[str, Field(pattern=r"^[!-~]{1,48}$")] = "storage-sla"
+    """Name of the program in the messages."""
 
     @model_validator(mode="after")
     def _one_way(self) -> SyslogSpec:
@@ -307,6 +322,7 @@ class FileSpec(_WithoutSecrets):
     """Lines of JSON in a file of ``notify.files_dir``."""
 
     path: FileName
+    """Name of the file."""
     rotate_mb: float = Field(default=64.0, ge=0.01, le=100_000)
     """10^6 bytes; a file that would grow beyond is renamed to NAME.1 first."""
     keep: int = Field(default=5, ge=1, le=1000)
@@ -357,21 +373,32 @@ class HeartbeatSpec(_HttpTarget):
     """A request at an interval while delivery makes progress; its absence is noticed outside."""
 
     method: Literal["GET", "POST"] = "GET"
+    """Method of the request."""
     interval: Duration = 60
+    """Time between two requests."""
 
 
 class RecipientSpec(_WithoutSecrets):
     """Exactly one of the kinds, and what all kinds have."""
 
     webhook: WebhookSpec | None = None
+    """A POST as of Alertmanager."""
     alertmanager: AlertmanagerSpec | None = None
+    """Alertmanager's own API."""
     smtp: SmtpSpec | None = None
+    """Mail."""
     syslog: SyslogSpec | None = None
+    """A syslog server or socket."""
     file: FileSpec | None = None
+    """Lines of JSON in a file."""
     inbox: InboxSpec | None = None
+    """The inbox of the page."""
     command: CommandSpec | None = None
+    """A program on this machine."""
     apprise: AppriseSpec | None = None
+    """Services that apprise knows."""
     heartbeat: HeartbeatSpec | None = None
+    """A request while all is well."""
     timeout: Duration | None = None
     """The longest that one delivery may take, name resolution included; default: by kind."""
     batch: int = Field(default=100, ge=1, le=1000)
@@ -409,7 +436,9 @@ class RecipientDocument(Document):
     """One ``kind: Recipient`` document."""
 
     kind: Literal["Recipient"]
+    """A way out of the server."""
     spec: RecipientSpec
+    """Which way, and how."""
 
 
 Severity = Literal["info", "warning", "critical"]
@@ -432,12 +461,19 @@ class EventMatch(Strict):
     """Which events: of every key that is given one entry fits; without any key all events."""
 
     severities: list[Severity] = Field(default_factory=list, max_length=len(SEVERITIES))
+    """info, warning or critical."""
     kinds: list[Pattern] = Field(default_factory=list, max_length=100)
+    """Kinds of events, or patterns."""
     elements: list[Pattern] = Field(default_factory=list, max_length=20)
+    """Kinds of things that events are about, or patterns."""
     subjects: list[SubjectPattern] = Field(default_factory=list, max_length=100)
+    """Names of things that events are about, or patterns."""
     agreements: list[Pattern] = Field(default_factory=list, max_length=100)
+    """Names or patterns of agreements."""
     gateways: list[Pattern] = Field(default_factory=list, max_length=100)
+    """Names or patterns of gateways."""
     volumes: list[Pattern] = Field(default_factory=list, max_length=100)
+    """Names or patterns of volumes."""
 
     def text(self) -> str:
         """For people: ``severities critical; kinds violation-*``."""
@@ -456,14 +492,18 @@ class Escalation(Strict):
     """Who gets an event that no person has acknowledged."""
 
     after: Duration
+    """How long no person has acknowledged it."""
     recipients: list[Name] = Field(min_length=1, max_length=50)
+    """Names of Recipient documents."""
 
 
 class RouteSpec(Strict):
     """Which events go to which recipients; every route that fits counts."""
 
     match: EventMatch = Field(default_factory=EventMatch)
+    """Which events; absent: all."""
     recipients: list[Name] = Field(min_length=1, max_length=50)
+    """Names of Recipient documents."""
     group_by: list[GroupKey] = Field(default_factory=list, max_length=7)
     """Events that are equal in these go out together."""
     group_wait: Duration | None = None
@@ -471,6 +511,7 @@ class RouteSpec(Strict):
     remind: Duration | None = None
     """Send again at this interval until a person acknowledges it, or it has ended."""
     escalate: Escalation | None = None
+    """Who else gets it when no person acknowledges it."""
     inhibit: bool = False
     """While a gateway is lost, leave out lesser events about it that neither begin nor end a condition."""
 
@@ -485,13 +526,16 @@ class RouteDocument(Document):
     """One ``kind: Route`` document."""
 
     kind: Literal["Route"]
+    """Who is notified."""
     spec: RouteSpec
+    """Which events go to whom."""
 
 
 class SilenceSpec(PlannedWindow):
     """Which events are held back, when, and from whom; quiet hours are a silence that repeats."""
 
     match: EventMatch = Field(default_factory=EventMatch)
+    """Which events are held back."""
     recipients: list[Name] = Field(default_factory=list, max_length=50)
     """Only from these; default: from all."""
     catch_up: bool = True
@@ -504,4 +548,6 @@ class SilenceDocument(Document):
     """One ``kind: Silence`` document."""
 
     kind: Literal["Silence"]
+    """A time of quiet."""
     spec: SilenceSpec
+    """Which events are held back, when."""

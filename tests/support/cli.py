@@ -20,6 +20,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.cli.client import Client
 from sla_server.cli.main import cli
+from sla_server.cli.tables import KINDS
 from tests.support import api
 
 SERVER = "http://127.0.0.1:8411"
@@ -57,6 +58,11 @@ def sla(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     context.live.put(api.snapshot())
     yield Terminal(context, mailbox, source, httpx.WSGITransport(app=dashboard.create_app(context)), clock)
     mailbox.close()
+
+
+def name_of(kind: str) -> tuple[str, ...]:
+    """The name that ``sla get KIND`` needs, of what the rig has."""
+    return {"AGREEMENT": ("erp-gold",), "VOLUME": ("erp-db",)}.get(KINDS[kind].of, ())
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, module: Any, sleep: Callable[[float], None]) -> None:

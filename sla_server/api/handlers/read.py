@@ -29,7 +29,7 @@ from sla_server.agreements.document import Agreement
 from sla_server.agreements.fields import parse_duration_s
 from sla_server.agreements.periods import ServiceHours
 from sla_server.agreements.promise import MEGABYTE
-from sla_server.agreements.selectors import has_labels, parse_labels
+from sla_server.agreements.selectors import LabelSelector, parse_labels, selects
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
@@ -183,7 +183,7 @@ def slas(context: AppContext, request: Request) -> Response:
     count = 0
     for row in context.source.agreements(True):
         labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
-        if has_labels(labels, wanted) and part in row["name"]:
+        if selects(wanted, labels) and part in row["name"]:
             count += 1
             if row["name"] > after:
                 found.append((row, labels))
@@ -201,10 +201,10 @@ def slas(context: AppContext, request: Request) -> Response:
     return _live_list(context, rows, following, count=count, before=count - len(found))
 
 
-def _wanted_labels(request: Request) -> dict[str, str | None]:
+def _wanted_labels(request: Request) -> LabelSelector:
     text = request.args.get("labels")
     try:
-        return parse_labels(text) if text else {}
+        return parse_labels(text) if text else ()
     except ValueError as exc:
         raise BadInput("labels", str(exc)) from exc
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sla_server.agreements.selectors import can_meet, has_labels, matches, parse_labels
+from sla_server.agreements.selectors import can_meet, has_labels, matches, parse_labels, selects
 
 PATTERN = st.text(alphabet="ab*?", min_size=1, max_size=6)
 
@@ -51,16 +51,49 @@ def test_patterns_that_meet_have_a_name_in_common(one: str, other: str) -> None:
         assert not can_meet(one, other)
 
 
-def test_labels_are_asked_for_by_value_or_at_all() -> None:
-    wanted = parse_labels("customer=acme, tier")
-    assert wanted == {"customer": "acme", "tier": None}
-    assert has_labels({"customer": "acme", "tier": "1", "x": "y"}, wanted)
-    assert not has_labels({"customer": "acme"}, wanted)
-    assert not has_labels({"customer": "emca", "tier": "1"}, wanted)
+ACME = {"customer": "acme", "tier": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "selected"),
+    [
+        ("customer=acme", True),
+        ("customer==acme", True),
+        ("customer=emca", False),
+        ("tier", True),
+        ("zone", False),
+        ("!zone", True),
+        ("!tier", False),
+        ("customer!=emca", True),
+        ("customer!=acme", False),
+        ("zone!=x", True),
+        ("tier in (1,2)", True),
+        ("tier in(2, 3)", False),
+        ("zone in (a)", False),
+        ("tier notin (2,3)", True),
+        ("tier notin (1)", False),
+        ("zone notin (a)", True),
+        ("customer=acme, tier in (1, 2), !zone", True),
+        ("customer=acme,tier in (2),!zone", False),
+        ("tier!=2,tier!=3", True),
+    ],
+)
+def test_labels_select(text: str, selected: bool) -> None:
+    assert selects(parse_labels(text), ACME) is selected
+
+
+def test_a_document_names_labels_by_value() -> None:
+    assert has_labels(ACME, {"customer": "acme"})
+    assert has_labels(ACME, {})
+    assert not has_labels(ACME, {"customer": "acme", "zone": "a"})
     assert matches("erp-1", ["crm", "erp-*"])
 
 
-@pytest.mark.parametrize("text", ["", "=x", "a=", "a=1,,b", "a=1,a=2"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "=x", "a=", "a=1,,b", "a=1,a=2", "b,b", "a in ()", "a in (b", "a in b", "a in (b,)", "a in (b)(c)",
+     "in (a)", "!", "a b", "a!=", "!a=b", "a notin"],
+)  # fmt: skip
 def test_what_is_no_label_selector_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"label"):
         parse_labels(text)

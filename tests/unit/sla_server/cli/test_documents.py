@@ -304,7 +304,6 @@ def test_lists_as_documents_and_by_label(sla: Terminal) -> None:
     )
     assert "is no label" in sla("get", "slas", "-l", "=").stderr
     assert sla("get", "volumes", "-l", "a=b").exit_code == 2
-    assert sla("get", "events", "-o", "yaml").exit_code == 2
 
 
 def test_an_answer_about_maintenance_says_how_far_it_reaches(sla: Terminal, file: Path) -> None:

@@ -10,14 +10,13 @@ import pytest
 from sla_server.cli.kinds import plural_of, singular_of
 from sla_server.cli.tables import KINDS
 from tests.support import api
-from tests.support.cli import Terminal
+from tests.support.cli import Terminal, name_of
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_singular_of_every_kind_does_too(sla: Terminal, kind: str) -> None:
     assert plural_of(singular_of(kind)) == plural_of(kind) == kind
-    name = ("erp-gold",) if KINDS[kind].needs_name else ()
-    assert sla("get", singular_of(kind), *name).output == sla("get", kind, *name).output
+    assert sla("get", singular_of(kind), *name_of(kind)).output == sla("get", kind, *name_of(kind)).output
 
 
 def test_an_agreement_may_be_called_so(sla: Terminal) -> None:
@@ -35,7 +34,7 @@ def test_a_kind_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) 
 
 def test_the_usage_of_get_fits_a_line(sla: Terminal) -> None:
     lines = sla("get", "--help").output.splitlines()
-    assert lines[0].endswith(" get [OPTIONS] KIND [NAME]")
+    assert lines[0].endswith(" get [OPTIONS] KIND [NAME]...")
     assert max(map(len, lines)) <= 80
 
 
@@ -84,10 +83,9 @@ def test_a_name_that_is_not_there_is_answered_with_those_near_it(sla: Terminal) 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("describe", "volume", "batch"), "of volumes use: sla why VOLUME"),
-        (("describe", "gateways", "gw"), "of gateways use: sla get gateway NAME -o json"),
-        (("delete", "throttle", "batch"), "of throttles use: sla throttle release VOLUME"),
-        (("delete", "silence", "x"), "of silences use: sla silence end NAME"),
+        (("describe", "slices", "erp-gold"), "of slices use: sla get slices AGREEMENT"),
+        (("delete", "volume", "batch"), "of volumes use: sla volumes revoke VOLUME"),
+        (("delete", "events", "x"), "of events use: sla ack EVENT"),
         (("delete", "rout", "x"), "not 'rout'. Near it: route"),
     ],
 )

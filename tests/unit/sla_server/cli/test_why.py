@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 import pytest
 
 from sla_server.cli.errors import BadUsage
-from sla_server.cli.why import lines_of, moment_us
+from sla_server.cli.moments import moment_us
+from sla_server.cli.why import lines_of
 from sla_server.explanation import Explanation, Section
 from tests.support.api import NOW_US
 from tests.support.cli import Terminal

@@ -1,0 +1,176 @@
+"""Tables of ``sla get`` about the system: backends, streams, rates, the last minutes, the server's processes.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rich.text import Text
+
+from sla_server.cli import formatting
+from sla_server.cli.formatting import Column, TableKind
+from sla_server.rows import Row
+
+ZONE: Final = "_zone"
+"""Key of a row to be shown whose times are of another zone than this machine's."""
+FAULTS: Final = {"hangs": "hangs", "fails": "fails I/Os"}
+
+
+def plain(key: str) -> Callable[[Row, int], str]:
+    """The value under a key as it is."""
+    return lambda row, _now_us: str(row.get(key) if row.get(key) not in (None, "") else formatting.DASH)
+
+
+def at(key: str) -> Callable[[Row, int], str]:
+    """The time under a key, in the row's zone."""
+    return lambda row, _now_us: formatting.when(row.get(key), row.get(ZONE))
+
+
+def counted(title: str, key: str, *, wide: bool = False) -> Column:
+    """A whole number."""
+    return Column(title, lambda row, _now_us: formatting.count(row.get(key)), number=True, wide=wide)
+
+
+def latency(title: str, key: str) -> Column:
+    """A latency."""
+    return Column(title, lambda row, _now_us: formatting.latency(row.get(key)), number=True)
+
+
+def live(row: Row, key: str) -> Any:
+    """A value of the live view in a row."""
+    return (row.get("live") or {}).get(key)
+
+
+def live_count(title: str, key: str, *, wide: bool = False) -> Column:
+    """A whole number of the live view."""
+    return Column(title, lambda row, _now_us: formatting.count(live(row, key)), number=True, wide=wide)
+
+
+def _phase(row: Row) -> Text:
+    fault = str(live(row, "fault") or "")
+    if fault:
+        return Text(FAULTS.get(fault, fault), formatting.BAD)
+    phase = str(live(row, "phase") or formatting.DASH)
+    return Text(phase, formatting.WARN if phase in ("decrease", "hold") else "")
+
+
+def _process_state(row: Row) -> Text:
+    state = str(row.get("state") or formatting.DASH)
+    return Text(state, formatting.GOOD if state == "running" else formatting.BAD)
+
+
+def _helped(row: Row) -> str:
+    return ", ".join(live(row, "victims") or ()) or formatting.DASH
+
+
+def _io_bytes(key: str) -> Callable[[Row, int], str]:
+    return lambda row, _now_us: formatting.size(row.get(key))
+
+
+KINDS: Final = {
+    "backends": TableKind(
+        "/backends",
+        (
+            Column("BACKEND", plain("backend")),
+            Column("STATE", lambda row, _now_us: _phase(row)),
+            live_count("USED COST/S", "cost_per_s"),
+            live_count("CAP COST/S", "cap_cost_per_s"),
+            counted("CAPACITY", "capacity_cost_per_s"),
+            Column("HELPS", lambda row, _now_us: _helped(row)),
+            Column("FIRST SEEN", at("first_seen_us"), wide=True),
+        ),
+        "No backend is known yet. Start an agent beside the storage: gateway-agent run --config FILE",
+        key="backend",
+    ),
+    "processes": TableKind(
+        "/processes",
+        (
+            Column("PROCESS", plain("name")),
+            Column("STATE", lambda row, _now_us: _process_state(row)),
+            Column("PID", plain("pid"), number=True),
+            counted("RESTARTS", "restarts"),
+            Column("SINCE", at("since_us"), number=True),
+            Column("REASON", plain("reason")),
+        ),
+        "No process has reported yet: sla-server status",
+    ),
+    "streams": TableKind(
+        "/volumes/{name}",
+        (
+            Column("CLIENT", plain("client")),
+            Column("GATEWAY", plain("gateway_id"), wide=True),
+            Column("BACKEND", plain("backend"), wide=True),
+            counted("READS", "reads"),
+            counted("WRITES", "writes"),
+            Column("READ", _io_bytes("read_bytes"), number=True),
+            Column("WRITTEN", _io_bytes("write_bytes"), number=True),
+            counted("ERRORS", "errors"),
+            counted("CUTS", "cuts", wide=True),
+            Column("FIRST SEEN", at("first_seen_us"), number=True, wide=True),
+            Column("LAST", at("last_us"), number=True),
+            Column("STREAM", plain("stream_id"), wide=True),
+        ),
+        "No client has used the volume.",
+        of="VOLUME",
+        key="client",
+        rows="by_stream",
+    ),
+    "rates": TableKind(
+        "/volumes/{name}/history",
+        (
+            Column("FROM", at("slot_us"), number=True),
+            counted("IOPS", "iops"),
+            Column("RATE", lambda row, _now_us: formatting.rate(row.get("bytes_per_s")), number=True),
+            latency("P50", "p50_us"),
+            latency("P95", "p95_us"),
+            latency("P99", "p99_us"),
+            counted("READS", "reads"),
+            counted("WRITES", "writes"),
+            counted("ERRORS", "errors"),
+            Column(
+                "HELD", lambda row, _now_us: formatting.count(row.get("held_max")), number=True, wide=True
+            ),
+            Column(
+                "LENGTH",
+                lambda row, _now_us: (
+                    formatting.span(row["length_us"] / 1e6) if row.get("length_us") else formatting.DASH
+                ),
+                number=True,
+                wide=True,
+            ),
+        ),
+        "Nothing is stored of it in this time; give a longer --since.",
+        of="VOLUME",
+        key="slot_us",
+        time="slot_us",
+    ),
+    "trend": TableKind(
+        "/live/trend",
+        (
+            Column("TIME", at("at_us"), number=True),
+            Column("AGREEMENT", plain("name")),
+            latency("LATENCY", "latency_us"),
+            latency("PROMISED", "threshold_us"),
+            Column(
+                "NEIGHBOURS",
+                lambda row, _now_us: "slowed down" if row.get("throttled") else formatting.DASH,
+            ),
+        ),
+        "No live value has come yet: sla-server status",
+        time="at_us",
+    ),
+}
+
+
+def trend_rows(answer: Row) -> list[Row]:
+    """The columns of the last minutes as rows, the newest first."""
+    times = answer.get("at_us") or []
+    found = [
+        {"at_us": at_us, "name": name, **{key: values[place] for key, values in columns.items()}}
+        for name, columns in (answer.get("slas") or {}).items()
+        for place, at_us in enumerate(times)
+    ]
+    return sorted(found, key=lambda row: (-row["at_us"], row["name"]))

@@ -1,0 +1,98 @@
+"""``sla delete``: by name, by label, as a file names them, or only said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import api
+from tests.support.agreements import FULL, calendar_text
+from tests.support.api import FakeSource
+from tests.support.cli import Terminal
+
+
+def two(*_args: Any) -> list[dict[str, Any]]:
+    return [{**FakeSource._agreement(name)} for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("sla", "a", "b"), [("delete", {"name": "a"}), ("delete", {"name": "b"})]),
+        (("slas", "sla/a"), [("delete", {"name": "a"})]),
+        (("sla/a",), [("delete", {"name": "a"})]),
+        (("sla", "-l", "customer in (acme)"), [("delete", {"name": "a"}), ("delete", {"name": "b"})]),
+        (("maintenance", "disks"), [("end_document", {"kind": "Maintenance", "name": "disks"})]),
+        (("silence", "now"), [("end_document", {"kind": "Silence", "name": "now"})]),
+    ],
+)
+def test_what_is_named_is_ended(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], asked: list[Any]
+) -> None:
+    monkeypatch.setattr(sla.source, "agreements", two)
+    done = sla("delete", *words)
+    assert done.exit_code == 0, done.stderr
+    assert sla.asked == asked
+    assert done.output == "".join(f"{body['name']}: ended\n" for _, body in asked)
+
+
+def test_a_dry_run_changes_nothing(sla: Terminal) -> None:
+    assert sla("delete", "sla", "erp-gold", "--dry-run").output == "erp-gold: would be ended\n"
+    missing = sla("delete", "sla", "erp-gild", "--dry-run")
+    assert (missing.exit_code, "Near it: erp-gold" in missing.stderr) == (1, True)
+    assert sla.asked == []
+
+
+def test_one_that_cannot_be_ended_does_not_keep_the_others(sla: Terminal) -> None:
+    def answer(header: dict[str, Any]) -> tuple[bool, int, dict[str, Any]]:
+        name = header["body"]["name"]
+        return (name == "c", 200 if name == "c" else 404, {} if name == "c" else {"detail": f"no {name}"})
+
+    sla.mailbox.answer = answer
+    done = sla("delete", "sla", "a", "b", "c")
+    assert (done.exit_code, done.stdout) == (1, "c: ended\n")
+    assert "2 of 3 were not ended" in done.stderr
+
+
+def test_documents_of_a_file_those_that_name_others_first(sla: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(f"{calendar_text('bank')}---\n{FULL}")
+    rows = json.loads(sla("delete", "-f", str(path), "-o", "json").output)
+    assert [(row["kind"], row["name"]) for row in rows] == [("sla", "erp-gold"), ("calendar", "bank")]
+    assert [name for name, _body in sla.asked] == ["delete", "end_document"]
+
+
+def test_a_throttle_by_volume_client_group_or_id(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        api.throttle(throttle_id="t-1", client="host-b"),
+        api.throttle(throttle_id="t-2", volume="", group_name="tier", members={"batch": 1.0}),
+    ]
+    monkeypatch.setattr(sla.source, "throttles", lambda *_args, **_options: rows)
+    for name, body in (
+        ("t-1", {"throttle_id": "t-1"}),
+        ("batch", {"volume": "batch"}),
+        ("batch/host-b", {"volume": "batch", "client": "host-b"}),
+        ("group tier", {"group": "tier"}),
+    ):
+        assert sla("delete", "throttle", name).output == f"{name}: ended\n"
+        asked = {key: value for key, value in sla.asked[-1][1].items() if value}
+        assert asked.items() >= body.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "say what to end"),
+        (("sla",), "say which slas to end: sla delete sla NAME..., or -l LABELS"),
+        (("sla", "a", "-l", "b=c"), "say which slas to end"),
+        (("sla", "-l", "b="), "is no label"),
+    ],
+)
+def test_nothing_is_ended_that_was_not_named(sla: Terminal, words: tuple[str, ...], says: str) -> None:
+    done = sla("delete", *words)
+    assert (done.exit_code, says in done.stderr) == (2, True), done.stderr
+    assert sla("delete", "sla", "-l", "customer=none").exit_code == 1
+    assert sla.asked == []
