@@ -255,6 +255,15 @@ class UserChange(_LabelledBody):
     enabled: bool | None = None
 
 
+class NewToken(_LabelledBody):
+    """An API token to make, for a program."""
+
+    name: AccountName
+    role: RoleName
+    days: Annotated[float, Field(gt=0, le=3650)] = 90.0
+    """It ends after so many."""
+
+
 class NewPassword(RequestBody):
     """An account's next password."""
 

@@ -77,4 +77,24 @@ ACCESS_ROUTES: Final = (
         changes=True,
         role="viewer",
     ),
+    ApiRoute(
+        "GET", "/tokens", "tokens", "API tokens in use, without secrets.", items="api_tokens", role="admin"
+    ),
+    ApiRoute(
+        "POST",
+        "/tokens",
+        "create_token",
+        "Make an API token; the answer has its secret, this once.",
+        body="NewToken",
+        changes=True,
+        role="admin",
+    ),
+    ApiRoute(
+        "DELETE",
+        "/tokens/{which}",
+        "revoke_token",
+        "End an API token, by its id or its name.",
+        changes=True,
+        role="admin",
+    ),
 )

@@ -14,6 +14,7 @@ from sla_server.requests import (
     GatewayName,
     ModeSet,
     NewPassword,
+    NewToken,
     NewUser,
     PolicyPin,
     PolicyRollback,
@@ -33,6 +34,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "Acknowledge": AcknowledgeBody.model_json_schema(),
     "NewUser": NewUser.model_json_schema(),
     "UserChange": UserChange.model_json_schema(),
+    "NewToken": NewToken.model_json_schema(),
     "NewPassword": NewPassword.model_json_schema(),
     "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
     "Health": {

@@ -288,6 +288,13 @@ def session(**changed: Any) -> dict[str, Any]:
     return {**row, "created_us": 2, "changed_us": 2, "expires_us": 1 << 61, "ended_us": None, **changed}
 
 
+def api_token(**changed: Any) -> dict[str, Any]:
+    """A row of ``api_tokens``: Prometheus may read."""
+    row = {"token_id": "70c3", "name": "prometheus", "digest": "0" * 64, "role": "viewer", "labels": ""}
+    row |= {"created_by": "ann", "created_us": 3, "changed_us": 3, "expires_us": 1 << 61}
+    return {**row, "revoked_us": None, **changed}
+
+
 @dataclass
 class FakeAccess:
     """Rows of accounts, API tokens and sessions, as ``services`` was asked to store them."""
@@ -295,7 +302,7 @@ class FakeAccess:
     rows: dict[str, dict[str, dict[str, Any]]] = field(
         default_factory=lambda: {
             "accounts": {"ann": account()},
-            "api_tokens": {},
+            "api_tokens": {"70c3": api_token()},
             "sessions": {"5e55": session()},
         }
     )

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from flask import Request, Response, g
 from flask import session as cookie
 
 from sla_server.api import responses
-from sla_server.api.accounts import ACTIVE, DELETED, DISABLED
+from sla_server.api.accounts import ACTIVE, DELETED, DISABLED, digest_of, new_token
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
 from sla_server.api.handlers.write import answered
 from sla_server.api.roles import Principal, Role
-from sla_server.requests import NewPassword, NewUser, UserChange
+from sla_server.requests import NewPassword, NewToken, NewUser, UserChange
 from sla_server.rows import Row
 
 SECRETS: Final = ("password", "digest")
+TOKENS_MAX: Final = 1000
+DAY_US: Final = 86_400_000_000
 LABELS_FOR_VIEWERS: Final = "an account with labels sees its agreements alone, so its role is viewer"
 
 
@@ -190,6 +193,60 @@ def delete_user(context: AppContext, _request: Request, name: str) -> Response:
     row = {**_without_sessions(context, account), "state": DELETED, "password": ""}
     operation = context.access.change(g.who, "user-delete", name, "accounts", row, before=_about(account))
     return answered(operation, {"name": name})
+
+
+def tokens(context: AppContext, _request: Request) -> Response:
+    """API tokens that can be used, oldest first."""
+    return responses.as_list([_shown(row) for row in _usable_tokens(context)])
+
+
+def _usable_tokens(context: AppContext) -> list[Row]:
+    now_us = context.clock.unix_us()
+    rows = context.access.directory.rows("api_tokens")
+    usable = [row for row in rows if row["revoked_us"] is None and row["expires_us"] > now_us]
+    return sorted(usable, key=lambda row: (row["created_us"], row["token_id"]))
+
+
+def create_token(context: AppContext, request: Request) -> Response:
+    """Make an API token."""
+    body = responses.parse_body(NewToken, responses.json_body(request))
+    labels = _labels(context, body.labels, body.role)
+    usable = _usable_tokens(context)
+    if any(row["name"] == body.name for row in usable):
+        raise _conflict(
+            f"there is a token {body.name!r} already", f"End it first: sla token revoke {body.name}"
+        )
+    if len(usable) >= TOKENS_MAX:
+        raise _conflict(f"there are {TOKENS_MAX} tokens already", "Revoke some: sla token list")
+    secret, now_us = new_token(), context.clock.unix_us()
+    row = {
+        "token_id": secrets.token_hex(6),
+        "name": body.name,
+        "digest": digest_of(secret),
+        "role": body.role,
+        "labels": labels,
+        "created_by": g.who,
+        "created_us": now_us,
+        "changed_us": now_us,
+        "expires_us": now_us + round(body.days * DAY_US),
+        "revoked_us": None,
+    }
+    after = {key: row[key] for key in ("token_id", "role", "labels", "expires_us")}
+    # Not 202 if ``services`` are slow: the secret is in this answer alone.
+    context.access.change(g.who, "token-create", body.name, "api_tokens", row, after=after)
+    return responses.as_json({**_shown(row), "token": secret}, headers={"Cache-Control": "no-store"})
+
+
+def revoke_token(context: AppContext, _request: Request, which: str) -> Response:
+    """End an API token."""
+    found = [row for row in _usable_tokens(context) if which in (row["token_id"], row["name"])]
+    if not found:
+        raise NotFound(f"no API token {which[:64]!r}", "'sla token list' shows them")
+    at_us = context.access.directory.changed_us(found[0])
+    row = {**found[0], "revoked_us": at_us, "changed_us": at_us}
+    before = {key: row[key] for key in ("token_id", "role", "labels", "expires_us")}
+    operation = context.access.change(g.who, "token-revoke", row["name"], "api_tokens", row, before=before)
+    return answered(operation, _shown(row))
 
 
 def set_password(context: AppContext, request: Request, name: str) -> Response:

@@ -284,3 +284,50 @@ def test_the_oldest_session_gives_way(web: FlaskClient, context: AppContext) -> 
     for _ in range(40):
         sign_in(browser(web), "ann")
     assert len(context.access.directory.open_sessions()) == 32
+
+
+def new_api_token(web: FlaskClient, bearer: dict[str, str], **more: Any) -> dict[str, Any]:
+    body = {"name": "deploy", "role": "operator", **more}
+    answer = web.post("/api/v1/tokens", json=body, headers=bearer)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json
+    return made
+
+
+def test_an_api_token_is_shown_once_and_says_its_name(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    made = new_api_token(web, bearer)
+    secret = made["token"]
+    assert len(secret) > 40
+    assert secret not in str(mailbox.recorded)
+    assert secret not in web.get("/api/v1/tokens", headers=bearer).text
+    program = {"Authorization": f"Bearer {secret}", "Sla-User": "the-boss"}
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=program).status_code == 200
+    assert mailbox.posted[0]["who"] == "token deploy", "not what the caller says"
+    assert web.get("/api/v1/tokens", headers=program).status_code == 403, "an operator's"
+    assert web.post("/api/v1/logins", headers=program).status_code == 403, "no browser session from it"
+    again = web.post("/api/v1/tokens", json={"name": "deploy", "role": "viewer"}, headers=bearer)
+    assert again.status_code == 409
+    assert web.delete("/api/v1/tokens/deploy", headers=bearer).status_code == 200
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=program).status_code == 401
+    assert web.get("/api/v1/mode", headers=program).status_code == 401, "also where reading is open"
+    assert web.delete("/api/v1/tokens/deploy", headers=bearer).status_code == 404
+    actions = [item["body"]["action"] for item in mailbox.recorded]
+    assert actions == ["token-create", "token-revoke"]
+
+
+def test_an_api_token_expires(web: FlaskClient, clock: FakeClock, bearer: dict[str, str]) -> None:
+    made = new_api_token(web, bearer, days=1)
+    program = {"Authorization": f"Bearer {made['token']}"}
+    clock.advance(86_399)
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=program).status_code == 200
+    clock.advance(1)
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=program).status_code == 401
+    assert [row["name"] for row in web.get("/api/v1/tokens", headers=bearer).json["items"]] == ["prometheus"]
+
+
+@pytest.mark.parametrize("given", ["sla_", "sla_x", "x" * 43, "", "sla_" + "0" * 64, "\u00ff"])
+def test_tokens_that_nobody_made(web: FlaskClient, given: str) -> None:
+    headers = {"Authorization": f"Bearer {given}"}
+    assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=headers).status_code == 401
