@@ -24,12 +24,15 @@ from flask.testing import FlaskClient
 import dashboard
 from benchmarks import harness, query_data
 from pmdaemon.runtime.clock import FakeClock
+from sla_server.api.access import Access
+from sla_server.api.accounts import Directory
 from sla_server.api.config import ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import Metrics
 from sla_server.api.operations import Operations
-from sla_server.api.routes import PREFIX, ROUTES
+from sla_server.api.route import PREFIX
+from sla_server.api.routes import ROUTES
 from sla_server.api.security import Guard, Logins
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
@@ -163,14 +166,16 @@ def client(source: SqlReader, port: int = 8411) -> FlaskClient:
     config = ApiConfig()
     live = LiveView(clock, streams_max=1, stale_after_s=config.stale_after_s)
     operations = Operations(lambda _message: None, clock, wait_s=0.01)
+    directory = Directory(source.access, clock)
     parts = AppContext(
         config=config,
         token="benchmark",  # noqa: S106 - nobody can reach this application
         source=source,
         live=live,
         operations=operations,
-        guard=Guard("benchmark", config.allowed_hosts),
+        guard=Guard("benchmark", config.allowed_hosts, directory),
         logins=Logins(clock),
+        access=Access(directory, operations, clock, session_hours=config.session_hours),
         metrics=Metrics(live, operations),
         clock=clock,
         address=f"http://127.0.0.1:{port}/",

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from pmdaemon.poller.config import ListedGateway
 from pmdaemon.wire.names import NAME_RE
 from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
+from sla_server.agreements.selectors import parse_labels
 from sla_server.services.control.groups import MOST_VOLUMES, MOST_WEIGHT
 from sla_server.services.control.throttle import LEAST
 
@@ -199,3 +208,65 @@ class GatewayListing(ListedGateway):
     """A gateway to dial, or to dial no more."""
 
     is_listed: bool
+
+
+AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._@+-]{0,63}$")]
+RoleName = Literal["viewer", "operator", "admin"]
+Password = Annotated[str, StringConstraints(min_length=12, max_length=1024)]
+
+
+class AccessChange(RequestBody):
+    """A change of who may come in, or an entry of the audit log alone."""
+
+    table: Literal["", "accounts", "api_tokens", "sessions"] = ""
+    row: dict[str, Any] = Field(default_factory=dict)
+    """Of that table, as it is stored."""
+    action: Annotated[str, StringConstraints(pattern="^[a-z][a-z-]{2,39}$")]
+    """Of the audit log."""
+    subject: Annotated[str, StringConstraints(max_length=200)]
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+
+
+class _LabelledBody(RequestBody):
+    labels: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] | None = None
+    """Selector: it sees agreements with these labels alone (KEY=VALUE or KEY, with commas between)."""
+
+    @field_validator("labels")
+    @classmethod
+    def _is_selector(cls, value: str | None) -> str | None:
+        if value:
+            parse_labels(value)
+        return value
+
+
+class NewUser(_LabelledBody):
+    """An account to make."""
+
+    name: AccountName
+    role: RoleName
+    password: Password
+
+
+class UserChange(_LabelledBody):
+    """What to change of an account; what is left out stays."""
+
+    role: RoleName | None = None
+    enabled: bool | None = None
+
+
+class NewToken(_LabelledBody):
+    """An API token to make, for a program."""
+
+    name: AccountName
+    role: RoleName
+    days: Annotated[float, Field(gt=0, le=3650)] = 90.0
+    """It ends after so many."""
+
+
+class NewPassword(RequestBody):
+    """An account's next password."""
+
+    password: Password
+    current: Annotated[str, StringConstraints(max_length=1024)] = ""
+    """Its password until now; an administrator needs none for another account."""

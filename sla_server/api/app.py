@@ -1,15 +1,14 @@
 """The Flask app: table of routes, rights before the handlers, headers after them, every error as a problem.
 
-Before each request the Host header is checked, for routes that change something also token or session
-(``g.who`` keeps the author for the audit log). After each come security headers, ETag and metrics. An
-``ApiError`` keeps its status; a retryable error of another package (a database that does not answer) becomes
-503; any other error is logged with its traceback and answered with 500 without details.
+Before each request the Host header is checked, and for each route whether who asks may (``Guard.admit``):
+``g.principal`` is who it is, ``g.who`` their name in the audit log. After each come security headers, ETag
+and metrics. An ``ApiError`` keeps its status; a retryable error of another package (a database that does not
+answer) becomes 503; any other error is logged with its traceback and answered with 500 without details.
 """
 
 from __future__ import annotations
 
 import errno
-import html
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +16,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import structlog
-from flask import Flask, Response, g, redirect, request
+from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from pmdaemon.errors import SlaError
@@ -25,30 +24,21 @@ from pmdaemon.runtime import watchdog
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
-from sla_server.api.handlers import documents, live, notifications, policies, read, space, why, write
-from sla_server.api.routes import ROUTES, ApiRoute
-from sla_server.api.security import HEADERS, session_key, start_session
+from sla_server.api.handlers import access, documents, live, notifications, policies, read, space, why, write
+from sla_server.api.route import ApiRoute
+from sla_server.api.routes import ROUTES
+from sla_server.api.security import HEADERS, session_key
 
 log = structlog.get_logger("api")
 Handler = Callable[..., Response]
 TRANSIENT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # descriptors, memory, threads
 STREAM: Final = "text/event-stream"
 REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no limit
-# With no-referrer a browser would send "Origin: null" with the form.
-LOGIN_HEADERS: Final = {"Cache-Control": "no-store", "Referrer-Policy": "same-origin"}
-LOGIN_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Storage SLA: sign in</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/page.css"></head>
-<body><main><h1>Storage SLA</h1><p>This address signs one browser in, once.</p>
-<form method="post" action="/login"><input type="hidden" name="code" value="{code}">
-<button type="submit" class="primary" id="sign-in">Sign in</button></form></main></body></html>
-"""
 
 
 def handler_of(route: ApiRoute) -> Handler:
     """The function that answers a route."""
-    for module in (read, write, documents, live, why, notifications, policies, space):
+    for module in (read, write, documents, live, why, notifications, policies, space, access):
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)
@@ -64,6 +54,7 @@ def create_app(context: AppContext) -> Flask:
         SESSION_COOKIE_NAME=f"sla_session_{urlsplit(context.address).port}",  # a host's ports share cookies
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
+        SESSION_REFRESH_EACH_REQUEST=False,  # it ends when it was to end
         PERMANENT_SESSION_LIFETIME=timedelta(hours=context.config.session_hours),
         MAX_CONTENT_LENGTH=context.config.max_body_bytes,
     )
@@ -77,7 +68,6 @@ def create_app(context: AppContext) -> Flask:
             methods=[route.method],
             provide_automatic_options=False,
         )
-    app.add_url_rule("/login", "login", _make_login(context), methods=["GET", "POST"])
     _add_hooks(app, context)
     _handle_errors(app)
     return app
@@ -89,27 +79,11 @@ def _make_view(route: ApiRoute, context: AppContext) -> Callable[..., Response]:
 
     def answer(**path: Any) -> Response:
         responses.check_parameters(request, known)
-        if route.changes:
-            g.who = context.guard.require_change(request)
+        g.principal = context.guard.admit(request, route)
+        g.who = g.principal.who if g.principal else ""
         return handler(context, request, **path)
 
     return answer
-
-
-def _make_login(context: AppContext) -> Callable[[], Any]:
-    def login() -> Any:
-        """Ask before a one-time code is spent; then spend it and sign the browser in."""
-        if request.method != "POST":
-            page = LOGIN_PAGE.format(code=html.escape(request.args.get("code", "")))
-            return Response(page, mimetype="text/html", headers=LOGIN_HEADERS)
-        context.guard.check_origin(request, required=False)
-        if not context.logins.spend(request.form.get("code", "")):
-            text = "This address was used already or is too old.\nRun 'sla login' for a new one.\n"
-            return Response(text, 403, mimetype="text/plain")
-        start_session()
-        return redirect("/", 303)
-
-    return login
 
 
 def _add_hooks(app: Flask, context: AppContext) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pmdaemon.runtime.clock import Clock
+from sla_server.api.access import Access
 from sla_server.api.config import ApiConfig
 from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import Metrics
@@ -24,6 +25,7 @@ class AppContext:
     operations: Operations
     guard: Guard
     logins: Logins
+    access: Access
     metrics: Metrics
     clock: Clock
     address: str

@@ -4,6 +4,9 @@ SlaError (pmdaemon.errors)
 └── ApiError                 status, title, detail, fix (what to do next)
     ├── BadInput        400  a parameter or body is wrong; names it
     ├── LoginNeeded     401  a change without token or session
+    ├── LoginRefused    403  name and password do not fit
+    ├── Forbidden       403  the role does not allow it, or it is about what the account may not see
+    ├── TooManyLogins   429  too many tries to sign in
     ├── OriginRefused   403  another web site tries to change something
     ├── NotFound        404  no such thing
     ├── TooLarge        413  body above the limit
@@ -15,6 +18,7 @@ SlaError (pmdaemon.errors)
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pmdaemon.errors import SlaError
@@ -63,13 +67,47 @@ class LoginNeeded(ApiError):
 
     status = 401
     slug = "login-needed"
-    title = "Signing in is needed for changes"
+    title = "Signing in is needed"
 
-    def __init__(self) -> None:
+    def __init__(self, problem: str = "") -> None:
         super().__init__(
-            "Reading is open on this machine; changing needs a session or the bearer token",
-            "Open the one-time address printed by 'sla login', or send 'Authorization: Bearer TOKEN' "
-            "with the token from DATA_DIR/api.token",
+            problem or "this needs a session or a token",
+            "Sign in on the page, open the one-time address printed by 'sla login', or send "
+            "'Authorization: Bearer TOKEN' with an API token or the token from DATA_DIR/api.token",
+        )
+
+
+class LoginRefused(ApiError):
+    """Name and password do not fit, or the account is disabled; it does not say which."""
+
+    status = 403
+    slug = "login-refused"
+    title = "Signing in was refused"
+
+    def __init__(self, problem: str = "name and password do not fit, or the account is disabled") -> None:
+        super().__init__(problem, "Try again; an administrator can set a new password: sla user passwd NAME")
+
+
+class Forbidden(ApiError):
+    """Who asks is known, and may not."""
+
+    status = 403
+    slug = "forbidden"
+    title = "This account may not do that"
+
+
+class TooManyLogins(ApiError):
+    """Too many tries with wrong passwords."""
+
+    status = 429
+    slug = "too-many-logins"
+    title = "Too many tries to sign in"
+
+    def __init__(self, wait_s: float) -> None:
+        self.retry_after_s = math.ceil(wait_s)
+        super().__init__(
+            "too many tries to sign in to this account, or from this address",
+            f"Try again in {self.retry_after_s} s, or use 'sla login' on the server",
         )
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any, Final
 
-from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute, Query
+from sla_server.api.route import PREFIX, ApiRoute, Query
+from sla_server.api.routes import ANY, ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
 from sla_server.requests import (
     AcknowledgeBody,
     GatewayName,
     ModeSet,
+    NewPassword,
+    NewToken,
+    NewUser,
     PolicyPin,
     PolicyRollback,
     ThrottleSet,
+    UserChange,
     VolumesDecision,
 )
 
@@ -27,6 +32,10 @@ SCHEMAS: Final[dict[str, Any]] = {
     "ListedGateway": GatewayName.model_json_schema(),
     "VolumesDecision": VolumesDecision.model_json_schema(),
     "Acknowledge": AcknowledgeBody.model_json_schema(),
+    "NewUser": NewUser.model_json_schema(),
+    "UserChange": UserChange.model_json_schema(),
+    "NewToken": NewToken.model_json_schema(),
+    "NewPassword": NewPassword.model_json_schema(),
     "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
     "Health": {
         "type": "object",

@@ -1,15 +1,16 @@
 """The table of routes. URL map, rights and OpenAPI document are made from it, so they cannot differ.
 
-``changes`` marks routes that need token or session. ``operation`` names the handler, a function of that name
-in a module of ``handlers``.
+``changes`` marks routes that need token or session, ``role`` who may use them. ``operation`` names the
+handler, a function of that name in a module of ``handlers``. Routes of accounts are in ``access_routes``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-PREFIX: Final = "/api/v1"
+from sla_server.api.access_routes import ACCESS_ROUTES
+from sla_server.api.route import ApiRoute, Query
+
 LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
@@ -17,56 +18,6 @@ POOL_DAYS_MAX: Final = 400
 ANY: Final = "any"
 CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One parameter of the query string."""
-
-    name: str
-    kind: str
-    """integer, string or boolean."""
-    about: str
-    required: bool = False
-    least: int | None = None
-    """Smallest integer."""
-    most: int | None = None
-    """Largest integer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiRoute:
-    """One method of one path."""
-
-    method: str
-    path: str
-    """Below PREFIX, parameters in braces."""
-    operation: str
-    about: str
-    query: tuple[Query, ...] = ()
-    body: str = ""
-    """Name of the body's schema in ``openapi.SCHEMAS``; empty: none."""
-    answer: str = "application/json"
-    schema: str = ""
-    """Name of the answer's schema in ``openapi.SCHEMAS``; empty: any object."""
-    items: str = ""
-    """Of a list: the table whose rows it has, or ``ANY``; empty: the answer is no list."""
-    also: tuple[int, ...] = ()
-    """Statuses besides 200 that come with the same answer, not with a problem."""
-    empty: bool = False
-    """Whether 204 is an answer."""
-    changes: bool = False
-
-    @property
-    def rule(self) -> str:
-        """The path in Flask's spelling."""
-        return PREFIX + self.path.replace("{", "<").replace("}", ">")
-
-    @property
-    def parameters(self) -> list[str]:
-        """Names within braces."""
-        return [part.partition("}")[0] for part in self.path.split("{")[1:]]
-
 
 PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
 LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)
@@ -94,7 +45,12 @@ ROUTES: Final = (
         also=(503,),
     ),
     ApiRoute(
-        "GET", "/alive", "alive", "200: the application server answers; asks no other part.", schema="Alive"
+        "GET",
+        "/alive",
+        "alive",
+        "200: the application server answers; asks no other part.",
+        schema="Alive",
+        public=True,
     ),
     ApiRoute(
         "GET",
@@ -103,6 +59,7 @@ ROUTES: Final = (
         "Whether the server does its work: 200, or 503 and what it waits for.",
         schema="Ready",
         also=(503,),
+        public=True,
     ),
     ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
     ApiRoute(
@@ -119,9 +76,15 @@ ROUTES: Final = (
         "Dial the gateway at this address (IP:PORT) from now on.",
         body="ListedGateway",
         changes=True,
+        role="admin",
     ),
     ApiRoute(
-        "DELETE", "/gateway-list/{address}", "unlist_gateway", "Dial this address no more.", changes=True
+        "DELETE",
+        "/gateway-list/{address}",
+        "unlist_gateway",
+        "Dial this address no more.",
+        changes=True,
+        role="admin",
     ),
     ApiRoute(
         "GET",
@@ -142,6 +105,7 @@ ROUTES: Final = (
         "Let volumes belong to gateways that show them.",
         body="VolumesDecision",
         changes=True,
+        role="admin",
     ),
     ApiRoute(
         "POST",
@@ -150,6 +114,7 @@ ROUTES: Final = (
         "Let volumes belong to gateways no more.",
         body="VolumesDecision",
         changes=True,
+        role="admin",
     ),
     ApiRoute(
         "GET",
@@ -310,6 +275,7 @@ ROUTES: Final = (
         "admission",
         "Whether agreement documents could be kept beside those in force; changes nothing.",
         body="Documents",
+        role="viewer",
         changes=True,  # it costs the server a second of a processor
     ),
     ApiRoute("GET", "/schema", "schema", "JSON Schema of all kinds of documents."),
@@ -415,6 +381,7 @@ ROUTES: Final = (
         "preview",
         "Who would get an event now, and why; delivers nothing. `kind` is enough; the rest is filled in.",
         body="Event",
+        role="viewer",
         changes=True,  # it costs what routing costs
     ),
     ApiRoute("GET", "/audit", "audit", "Who changed what, newest first.", (LIMIT, BEFORE), items="audit"),
@@ -491,11 +458,7 @@ ROUTES: Final = (
     ),
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
-    ApiRoute("GET", "/session", "session_state", "Whether this browser is signed in."),
-    ApiRoute("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True),
-    ApiRoute(
-        "POST", "/logins", "new_login", "Make a one-time address that signs a browser in.", changes=True
-    ),
     ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
     ApiRoute("GET", "/openapi.json", "openapi", "This document."),
+    *ACCESS_ROUTES,
 )

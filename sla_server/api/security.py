@@ -1,26 +1,30 @@
-"""Who may change something: bearer token, one-time login codes, sessions, Host and Origin.
+"""Who a request comes from, and whether they may: tokens, one-time codes, sessions, Host and Origin.
 
-Reading is open, because this release binds to loopback only. A change needs
+A request says who it comes from with
 
-* ``Authorization: Bearer TOKEN`` (the command line; file of mode 0600), or
-* a session: a signed cookie (HttpOnly, SameSite=Strict) got by opening a one-time address and confirming
-  there (a POST: a program that only reads an address, such as a link preview, does not spend it); a change
-  with a session must also carry an Origin header that names this server, so that no other web site can use
-  the cookie.
+* ``Authorization: Bearer TOKEN``: the local administrator's (file of mode 0600, for the command line of those
+  who may read it), or an API token, or
+* a session: the secret of one in a signed cookie (HttpOnly, SameSite=Strict, Secure over https), got with
+  name and password, or by opening a one-time address and confirming there (a POST: a program that only reads
+  an address, such as a link preview, does not spend it). A change with a session must also carry an Origin
+  header that names this server, so that no other web site can use the cookie.
 
-Every request must ask for a host name of this server (a page of another site that points its own name at
-127.0.0.1 is refused). State: ``Logins._codes``, digests of the codes not used yet, under its lock. Sessions
-are stateless: the signing key is derived from the token, so they survive a restart and end when the token
-file is replaced.
+``Guard.admit`` is the one place that decides, by the route's own words (``route.ApiRoute``). Every request
+must ask for a host name of this server (a page of another site that points its own name at 127.0.0.1 is
+refused). State: ``Logins._codes``, digests of the codes not used yet, under its lock. Sessions and API tokens
+are in ``accounts``; the key that signs cookies is derived from the local administrator's token, so that
+sessions end when its file is replaced.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import pwd
 import re
 import secrets
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +33,10 @@ from flask import Request, session
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.files import make_directory, write_whole
-from sla_server.api.errors import HostRefused, LoginNeeded, OriginRefused
+from sla_server.api.accounts import TOKEN_PREFIX, Directory
+from sla_server.api.errors import Forbidden, HostRefused, LoginNeeded, OriginRefused, Unavailable
+from sla_server.api.roles import Principal, Role
+from sla_server.api.route import ApiRoute
 
 CODE_LIFE_S: Final = 900.0
 CODES_MAX: Final = 32
@@ -48,6 +55,10 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+LOCAL: Final = Principal("local", Role.admin)
+"""Who has the token of the server's own file."""
+PEER_UID: Final = "HTTP_SLA_PEER_UID"
+"""Of the environment: the user at the other end of the Unix socket. ``server`` sets it, no client can."""
 _WHO_RE: Final = re.compile(r"[^A-Za-z0-9@._+-]")
 
 
@@ -91,41 +102,52 @@ class Logins:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._codes: dict[bytes, int] = {}  # digest -> monotonic end
+        self._codes: dict[bytes, tuple[int, Principal]] = {}  # digest -> monotonic end, for whom
 
-    def issue(self) -> str:
-        """A new code, valid once, for ``CODE_LIFE_S``."""
+    def issue(self, principal: Principal = LOCAL) -> str:
+        """A new code, valid once, for ``CODE_LIFE_S``: who spends it is signed in as ``principal``."""
         code = secrets.token_urlsafe(24)
         end_ns = self._clock.monotonic_ns() + round(CODE_LIFE_S * 1e9)
         with self._lock:
             self._drop_old()
             while len(self._codes) >= CODES_MAX:
                 del self._codes[next(iter(self._codes))]
-            self._codes[_digest(code)] = end_ns
+            self._codes[_digest(code)] = end_ns, principal
         return code
 
-    def spend(self, code: str) -> bool:
-        """Use a code; False if it is unknown, too old or used already."""
+    def spend(self, code: str) -> Principal | None:
+        """Use a code; None if it is unknown, too old or used already."""
         with self._lock:
             self._drop_old()
-            return self._codes.pop(_digest(code), 0) != 0
+            return self._codes.pop(_digest(code), (0, None))[1]
 
     def _drop_old(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        for digest in [key for key, end_ns in self._codes.items() if end_ns <= now_ns]:
+        for digest in [key for key, (end_ns, _who) in self._codes.items() if end_ns <= now_ns]:
             del self._codes[digest]
 
 
 def _digest(code: str) -> bytes:
-    return hashlib.sha256(code.encode()).digest()
+    return hashlib.sha256(code.encode(errors="replace")).digest()
 
 
 class Guard:
-    """Decides about one request. Immutable. Thread: any."""
+    """Decides about one request. Immutable. Thread: any.
 
-    def __init__(self, token: str, allowed_hosts: list[str]) -> None:
+    Args:
+        token: the local administrator's.
+        allowed_hosts: beside those of this machine.
+        directory: accounts, API tokens and sessions.
+        needs_login: reading needs a login, too.
+    """
+
+    def __init__(
+        self, token: str, allowed_hosts: list[str], directory: Directory, *, needs_login: bool = False
+    ) -> None:
         self._token = token.encode()
         self._hosts = frozenset((*LOOPBACK_NAMES, *(name.lower() for name in allowed_hosts)))
+        self._directory = directory
+        self._needs_login = needs_login
 
     def check_host(self, request: Request) -> None:
         """Check any request.
@@ -149,43 +171,73 @@ class Guard:
         if origin not in (f"http://{request.host}", f"https://{request.host}"):
             raise OriginRefused(origin)
 
-    def require_change(self, request: Request) -> str:
-        """The author of a change, for the audit log.
+    def admit(self, request: Request, route: ApiRoute) -> Principal | None:
+        """Who asks, if they may; None: somebody who is not signed in, and need not be.
 
         Raises:
-            LoginNeeded: neither token nor session.
+            LoginNeeded: it needs a login, or the token is not known.
+            Forbidden: the role does not allow it.
             OriginRefused: see ``check_origin``.
+            Unavailable: the database is away, and who it is cannot be found out.
         """
+        is_free = route.needs == Role.viewer and not (self._needs_login or route.personal)
+        is_open = not route.changes and (route.public or is_free)
+        try:
+            principal = self._identify(request, route)
+        except Unavailable:
+            if not is_open:
+                raise
+            principal = None
+        if principal is None:
+            if not is_open:
+                raise LoginNeeded
+            return None
+        if principal.role < route.needs:
+            problem = f"{principal.who} is {principal.role.name}; this needs the role {route.needs.name}"
+            raise Forbidden(problem, "Ask an administrator: sla user change NAME --role ROLE")
+        return principal
+
+    def _identify(self, request: Request, route: ApiRoute) -> Principal | None:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            self.check_origin(request, required=False)
-            if not hmac.compare_digest(given.strip().encode(), self._token):
-                raise LoginNeeded
-            user = _WHO_RE.sub("", request.headers.get("Sla-User", ""))[:64]
-            return f"token ({user})" if user else "token"
-        name = session_name()
-        if name is None:
-            raise LoginNeeded
-        self.check_origin(request, required=True)
-        return f"session {name}"
+            if route.changes:
+                self.check_origin(request, required=False)
+            given = given.strip()
+            if hmac.compare_digest(given.encode(errors="replace"), self._token):
+                return replace(LOCAL, who=local_name(request))
+            principal = self._directory.by_token(given) if given.startswith(TOKEN_PREFIX) else None
+            if principal is None:
+                raise LoginNeeded("the token is not known here, or was revoked, or has expired")
+            return principal
+        secret = session.get("id")
+        principal = self._directory.by_session(secret) if isinstance(secret, str) else None
+        if principal is not None and route.changes:
+            self.check_origin(request, required=True)
+        return principal
 
 
-def start_session() -> None:
+def local_name(request: Request) -> str:
+    """The local administrator in the audit log: named by the kernel on the Unix socket."""
+    uid = request.environ.get(PEER_UID, "")
+    if uid.isdecimal():
+        try:
+            return f"local ({pwd.getpwuid(int(uid)).pw_name})"
+        except KeyError:
+            return f"local (uid {uid})"
+    user = _WHO_RE.sub("", request.headers.get("Sla-User", ""))[:64]
+    return f"local (says {user})" if user else "local"
+
+
+def remember_session(secret: str) -> None:
     """Sign the requesting browser in."""
     session.clear()
     session.permanent = True
-    session["name"] = secrets.token_hex(4)
+    session["id"] = secret
 
 
-def end_session() -> None:
-    """Sign the requesting browser out."""
+def forget_session() -> None:
+    """Have the requesting browser forget its session."""
     session.clear()
-
-
-def session_name() -> str | None:
-    """Name of the request's session, None without a valid one."""
-    name = session.get("name")
-    return name if isinstance(name, str) else None
 
 
 def _host_name(host: str) -> str:

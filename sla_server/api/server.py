@@ -55,13 +55,15 @@ from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
+from sla_server.api.access import Access
+from sla_server.api.accounts import Directory
 from sla_server.api.config import WORKER_THREADS, ApiConfig, loopback_address
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
-from sla_server.api.security import Guard, Logins, load_or_make_token
+from sla_server.api.security import PEER_UID, Guard, Logins, load_or_make_token
 from sla_server.config import ResolvedConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
 
@@ -131,6 +133,9 @@ class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         with self.requests_lock:
             first, *more = self.requests
             first.headers.pop("RANGE", None)
+        first.headers.pop(PEER_UID.removeprefix("HTTP_"), None)
+        if self.socket.family == socket.AF_UNIX:
+            first.headers[PEER_UID.removeprefix("HTTP_")] = str(sockets.unix_peer_uid(self.socket))
             if more:
                 first.headers["CONNECTION"] = "close"
                 self.requests[1:] = []
@@ -345,6 +350,7 @@ def make_context(
     """
     token = load_or_make_token(config.token_path(data_dir))
     live = LiveView(clock, streams_max=config.live_streams_max, stale_after_s=config.stale_after_s)
+    directory = Directory(source.access, clock)
     operations = Operations(RequestPoster(mailbox), clock, wait_s=config.request_wait_s)
     return AppContext(
         config=config,
@@ -352,8 +358,9 @@ def make_context(
         source=source,
         live=live,
         operations=operations,
-        guard=Guard(token, config.allowed_hosts),
+        guard=Guard(token, config.allowed_hosts, directory),
         logins=Logins(clock),
+        access=Access(directory, operations, clock, session_hours=config.session_hours),
         metrics=Metrics(
             live,
             operations,

@@ -53,6 +53,7 @@ class Client:
     """The server's Unix socket, if calls go there."""
     timeout_s: float = TIMEOUT_S
     _http: httpx.Client | None = None
+    _wants_login: bool = False
     _address: tuple[str, int] | None = None
     _folder: int | None = None
 
@@ -74,12 +75,23 @@ class Client:
         return cls(server, token_file, config, local=local if is_there else None)
 
     def get(self, path: str, **query: Any) -> Any:
-        """JSON of ``GET /api/v1/path``; None for 204."""
-        return self._call("GET", path, params=query)
+        """JSON of ``GET /api/v1/path``; None for 204. With the token if reading needs a login."""
+        if not self._wants_login:
+            response = self._send("GET", f"/api/v1{path}", params=query)
+            if response.status_code != 401:
+                return _answer(self.server, response)
+            self._wants_login = True
+        return self.ask(path, **query)
+
+    def ask(self, path: str, **query: Any) -> Any:
+        """The same of what needs a login wherever it is read; with the token."""
+        return self._call("GET", path, params=query, headers=self._identity())
 
     def text(self, path: str) -> str:
         """Text of ``GET /api/v1/path``, as metrics are."""
         response = self._send("GET", f"/api/v1{path}")
+        if response.status_code == 401:
+            response = self._send("GET", f"/api/v1{path}", headers=self._identity())
         if not response.is_success:
             _answer(self.server, response)  # raises
         return response.text
@@ -92,11 +104,14 @@ class Client:
             Refused: the server said no.
             Pending: it has still not answered.
         """
+        headers = {**(how.pop("headers", None) or {}), **self._identity()}
+        return self._call(method, path, headers=headers, **how)
+
+    def _identity(self) -> dict[str, str]:
+        """What says who asks; sent to the right process alone."""
         token = self.token()
         self._check_peer()
-        identity = {"Authorization": f"Bearer {token}", "Sla-User": _user()}
-        headers = {**(how.pop("headers", None) or {}), **identity}
-        return self._call(method, path, headers=headers, **how)
+        return {"Authorization": f"Bearer {token}", "Sla-User": _user()}
 
     def token(self) -> str:
         """The bearer token.
@@ -165,14 +180,14 @@ class Client:
     def _call(self, method: str, path: str, **how: Any) -> Any:
         response = self._send(method, f"/api/v1{path}", **how)
         if response.status_code == 202:
-            return self._await(str(response.headers["Location"]))
+            return self._await(str(response.headers["Location"]), how.get("headers") or {})
         return _answer(self.server, response)
 
-    def _await(self, operation: str) -> Any:
+    def _await(self, operation: str, headers: dict[str, str]) -> Any:
         """Poll an operation until it has ended."""
         end_s = time.monotonic() + PENDING_LIMIT_S
         while time.monotonic() < end_s:
-            state = _answer(self.server, self._send("GET", operation))
+            state = _answer(self.server, self._send("GET", operation, headers=headers))
             if state["state"] == "done":
                 return state["body"]
             if state["state"] == "failed":
@@ -238,7 +253,10 @@ def _answer(server: str, response: httpx.Response) -> Any:
     if not is_json:
         raise NotAnAnswer(server, response.status_code)
     if response.status_code == 401:
-        raise NoToken("the server does not know this token; it was replaced, or belongs to another server")
+        raise NoToken(
+            "the server does not know this token; it was replaced or revoked, has expired, or belongs to "
+            "another server"
+        )
     if response.status_code >= 400:
         raise RequestRefused(response.status_code, body)
     return body

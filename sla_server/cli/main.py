@@ -48,6 +48,8 @@ COMMANDS: Final = {
     "queue": ("inspect", "Look into a disk queue: its figures, its records, what recovery would do."),
     "storage": ("storage", "Look after the Parquet files: what there is, merge now, is all of it there."),
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
+    "user": ("users", "Accounts of people: add, list, passwd, disable, delete; their sessions."),
+    "token": ("users", "API tokens of programs: create, list, revoke."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "support": ("support", "Gather what those who help need to see."),
     "top": ("top", "Watch agreements, volumes and throttles live; q or Ctrl-C ends it."),

@@ -354,8 +354,37 @@ audit = Table(
     _key("audit_id", Text),
     _count("at_us"),
     *(_text(name) for name in ("who", "action", "subject", "before", "after")),
+    _big("seq"),  # null until it is chained, in the transaction that stores it (audit_chain)
+    _text("digest"),
     Index("audit_at", "at_us", "audit_id"),
     Index("audit_action", "action", "at_us"),
+    Index("audit_seq", "seq", unique=True),
+)
+
+accounts = Table(
+    "accounts",
+    metadata,
+    _key("name", Text),
+    *(_text(name) for name in ("role", "password", "labels", "state")),
+    *(_count(name) for name in ("created_us", "changed_us", "sessions_from_us")),
+)
+
+api_tokens = Table(
+    "api_tokens",
+    metadata,
+    _key("token_id", Text),
+    *(_text(name) for name in ("name", "digest", "role", "labels", "created_by")),
+    *(_count(name) for name in ("created_us", "changed_us", "expires_us")),
+    _big("revoked_us"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    _key("session_id", Text),
+    *(_text(name) for name in ("account", "role", "labels", "made_by", "address", "browser")),
+    *(_count(name) for name in ("created_us", "changed_us", "expires_us")),
+    _big("ended_us"),
 )
 
 policies = Table(
@@ -468,6 +497,9 @@ RECORDABLE: Final = frozenset(
         "pool_volumes",
         "pool_days",
         "pool_actions",
+        "accounts",
+        "api_tokens",
+        "sessions",
     )
 )
 """Tables that RECORD may write; of ``policies`` only ``state``, of ``gateways`` only that one is lost."""

@@ -26,6 +26,7 @@ from sla_server.agreements.load import Loaded
 from sla_server.events.documents import RecipientDocument
 from sla_server.events.stages.route import TEST_KIND
 from sla_server.requests import (
+    AccessChange,
     Acknowledgement,
     AgreementDelete,
     AgreementsApply,
@@ -79,6 +80,7 @@ class Requests:
             "gateway_list": self._gateway_list,
             "volumes_approve": partial(self._volumes, approve=True),
             "volumes_revoke": partial(self._volumes, approve=False),
+            "access": self._access,
         }
 
     def handle(self, asked: ServiceRequest, now_ns: int, now_us: int) -> None:
@@ -394,6 +396,15 @@ class Requests:
             self._refuse(request, exc.code, exc.problem, exc.fix)
         else:
             self._when_durable(request, rows, answer)
+
+    def _access(self, request: str, who: str, raw: Body, now_us: int) -> None:
+        """Accounts, tokens and sessions are the application server's; here they become rows."""
+        body = AccessChange.model_validate(raw)
+        change = {"before": body.before, "after": body.after}
+        rows: Rows = [audit_row(who, body.action, body.subject, now_us, **change)]
+        if body.table:
+            rows.append((body.table, body.row))
+        self._when_durable(request, rows, {})
 
     def _policies_changed(self, request: str, _who: str, _raw: Body, _now_us: int) -> None:
         self._policy_waiters.append(request)

@@ -8,24 +8,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import argon2
+
 from pmdaemon.errors import MailboxError
 from pmdaemon.mailbox.inspect import METRICS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
 from sla_server.agreements.load import load_documents
+from sla_server.api.access import Access
+from sla_server.api.accounts import Directory
 from sla_server.api.config import ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
+from sla_server.api.passwords import Passwords
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 
 TOKEN = "t" * 43
+QUICK_PASSWORDS = Passwords(argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
+"""A hash of them costs next to nothing."""
 NOW_US = 1_800_000_000_000_000
 
 
@@ -41,6 +48,9 @@ class AnsweringMailbox:
 
     answer: Callable[[dict[str, Any]], tuple[bool, int, dict[str, Any]] | None] | None = None
     posted: list[dict[str, Any]] = field(default_factory=list)
+    recorded: list[dict[str, Any]] = field(default_factory=list)
+    """Requests about accounts and sessions, which are not in ``posted``."""
+    stored: Callable[[dict[str, Any]], None] = lambda header: None
     waiting: list[FakeMessage] = field(default_factory=list)
     full: bool = False
     thread: MailboxThread | None = None
@@ -55,10 +65,15 @@ class AnsweringMailbox:
             raise MailboxError("full: services")
         message = frame.decode(payload)
         assert message.kind == Kind.REQUEST
-        self.posted.append(message.header)
+        if is_access := message.header["op"] == "access":
+            self.recorded.append(message.header)
+        else:
+            self.posted.append(message.header)
         said = self.answer(message.header) if self.answer else None
         if said is not None:
             ok, code, body = said
+            if is_access and ok:
+                self.stored(message.header)
             header = {"req": message.header["req"], "ok": ok, "code": code, "body": body}
             self.arrive(Kind.RESPONSE, header)
 
@@ -256,6 +271,64 @@ def slice_sum(
     return {**row, "length_us": minutes * 60_000_000, "n": n}
 
 
+PASSWORD = "seven small pelicans"
+_PASSWORD_HASH = QUICK_PASSWORDS.hash(PASSWORD)
+
+
+def account(**changed: Any) -> dict[str, Any]:
+    """A row of ``accounts``: ann, an operator whose password is PASSWORD."""
+    row = {"name": "ann", "role": "operator", "password": _PASSWORD_HASH, "labels": "", "state": "active"}
+    return {**row, "created_us": 1, "changed_us": 1, "sessions_from_us": 1, **changed}
+
+
+def session(**changed: Any) -> dict[str, Any]:
+    """A row of ``sessions``: a browser of ann's, whose cookie nobody has."""
+    row = {"session_id": "5e55", "account": "ann", "role": "operator", "labels": "", "made_by": "ann"}
+    row |= {"address": "127.0.0.1", "browser": "Firefox"}
+    return {**row, "created_us": 2, "changed_us": 2, "expires_us": 1 << 61, "ended_us": None, **changed}
+
+
+def api_token(**changed: Any) -> dict[str, Any]:
+    """A row of ``api_tokens``: Prometheus may read."""
+    row = {"token_id": "70c3", "name": "prometheus", "digest": "0" * 64, "role": "viewer", "labels": ""}
+    row |= {"created_by": "ann", "created_us": 3, "changed_us": 3, "expires_us": 1 << 61}
+    return {**row, "revoked_us": None, **changed}
+
+
+@dataclass
+class FakeAccess:
+    """Rows of accounts, API tokens and sessions, as ``services`` was asked to store them."""
+
+    rows: dict[str, dict[str, dict[str, Any]]] = field(
+        default_factory=lambda: {
+            "accounts": {"ann": account()},
+            "api_tokens": {"70c3": api_token()},
+            "sessions": {"5e55": session()},
+        }
+    )
+    away: bool = False
+
+    def stored(self, header: dict[str, Any]) -> None:
+        """A request to ``services`` that it carries out."""
+        if table := header["body"].get("table"):
+            key = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}[table]
+            self.rows[table][header["body"]["row"][key]] = header["body"]["row"]
+
+    def _all(self, table: str) -> list[dict[str, Any]]:
+        if self.away:
+            raise DatabaseUnavailable("postgresql://db/sla", "connection refused")
+        return [dict(row) for _key, row in sorted(self.rows[table].items())]
+
+    def accounts(self) -> list[dict[str, Any]]:
+        return self._all("accounts")
+
+    def tokens(self, now_us: int) -> list[dict[str, Any]]:
+        return [row for row in self._all("api_tokens") if row["expires_us"] > now_us]
+
+    def sessions(self, now_us: int) -> list[dict[str, Any]]:
+        return [row for row in self._all("sessions") if row["expires_us"] > now_us]
+
+
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
@@ -264,6 +337,7 @@ class FakeSource:
     """
 
     def __init__(self) -> None:
+        self.access = FakeAccess()
         self.away = False
         self.shift_us = 0
         self.ended: list[dict[str, Any]] = []
@@ -788,6 +862,8 @@ def make_context(
 
     operations = Operations(post, used, wait_s=settings.request_wait_s)
     rows = source or FakeSource()
+    directory = Directory(rows.access, used)
+    mailbox.stored = rows.access.stored
     box = MailboxCollector(mailbox.name, mailbox.stats)
     return AppContext(
         config=settings,
@@ -795,8 +871,11 @@ def make_context(
         source=rows,
         live=live,
         operations=operations,
-        guard=Guard(TOKEN, settings.allowed_hosts),
+        guard=Guard(TOKEN, settings.allowed_hosts, directory),
         logins=Logins(used),
+        access=Access(
+            directory, operations, used, session_hours=settings.session_hours, passwords=QUICK_PASSWORDS
+        ),
         metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",

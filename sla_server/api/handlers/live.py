@@ -23,7 +23,6 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyStreams
 from sla_server.api.live_view import LiveView, Newest, StreamPlace
 from sla_server.api.openapi import document
-from sla_server.api.security import session_name
 
 HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
@@ -206,11 +205,6 @@ def _fullness(context: AppContext) -> dict[str, float]:
         for queue, ratio in ((process.get("pressure") or {}).get("fullness") or {}).items():
             found[f"{process['name']}/{queue}"] = ratio
     return found
-
-
-def session_state(_parts: AppContext, _request: Request) -> Response:
-    """Whether this browser is signed in."""
-    return responses.as_json({"signed_in": session_name() is not None})
 
 
 def metrics(context: AppContext, _request: Request) -> Response:

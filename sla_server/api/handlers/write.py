@@ -17,8 +17,8 @@ from sla_server.api.errors import BadInput, NotFound
 from sla_server.api.handlers.notifications import find_event
 from sla_server.api.handlers.policies import found_policy
 from sla_server.api.handlers.read import CONFIGURATION, listed_gateways
-from sla_server.api.routes import PREFIX
-from sla_server.api.security import end_session
+from sla_server.api.operations import Operation
+from sla_server.api.route import PREFIX
 from sla_server.requests import (
     GATEWAY_NAME_MAX,
     AcknowledgeBody,
@@ -36,6 +36,7 @@ from sla_server.requests import (
     ThrottleSet,
     VolumesDecision,
 )
+from sla_server.rows import Row
 
 
 def apply_slas(context: AppContext, request: Request) -> Response:
@@ -178,25 +179,16 @@ def _decide(context: AppContext, request: Request, op: str) -> Response:
     return _ask(context, op, responses.parse_body(VolumesDecision, responses.json_body(request)))
 
 
-def new_login(context: AppContext, request: Request) -> Response:
-    """Make a one-time address."""
-    # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
-    is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
-    address = f"{request.host_url if is_tcp else context.address}login?code={context.logins.issue()}"
-    return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
-
-
-def sign_out(_parts: AppContext, _request: Request) -> Response:
-    """Sign this browser out."""
-    end_session()
-    return responses.as_json({"signed_in": False})
-
-
 def _ask(context: AppContext, op: str, body: BaseModel | None = None) -> Response:
     members = {} if body is None else body.model_dump(exclude_unset=True)
-    operation = context.operations.ask(op, g.who, members)
+    return answered(context.operations.ask(op, g.who, members))
+
+
+def answered(operation: Operation, body: Row | None = None) -> Response:
+    """What became of an operation; ``body`` instead of what ``services`` said, if it was done."""
     if operation.done.is_set():
-        return responses.as_json(operation.result())
+        result = operation.result()
+        return responses.as_json(result if body is None else body)
     address = f"{PREFIX}/operations/{operation.req}"
     answer = {
         **operation.describe(),

@@ -132,7 +132,7 @@ def test_a_database_that_is_away(sla: Terminal) -> None:
 
 def test_the_author_is_reported(sla: Terminal) -> None:
     sla("mode", "enforce")
-    assert sla.mailbox.posted[0]["who"].startswith("token (")
+    assert sla.mailbox.posted[0]["who"].startswith("local (")
 
 
 @pytest.mark.parametrize("command", [[], ["get"], ["throttle", "set"], ["policy"], ["top"], ["apply"]])

@@ -11,7 +11,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from sla_server.api import openapi
 from sla_server.api.context import AppContext
-from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute
+from sla_server.api.route import PREFIX, ApiRoute
+from sla_server.api.routes import ANY, ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from tests.support.api import snapshot
 
@@ -61,11 +62,11 @@ def test_each_operation_says_what_it_answers_and_no_schema_is_left_over() -> Non
 
 @pytest.mark.parametrize("route", READS, ids=lambda route: route.operation)
 def test_what_is_read_has_the_form_that_is_described(
-    web: FlaskClient, context: AppContext, route: ApiRoute
+    web: FlaskClient, context: AppContext, bearer: dict[str, str], route: ApiRoute
 ) -> None:
     context.live.put(snapshot())
     path = (PREFIX + route.path).format(**{**KNOWN, **KNOWN_OF.get(route.operation, {})})
-    answer = web.get(path)
+    answer = web.get(path, headers=bearer)
     if answer.status_code != 200:
         assert (route.operation, answer.status_code) == ("document_versions", 404)
         return

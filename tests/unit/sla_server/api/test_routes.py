@@ -16,7 +16,8 @@ from pmdaemon.wire.messages.server import Pressure, Problem
 from sla_server.api import openapi
 from sla_server.api.app import handler_of
 from sla_server.api.context import AppContext
-from sla_server.api.routes import PREFIX, ROUTES
+from sla_server.api.route import PREFIX
+from sla_server.api.routes import ROUTES
 from tests.support import api
 from tests.support.api import NOW_US, snapshot
 
@@ -60,12 +61,14 @@ def test_every_route_is_whole() -> None:
 
 
 @pytest.mark.parametrize("route", READS, ids=lambda route: route.operation)
-def test_reads_carry_an_etag_and_answer_304(web: FlaskClient, context: AppContext, route: Any) -> None:
+def test_reads_carry_an_etag_and_answer_304(
+    web: FlaskClient, context: AppContext, bearer: dict[str, str], route: Any
+) -> None:
     context.live.put(snapshot())
-    first = web.get(route.rule)
+    first = web.get(route.rule, headers=bearer)
     assert first.status_code == 200
     assert first.mimetype == "application/json"
-    again = web.get(route.rule, headers={"If-None-Match": first.headers["ETag"]})
+    again = web.get(route.rule, headers={**bearer, "If-None-Match": first.headers["ETag"]})
     assert again.status_code == 304
     assert again.data == b""
 

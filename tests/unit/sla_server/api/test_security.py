@@ -14,6 +14,7 @@ from sla_server.api.routes import ROUTES
 from sla_server.api.security import (
     CODE_LIFE_S,
     CODES_MAX,
+    PEER_UID,
     Logins,
     load_or_make_token,
     session_key,
@@ -52,7 +53,15 @@ def test_a_change_with_the_token_says_who(
     web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
 ) -> None:
     web.put("/api/v1/mode", json={"mode": "enforce"}, headers={**bearer, "Sla-User": "ann<script>"})
-    assert mailbox.posted[0]["who"] == "token (annscript)"
+    assert mailbox.posted[0]["who"] == "local (says annscript)", "nobody vouches for the name"
+
+
+def test_on_the_unix_socket_the_kernel_says_who(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    headers = {**bearer, "Sla-User": "the-boss"}
+    web.put("/api/v1/mode", json={"mode": "enforce"}, headers=headers, environ_base={PEER_UID: "0"})
+    assert mailbox.posted[0]["who"] == "local (root)"
 
 
 def test_a_token_does_not_help_another_site(
@@ -79,9 +88,13 @@ def test_a_login_code_signs_in_once(
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert answer.headers["Location"] == "/"
-    assert web.get("/api/v1/session").json == {"signed_in": True}
+    state = web.get("/api/v1/session").json
+    assert (state["signed_in"], state["who"], state["role"]) == (True, "local", "admin")
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 200
-    assert mailbox.posted[0]["who"].startswith("session ")
+    assert mailbox.posted[0]["who"] == "local"
+    (begun,) = mailbox.recorded
+    assert (begun["body"]["action"], begun["body"]["after"]["by"]) == ("login", "one-time code")
+    assert code not in str(begun)
     fresh = web.application.test_client()
     again = fresh.post("http://127.0.0.1:8411/login", data={"code": code})
     assert again.status_code == 403
@@ -116,15 +129,14 @@ def test_signing_out(web: FlaskClient, context: AppContext) -> None:
 
 
 def test_a_session_survives_a_restart_and_ends_with_the_token(
-    web: FlaskClient, context: AppContext, clock: FakeClock
+    web: FlaskClient, context: AppContext, clock: FakeClock, source: api.FakeSource
 ) -> None:
     answer = web.post("/login", data={"code": context.logins.issue()})
     cookie = answer.headers["Set-Cookie"].partition(";")[0]
-    restarted = dashboard.create_app(api.make_context(api.AnsweringMailbox(), clock)).test_client(
-        use_cookies=False
-    )
+    again = api.make_context(api.AnsweringMailbox(), clock, source)
+    restarted = dashboard.create_app(again).test_client(use_cookies=False)
     headers = {"Host": "127.0.0.1:8411", "Cookie": cookie}
-    assert restarted.get("/api/v1/session", headers=headers).json == {"signed_in": True}
+    assert restarted.get("/api/v1/session", headers=headers).json["signed_in"]
     restarted.application.config["SECRET_KEY"] = session_key("another token")
     assert restarted.get("/api/v1/session", headers=headers).json == {"signed_in": False}
 

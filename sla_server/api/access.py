@@ -1,0 +1,164 @@
+"""Signing in and out, and every change of accounts, tokens and sessions: one request to ``services`` each.
+
+A change holds in this process as soon as ``services`` has taken it (``Directory.put``), and everywhere when
+it is durable. A session begins at once, whatever became of its row: a person who was given the right to come
+in need not wait for the database. Thread: any.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime.clock import Clock
+from pmdaemon.runtime.excerpt import printable
+from sla_server.api.accounts import ACTIVE, SESSIONS_MAX, Directory, digest_of, role_of
+from sla_server.api.errors import LoginRefused, TooManyLogins
+from sla_server.api.operations import Operation, Operations
+from sla_server.api.passwords import PASSWORD_MAX, LoginLimits, Passwords
+from sla_server.api.roles import Principal
+from sla_server.requests import AccessChange
+from sla_server.rows import Row
+
+log = structlog.get_logger("api-access")
+NOBODY: Final = "not signed in"
+HOUR_US: Final = 3_600_000_000
+
+
+class Access:
+    """See the module."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        operations: Operations,
+        clock: Clock,
+        *,
+        session_hours: float,
+        passwords: Passwords | None = None,
+    ) -> None:
+        self.directory = directory
+        self.passwords = passwords or Passwords()
+        self._limits = LoginLimits(clock)
+        self._operations = operations
+        self._clock = clock
+        self._session_us = round(session_hours * HOUR_US)
+
+    def change(
+        self,
+        who: str,
+        action: str,
+        subject: str,
+        table: str = "",
+        row: Row | None = None,
+        *,
+        before: Any = None,
+        after: Any = None,
+    ) -> Operation:
+        """Ask ``services`` to record a change.
+
+        Raises:
+            ServiceRefused, Unavailable: it did not take it; nothing has changed.
+        """
+        body = AccessChange.model_validate(
+            {"table": table, "row": row or {}, "action": action, "subject": subject}
+            | {"before": before, "after": after}
+        )
+        operation = self._operations.ask("access", who, body.model_dump())
+        if operation.done.is_set():
+            operation.result()
+        if row is not None:
+            self.directory.put(table, row)
+        return operation
+
+    def note(self, who: str, action: str, subject: str, after: Any = None) -> None:
+        """An entry of the audit log that must not hold up what it is about."""
+        try:
+            self.change(who, action, subject, after=after)
+        except SlaError as exc:
+            log.warning("audit-entry-lost", who=who, action=action, subject=subject, error=str(exc))
+
+    def by_password(self, name: str, password: str, address: str) -> Principal:
+        """Who signs in with name and password.
+
+        Raises:
+            TooManyLogins: for this account or from this address.
+            LoginRefused: wrong, or no such account, or a disabled one; it does not say which.
+            Unavailable: accounts cannot be read.
+        """
+        name = printable(name, 64)
+        self._limits.take(name, address)
+        account = self.directory.account(name)
+        is_usable = account is not None and account["state"] == ACTIVE
+        stored = account["password"] if account is not None and is_usable else ""
+        if not self.passwords.verify(stored, password[:PASSWORD_MAX]) or account is None:
+            self.note(NOBODY, "login-failed", name, {"address": address})
+            raise LoginRefused
+        self._limits.succeeded(name, address)
+        return Principal(name, role_of(account), account["labels"], account=name)
+
+    def code_refused(self, address: str) -> None:
+        """Somebody tried a one-time code that is not good; recorded as often as passwords may be tried."""
+        try:
+            self._limits.take("", address)
+        except TooManyLogins:
+            return
+        self.note(NOBODY, "login-failed", "one-time code", {"address": address})
+
+    def begin_session(self, principal: Principal, address: str, browser: str, how: str) -> str:
+        """A new session; returns the secret that its cookie holds."""
+        secret = secrets.token_urlsafe(32)
+        account = self._account_of(principal)
+        now_us = max(self._clock.unix_us(), account["sessions_from_us"] if account else 0)
+        row: Row = {
+            "session_id": digest_of(secret),
+            "account": principal.account,
+            "role": principal.role.name,
+            "labels": principal.labels,
+            "made_by": principal.who,
+            "address": printable(address, 64),
+            "browser": printable(browser, 200),
+            "created_us": now_us,
+            "changed_us": now_us,
+            "expires_us": now_us + self._session_us,
+            "ended_us": None,
+        }
+        same = [
+            item
+            for item in self._sessions_of(principal)
+            if (item["account"], item["made_by"]) == (principal.account, principal.who)
+        ]
+        for item in same[: max(0, len(same) - SESSIONS_MAX + 1)]:
+            self._try_end(principal.who, item)
+        after = {"session": row["session_id"][:12], "by": how, "address": row["address"]}
+        try:
+            self.change(principal.who, "login", principal.who, "sessions", row, after=after)
+        except SlaError as exc:  # it ends with this process
+            log.warning("session-not-stored", who=principal.who, error=str(exc))
+            self.directory.put("sessions", row)
+        return secret
+
+    def _account_of(self, principal: Principal) -> Row | None:
+        return self.directory.account(principal.account) if principal.account else None
+
+    def _sessions_of(self, principal: Principal) -> list[Row]:
+        try:
+            return self.directory.open_sessions(lambda row: row["account"] == principal.account)
+        except SlaError:
+            return []
+
+    def end_session(self, who: str, row: Row) -> Operation:
+        """End one session."""
+        at_us = self.directory.changed_us(row)
+        ended = {**row, "ended_us": at_us, "changed_us": at_us}
+        after = {"session": row["session_id"][:12], "account": row["account"] or row["made_by"]}
+        return self.change(who, "logout", row["account"] or row["made_by"], "sessions", ended, after=after)
+
+    def _try_end(self, who: str, row: Row) -> None:
+        try:
+            self.end_session(who, row)
+        except SlaError as exc:
+            log.warning("session-not-ended", session=row["session_id"][:12], error=str(exc))

@@ -1,0 +1,225 @@
+"""Who may come in: accounts, API tokens and sessions as SQL has them, kept in memory.
+
+SQL is the truth; a change goes to it as any other, through ``services`` and the database manager. It is
+durable before it is in SQL, so what this process changed is kept beside what it reads until SQL has it
+(``changed_us`` grows with each change of a row). Read again every ``REFRESH_S`` when somebody asks, by one
+thread at a time.
+
+While the database is away, what was read last goes on to hold; if nothing was read since the start, nobody
+but the local administrator is known, whose token is a file. Lock ``_lock`` guards all members. Thread: any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime.clock import Clock
+from sla_server.api.errors import Unavailable
+from sla_server.api.roles import ROLE_NAMES, Principal, Role
+from sla_server.rows import Row
+
+log = structlog.get_logger("api-accounts")
+REFRESH_S: Final = 10.0
+ACTIVE: Final = "active"
+DISABLED: Final = "disabled"
+DELETED: Final = "deleted"
+SESSIONS_MAX: Final = 32
+"""Open sessions of one account; the oldest ends when one more begins."""
+KEYS: Final = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}
+"""Tables, and the column of their key."""
+TOKEN_PREFIX: Final = "sla_"  # noqa: S105 - what secret scanners look for
+
+
+class AccessSource(Protocol):
+    """What is asked of SQL (``db.queries.access``)."""
+
+    def accounts(self) -> list[Row]:
+        """All accounts."""
+
+    def tokens(self, now_us: int) -> list[Row]:
+        """API tokens that have not expired."""
+
+    def sessions(self, now_us: int) -> list[Row]:
+        """Sessions whose time is not up."""
+
+
+def digest_of(secret: str) -> str:
+    """What is stored of a secret of 256 random bits; guessing it is out of reach of any hash rate."""
+    return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
+
+
+def new_token() -> str:
+    """The secret of an API token."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def role_of(row: Row) -> Role:
+    """The role in a row; one of another release counts as the least."""
+    name = row.get("role")
+    return Role[name] if name in ROLE_NAMES else Role.viewer
+
+
+class Directory:
+    """See the module."""
+
+    def __init__(self, source: AccessSource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._read_ns: int | None = None
+        self._is_known = False
+        self._rows: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
+        self._own: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
+        self._tokens: dict[str, Row] = {}
+
+    def refresh(self) -> None:
+        """Read SQL again if it is time for it; never fails."""
+        now_ns = self._clock.monotonic_ns()
+        if self._read_ns is not None and now_ns - self._read_ns < REFRESH_S * 1e9:
+            return
+        if not self._reading.acquire(blocking=self._read_ns is None):
+            return  # another thread reads
+        try:
+            if self._read_ns is not None and now_ns - self._read_ns < REFRESH_S * 1e9:
+                return
+            now_us = self._clock.unix_us()
+            found = {
+                "accounts": self._source.accounts(),
+                "api_tokens": self._source.tokens(now_us),
+                "sessions": self._source.sessions(now_us),
+            }
+            with self._lock:
+                self._merge(found, now_us)
+                self._is_known = True
+        except SlaError as exc:
+            log.warning("accounts-not-read", error=str(exc))
+        finally:
+            self._read_ns = now_ns
+            self._reading.release()
+
+    def _merge(self, found: dict[str, list[Row]], now_us: int) -> None:
+        for table, key in KEYS.items():
+            rows = {str(row[key]): row for row in found[table]}
+            own = self._own[table]
+            for name, row in list(own.items()):
+                stored = rows.get(name)
+                is_over = row.get("expires_us", now_us + 1) <= now_us if table != "accounts" else False
+                if is_over or (stored is not None and stored["changed_us"] >= row["changed_us"]):
+                    del own[name]
+                else:
+                    rows[name] = row
+            self._rows[table] = rows
+        self._index()
+
+    def _index(self) -> None:
+        self._tokens = {str(row["digest"]): row for row in self._rows["api_tokens"].values()}
+
+    def put(self, table: str, row: Row) -> None:
+        """What this process has changed just now; SQL will have it soon."""
+        name = str(row[KEYS[table]])
+        with self._lock:
+            self._own[table][name] = row
+            self._rows[table][name] = row
+            if table == "api_tokens":
+                self._index()
+
+    def changed_us(self, row: Row | None) -> int:
+        """Time for the next change of a row: now, and later than the last one."""
+        return max(self._clock.unix_us(), (row or {}).get("changed_us", 0) + 1)
+
+    def rows(self, table: str) -> list[Row]:
+        """All rows of a table, by key.
+
+        Raises:
+            Unavailable: SQL could not be read since the start.
+        """
+        self.refresh()
+        with self._lock:
+            self._check_known()
+            return [dict(row) for _key, row in sorted(self._rows[table].items())]
+
+    def _check_known(self) -> None:
+        if not self._is_known:
+            raise Unavailable(
+                "the database cannot be read, so accounts, API tokens and sessions are not known",
+                "Use the server's own token (DATA_DIR/api.token), or try again when the database is back",
+            )
+
+    def account(self, name: str) -> Row | None:
+        """An account that was not deleted.
+
+        Raises:
+            Unavailable: as ``rows``.
+        """
+        self.refresh()
+        with self._lock:
+            self._check_known()
+            row = self._rows["accounts"].get(name)
+        return None if row is None or row["state"] == DELETED else dict(row)
+
+    def by_token(self, secret: str) -> Principal | None:
+        """Who has this API token; None: unknown, expired or revoked.
+
+        Raises:
+            Unavailable: as ``rows``.
+        """
+        self.refresh()
+        digest = digest_of(secret)
+        with self._lock:
+            self._check_known()
+            row = self._tokens.get(digest)
+        if row is None or not hmac.compare_digest(str(row["digest"]), digest):
+            return None
+        if row["revoked_us"] is not None or 0 < row["expires_us"] <= self._clock.unix_us():
+            return None
+        who = f"token {row['name']}"
+        return Principal(who, role_of(row), row["labels"], token_id=row["token_id"])
+
+    def by_session(self, secret: str) -> Principal | None:
+        """Who is signed in with this session; None: ended, or never was.
+
+        Raises:
+            Unavailable: as ``rows``.
+        """
+        self.refresh()
+        session_id = digest_of(secret)
+        with self._lock:
+            self._check_known()
+            row = self._rows["sessions"].get(session_id)
+            account = self._rows["accounts"].get(row["account"]) if row and row["account"] else None
+        if row is None or not self._is_open(row, account):
+            return None
+        if account is None:
+            return Principal(row["made_by"], role_of(row), row["labels"], session=session_id)
+        return Principal(
+            account["name"], role_of(account), account["labels"], account["name"], session=session_id
+        )
+
+    def _is_open(self, row: Row, account: Row | None) -> bool:
+        if row["ended_us"] is not None or row["expires_us"] <= self._clock.unix_us():
+            return False
+        if not row["account"]:
+            return True
+        if account is None or account["state"] != ACTIVE:
+            return False
+        return bool(row["created_us"] >= account["sessions_from_us"])
+
+    def open_sessions(self, is_wanted: Callable[[Row], bool] = lambda _row: True) -> list[Row]:
+        """Sessions that somebody can still use, oldest first.
+
+        Raises:
+            Unavailable: as ``rows``.
+        """
+        rows = self.rows("sessions")
+        accounts = {row["name"]: row for row in self.rows("accounts")}
+        found = [row for row in rows if is_wanted(row) and self._is_open(row, accounts.get(row["account"]))]
+        return sorted(found, key=lambda row: (row["created_us"], row["session_id"]))

@@ -1,0 +1,273 @@
+"""Handlers of accounts, sessions and sign-in."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from flask import Request, Response, g
+from flask import session as cookie
+
+from sla_server.api import responses
+from sla_server.api.accounts import ACTIVE, DELETED, DISABLED, digest_of, new_token
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
+from sla_server.api.handlers.write import answered
+from sla_server.api.roles import Principal, Role
+from sla_server.requests import NewPassword, NewToken, NewUser, UserChange
+from sla_server.rows import Row
+
+SECRETS: Final = ("password", "digest")
+TOKENS_MAX: Final = 1000
+DAY_US: Final = 86_400_000_000
+LABELS_FOR_VIEWERS: Final = "an account with labels sees its agreements alone, so its role is viewer"
+
+
+def _shown(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in SECRETS}
+
+
+def _about(row: Row) -> Row:
+    """An account in the audit log."""
+    return {key: row[key] for key in ("role", "labels", "state")}
+
+
+def session_state(context: AppContext, _request: Request) -> Response:
+    """Who asks."""
+    principal: Principal | None = g.principal
+    if principal is None:
+        return responses.as_json({"signed_in": False})
+    members = {"who": principal.who, "role": principal.role.name, "labels": principal.labels}
+    return responses.as_json({"signed_in": True, **members, "account": principal.account})
+
+
+def new_login(context: AppContext, request: Request) -> Response:
+    """Make a one-time address."""
+    principal: Principal = g.principal
+    if principal.token_id:
+        raise Forbidden("an API token makes no sessions", "Use an account, or 'sla login' on the server")
+    # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
+    is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
+    address = f"{request.host_url if is_tcp else context.address}login?code={context.logins.issue(principal)}"
+    context.access.note(principal.who, "login-code", principal.who)
+    return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
+
+
+def sign_out(context: AppContext, _request: Request) -> Response:
+    """Sign this browser out."""
+    principal: Principal = g.principal
+    for row in context.access.directory.open_sessions(lambda row: row["session_id"] == principal.session):
+        context.access.end_session(principal.who, row)
+    cookie.clear()
+    return responses.as_json({"signed_in": False})
+
+
+def _is_own(principal: Principal, row: Row) -> bool:
+    if principal.account:
+        return bool(row["account"] == principal.account)
+    return bool(row["session_id"] == principal.session)
+
+
+def sessions(context: AppContext, request: Request) -> Response:
+    """Open sessions, oldest first."""
+    principal: Principal = g.principal
+    wanted = request.args.get("account")
+    rows = context.access.directory.open_sessions(
+        lambda row: (
+            (principal.role == Role.admin or _is_own(principal, row)) and wanted in (None, row["account"])
+        )
+    )
+    return responses.as_list([{**row, "is_this": row["session_id"] == principal.session} for row in rows])
+
+
+def end_session(context: AppContext, _request: Request, session_id: str) -> Response:
+    """End one session."""
+    principal: Principal = g.principal
+    found = context.access.directory.open_sessions(
+        lambda row: (
+            (principal.role == Role.admin or _is_own(principal, row))
+            and row["session_id"].startswith(session_id)
+        )
+    )
+    if len(found) != 1:
+        problem = f"no open session begins with {session_id[:64]!r}" if not found else "several begin so"
+        raise NotFound(problem, "'sla user sessions' lists them")
+    operation = context.access.end_session(principal.who, found[0])
+    return answered(operation, {"ended": [found[0]["session_id"]]})
+
+
+def end_sessions(context: AppContext, request: Request) -> Response:
+    """Sign an account out everywhere."""
+    principal: Principal = g.principal
+    name = request.args.get("account") or principal.account
+    if not name:
+        raise BadInput("account", "is required", "Say whose sessions are to end")
+    if name != principal.account and principal.role != Role.admin:
+        raise Forbidden("only an administrator ends the sessions of others", "Leave account out for your own")
+    account = _account(context, name)
+    ended = len(context.access.directory.open_sessions(lambda row: row["account"] == name))
+    row = _without_sessions(context, account)
+    operation = context.access.change(
+        principal.who, "sessions-end", name, "accounts", row, after={"sessions": ended}
+    )
+    return answered(operation, {"ended": ended})
+
+
+def _without_sessions(context: AppContext, account: Row) -> Row:
+    """The account, with all sessions so far ended."""
+    at_us = context.access.directory.changed_us(account)
+    return {**account, "changed_us": at_us, "sessions_from_us": at_us + 1}  # those of this microsecond, too
+
+
+def _account(context: AppContext, name: str) -> Row:
+    row = context.access.directory.account(name)
+    if row is None:
+        raise NotFound(f"no account {name[:64]!r}", "'sla user list' shows them")
+    return row
+
+
+def users(context: AppContext, _request: Request) -> Response:
+    """Accounts by name."""
+    rows = context.access.directory.rows("accounts")
+    return responses.as_list([_shown(row) for row in rows if row["state"] != DELETED])
+
+
+def add_user(context: AppContext, request: Request) -> Response:
+    """Make an account."""
+    body = responses.parse_body(NewUser, responses.json_body(request))
+    labels = _labels(context, body.labels, body.role)
+    directory = context.access.directory
+    if directory.account(body.name) is not None:
+        raise _conflict(f"there is an account {body.name!r} already", "Change it: sla user change NAME")
+    _check_password(body.password, body.name)
+    former = {row["name"]: row for row in directory.rows("accounts")}.get(body.name)
+    at_us = directory.changed_us(former)
+    row = {
+        "name": body.name,
+        "role": body.role,
+        "password": context.access.passwords.hash(body.password),
+        "labels": labels,
+        "state": ACTIVE,
+        "created_us": at_us,
+        "changed_us": at_us,
+        "sessions_from_us": at_us,
+    }
+    operation = context.access.change(g.who, "user-add", body.name, "accounts", row, after=_about(row))
+    return answered(operation, _shown(row))
+
+
+def _labels(context: AppContext, labels: str | None, role: str) -> str:
+    if labels and role != Role.viewer.name:
+        raise BadInput("role", LABELS_FOR_VIEWERS, "Give role viewer, or no labels")
+    return labels or ""
+
+
+def _check_password(password: str, name: str) -> None:
+    if name in password.lower() or len(set(password)) < 5:
+        problem = "holds the account's name, or only a few different characters"
+        raise BadInput("password", problem, "Choose another one; several words are good")
+
+
+def _conflict(problem: str, fix: str) -> ServiceRefused:
+    return ServiceRefused(409, {"detail": problem, "fix": fix})
+
+
+def change_user(context: AppContext, request: Request, name: str) -> Response:
+    """Change an account."""
+    body = responses.parse_body(UserChange, responses.json_body(request))
+    account = _account(context, name)
+    role = body.role or account["role"]
+    labels = account["labels"] if body.labels is None else body.labels
+    state = account["state"] if body.enabled is None else (ACTIVE if body.enabled else DISABLED)
+    row = {**_without_sessions(context, account), "role": role, "state": state}
+    row["labels"] = _labels(context, labels, role)
+    operation = context.access.change(
+        g.who, "user-change", name, "accounts", row, before=_about(account), after=_about(row)
+    )
+    return answered(operation, _shown(row))
+
+
+def delete_user(context: AppContext, _request: Request, name: str) -> Response:
+    """End an account."""
+    account = _account(context, name)
+    row = {**_without_sessions(context, account), "state": DELETED, "password": ""}
+    operation = context.access.change(g.who, "user-delete", name, "accounts", row, before=_about(account))
+    return answered(operation, {"name": name})
+
+
+def tokens(context: AppContext, _request: Request) -> Response:
+    """API tokens that can be used, oldest first."""
+    return responses.as_list([_shown(row) for row in _usable_tokens(context)])
+
+
+def _usable_tokens(context: AppContext) -> list[Row]:
+    now_us = context.clock.unix_us()
+    rows = context.access.directory.rows("api_tokens")
+    usable = [row for row in rows if row["revoked_us"] is None and row["expires_us"] > now_us]
+    return sorted(usable, key=lambda row: (row["created_us"], row["token_id"]))
+
+
+def create_token(context: AppContext, request: Request) -> Response:
+    """Make an API token."""
+    body = responses.parse_body(NewToken, responses.json_body(request))
+    labels = _labels(context, body.labels, body.role)
+    usable = _usable_tokens(context)
+    if any(row["name"] == body.name for row in usable):
+        raise _conflict(
+            f"there is a token {body.name!r} already", f"End it first: sla token revoke {body.name}"
+        )
+    if len(usable) >= TOKENS_MAX:
+        raise _conflict(f"there are {TOKENS_MAX} tokens already", "Revoke some: sla token list")
+    secret, now_us = new_token(), context.clock.unix_us()
+    row = {
+        "token_id": secrets.token_hex(6),
+        "name": body.name,
+        "digest": digest_of(secret),
+        "role": body.role,
+        "labels": labels,
+        "created_by": g.who,
+        "created_us": now_us,
+        "changed_us": now_us,
+        "expires_us": now_us + round(body.days * DAY_US),
+        "revoked_us": None,
+    }
+    after = {key: row[key] for key in ("token_id", "role", "labels", "expires_us")}
+    # Not 202 if ``services`` are slow: the secret is in this answer alone.
+    context.access.change(g.who, "token-create", body.name, "api_tokens", row, after=after)
+    return responses.as_json({**_shown(row), "token": secret}, headers={"Cache-Control": "no-store"})
+
+
+def revoke_token(context: AppContext, _request: Request, which: str) -> Response:
+    """End an API token."""
+    found = [row for row in _usable_tokens(context) if which in (row["token_id"], row["name"])]
+    if not found:
+        raise NotFound(f"no API token {which[:64]!r}", "'sla token list' shows them")
+    at_us = context.access.directory.changed_us(found[0])
+    row = {**found[0], "revoked_us": at_us, "changed_us": at_us}
+    before = {key: row[key] for key in ("token_id", "role", "labels", "expires_us")}
+    operation = context.access.change(g.who, "token-revoke", row["name"], "api_tokens", row, before=before)
+    return answered(operation, _shown(row))
+
+
+def set_password(context: AppContext, request: Request, name: str) -> Response:
+    """Set a password; the account's sessions end, but for the one that asks."""
+    body = responses.parse_body(NewPassword, responses.json_body(request))
+    principal: Principal = g.principal
+    if principal.account != name and principal.role != Role.admin:
+        raise Forbidden("only an administrator sets the passwords of others", "Name your own account")
+    account = _account(context, name)
+    if principal.account == name:
+        try:
+            context.access.by_password(name, body.current, request.remote_addr or "")
+        except LoginRefused as exc:
+            raise LoginRefused("current: that is not the password until now") from exc
+    _check_password(body.password, name)
+    row = _without_sessions(context, account)
+    row["password"] = context.access.passwords.hash(body.password)
+    operation = context.access.change(principal.who, "user-password", name, "accounts", row)
+    if principal.account == name and principal.session:
+        secret = context.access.begin_session(
+            principal, request.remote_addr or "", request.headers.get("User-Agent", ""), "password change"
+        )
+        cookie["id"] = secret
+    return answered(operation, {"name": name})

@@ -1,0 +1,39 @@
+"""Accounts, API tokens and sessions: who may come in; and the audit log in the order of its chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Executable, or_, select
+
+from sla_server.db import schema
+from sla_server.rows import Row
+
+
+class AccessQueries:
+    """The questions; ``read`` runs a statement (``SqlReader``). Thread: any."""
+
+    def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
+        self._read = read
+
+    def accounts(self) -> list[Row]:
+        """All accounts, also deleted ones, by name."""
+        return self._read(select(schema.accounts).order_by(schema.accounts.c.name))
+
+    def tokens(self, now_us: int) -> list[Row]:
+        """API tokens that have not expired, oldest first; also revoked ones."""
+        table = schema.api_tokens
+        statement = select(table).where(or_(table.c.expires_us == 0, table.c.expires_us > now_us))
+        return self._read(statement.order_by(table.c.created_us, table.c.token_id))
+
+    def sessions(self, now_us: int) -> list[Row]:
+        """Sessions whose time is not up, oldest first; also those that were ended."""
+        table = schema.sessions
+        statement = select(table).where(table.c.expires_us > now_us)
+        return self._read(statement.order_by(table.c.created_us, table.c.session_id))
+
+    def audit_chain(self, after_seq: int, limit: int) -> list[Row]:
+        """Rows of the audit log behind that number, in the order of the chain, texts as they are stored."""
+        table = schema.audit
+        statement = select(table).where(table.c.seq > after_seq).order_by(table.c.seq)
+        return self._read(statement.limit(limit))
