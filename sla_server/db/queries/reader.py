@@ -32,7 +32,7 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations, inbox, policies, slices
+from sla_server.db.queries import explanations, inbox, policies, reports, slices
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.queries.sizes import read_sizes
@@ -59,6 +59,7 @@ class SqlReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.space = SpaceQueries(self._rows)
+        self.reports = reports.ReportQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.
