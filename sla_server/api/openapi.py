@@ -8,6 +8,7 @@ from typing import Any, Final
 from sla_server.api.routes import ANY, PREFIX, ROUTES, ApiRoute, Query
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
+from sla_server.reports.document import inlined_schema
 from sla_server.requests import (
     AcknowledgeBody,
     GatewayName,
@@ -28,6 +29,7 @@ SCHEMAS: Final[dict[str, Any]] = {
     "VolumesDecision": VolumesDecision.model_json_schema(),
     "Acknowledge": AcknowledgeBody.model_json_schema(),
     "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
+    "Report": inlined_schema(),
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

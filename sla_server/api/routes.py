@@ -233,6 +233,20 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET",
+        "/slas/{name}/report",
+        "sla_report",
+        "What a report of one period says, as of now; issued ones are under /reports.",
+        (
+            Query(
+                "period",
+                "string",
+                "2026-10, 2026-W40, 2026-10-03, 2026-Q4, 2026, last (default: that ended last) or this.",
+            ),
+        ),
+        schema="Report",
+    ),
+    ApiRoute(
+        "GET",
         "/slas/{name}/slices",
         "slices",
         "Judged slices of one objective.",

@@ -340,3 +340,22 @@ def report_schema() -> dict[str, Any]:
     """JSON Schema of an issued report; its ``content`` is what ``sla report -o json`` prints of any other."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **IssuedReport.model_json_schema(by_alias=True)}
+
+
+def inlined_schema(model: type[BaseModel] = ReportContent) -> dict[str, Any]:
+    """The schema of one model without references, to stand within another document."""
+    schema = model.model_json_schema(by_alias=True)
+    definitions = schema.pop("$defs", {})
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolved(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        name = str(value.get("$ref", "")).removeprefix("#/$defs/")
+        if name in definitions:
+            return resolved(definitions[name])
+        return {key: resolved(each) for key, each in value.items()}
+
+    found: dict[str, Any] = resolved(schema)
+    return found

@@ -25,7 +25,7 @@ class NoSuchPeriod(ReportError):
         self.text = text[:40]
         super().__init__(
             f"{self.text!r} {problem}. Give a month (2026-10), a week (2026-W40), a day (2026-10-03), "
-            "a quarter (2026-Q4) or a year (2026)"
+            "a quarter (2026-Q4), a year (2026), last or this"
         )
 
 

@@ -18,7 +18,7 @@ from sla_server.agreements.periods import RollingWindow, Span, period_bounds, to
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import matches
 from sla_server.reports.errors import NothingToReport
-from sla_server.reports.period import ReportPeriod, parse_period
+from sla_server.reports.period import ReportPeriod, parse_period, period_at, usual_kind
 from sla_server.rows import Row
 from sla_server.services.plans import from_rows as plans_of
 
@@ -32,6 +32,8 @@ MOST_DECISIONS: Final = 5000
 BEFORE_US: Final = 600_000_000
 """Decisions so long before an episode may be about it: a loop starts when a promise is at risk."""
 MOST_PERIODS: Final = 800
+LAST: Final = "last"
+THIS: Final = "this"
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,28 @@ def versions_of(rows: Iterable[Row], documents: Iterable[Row], now_us: int) -> l
     return found
 
 
-def find_period(versions: Sequence[InForce], text: str) -> ReportPeriod:
+def find_period(versions: Sequence[InForce], text: str, now_us: int) -> ReportPeriod:
     """The period that a text names, in the zone of the version that held last in it.
+
+    ``LAST`` is the agreement's own period that ended last, ``THIS`` the one that goes on.
 
     Raises:
         NoSuchPeriod: it names none.
     """
+    if text in (LAST, THIS):
+        return _own_period(versions[-1], text, now_us)
     period = parse_period(text, versions[-1].agreement.spec.time_zone)
     held = [item for item in versions if item.applied_us < period.to_us]
     zone = held[-1].agreement.spec.time_zone if held else period.tz
     return period if zone == period.tz else parse_period(text, zone)
+
+
+def _own_period(item: InForce, text: str, now_us: int) -> ReportPeriod:
+    spec = item.agreement.spec
+    kind = usual_kind(spec.window)
+    at_us = now_us if item.ended_us is None else min(now_us, item.ended_us - 1)
+    running = period_at(kind, spec.time_zone, at_us)
+    return running if text == THIS else period_at(kind, spec.time_zone, running.from_us - 1)
 
 
 def credited_periods(versions: Sequence[InForce], period: ReportPeriod, end_us: int) -> list[Span]:
@@ -137,7 +151,7 @@ def read_inputs(reader: SqlReader, name: str, period_text: str, as_of_us: int) -
         raise NothingToReport(
             f"agreement {name!r} was stored by another release and cannot be read: apply its document again"
         )
-    period = find_period(versions, period_text)
+    period = find_period(versions, period_text, as_of_us)
     return _read(reader, ReportInputs(name, period, as_of_us, versions, rows))
 
 
