@@ -4,10 +4,14 @@
     └── ReportError
         ├── NoSuchPeriod       a text that names no period
         ├── NothingToReport    the agreement is not known, or was not in force in the period
+        ├── NotYetFinal        its figures may still change, so it is not issued
+        ├── IssueRunning       another run of the job issues reports just now
         └── PdfNotAvailable    the library that makes PDF is not installed, or lacks a system library
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from pmdaemon.errors import SlaError
 
@@ -33,6 +37,27 @@ class NothingToReport(ReportError):
     """There is nothing that a report could be made of."""
 
     exit_status = 69  # EX_UNAVAILABLE
+
+
+class NotYetFinal(ReportError):
+    """Figures may still change."""
+
+    exit_status = 75  # EX_TEMPFAIL
+
+    def __init__(self, name: str, period: str, because: list[str]) -> None:
+        super().__init__(
+            f"the report of {name} for {period} is not final: {'; '.join(because)}. "
+            "Issue it later, or now with --preliminary"
+        )
+
+
+class IssueRunning(ReportError):
+    """Another run holds the lock."""
+
+    exit_status = 79
+
+    def __init__(self, lock: Path) -> None:
+        super().__init__(f"another run issues reports just now ({lock} is locked); wait until it has ended")
 
 
 class PdfNotAvailable(ReportError):

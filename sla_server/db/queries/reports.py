@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Executable, Select, exists, func, or_, select, tuple_
 
 from sla_server.db import schema
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.rows import Row
 
+ISSUED: Final = "report-issued"
+"""Action of the audit log, and kind of event."""
 SLICE_COLUMNS: Final = (
     "start_us",
     "revision",
@@ -111,6 +113,56 @@ class ReportQueries:
             found |= {row["throttle_id"]: row for row in self._rows(statement)}
         ordered = sorted(found.values(), key=lambda row: (row["requested_us"], row["throttle_id"]))
         return decode_json(ordered[:limit], ("members",))
+
+    # -- Issued reports
+
+    def issued(self, limit: int = 100, before: int | None = None, name: str | None = None) -> list[Row]:
+        """Issued reports without their bodies, newest first; ``before``: numbers below this one."""
+        table = schema.reports
+        columns = [column for column in table.c if column.name != "body"]
+        statement = select(*columns).order_by(table.c.number.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(table.c.number < before)
+        if name is not None:
+            statement = statement.where(table.c.name == name)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def issued_report(self, report_id: str) -> Row | None:
+        """One of them, with its body; by its id, or by its number in digits."""
+        table = schema.reports
+        wanted = table.c.report_id == report_id
+        if report_id.isdecimal() and len(report_id) < 10:
+            wanted = or_(wanted, table.c.number == int(report_id))
+        rows = self._rows(select(table).where(wanted).order_by(table.c.report_id == report_id).limit(2))
+        return decode_json(rows[-1:], ("summary",))[0] if rows else None
+
+    def issued_after(self, number: int, limit: int) -> list[Row]:
+        """With their bodies, oldest first: for a walk along the chain."""
+        table = schema.reports
+        statement = select(table).where(table.c.number > number).order_by(table.c.number).limit(limit)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def issued_periods(self, name: str) -> set[str]:
+        """Periods of an agreement that have a report."""
+        table = schema.reports
+        statement = select(table.c.period).where(table.c.name == name).distinct()
+        return {row["period"] for row in self._rows(statement)}
+
+    def unannounced(self, after: int, since_us: int, limit: int) -> list[Row]:
+        """Issued since then, with a higher number, and not in the audit log yet; oldest first."""
+        table, audit = schema.reports, schema.audit
+        is_known = exists().where(audit.c.action == ISSUED, audit.c.subject == table.c.report_id)
+        columns = [column for column in table.c if column.name != "body"]
+        wanted = table.c.number > after, table.c.issued_us >= since_us, ~is_known
+        statement = select(*columns).where(*wanted).order_by(table.c.number).limit(limit)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def audit_of(self, report_id: str) -> Row | None:
+        """What the audit log says of the issue of a report, ``after`` decoded."""
+        table = schema.audit
+        statement = select(table).where(table.c.action == ISSUED, table.c.subject == report_id).limit(1)
+        rows = decode_json(self._rows(statement), ("before", "after"))
+        return rows[0] if rows else None
 
     def volume_names(self) -> list[str]:
         """All volumes ever seen, by name."""
