@@ -64,6 +64,17 @@ class PolicyJobConfig(StrictModel):
     """I/Os of the back-test, of which it simulates each three times; 100,000 take some ten seconds."""
 
 
+class ReportsConfig(StrictModel):
+    """Reports that the server issues by itself."""
+
+    schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """When the server looks for reports that are due, and issues them: `daily`, a time of day in UTC
+    (`02:30`), `hourly`, or `every 6h`. A report is due 48 h after its period, when late data revise nothing
+    any more. Empty: never; `sla report issue` does it by hand."""
+    period: Literal["own", "day", "week", "month", "quarter", "year"] = "month"
+    """Of which periods: `own` is that of the agreement's window (of a rolling one the month)."""
+
+
 class ServerConfig(StrictModel):
     """All tables of the file."""
 
@@ -85,6 +96,7 @@ class ServerConfig(StrictModel):
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     policy: PolicyJobConfig = Field(default_factory=PolicyJobConfig)
+    reports: ReportsConfig = Field(default_factory=ReportsConfig)
     storage: StorageConfig = Field(default_factory=StorageConfig)
     space: SpaceConfig = Field(default_factory=SpaceConfig)
 

@@ -1,13 +1,13 @@
-"""When the policy job runs by itself, and that run: a child process of the supervisor, never in a part of it.
+"""When a job runs by itself, and that run: a child process of the supervisor, never in a part of it.
 
-    [policy] schedule = ""          never (the default; a systemd timer may start it)
+    [policy] schedule = ""          never (the default; a systemd timer may start it); so [reports] schedule
                         "hourly"    at the full hour
                         "daily"     at 00:00 UTC
                         "02:30"     daily at this time, UTC
                         "every 6h"  at multiples of it since 00:00 UTC (s, m, h or d; at least 10 s)
 
 A run that was due while the server was down is made up for, a minute after its start: the file
-``DATA_DIR/policy-job/scheduled`` has the time of the last one. The job holds a lock of its own, so one that a
+``DATA_DIR/policy-job/scheduled`` (``report-job``) has the time of the last one. The job holds a lock of its own, so one that a
 person started is no trouble (status 79). While a run goes on no other is due. A clock that was
 ahead and is set right delays a run by a period at most.
 
@@ -36,6 +36,7 @@ LEAST_S: Final = 10
 FIRST_AFTER_S: Final = 60  # of the server's start: its database may have to be made
 DAY_S: Final = 86_400
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
+MODULES: Final = {"policy": "sla_server.policy_jobs.job", "report": "sla_server.reports.job"}
 WORDS: Final = {"hourly": 3600, "daily": DAY_S}
 QUIET: Final = {
     0: "it has published a policy",
@@ -83,9 +84,10 @@ class JobSchedule:
 
 @dataclass
 class ScheduledJob:
-    """The policy job on its schedule.
+    """A job on its schedule.
 
     Attributes:
+        name: ``policy`` or ``report``; its module, and the directory of its files.
         child: the job's process, when it runs.
     """
 
@@ -95,21 +97,22 @@ class ScheduledJob:
     pipe: ParentPipe
     clock: Clock
     command: Sequence[str] = ()
+    name: str = "policy"
     child: Child = field(init=False)
     _due_us: int = 0
 
     def __post_init__(self) -> None:
         config = ["--config", str(self.config_path)] if self.config_path else []
-        command = self.command or [sys.executable, "-m", "sla_server.policy_jobs.job", "--scheduled", *config]
+        command = self.command or [sys.executable, "-m", MODULES[self.name], "--scheduled", *config]
         env = {"SLA__DATA_DIR": str(self.data_dir)}
-        self.child = Child(JOB, "policy", command, self.pipe, self.clock, env=env)
+        self.child = Child(JOB, self.name, command, self.pipe, self.clock, env=env)
         now_us = self.clock.unix_us()
         first_us = now_us + min(FIRST_AFTER_S, self.schedule.period_s) * 1_000_000
         self._due_us = max(self.schedule.next_us(self._last_us(now_us)), first_us)
 
     @property
     def _stamp(self) -> Path:
-        return self.data_dir / "policy-job" / "scheduled"
+        return self.data_dir / f"{self.name}-job" / "scheduled"
 
     def _last_us(self, now_us: int) -> int:
         """When it was started last by this schedule; before the first time: now."""
@@ -125,8 +128,8 @@ class ScheduledJob:
             status = self.child.wait(0)
             if status is None:
                 return None
-            said = QUIET.get(status) or describe_status(status)
-            log.info("job-ended", job="policy", status=status, result=said)
+            said = (QUIET.get(status) if status or self.name == "policy" else "") or describe_status(status)
+            log.info("job-ended", job=self.name, status=status, result=said)
             return status, said
         now_us = self.clock.unix_us()
         if self._due_us - now_us > 2 * self.schedule.period_s * 1_000_000:  # the clock was ahead till now

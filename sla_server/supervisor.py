@@ -16,7 +16,8 @@ trying again would change nothing. Children are exec'ed and hold a pipe to the s
 it dies, they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on
 the data directory forbids a second server (``directories``). When a part has met damage in a mailbox segment,
 the parts that use it are ended, the segment is made again, and they start again as after a death. With
-``[policy] schedule`` it also starts the policy job, which is no part: it ends by itself (``schedule``).
+``[policy] schedule`` it also starts the policy job, with ``[reports] schedule`` the report job; neither is a
+part: they end by themselves (``schedule``).
 """
 
 from __future__ import annotations
@@ -65,6 +66,10 @@ PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
+FAILED_SO: Final = {
+    "policy": "the policy in force stays as it was",
+    "report": "reports that are due are issued by the next run",
+}
 MOST_REASON: Final = 1000  # characters of why a part has ended
 
 
@@ -91,7 +96,7 @@ class Supervisor:
     _manager: ServiceManager = field(default_factory=ServiceManager)
     _is_drained: bool = False  # dbmanager has ended in order, and with everything that was posted to it
     _status: int = 0
-    _job: ScheduledJob | None = None
+    _jobs: list[ScheduledJob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._segments = Segments(self.config.runtime_dir, self.config.pmdaemon.most_pairs)
@@ -116,7 +121,7 @@ class Supervisor:
             attach_reserves("supervisor", self._reserves)
             for name in PARTS:
                 self._start(self.add(name, self._command(name)))
-            self._job = self._scheduled()
+            self._jobs = self._scheduled()
             log.info(
                 "server-started", data_dir=str(self.config.data_dir), runtime_dir=str(self.config.runtime_dir)
             )
@@ -156,12 +161,15 @@ class Supervisor:
             return [sys.executable, "-m", "pmdaemon", "run", *config]
         return [sys.executable, "-m", "sla_server.process", name, *config]
 
-    def _scheduled(self) -> ScheduledJob | None:
-        """The policy job, if the configuration has a schedule for it."""
-        schedule = JobSchedule.parse(self.config.policy.schedule)
-        if schedule is None:
-            return None
-        return ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock)
+    def _scheduled(self) -> list[ScheduledJob]:
+        """The jobs for which the configuration has a schedule."""
+        texts = {"policy": self.config.policy.schedule, "report": self.config.reports.schedule}
+        schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
+        return [
+            ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock, name=name)
+            for name, schedule in schedules.items()
+            if schedule is not None
+        ]
 
     def add(self, name: str, command: Sequence[str]) -> Child:
         """Keep a process running from now on; ``_start`` starts it the first time."""
@@ -197,15 +205,16 @@ class Supervisor:
             self._renew_segments(damaged)
         self.records.flush(self.clock.monotonic_ns())
         if self._second.is_due():
-            self._run_job()
+            self._run_jobs()
             self._manager.beat()
             self._check_progress()
 
-    def _run_job(self) -> None:
-        ended = self._job.step() if self._job is not None else None
-        if ended is not None and ended[0] not in QUIET:
-            text = f"the policy job has failed: {ended[1]}; the policy in force stays as it was"
-            self._add_event("policy-job-failed", "warning", "policy", text, {"status": ended[0]})
+    def _run_jobs(self) -> None:
+        for job in self._jobs:
+            ended = job.step()
+            if ended is not None and ended[0] not in QUIET:
+                text = f"the {job.name} job has failed: {ended[1]}; {FAILED_SO[job.name]}"
+                self._add_event(f"{job.name}-job-failed", "warning", job.name, text, {"status": ended[0]})
 
     def _ended(self, part: Child, status: int) -> None:
         """A part has ended: what is known of why, and whether it is worth another start."""
@@ -308,8 +317,8 @@ class Supervisor:
 
     def _stop_parts(self) -> None:
         """Reverse order: polling ends first, the writer last; a run of the job before them."""
-        if self._job is not None:
-            self._job.stop()
+        for job in self._jobs:
+            job.stop()
         statuses: dict[str, int] = {}
         for name in reversed(PARTS):
             if name in self.parts:

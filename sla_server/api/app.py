@@ -24,7 +24,18 @@ from pmdaemon.runtime import watchdog
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
-from sla_server.api.handlers import access, documents, live, notifications, policies, read, space, why, write
+from sla_server.api.handlers import (
+    access,
+    documents,
+    live,
+    notifications,
+    policies,
+    read,
+    reports,
+    space,
+    why,
+    write,
+)
 from sla_server.api.route import ApiRoute
 from sla_server.api.routes import ROUTES
 from sla_server.api.security import HEADERS, session_key
@@ -38,7 +49,7 @@ REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no
 
 def handler_of(route: ApiRoute) -> Handler:
     """The function that answers a route."""
-    for module in (read, write, documents, live, why, notifications, policies, space, access):
+    for module in (read, write, documents, live, why, notifications, policies, reports, space, access):
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)

@@ -9,6 +9,7 @@ from sla_server.api.route import PREFIX, ApiRoute, Query
 from sla_server.api.routes import ANY, ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
+from sla_server.reports.document import IssuedReport, inlined_schema
 from sla_server.requests import (
     AcknowledgeBody,
     GatewayName,
@@ -37,6 +38,40 @@ SCHEMAS: Final[dict[str, Any]] = {
     "NewToken": NewToken.model_json_schema(),
     "NewPassword": NewPassword.model_json_schema(),
     "Event": {**event_schema(), "required": ["kind"]},  # the preview fills in the rest
+    "Report": inlined_schema(),
+    "IssuedReport": {
+        "type": "object",
+        "required": ["digest", "report"],
+        "properties": {
+            "digest": {"type": "string", "description": "SHA-256 of the report, written out canonically"},
+            "report": inlined_schema(IssuedReport),
+        },
+    },
+    "Verification": {
+        "type": "object",
+        "required": ["report_id", "is_good", "findings", "checked", "left_out"],
+        "properties": {
+            "report_id": {"type": "string"},
+            "is_good": {"type": "boolean"},
+            "findings": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["meaning", "where", "text"],
+                    "properties": {
+                        "meaning": {
+                            "type": "string",
+                            "enum": ["broken", "differs", "raw", "superseded", "gone"],
+                        },
+                        "where": {"type": "string"},
+                        "text": {"type": "string"},
+                    },
+                },
+            },
+            "checked": {"type": "array", "items": {"type": "string"}},
+            "left_out": {"type": "integer"},
+        },
+    },
     "Health": {
         "type": "object",
         "required": ["status", "database", "services", "problems", "snapshot_age_s", "fullness", "version"],

@@ -457,6 +457,21 @@ jobs = Table(
     Index("jobs_started", "started_us", "job_id"),
 )
 
+reports = Table(
+    "reports",
+    metadata,
+    _key("number", Integer),
+    *(_text(name) for name in ("report_id", "name", "period", "revises")),
+    Column("revision", Integer, nullable=False, server_default=text("0")),
+    *(_count(name) for name in ("from_us", "to_us", "issued_us")),
+    _text("issued_by"),
+    _flag("is_preliminary"),
+    *(_text(name) for name in ("digest", "previous", "summary", "body")),
+    Index("reports_id", "report_id", unique=True),
+    Index("reports_name", "name", "from_us"),
+)
+"""Issued reports: rows are inserted and never change; triggers refuse it (``sql/versions/0020``)."""
+
 REJECTED: Final = "rejected"
 REJECTED_PINNED: Final = "rejected-pinned"
 """Of a policy that the back-test is against, and of the same while an operator pins it."""
@@ -474,6 +489,7 @@ JSON_COLUMNS: Final = {
     "audit": ("before", "after"),
     "policies": ("job", "report"),
     "pools": ("conditions", "forecast"),
+    "reports": ("summary",),
 }
 """Text columns that hold JSON: encoded when written, decoded when read."""
 

@@ -85,6 +85,9 @@ PROMISES: Final = {
     "maintenance-ended": EventKind("info", "Announced maintenance was ended."),
     "calendar-applied": EventKind("info", "A calendar is in force."),
     "calendar-ended": EventKind("info", "A calendar is no longer in force."),
+    "report-issued": EventKind(
+        "info", "A report of an agreement was issued.", "`sla report show REPORT`; the text names it."
+    ),
     "thresholds-left-out": EventKind(
         "warning", "A gateway has too many thresholds.", "Fewer distinct limits."
     ),
@@ -228,6 +231,9 @@ SERVER: Final = {
     "process-restarted": EventKind("warning", "A process was restarted.", "The text says why it ended."),
     "policy-job-failed": EventKind(
         "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
+    ),
+    "report-job-failed": EventKind(
+        "warning", "The report job that the server started has failed.", "`sla get jobs` says why."
     ),
     "process-stalled": EventKind(
         "warning",

@@ -60,6 +60,7 @@ from sla_server.services.episodes import Episodes
 from sla_server.services.exclusions import Exclusions
 from sla_server.services.health import AwaitedGateways, Pressures, Problems
 from sla_server.services.record_sender import RecordSender
+from sla_server.services.reports import announcement
 from sla_server.services.requests import Requests
 from sla_server.services.rows import event_row, identity
 from sla_server.services.snapshot import Shown, snapshot_frame
@@ -95,6 +96,7 @@ class Services:
         first_sight_volumes: int = FIRST_SIGHT_VOLUMES,
         routing: RoutingFile | None = None,
         storage: StorageManager | None = None,
+        external_url: str = "",
     ) -> None:
         now_ns, now_us = clock.monotonic_ns(), clock.unix_us()
         # The start of this process: tells the pairs that a new services knows no gateway yet.
@@ -112,6 +114,7 @@ class Services:
         self._live_rows = config.live_rows
         self.bad_frames = 0
         self._outbox = outbox
+        self._external_url = external_url
         self._requests = Requests(self, config.request_limit_s)
         self._episodes = Episodes(start.episodes, now_us)
         self._policy = PolicyInForce(start.policy_version, start.policy_applied_us, start.policy_pinned)
@@ -407,6 +410,7 @@ class Services:
             remaining = standing.budget.remaining_ratio
             self.controller.set_budget(key, standing.burn_1h, 1.0 if remaining is None else remaining)
         self._gate.learn(found.claims)
+        self._rows += [row for report in found.reports for row in announcement(report, self._external_url)]
         self._shown.processes = found.processes
         self._shown.add(found.events, now_us)
         if found.policy_looked:

@@ -108,6 +108,7 @@ def run(config: ResolvedConfig, stop: Stop) -> int:
                 config.first_sight_volumes,
                 RoutingFile(config.data_dir),
                 storage,
+                config.notify.external_url,
             )
         threads.start("sv-sql", lambda: sql_worker.run(stop), LOOK_LIMIT_S)
         threads.start("sv-documents", lambda: documents.run(stop))

@@ -28,6 +28,7 @@ from sla_server.services.config import ServicesConfig
 from sla_server.services.control.controller import Controller
 from sla_server.services.costs import Fit, NewestFits
 from sla_server.services.judging.judge import Judge, Judgement
+from sla_server.services.reports import MOST, SINCE_US
 from sla_server.services.rows import audit_row, event_row
 from sla_server.services.store import SqlReads
 
@@ -86,7 +87,7 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SqlState:
-    """The result of one look; ``claims``: that changed since the look before."""
+    """The result of one look; ``claims``: that changed since the look before; ``reports``: not announced yet."""
 
     judgement: Judgement = field(default_factory=Judgement)
     processes: list[Row] = field(default_factory=list)
@@ -94,6 +95,7 @@ class SqlState:
     policy_looked: bool = False
     policy: PublishedPolicy | None = None
     claims: list[VolumeClaim] = field(default_factory=list)
+    reports: list[Row] = field(default_factory=list)
 
 
 def hour_of_week(now_us: int) -> int:
@@ -125,6 +127,7 @@ class SqlWorker:
         self._trouble = ""
         self._fits = NewestFits()
         self._claims_version = 0
+        self._announced = 0  # number of the newest report that was handed to the main loop
         self._interrupted = False  # the last look read what is shown, but not all that is judged
         self.live_us = 0  # when a cut came last, server time; set by the main loop
 
@@ -214,6 +217,7 @@ class SqlWorker:
         claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
         policy = self._read_policies(orders, now_us) if policy_due else None
+        reports = self._store.unannounced_reports(self._announced, now_us - SINCE_US, MOST) if policy_due else []
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
@@ -222,7 +226,8 @@ class SqlWorker:
         if judgement.interrupted is not None:
             self._record_away(judgement.interrupted)
         self._claims_version = max((claim.version for claim in claims), default=self._claims_version)
-        return SqlState(judgement, processes, events, policy_due, policy, claims)
+        self._announced = max((row["number"] for row in reports), default=self._announced)
+        return SqlState(judgement, processes, events, policy_due, policy, claims, reports)
 
     def _is_policy_due(self, now_us: int) -> bool:
         waited_ns = self._clock.monotonic_ns() - self._policy_at_ns

@@ -150,6 +150,10 @@ class SqlReads:
             name: rate if rate is not None and 0 < rate < math.inf else None for name, rate in rates.items()
         }
 
+    def unannounced_reports(self, after: int, since_us: int, limit: int) -> list[Row]:
+        """Reports that were issued since then and are not in the audit log yet, oldest first."""
+        return self._reader.reports.unannounced(after, since_us, limit)
+
     def stored_pools(self, days_from_us: int) -> StoredPools:
         """Pools of storage, their volumes, their days from that time on, and actions of a month before it."""
         space = self._reader.space

@@ -29,6 +29,7 @@ from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
+from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
 TOKEN = "t" * 43
 QUICK_PASSWORDS = Passwords(argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
@@ -235,6 +236,20 @@ def decisions() -> list[dict[str, Any]]:
     return [{**common, **cap}, {**common, **start}]
 
 
+def december() -> StoredRows:
+    """An hour of 2026-12-21 of erp-gold, five minutes of it bad, for which batch was slowed down."""
+    from_us = NOW_US // 86_400_000_000 * 86_400_000_000 - 25 * 86_400_000_000 + 36_000_000_000
+    named = {"name": "erp-gold", "threshold_us": 5000}
+    slices = [
+        slice_row(from_us + minute * MINUTE_US, "bad" if 20 <= minute < 25 else "good", **named)
+        for minute in range(60)
+    ]
+    opened_us, closed_us = from_us + 20 * MINUTE_US, from_us + 25 * MINUTE_US
+    throttles = [throttle_row("batch", opened_us, closed_us, victim="erp-gold/latency")]
+    episodes = [episode_row(opened_us, closed_us, name="erp-gold")]
+    return StoredRows(slices=slices, stored_episodes=episodes, stored_throttles=throttles)
+
+
 def _moved(row: dict[str, Any], shift_us: int) -> dict[str, Any]:
     return {key: value + shift_us if value and key.endswith("_us") else value for key, value in row.items()}
 
@@ -342,6 +357,7 @@ class FakeSource:
         self.shift_us = 0
         self.ended: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
+        self.stored_reports = december()
 
     def _row(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -682,6 +698,15 @@ class FakeSource:
     def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("rollup_history", volume, from_us, to_us)
         return [{"slot_us": from_us, "iops": 80.0}]
+
+    @property
+    def reports(self) -> StoredRows:
+        self._row("reports")
+        return self.stored_reports
+
+    def outages(self, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        self._row("outages", from_us, to_us)
+        return []
 
     def decisions_from_us(self) -> int | None:
         self._row("decisions_from_us")

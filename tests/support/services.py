@@ -179,6 +179,10 @@ class FakeStore:
     def policy(self, version: int) -> Row | None:
         return next((row for row in self._table("policies", "policies") if row["version"] == version), None)
 
+    def unannounced_reports(self, after: int, since_us: int, limit: int) -> list[Row]:
+        rows = self._table("reports", "unannounced_reports")
+        return [row for row in rows if row["number"] > after and row["issued_us"] >= since_us][:limit]
+
     def usable_policy(self, but: Collection[int] = ()) -> Row | None:
         usable = ("published", "superseded", "in-force", "pinned")
         rows = [row for row in self._table("policies", "policies") if row["state"] in usable]

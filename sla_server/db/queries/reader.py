@@ -32,7 +32,7 @@ from sla_server.db import histogram_codec, schema
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
-from sla_server.db.queries import explanations, inbox, policies, slices
+from sla_server.db.queries import explanations, inbox, policies, reports, slices
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
 from sla_server.db.queries.rows import chunks, decode_json, total
@@ -61,6 +61,7 @@ class SqlReader:
         self._engine = engine
         self.space = SpaceQueries(self._rows)
         self.access = AccessQueries(self._rows)
+        self.reports = reports.ReportQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.

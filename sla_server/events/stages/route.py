@@ -2,7 +2,7 @@
 
 Every route that matches counts; a recipient that several of them name gets the event once, with the shortest
 interval of reminders and the shortest time to escalation. Beside the routes, the recipients that an agreement
-names (``parties.recipients``) get what concerns its violations.
+names (``parties.recipients``) get what concerns its violations, and its reports.
 
 The end of a condition goes where its beginning went: ``violation-closed`` is an event of severity info, but
 matches as ``violation-opened`` does, too, so that a route for critical events brings both.
@@ -24,7 +24,7 @@ from sla_server.events.event import Event
 from sla_server.events.recipients.base import Routed
 
 TEST_KIND: Final = "notify-test"
-AGREEMENT_KINDS: Final = ("violation-*", "burn-rate*")
+AGREEMENT_KINDS: Final = ("violation-*", "burn-rate*", "report-issued")
 """What the recipients of an agreement get."""
 
 

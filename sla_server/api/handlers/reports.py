@@ -1,0 +1,84 @@
+"""Handlers about reports: of any period as it is known now, and those that were issued."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from flask import Request, Response
+
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.reports.compute import compute_report, plain
+from sla_server.reports.document import ReportContent
+from sla_server.reports.errors import NoSuchPeriod, NothingToReport
+from sla_server.reports.inputs import LAST, read_inputs
+from sla_server.reports.verify import verify_chain, verify_report
+from sla_server.rows import Row
+
+MOST_BROKEN: Final = 100
+
+
+def sla_report(context: AppContext, request: Request, name: str) -> Response:
+    """What a report of a period says now."""
+    return responses.as_json(plain(computed(context, name, request.args.get("period", LAST))))
+
+
+def computed(context: AppContext, name: str, period: str) -> ReportContent:
+    """The report of a period, from what is stored now.
+
+    Raises:
+        BadInput: the text names no period.
+        NotFound: the agreement was never applied, or not in force in it.
+    """
+    try:
+        return compute_report(read_inputs(context.source, name, period, context.clock.unix_us()))
+    except NoSuchPeriod as exc:
+        raise BadInput("period", str(exc)) from exc
+    except NothingToReport as exc:
+        raise NotFound(str(exc), "") from exc
+
+
+def reports(context: AppContext, request: Request) -> Response:
+    """Issued reports, newest first."""
+    limit = responses.limit(request)
+    before = responses.number(request, "before", 0, most=(1 << 31) - 1) or None
+    rows = context.source.reports.issued(limit, before, request.args.get("name") or None)
+    return responses.as_list(rows, str(rows[-1]["number"]) if len(rows) == limit else None)
+
+
+def report(context: AppContext, _request: Request, report_id: str) -> Response:
+    """One issued report, with its digest."""
+    row = found_report(context, report_id)
+    return responses.as_json({"digest": row["digest"], "report": json.loads(row["body"])})
+
+
+def report_verification(context: AppContext, _request: Request, report_id: str) -> Response:
+    """Check a report against the chain, what is stored and the raw counters."""
+    row = found_report(context, report_id)
+    before = context.source.reports.issued_after(row["number"] - 2, 1) if row["number"] > 1 else []
+    is_next = bool(before) and before[0]["number"] == row["number"] - 1
+    return responses.as_json(verify_report(context.source, row, before[0] if is_next else None).as_dict())
+
+
+def report_chain(context: AppContext, _request: Request) -> Response:
+    """Check digests of all reports; those in which something was found, and how many there are."""
+    count, broken = 0, []
+    for found in verify_chain(context.source):
+        count += 1
+        if found.findings:
+            broken.append(found.as_dict())
+    return responses.as_list(broken[:MOST_BROKEN], count=count, is_good=not broken)
+
+
+def found_report(context: AppContext, report_id: str) -> Row:
+    """The row of a report.
+
+    Raises:
+        NotFound: none has this id or number.
+    """
+    row = context.source.reports.issued_report(report_id)
+    if row is None:
+        raise NotFound(f"no report {report_id[:200]!r} was issued", "'sla report list' lists those that were")
+    return row

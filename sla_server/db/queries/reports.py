@@ -1,0 +1,190 @@
+"""What reports ask of SQL: slices with all their revisions, and what throttles did in a span.
+
+``ReportQueries`` is ``SqlReader.reports``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Executable, Select, exists, func, or_, select, tuple_
+
+from sla_server.db import schema
+from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.rows import Row
+
+ISSUED: Final = "report-issued"
+"""Action of the audit log, and kind of event."""
+SLICE_COLUMNS: Final = (
+    "start_us",
+    "revision",
+    "version",
+    "length_us",
+    "state",
+    "n",
+    "missed",
+    "offered_iops",
+    "threshold_us",
+    "coverage_ratio",
+    "inexact",
+    "ours",
+    "judged_us",
+    "reason",
+    "measured",
+)
+
+
+def all_revisions(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
+    """Slices that start in [from_us, to_us), every revision, oldest first."""
+    table = schema.slices
+    place = tuple_(table.c.name, table.c.objective, table.c.start_us)  # see ``slices.newest``
+    wanted = table.c.name == name, table.c.objective == objective
+    bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
+    columns = (table.c[column] for column in SLICE_COLUMNS)
+    return select(*columns).where(*wanted, *bounds).order_by(table.c.start_us, table.c.revision)
+
+
+def judged_objectives(name: str, from_us: int, to_us: int) -> Select[Any]:
+    """Objectives of an agreement of which a slice starts in [from_us, to_us)."""
+    table = schema.slices
+    wanted = table.c.name == name, table.c.start_us >= from_us, table.c.start_us < to_us
+    return select(table.c.objective).where(*wanted).distinct().order_by(table.c.objective)
+
+
+def episodes_between(name: str, from_us: int, to_us: int, limit: int) -> Select[Any]:
+    """Violations that overlap [from_us, to_us), oldest first."""
+    table = schema.episodes
+    lasting = or_(table.c.closed_us.is_(None), table.c.closed_us > from_us)
+    statement = select(table).where(table.c.name == name, table.c.opened_us < to_us, lasting)
+    return statement.order_by(table.c.opened_us, table.c.episode_id).limit(limit)
+
+
+def throttles_between(
+    from_us: int, to_us: int, limit: int, *, victims: Collection[str] = (), volumes: Collection[str] = ()
+) -> Select[Any]:
+    """Throttles that held I/O back in [from_us, to_us), oldest first: for these victims, or of these volumes."""
+    table = schema.throttles
+    lasting = or_(table.c.released_us.is_(None), table.c.released_us > from_us)
+    is_real = table.c.state.not_in(("observed", "refused"))
+    about: list[ColumnElement[bool]] = []
+    if victims:
+        about.append(table.c.victim.in_(sorted(victims)))
+    if volumes:
+        about.append(table.c.volume.in_(sorted(volumes)))
+    statement = select(table).where(table.c.requested_us < to_us, lasting, is_real, or_(*about))
+    return statement.order_by(table.c.requested_us, table.c.throttle_id).limit(limit)
+
+
+class ReportQueries:
+    """The questions. ``rows`` runs a statement. Thread: any."""
+
+    def __init__(self, rows: Callable[[Executable], list[Row]]) -> None:
+        self._rows = rows
+
+    def report_objectives(self, name: str, from_us: int, to_us: int) -> list[str]:
+        """See ``judged_objectives``."""
+        return [row["objective"] for row in self._rows(judged_objectives(name, from_us, to_us))]
+
+    def slice_revisions(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        """See ``all_revisions``."""
+        return self._rows(all_revisions(name, objective, from_us, to_us))
+
+    def episodes_between(self, name: str, from_us: int, to_us: int, limit: int) -> list[Row]:
+        """See the function."""
+        return self._rows(episodes_between(name, from_us, to_us, limit))
+
+    def throttles_between(
+        self,
+        from_us: int,
+        to_us: int,
+        limit: int,
+        *,
+        victims: Collection[str] = (),
+        volumes: Collection[str] = (),
+    ) -> list[Row]:
+        """See the function; ``members`` decoded."""
+        found: dict[str, Row] = {}
+        for victim_part in chunks(sorted(victims)):
+            statement = throttles_between(from_us, to_us, limit, victims=victim_part)
+            found |= {row["throttle_id"]: row for row in self._rows(statement)}
+        for volume_part in chunks(sorted(volumes)):
+            statement = throttles_between(from_us, to_us, limit, volumes=volume_part)
+            found |= {row["throttle_id"]: row for row in self._rows(statement)}
+        ordered = sorted(found.values(), key=lambda row: (row["requested_us"], row["throttle_id"]))
+        return decode_json(ordered[:limit], ("members",))
+
+    # -- Issued reports
+
+    def issued(self, limit: int = 100, before: int | None = None, name: str | None = None) -> list[Row]:
+        """Issued reports without their bodies, newest first; ``before``: numbers below this one."""
+        table = schema.reports
+        columns = [column for column in table.c if column.name != "body"]
+        statement = select(*columns).order_by(table.c.number.desc()).limit(limit)
+        if before is not None:
+            statement = statement.where(table.c.number < before)
+        if name is not None:
+            statement = statement.where(table.c.name == name)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def issued_report(self, report_id: str) -> Row | None:
+        """One of them, with its body; by its id, or by its number in digits."""
+        table = schema.reports
+        wanted = table.c.report_id == report_id
+        if report_id.isdecimal() and len(report_id) < 10:
+            wanted = or_(wanted, table.c.number == int(report_id))
+        rows = self._rows(select(table).where(wanted).order_by(table.c.report_id == report_id).limit(2))
+        return decode_json(rows[-1:], ("summary",))[0] if rows else None
+
+    def issued_after(self, number: int, limit: int) -> list[Row]:
+        """With their bodies, oldest first: for a walk along the chain."""
+        table = schema.reports
+        statement = select(table).where(table.c.number > number).order_by(table.c.number).limit(limit)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def issued_periods(self, name: str) -> set[str]:
+        """Periods of an agreement that have a report."""
+        table = schema.reports
+        statement = select(table.c.period).where(table.c.name == name).distinct()
+        return {row["period"] for row in self._rows(statement)}
+
+    def unannounced(self, after: int, since_us: int, limit: int) -> list[Row]:
+        """Issued since then, with a higher number, and not in the audit log yet; oldest first."""
+        table, audit = schema.reports, schema.audit
+        is_known = exists().where(audit.c.action == ISSUED, audit.c.subject == table.c.report_id)
+        columns = [column for column in table.c if column.name != "body"]
+        wanted = table.c.number > after, table.c.issued_us >= since_us, ~is_known
+        statement = select(*columns).where(*wanted).order_by(table.c.number).limit(limit)
+        return decode_json(self._rows(statement), ("summary",))
+
+    def audit_of(self, report_id: str) -> Row | None:
+        """What the audit log says of the issue of a report, ``after`` decoded."""
+        table = schema.audit
+        statement = select(table).where(table.c.action == ISSUED, table.c.subject == report_id).limit(1)
+        rows = decode_json(self._rows(statement), ("before", "after"))
+        return rows[0] if rows else None
+
+    def volume_names(self) -> list[str]:
+        """All volumes ever seen, by name."""
+        table = schema.volumes
+        return [row["volume"] for row in self._rows(select(table.c.volume).order_by(table.c.volume))]
+
+    def held_back(self, volume: str, hours_us: Collection[int]) -> Row | None:
+        """ios and delay_us (for how long throttles held them back) of some hours; None: not stored."""
+        streams, table = schema.streams, schema.rollup_hours
+        of_volume = select(streams.c.stream_id).where(streams.c.volume == volume)
+        stream_ids = [row["stream_id"] for row in self._rows(of_volume)]
+        ios = delay_us = found = 0
+        for some in chunks(stream_ids) if hours_us else ():
+            for hours in chunks(sorted(hours_us)):
+                sums = (
+                    func.coalesce(total(table.c.reads + table.c.writes), 0).label("ios"),
+                    func.coalesce(total(table.c.delay_sum_us), 0).label("delay_us"),
+                    func.count().label("rows"),
+                )
+                # The bounds show PostgreSQL which partitions to leave out.
+                bounds = table.c.hour_us >= hours[0], table.c.hour_us <= hours[-1]
+                wanted = table.c.hour_us.in_(hours), table.c.stream_id.in_(some)
+                (row,) = self._rows(select(*sums).where(*bounds, *wanted))
+                ios, delay_us, found = ios + row["ios"], delay_us + row["delay_us"], found + row["rows"]
+        return {"ios": ios, "delay_us": delay_us} if found else None

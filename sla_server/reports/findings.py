@@ -1,0 +1,260 @@
+"""What happened in a period: violations and their causes, maintenance, throttles, versions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from sla_server.agreements.difference import bounded, differences
+from sla_server.agreements.periods import SECOND_US, Span
+from sla_server.agreements.promise import InForce
+from sla_server.agreements.slices import REASONS
+from sla_server.reports.accounts import OUTSIDE, ObjectiveSlices, runs
+from sla_server.reports.document import (
+    ReportedChange,
+    ReportedEpisode,
+    ReportedMaintenance,
+    ReportedThrottling,
+    ReportedVersion,
+    ThrottledVolume,
+)
+from sla_server.reports.inputs import BEFORE_US, ReportInputs, throttled_name, throttled_spans
+from sla_server.rows import Row
+
+Cause = Literal["neighbours", "storage", "overcommitted", "elsewhere", "unknown"]
+STORAGE_REASONS: Final = ("hung", "failed")
+MOST_NAMED: Final = 5
+
+
+# -- Violations
+
+
+def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> list[ReportedEpisode]:
+    """Violations that lasted in some of the period, oldest first."""
+    found = []
+    for row in inputs.episodes:
+        end_us = row["closed_us"] or inputs.end_us
+        inside_us = min(end_us, inputs.end_us) - max(row["opened_us"], inputs.period.from_us)
+        cause, text, volumes = _cause(row, end_us, inputs, slices.get(row["objective"]))
+        found.append(
+            ReportedEpisode(
+                episode_id=row["episode_id"],
+                objective=row["objective"],
+                opened_us=row["opened_us"],
+                closed_us=row["closed_us"],
+                in_period_s=max(inside_us, 0) // SECOND_US,
+                worst_ratio=row["worst_u"],
+                slices_bad=row["slices_bad"],
+                cause=cause,
+                cause_text=text,
+                volumes=volumes,
+            )
+        )
+    return found
+
+
+def _cause(
+    row: Row, end_us: int, inputs: ReportInputs, slices: ObjectiveSlices | None
+) -> tuple[Cause, str, list[str]]:
+    """Why a promise was broken, as far as what is stored says so.
+
+    What the controller found comes first: it saw the backend. Then whom it slowed down for this promise, then
+    what the slices themselves say.
+    """
+    victim = f"{inputs.name}/{row['objective']}"
+    from_us = row["opened_us"] - BEFORE_US
+    decided = [
+        each for each in inputs.decisions if each["victim"] == victim and from_us <= each["at_us"] <= end_us
+    ]
+    kinds = {each["kind"] for each in decided}
+    reasons = {each["reason"] for each in decided}
+    slowed = _slowed(victim, row["opened_us"], end_us, inputs.throttles)
+    if "storage-fault" in reasons or _hung(row, end_us, slices):
+        return "storage", "the storage hung or failed: I/Os did not complete", slowed
+    if "infeasible" in kinds:
+        return (
+            "overcommitted",
+            "floors and promises on the backend together ask for more than it gives",
+            slowed,
+        )
+    if "unattributed" in kinds:
+        return "elsewhere", "slowing down its neighbours did not help: the cause was elsewhere", slowed
+    if slowed:
+        return "neighbours", f"others used the same storage; slowed down for it: {_named(slowed)}", slowed
+    if decided:
+        users = _users(decided, inputs.name)
+        if users:
+            return "neighbours", f"others used the same storage most: {_named(users)}", users
+    since_us = inputs.decisions_from_us
+    if since_us is None or row["opened_us"] < since_us:
+        return "unknown", "what the server found then is no longer stored", []
+    return "unknown", "nothing that is stored says why", []
+
+
+def _slowed(victim: str, opened_us: int, end_us: int, throttles: Iterable[Row]) -> list[str]:
+    found: dict[str, None] = {}
+    for row in throttles:
+        if row["victim"] == victim and throttled_spans(row, opened_us, end_us) is not None:
+            found[throttled_name(row)] = None
+    return sorted(found)
+
+
+def _hung(row: Row, end_us: int, slices: ObjectiveSlices | None) -> bool:
+    """Whether most of its bad slices are hangs or failures."""
+    bad = [
+        each["reason"]
+        for each in (slices.rows if slices is not None else ())
+        if each["state"] == "bad"
+        and each["start_us"] < end_us
+        and each["start_us"] + each["length_us"] > row["opened_us"]
+    ]
+    return sum(reason in STORAGE_REASONS for reason in bad) * 2 > len(bad)
+
+
+def _users(decided: Iterable[Row], name: str) -> list[str]:
+    """Volumes with the most use of the backend that a step would have slowed down, as observed."""
+    for each in decided:
+        figures: Mapping[str, Any] = each["figures"] or {}
+        throttled = figures.get("throttled")
+        if isinstance(throttled, list) and throttled:
+            return sorted(str(volume) for volume in throttled)
+    return []
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+# -- Maintenance
+
+
+def maintenance_of(
+    inputs: ReportInputs, slices: Iterable[ObjectiveSlices]
+) -> list[ReportedMaintenance]:
+    """Work that excused slices, once for all objectives with slices of the same spans."""
+    spans: dict[tuple[int, int, str], int] = {}
+    for each in slices:
+        for run in runs(
+            each.rows, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE
+        ):
+            key = run[0]["start_us"], run[-1]["start_us"] + run[-1]["length_us"], run[0]["reason"]
+            spans.setdefault(key, len(run))
+    return [
+        _maintenance(inputs.versions, from_us, to_us, reason, count)
+        for (from_us, to_us, reason), count in sorted(spans.items())
+    ]
+
+
+def _maintenance(
+    versions: Sequence[InForce], from_us: int, to_us: int, reason: str, count: int
+) -> ReportedMaintenance:
+    author, announced_us = None, None
+    item = next((one for one in reversed(versions) if one.applied_us < to_us), versions[-1])
+    works = [work for work in item.work if work.reason == reason]
+    if works:
+        first = min(works, key=lambda work: work.applied_us)
+        author, announced_us = first.author or None, first.applied_us
+    else:
+        own = item.agreement.spec.maintenance.windows
+        author = next((one.author for one in own if f"maintenance: {one.reason}" == reason), None)
+    notice_s = item.agreement.spec.maintenance.notice
+    had_notice = None
+    if notice_s is not None and announced_us is not None:
+        had_notice = announced_us + notice_s * SECOND_US <= from_us
+    return ReportedMaintenance(
+        from_us=from_us,
+        to_us=to_us,
+        slices=count,
+        reason=reason,
+        author=author,
+        announced_us=announced_us,
+        had_notice=had_notice,
+    )
+
+
+# -- Throttles
+
+
+def throttling_of(inputs: ReportInputs) -> ReportedThrottling:
+    """What keeping the promise cost others, and what others cost its own volumes."""
+    own_victims = f"{inputs.name}/"
+    others, others_s = _throttled(inputs, inputs.throttles, inputs.held)
+    suffered = [row for row in inputs.own_throttles if not row["victim"].startswith(own_victims)]
+    own, own_s = _throttled(inputs, suffered, {})
+    delays = [each.delayed_s for each in others if each.delayed_s is not None]
+    return ReportedThrottling(
+        others=others,
+        others_throttled_s=others_s,
+        others_delayed_s=round(sum(delays), 3) if delays or not others else None,
+        own=own,
+        own_throttled_s=own_s,
+    )
+
+
+def _throttled(
+    inputs: ReportInputs, rows: Iterable[Row], held: Mapping[str, Row]
+) -> tuple[list[ThrottledVolume], int]:
+    """By volume, the longest first; and the sum of their times, which may run side by side."""
+    spans: dict[str, list[Span]] = {}
+    least: dict[str, float] = {}
+    for row in rows:
+        span = throttled_spans(row, inputs.period.from_us, inputs.end_us)
+        if span is None:
+            continue
+        volume = throttled_name(row)
+        spans.setdefault(volume, []).append(span)
+        if row["cost_per_s"] is not None:
+            least[volume] = min(row["cost_per_s"], least.get(volume, row["cost_per_s"]))
+    found = []
+    for volume, of in spans.items():
+        use = held.get(volume)
+        found.append(
+            ThrottledVolume(
+                volume=volume,
+                throttles=len(of),
+                throttled_s=union_us(of) // SECOND_US,
+                least_cost_per_s=least.get(volume),
+                ios=use["ios"] if use is not None else None,
+                delayed_s=round(use["delay_us"] / SECOND_US, 3) if use is not None else None,
+            )
+        )
+    found.sort(key=lambda each: (-each.throttled_s, each.volume))
+    return found, sum(each.throttled_s for each in found)
+
+
+def union_us(spans: Iterable[Span]) -> int:
+    """How long at least one of them lasts."""
+    total, reached = 0, 0
+    for begin_us, end_us in sorted(spans):
+        total += max(0, end_us - max(begin_us, reached))
+        reached = max(reached, end_us)
+    return total
+
+
+# -- Versions
+
+
+def versions_in(inputs: ReportInputs) -> list[ReportedVersion]:
+    """Versions that held in some of the period, oldest first, each with what it changed."""
+    found = []
+    rows = {row["version"]: row for row in inputs.rows}
+    for item in inputs.held_versions:
+        row = rows[item.version]
+        before = rows.get(item.version - 1)
+        changes = bounded(differences(before["spec"], row["spec"])) if before is not None else []
+        found.append(
+            ReportedVersion(
+                version=item.version,
+                from_us=item.applied_us,
+                to_us=item.ended_us,
+                applied_by=row["applied_by"],
+                changes=[ReportedChange.model_validate(change) for change in changes],
+            )
+        )
+    return found
+
+
+def reason_text(reason: str) -> str:
+    """For people."""
+    return REASONS.get(reason, reason)

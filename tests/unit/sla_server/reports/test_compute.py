@@ -1,0 +1,231 @@
+"""What a report says, from rows that a person can add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from sla_server.reports.compute import compute_report
+from sla_server.reports.document import ReportContent
+from sla_server.reports.errors import NoSuchPeriod, NothingToReport
+from sla_server.reports.inputs import read_inputs
+from tests.support.agreements import simple
+from tests.support.reports import (
+    DAY_US,
+    HOUR_US,
+    MINUTE_US,
+    StoredRows,
+    at_us,
+    episode_row,
+    slice_row,
+    throttle_row,
+    version_row,
+)
+
+DAY = at_us("2026-10-03")
+AFTER = at_us("2026-10-20")
+DAILY = simple(extra="  window: {type: calendar, period: day}\n")
+
+
+def stored(text: str = DAILY, **more: object) -> StoredRows:
+    """A day of good slices of the agreement ``gold``."""
+    found = StoredRows([version_row(text, 1, DAY - 10 * DAY_US)])
+    found.slices = [slice_row(DAY + minute * MINUTE_US) for minute in range(1440)]
+    for name, value in more.items():
+        setattr(found, name, value)
+    return found
+
+
+def report(rows: StoredRows, period: str = "2026-10-03", now_us: int = AFTER) -> ReportContent:
+    return compute_report(read_inputs(rows, "gold", period, now_us))  # type: ignore[arg-type]
+
+
+def test_a_good_day() -> None:
+    found = report(stored())
+    (latency,) = found.objectives
+    assert (latency.compliance, latency.coverage, latency.is_kept) == (1.0, 1.0, True)
+    assert latency.slices.good == 1440
+    assert (latency.time.all_s, latency.time.good_s, latency.time.unplanned_s) == (86_400, 86_400, 0)
+    assert (latency.budget.allowed_s, latency.budget.left_s, latency.budget.left_ratio) == (8640, 8640, 1)
+    assert not found.is_preliminary
+    assert (found.bad, found.missing, found.inexact, found.episodes, found.notes) == ([], [], [], [], [])
+
+
+def test_bad_slices_are_listed_and_spend_the_budget() -> None:
+    rows = stored()
+    for minute in (10, 11, 12, 40):
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "bad", missed=100 + minute)
+    found = report(rows)
+    (latency,) = found.objectives
+    assert latency.compliance == 1436 / 1440
+    assert (latency.budget.spent_s, latency.budget.left_s) == (240, 8400)
+    assert [(span.from_us, span.slices, span.missed) for span in found.bad] == [
+        (DAY + 10 * MINUTE_US, 3, 112),
+        (DAY + 40 * MINUTE_US, 1, 140),
+    ]
+    assert [(each.state, each.reason, each.slices) for each in latency.reasons] == [("bad", "slow", 4)]
+
+
+def test_missing_time_is_named_whether_it_was_judged_or_not() -> None:
+    rows = stored()
+    del rows.slices[100:110]
+    rows.slices[5] = slice_row(DAY + 5 * MINUTE_US, "no_data", ours=True, reason="cuts-lost")
+    found = report(rows)
+    (latency,) = found.objectives
+    assert [(span.reason, span.slices, span.is_ours) for span in found.missing] == [
+        ("cuts-lost", 1, True),
+        ("not-judged", 0, False),
+    ]
+    assert (found.missing[1].from_us, found.missing[1].to_us) == (DAY + 6000_000_000, DAY + 6600_000_000)
+    assert (latency.time.unjudged_s, latency.time.no_data_s, latency.time.all_s) == (600, 60, 86_400)
+    assert latency.compliance == 1429 / 1430  # bad_if_ours
+
+
+def test_work_excuses_and_the_report_says_what_it_was_without() -> None:
+    rows = stored()
+    reason = "maintenance: disks"
+    for minute in range(60, 70):
+        missed = 500 if minute < 64 else 0
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "excluded", reason=reason, missed=missed)
+    found = report(rows)
+    (latency,) = found.objectives
+    assert (latency.compliance, latency.compliance_without_exclusions) == (1.0, 1436 / 1440)
+    assert (latency.time.planned_s, latency.time.outside_service_s) == (600, 0)
+    (work,) = found.maintenance
+    assert (work.from_us, work.slices, work.reason) == (DAY + HOUR_US, 10, reason)
+
+
+def test_a_period_that_goes_on_is_preliminary_and_its_budget_is_of_the_whole() -> None:
+    rows = stored()
+    del rows.slices[600:]
+    found = report(rows, now_us=DAY + 600 * MINUTE_US + 5_000_000)
+    (latency,) = found.objectives
+    assert found.preliminary_because == ["the period has not ended"]
+    assert latency.budget.allowed_s == 8640
+    assert latency.time.unjudged_s == 5
+    late = report(stored(), now_us=DAY + DAY_US + HOUR_US)
+    assert late.preliminary_because == [
+        "statistics that arrive late may revise slices until 48 h after the end"
+    ]
+
+
+def test_a_revision_counts_from_when_it_was_judged() -> None:
+    rows = stored()
+    later = DAY + DAY_US + 3 * HOUR_US
+    rows.slices.append(slice_row(DAY, "bad", revision=1, judged_us=later))
+    assert report(rows, now_us=later - 1).objectives[0].slices.bad == 0
+    assert report(rows, now_us=later).objectives[0].slices.bad == 1
+
+
+def test_an_edit_within_the_period_counts_each_part_by_its_own_terms() -> None:
+    edit = DAY + 12 * HOUR_US
+    rows = stored()
+    rows.versions = [
+        version_row(DAILY, 1, DAY - 10 * DAY_US, edit),
+        version_row(DAILY.replace("slice: 1m", "slice: 5m").replace("0.9}", "0.99}"), 2, edit),
+    ]
+    rows.slices = [slice_row(DAY + minute * MINUTE_US) for minute in range(720)]
+    rows.slices += [
+        slice_row(edit + number * 5 * MINUTE_US, "bad" if number == 3 else "good", version=2,
+                  length_us=5 * MINUTE_US)
+        for number in range(144)
+    ]  # fmt: skip
+    found = report(rows)
+    (latency,) = found.objectives
+    assert latency.slice_lengths_s == [60, 300]
+    assert latency.compliance == 1 - 300 / 86_400
+    assert latency.budget.allowed_s == pytest.approx(0.1 * 43_200 + 0.01 * 43_200)
+    assert [change.field for change in found.versions[1].changes] == [
+        "spec.objectives[latency].budgeting.slice",
+        "spec.objectives[latency].budgeting.target",
+    ]
+
+
+def test_credits_are_of_the_agreement_s_own_periods() -> None:
+    penalties = "  penalties: [{below: 0.99, credit: 0.1}]\n"
+    monthly = simple(extra=penalties)
+    rows = stored(monthly)
+    for minute in range(60):
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "bad")
+    day = report(rows)
+    assert [period.is_over for period in day.credits.periods] == [False]
+    assert day.credits.note.startswith("no period of the agreement ends in this one")
+    month = report(rows, "2026-10", now_us=at_us("2026-11-05"))
+    (october,) = month.credits.periods
+    assert (october.is_over, october.credit) == (True, 0.1)
+    assert report(stored(DAILY + penalties)).credits.periods[0].credit == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "cause"),
+    [
+        ("start", "promise-violated", "neighbours"),
+        ("unattributed", "unattributed", "elsewhere"),
+        ("infeasible", "promise-violated", "overcommitted"),
+        ("release", "storage-fault", "storage"),
+    ],
+)
+def test_a_violation_has_a_cause(kind: str, reason: str, cause: str) -> None:
+    opened, closed = DAY + HOUR_US, DAY + HOUR_US + 5 * MINUTE_US
+    decision = {
+        "at_us": opened, "victim": "gold/latency", "kind": kind, "reason": reason,
+        "figures": {"throttled": ["batch"]},
+    }  # fmt: skip
+    rows = stored(stored_episodes=[episode_row(opened, closed)], stored_decisions=[decision])
+    (episode,) = report(rows).episodes
+    assert (episode.cause, episode.in_period_s) == (cause, 300)
+    assert episode.volumes == (["batch"] if cause == "neighbours" else [])
+
+
+def test_a_violation_without_decisions_has_no_known_cause() -> None:
+    rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)], since_us=DAY + 5 * HOUR_US)
+    found = report(rows)
+    assert found.episodes[0].cause == "unknown"
+    assert "a violation goes on" in found.preliminary_because
+    assert any("decisions" in note for note in found.notes)
+
+
+def test_what_it_cost_others() -> None:
+    rows = stored(
+        stored_throttles=[
+            throttle_row("batch", DAY, DAY + 101_000_000),
+            throttle_row("batch", DAY + 50_000_000, DAY + 151_000_000, cost_per_s=100.0),
+            throttle_row("scan", DAY - HOUR_US, None),
+            throttle_row("vol-1", DAY, DAY + 61_000_000, victim="other/latency"),
+        ],
+        held={"batch": {"ios": 5000, "delay_us": 12_500_000}},
+    )
+    found = report(rows).throttling
+    assert [(each.volume, each.throttles, each.throttled_s) for each in found.others] == [
+        ("scan", 1, 86_400),
+        ("batch", 2, 150),
+    ]
+    batch = found.others[1]
+    assert (batch.ios, batch.delayed_s, batch.least_cost_per_s) == (5000, 12.5, 100.0)
+    assert (found.others_throttled_s, found.others_delayed_s) == (86_550, 12.5)
+    assert [(each.volume, each.throttled_s) for each in found.own] == [("vol-1", 60)]
+
+
+def test_time_outside_service_hours_is_accounted_for() -> None:
+    text = DAILY + "  service_hours: {calendar: business, days: [sat], from: '08:00', to: '18:00'}\n"
+    rows = stored(text)
+    for minute in (*range(480), *range(1080, 1440)):
+        rows.slices[minute] = slice_row(
+            DAY + minute * MINUTE_US, "excluded", reason="outside service hours"
+        )
+    (latency,) = report(rows).objectives
+    assert (latency.time.outside_service_s, latency.time.good_s) == (50_400, 36_000)
+    assert latency.budget.allowed_s == 3600
+    assert latency.compliance_without_exclusions == 1.0
+
+
+def test_what_cannot_be_reported_is_refused_with_the_reason() -> None:
+    with pytest.raises(NothingToReport, match="was ever applied"):
+        read_inputs(StoredRows(), "gold", "2026-10", AFTER)  # type: ignore[arg-type]
+    with pytest.raises(NothingToReport, match="not in force yet in 2026-01"):
+        report(stored(), "2026-01")
+    with pytest.raises(NoSuchPeriod, match="2026-10-03"):
+        report(stored(), "last month")
+    ended = stored()
+    ended.versions[0]["ended_us"] = DAY - DAY_US
+    with pytest.raises(NothingToReport, match="ended on 2026-10-02"):
+        report(ended, "2026-10-03")
