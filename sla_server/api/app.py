@@ -25,7 +25,7 @@ from pmdaemon.runtime import watchdog
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
-from sla_server.api.handlers import documents, live, notifications, policies, read, space, why, write
+from sla_server.api.handlers import documents, live, notifications, policies, promises, read, space, why, write
 from sla_server.api.routes import ROUTES, ApiRoute
 from sla_server.api.security import HEADERS, session_key, start_session
 
@@ -48,7 +48,7 @@ LOGIN_PAGE: Final = """<!doctype html>
 
 def handler_of(route: ApiRoute) -> Handler:
     """The function that answers a route."""
-    for module in (read, write, documents, live, why, notifications, policies, space):
+    for module in (read, write, documents, live, why, notifications, policies, promises, space):
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)

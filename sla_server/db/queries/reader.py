@@ -34,6 +34,7 @@ from sla_server.db.engine import make_engine, translated
 from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import explanations, inbox, policies, slices
 from sla_server.db.queries.history import read_history
+from sla_server.db.queries.pages import PageQueries
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
@@ -59,6 +60,7 @@ class SqlReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.space = SpaceQueries(self._rows)
+        self.pages = PageQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.
@@ -195,9 +197,7 @@ class SqlReader:
             select(func.count()).select_from(schema.volumes).scalar_subquery().label("volumes"),
             func.max(streams.c.last_us).label("last_us"),
         )
-        row = self._one(statement)
-        if row is None:  # cannot happen: an aggregate without GROUP BY has one row
-            raise AssertionError("no totals")
+        (row,) = self._rows(statement)  # an aggregate without GROUP BY has one
         return row
 
     def progress(self) -> dict[str, int]:
