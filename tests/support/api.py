@@ -652,7 +652,12 @@ class FakeSource:
 
     def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("rollup_history", volume, from_us, to_us)
-        return [{"slot_us": from_us, "iops": 80.0}]
+        length_us = max((to_us - from_us) // 60, 1)
+        row = {"length_us": length_us, "iops": 80.0, "cost_milli": 80 * length_us // 1000}
+        return [
+            {**row, "slot_us": from_us + number * length_us, "p50_us": 2_300, "p95_us": 9_200 + 40 * number, "p99_us": 14_700}
+            for number in range(60)
+        ]
 
     def decisions_from_us(self) -> int | None:
         self._row("decisions_from_us")

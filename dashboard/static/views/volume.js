@@ -49,7 +49,7 @@ async function loadLive() {
     ["Cap", cap || "none", cap ? `delays ${f.latency(live.delay_us)}` : ""],
     ["I/Os in total", f.count(row.reads + row.writes), row.errors ? `${f.count(row.errors)} errors` : "no errors"]]);
   showClients(row.by_stream);
-  $("release").hidden = !cap;
+  $("release").hidden = !row.throttled_by_hand;
   return true;
 }
 

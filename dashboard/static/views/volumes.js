@@ -40,7 +40,7 @@ const columns = [
       td.append(element("button", {type: "button", onclick: () => openThrottle(row.volume)}, "Throttle…"),
         element("button", {type: "button", onclick: () => release(shell, row.volume)}, "Release"));
     }
-    return td.lastChild.hidden = !f.volumeCap(live(row));
+    return td.lastChild.hidden = !row.throttled_by_hand;
   }},
 ];
 

@@ -169,8 +169,11 @@ def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
     stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
     rows = [stored.get(row["volume"], {**row, **stored_nothing}) for row in page]
     owners = source.volume_owner_names(None if len(names) > ONE_BY_ONE_MAX else names)
-    live = _with_live(context, rows, "volumes", "volume")
-    return [{**row, "owners": owners.get(str(row["volume"]), [])} for row in live]
+    by_hand = {row.get("volume") for row in snapshot_now(context)["throttles"] if row.get("source") == "manual"}
+    return [
+        {**row, "owners": owners.get(str(row["volume"]), []), "throttled_by_hand": row["volume"] in by_hand}
+        for row in _with_live(context, rows, "volumes", "volume")
+    ]
 
 
 def volume_owners(context: AppContext, request: Request) -> Response:
