@@ -14,13 +14,14 @@ const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
 const REFRESH_MS = 5000;
 const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, notice: "",
-  database: "", old: null};
+  database: "", old: null, isOld: false};
 const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn,
   notice, change, isStale};
 const view = await import(`./views/${document.body.dataset.view}.js`);
 
+// Between two questions about the server's health nothing new is known of it.
 function isStale() {
-  return Date.now() - page.takenMs > STALE_MS;
+  return view.onSnapshot ? Date.now() - page.takenMs > STALE_MS : page.isOld;
 }
 
 function onSnapshot(snapshot) {
@@ -58,8 +59,9 @@ function onConnection(connection) {
 async function ask() {
   try {
     const [health, mode] = await Promise.all([fetch("/api/v1/health").then((answer) => answer.json()), read("/mode")]);
-    page.takenMs = Date.now() - (health.snapshot_age_s ?? 0) * 1000;
-    if (health.snapshot_age_s === null) page.takenMs = 0;
+    const ageS = health.snapshot_age_s;
+    page.takenMs = ageS === null ? 0 : Date.now() - ageS * 1000;
+    page.isOld = ageS === null || ageS * 1000 > STALE_MS;
     onConnection("asking");
     take({mode: mode?.mode, problems: health.problems, database: health.database === "ok" ? "" : health.database});
   } catch {
@@ -150,6 +152,8 @@ if (view.onSnapshot) {
   startFeed({onSnapshot, onConnection});
   setInterval(loadDatabase, REFRESH_MS);
 } else {
-  setInterval(() => { if (!document.hidden || page.connection === "lost") ask(); }, REFRESH_MS);
+  const askIfSeen = () => { if (!document.hidden) ask(); };
+  setInterval(askIfSeen, REFRESH_MS);
+  document.addEventListener("visibilitychange", askIfSeen);
   ask();
 }

@@ -61,7 +61,7 @@ export function fillEvents(fillList, list, rows, empty) {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity, row.kind);
       const [what, about] = li.querySelectorAll("p");
-      setText(what, row.text || row.kind);
+      setText(what, f.plain(row.text || row.kind));
       setText(about, f.aboutEvent(row));
     }, empty);
 }

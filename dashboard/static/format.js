@@ -102,13 +102,16 @@ export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1
 
 export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
+// Texts of the server, in the page's words.
+export const plain = (text) => String(text ?? "").replaceAll(" cost/s", " weighted IOPS");
+
 export const WEIGHTED = "Weighted IOPS: an I/O counts once, and once more per 64 KiB, or as the storage's cost model says";
 
 const POLICY_STATES = {"in-force": ["ok", "in force"], pinned: ["ok", "in force, pinned"], published: ["", "published"],
   superseded: ["", "superseded"], "rolled-back": ["warn", "rolled back"], rejected: ["warn", "rejected"],
   "rejected-pinned": ["warn", "rejected, pinned"]};
 export const policyState = (state) => POLICY_STATES[state] || ["", state];
-export const backTest = (found) => (found?.reason ? sentence(found.reason) : "It was not tried on stored I/O.");
+export const backTest = (found) => (found?.reason ? sentence(plain(found.reason)) : "It was not tried on stored I/O.");
 
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 // An hour of the week, 0 is Monday 00 UTC: "Sat 23:00 UTC", not "hour 143".

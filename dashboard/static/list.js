@@ -22,12 +22,14 @@ export function startList({path, id, fields, columns, keyOf, empty, limit = 50, 
   async function refresh() {
     const number = ++turn;
     const query = new URLSearchParams({limit});
-    for (const [name, value] of Object.entries(address.get())) if (value && value !== "0") query.set(name, value);
+    for (const [name, value] of Object.entries(address.get())) {
+      if (value && value !== "0" && !mine.includes(name)) query.set(name, value);
+    }
     let answer;
     try {
       answer = (await call("GET", `${path}?${query}`)).body;
     } catch (error) {
-      if (number === turn && error.status) showNothing([error.message]);
+      if (number === turn && error.status) showNothing(error.message, () => [error.message]);
       return; // without an answer: the banner says that the server is away
     }
     if (number !== turn) return;
@@ -35,20 +37,23 @@ export function startList({path, id, fields, columns, keyOf, empty, limit = 50, 
     show(answer);
   }
 
-  function showNothing(words) {
+  // Words in place of rows; the same ones stay, with the focus on a link in them.
+  function showNothing(kind, words) {
+    if (table.dataset.nothing === kind && table.querySelector(".empty")) return;
+    table.dataset.nothing = kind;
     table.tBodies[0]?.replaceChildren();
-    fillTable(table, columns, [], keyOf, () => words);
+    fillTable(table, columns, [], keyOf, words);
   }
 
   function show(answer) {
-    const nothing = () => Object.keys(fields).every((name) => mine.includes(name) || address.get()[name] === fields[name]) ? empty()
-      : ["Nothing is like that. ", follow(address, element("a"), {...fields}), "."];
-    if (!answer.items.length) table.tBodies[0]?.replaceChildren();
-    fillTable(table, columns, answer.items, keyOf, nothing);
-    for (const link of table.querySelectorAll(".empty a:empty")) link.textContent = "Show all";
+    if (answer.items.length) fillTable(table, columns, answer.items, keyOf);
+    else if (isPlain()) showNothing("empty", empty);
+    else showNothing("filtered", () => ["Nothing is like that. ", follow(address, element("a", {}, "Show all"), {...fields}), "."]);
     showHeads();
     showPager(answer);
   }
+
+  const isPlain = () => Object.keys(fields).every((name) => mine.includes(name) || name === "sort" || address.get()[name] === fields[name]);
 
   function showHeads() {
     const {sort} = address.get();

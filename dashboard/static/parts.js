@@ -21,7 +21,7 @@ export function showDecisions(node, rows, empty) {
       const [what, how] = li.querySelectorAll("p");
       setText(what, f.decisionWords(row));
       const whom = row.victim ? `to keep ${row.victim}` : "";
-      setText(how, [whom, row.text, row.mode === "observe" ? "observed only" : ""].filter(Boolean).join(" · "));
+      setText(how, [whom, f.plain(row.text), row.mode === "observe" ? "observed only" : ""].filter(Boolean).join(" · "));
     },
     () => [empty]);
 }

@@ -4,6 +4,7 @@
 
 import {call} from "./api.js";
 import {element, setText} from "./dom.js";
+import {plain} from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
@@ -46,12 +47,12 @@ function showAnswer(prefix, answer) {
   const sections = $(`${prefix}-sections`);
   $(`${prefix}-status`).className = `badge ${BADGES[answer.status] || ""}`.trim();
   setText($(`${prefix}-status`), answer.status.replaceAll("-", " "));
-  setText($(`${prefix}-headline`), answer.headline);
+  setText($(`${prefix}-headline`), plain(answer.headline));
   const text = JSON.stringify(answer.sections);
   if (sections.dataset.shown === text) return; // a selection or the place scrolled to survives
   sections.dataset.shown = text;
   sections.replaceChildren(...answer.sections.flatMap(({title, lines}) => [
-    element("dt", {}, title), element("dd", {}, ...lines.map((line) => element("p", {}, line)))]));
+    element("dt", {}, title), element("dd", {}, ...lines.map((line) => element("p", {}, plain(line))))]));
 }
 
 async function refresh() {

@@ -282,10 +282,10 @@ def test_the_detail_says_why(site: Site, page: Page, width: int) -> None:
         wait_for(driver, "[data-volume=batch] a.why")
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] a.why").send_keys(Keys.ENTER)
         until(driver, lambda: "to keep erp-gold" in text(driver, "#why-headline"), "the answer is shown")
-        assert text(driver, "#why-headline").startswith("batch is throttled to 290 cost/s")
+        assert text(driver, "#why-headline").startswith("batch is throttled to 290 weighted IOPS")
         assert text(driver, "#why-status") == "throttled"
         sections = text(driver, "#why-sections")
-        assert "batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in sections
+        assert "batch: 87 %, 581 weighted IOPS (best-effort, throttled to 290 weighted IOPS)" in sections
         assert driver.current_url.endswith("/volumes#why/volume/batch")
         overflow = "const d = arguments[0]; return d.scrollWidth - d.clientWidth"
         assert driver.execute_script(overflow, driver.find_element(By.ID, "why-dialog")) <= 0

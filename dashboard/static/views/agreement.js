@@ -240,6 +240,7 @@ async function loadOnce() {
 async function show() {
   if (!page.row) return;
   showTabs();
+  for (const part of document.querySelectorAll("[data-judged]")) part.hidden = !objectives().length;
   $("why-then").href = whyAddress("sla", page.name, chosen());
   showLive();
   await Promise.all([loadSlow(), showHour()]);

@@ -20,7 +20,7 @@ function showCapacity(row) {
       if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)}, `${one.sla}/${one.objective}`));
     }},
     {label: "At most", cls: "num", title: f.WEIGHTED, text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
-    {label: "Because", cls: "wrap full", text: (one) => one.reason || f.DASH},
+    {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},
   ], row.capacity, (one) => `${one.sla}/${one.objective}/${one.step ?? 0}`, () =>
     ["Not known yet: the policy job finds it from stored load and latencies. Run it: ", element("code", {}, "sla policy run")]);
 }

@@ -38,7 +38,7 @@ function showEvents(rows, isOpen) {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity);
       const [what, about, undelivered] = li.querySelectorAll("p");
-      setText(what, row.text || row.kind);
+      setText(what, f.plain(row.text || row.kind));
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
       const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
       setText(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "));

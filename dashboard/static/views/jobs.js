@@ -19,7 +19,7 @@ const columns = [
     if (td.firstChild || !row.version) return;
     td.append(element("a", {href: `/policies/${row.version}`}, `version ${row.version}`));
   }},
-  {label: "What came of it", cls: "wrap full", text: (row) => row.text || f.DASH},
+  {label: "What came of it", cls: "wrap full", text: (row) => f.plain(row.text) || f.DASH},
 ];
 
 export const start = () => { startList({path: "/jobs", id: "jobs", columns, keyOf: (row) => row.job_id, fields: {before: ""},

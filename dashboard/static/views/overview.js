@@ -101,7 +101,7 @@ function showThrottles(snapshot) {
       const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
       setText(li.querySelector("div > .soft"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
       const [why, how] = li.querySelectorAll("p");
-      setText(why, (row.text || row.reason) + (row.floor ? ` (${row.floor} holds)` : ""));
+      setText(why, f.plain(row.text || row.reason) + (row.floor ? ` (${row.floor} holds)` : ""));
       setText(how, f.throttleWords(row, snapshot.backends));
     },
     () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);

@@ -63,7 +63,7 @@ function showReport(row) {
       if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)}, `${one.sla}/${one.objective}`));
     }},
     {label: "At most", cls: "num", text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
-    {label: "Because", cls: "wrap full", text: (one) => one.reason || f.DASH},
+    {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},
   ], row.report?.capacity || [], (one) => `${one.backend}/${one.sla}/${one.objective}/${one.step ?? 0}`, () => ["It found no capacity."]);
 }
 

@@ -193,9 +193,12 @@ def volume_owners(context: AppContext, request: Request) -> Response:
 
 def volume(context: AppContext, _request: Request, volume: str) -> Response:
     """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
-    live = [row for row in snapshot_now(context)["volumes"] if row.get("volume") == volume]
-    named = context.source.pages.volumes_named([volume]) or live
-    row = _find(_complete_volumes(context, named), "volume", volume)
+    named = [
+        {"volume": row.get("volume"), "backend": row.get("backend")}
+        for row in (*context.source.pages.volumes_named([volume]), *snapshot_now(context)["volumes"])
+        if row.get("volume") == volume
+    ]
+    row = _find(_complete_volumes(context, named[:1]), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
     return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
 
