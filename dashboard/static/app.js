@@ -6,7 +6,7 @@
 
 import {call, read} from "./api.js";
 import {element, setText} from "./dom.js";
-import {clock, duration, sentence} from "./format.js";
+import {clock, duration, plural, sentence} from "./format.js";
 import {startFeed} from "./feed.js";
 import {startWhy} from "./why.js";
 
@@ -141,7 +141,25 @@ async function change(method, path, body, done = "") {
 const signOut = async () => { await change("DELETE", "/session"); await loadSession(); };
 $("mode").addEventListener("click", (event) => {
   const {mode} = event.target.dataset;
-  if (mode && mode !== page.snapshot?.mode) change("PUT", "/mode", {mode});
+  if (mode && mode !== page.snapshot?.mode) askForMode(mode);
+});
+
+// The whole server is switched: not without a question, and not without what it means.
+function askForMode(mode) {
+  const held = page.snapshot?.throttles && new Set(page.snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
+  const now = held === undefined ? "" : ` ${held ? plural(held, "volume is", "volumes are") : "None is"} held back now.`;
+  setText($("mode-title"), mode === "observe" ? "Only observe?" : "Enforce?");
+  setText($("mode-text"), mode === "observe"
+    ? `Control decides and logs, and holds nobody back any more: promises that rest on it may break.${now}`
+    : `Control holds back volumes of lower priority while a promise is at risk: their I/O becomes slower.${now}`);
+  setText($("mode-apply"), mode === "observe" ? "Observe" : "Enforce");
+  $("mode-dialog").dataset.mode = mode;
+  $("mode-dialog").returnValue = "";
+  $("mode-dialog").showModal();
+}
+
+$("mode-dialog").addEventListener("close", () => {
+  if ($("mode-dialog").returnValue === "apply") change("PUT", "/mode", {mode: $("mode-dialog").dataset.mode});
 });
 
 startWhy();

@@ -25,7 +25,17 @@ from pmdaemon.runtime import watchdog
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
-from sla_server.api.handlers import documents, live, notifications, policies, promises, read, space, why, write
+from sla_server.api.handlers import (
+    documents,
+    live,
+    notifications,
+    policies,
+    promises,
+    read,
+    space,
+    why,
+    write,
+)
 from sla_server.api.routes import ROUTES, ApiRoute
 from sla_server.api.security import HEADERS, session_key, start_session
 

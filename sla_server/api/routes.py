@@ -295,7 +295,13 @@ ROUTES: Final = (
         "Judged slices of one objective by the hour, in the period now or at a time, with its error budget.",
         (
             OBJECTIVE,
-            Query("at_us", "integer", "A time in the period, microseconds UTC; default: now.", least=0, most=MAX_US),
+            Query(
+                "at_us",
+                "integer",
+                "A time in the period, microseconds UTC; default: now.",
+                least=0,
+                most=MAX_US,
+            ),
         ),
         items=ANY,
     ),

@@ -216,6 +216,16 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
         sign_in(driver, site, "volumes")
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
+        wait_for(driver, "#mode-dialog[open]")
+        assert "holds nobody back any more" in text(driver, "#mode-text")
+        driver.find_element(By.CSS_SELECTOR, "#mode-form [value=cancel]").click()
+        until(
+            driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "nothing was asked for"
+        )
+        driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
+        wait_for(driver, "#mode-dialog[open]")
+        driver.find_element(By.ID, "mode-apply").send_keys(Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 1, "the switch was asked for")
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
         wait_for(driver, "#throttle-dialog[open]")
         driver.find_element(By.NAME, "rate").send_keys("2.5")

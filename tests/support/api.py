@@ -310,7 +310,9 @@ class FakeSource:
     def volume_names(self, backend: str = "") -> list[dict[str, Any]]:
         self._row("volume_names", backend)
         rows = [{key: row[key] for key in ("volume", "backend")} for row in self.volumes()]
-        return [row for row in sorted(rows, key=lambda row: str(row["volume"])) if backend in ("", row["backend"])]
+        return [
+            row for row in sorted(rows, key=lambda row: str(row["volume"])) if backend in ("", row["backend"])
+        ]
 
     def volumes_named(self, names: Collection[str]) -> list[dict[str, Any]]:
         self._row("volumes_named", sorted(names))
@@ -655,7 +657,13 @@ class FakeSource:
         length_us = max((to_us - from_us) // 60, 1)
         row = {"length_us": length_us, "iops": 80.0, "cost_milli": 80 * length_us // 1000}
         return [
-            {**row, "slot_us": from_us + number * length_us, "p50_us": 2_300, "p95_us": 9_200 + 40 * number, "p99_us": 14_700}
+            {
+                **row,
+                "slot_us": from_us + number * length_us,
+                "p50_us": 2_300,
+                "p95_us": 9_200 + 40 * number,
+                "p99_us": 14_700,
+            }
             for number in range(60)
         ]
 

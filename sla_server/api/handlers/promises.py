@@ -87,7 +87,9 @@ def _order(request: Request) -> Callable[[Row], tuple[Any, ...]]:
         )
 
     def by_trouble(row: Row) -> tuple[Any, ...]:
-        rank = TROUBLE.index(row["state"]) if row["state"] in TROUBLE else len(TROUBLE) + (not row.get("alerts"))
+        rank = (
+            TROUBLE.index(row["state"]) if row["state"] in TROUBLE else len(TROUBLE) + (not row.get("alerts"))
+        )
         left = row.get("budget_remaining")
         return rank, 2.0 if left is None else left, row["name"], row["objective"]
 
@@ -98,9 +100,7 @@ def _filled(context: AppContext, page: list[Row], priorities: dict[str, str]) ->
     """The rows of a page with what SQL and the snapshot know of them."""
     names = {row["name"] for row in page}
     agreements = {row["name"]: row for row in context.source.pages.agreements_named(names)}
-    opened = {
-        (row["name"], row["objective"]): row for row in context.source.pages.open_episodes(names)
-    }
+    opened = {(row["name"], row["objective"]): row for row in context.source.pages.open_episodes(names)}
     live = LiveObjectives(context)
     rows = []
     for row in page:
@@ -114,7 +114,9 @@ def _filled(context: AppContext, page: list[Row], priorities: dict[str, str]) ->
 
 def _row(state: Row, shown: Row, agreement: Row, episode: Row | None) -> Row:
     spec = (agreement.get("spec") or {}).get("spec") or {}
-    agreed = next((one for one in agreed_objectives(agreement) if one.get("name") == state["objective"]), None)
+    agreed = next(
+        (one for one in agreed_objectives(agreement) if one.get("name") == state["objective"]), None
+    )
     parties, volumes = spec.get("parties") or {}, (spec.get("scope") or {}).get("volumes") or []
     if agreement and not agreed_objectives(agreement):
         state = {**state, "state": "no-objective"}

@@ -49,7 +49,12 @@ PERIODS_DEFAULT: Final = 12
 PAGE_DEFAULT: Final = 50
 ONE_BY_ONE_MAX: Final = 2000
 """Volumes that SQL is asked about by name; for more it sums all streams at once."""
-VOLUME_ORDERS: Final = {"busiest": "iops", "slowest": "p95_us", "queue": "inflight", "throughput": "bytes_per_s"}
+VOLUME_ORDERS: Final = {
+    "busiest": "iops",
+    "slowest": "p95_us",
+    "queue": "inflight",
+    "throughput": "bytes_per_s",
+}
 SLICES_DEFAULT: Final = 21
 """The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
 CONFIGURATION: Final = "configuration"
@@ -138,11 +143,11 @@ def volumes(context: AppContext, request: Request) -> Response:
     live = {str(row.get("volume")): row for row in snapshot_now(context)["volumes"]}
     known = context.source.pages.volume_names()
     names = {row["volume"] for row in known}
-    fresh = [{"volume": name, "backend": row.get("backend")} for name, row in live.items() if name not in names]
+    fresh = [
+        {"volume": name, "backend": row.get("backend")} for name, row in live.items() if name not in names
+    ]
     rows = [
-        row
-        for row in (*known, *fresh)
-        if part in row["volume"].lower() and backend in ("", row["backend"])
+        row for row in (*known, *fresh) if part in row["volume"].lower() and backend in ("", row["backend"])
     ]
     if order := request.args.get("sort", ""):
         rows.sort(key=_volume_order(order, live))
@@ -169,7 +174,9 @@ def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
     stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
     rows = [stored.get(row["volume"], {**row, **stored_nothing}) for row in page]
     owners = source.volume_owner_names(None if len(names) > ONE_BY_ONE_MAX else names)
-    by_hand = {row.get("volume") for row in snapshot_now(context)["throttles"] if row.get("source") == "manual"}
+    by_hand = {
+        row.get("volume") for row in snapshot_now(context)["throttles"] if row.get("source") == "manual"
+    }
     return [
         {**row, "owners": owners.get(str(row["volume"]), []), "throttled_by_hand": row["volume"] in by_hand}
         for row in _with_live(context, rows, "volumes", "volume")

@@ -111,7 +111,9 @@ def test_hours_add_up_to_the_budget(web: FlaskClient, source: api.FakeSource) ->
     assert web.get("/api/v1/slas/erp-gold/hours?objective=none").status_code == 404
 
 
-def test_volumes_are_sorted_by_what_they_do(web: FlaskClient, context: AppContext, source: api.FakeSource) -> None:
+def test_volumes_are_sorted_by_what_they_do(
+    web: FlaskClient, context: AppContext, source: api.FakeSource
+) -> None:
     context.live.put(snapshot())
     names = lambda query: [row["volume"] for row in web.get(f"/api/v1/volumes{query}").json["items"]]  # noqa: E731
     assert names("?sort=busiest&limit=2") == ["batch", "erp-db"]
@@ -132,7 +134,9 @@ def test_a_volume_that_a_person_throttled_says_so(web: FlaskClient, context: App
 
 
 def test_gateways_and_backends_by_name(web: FlaskClient) -> None:
-    assert [row["name"] for row in web.get("/api/v1/gateways?match=WAY-A&state=up").json["items"]] == ["gateway-a"]
+    assert [row["name"] for row in web.get("/api/v1/gateways?match=WAY-A&state=up").json["items"]] == [
+        "gateway-a"
+    ]
     assert web.get("/api/v1/gateways?state=lost").json["items"] == []
     assert web.get("/api/v1/backends?match=none").json["items"] == []
 
@@ -149,7 +153,10 @@ def test_decisions_of_a_volume(web: FlaskClient, source: api.FakeSource) -> None
     rows = web.get("/api/v1/decisions?volume=batch&kind=cap-set,cap-released").json["items"]
     assert [row["decision_id"] for row in rows] == ["d-2"]
     (asked,) = [asked[1] for asked in source.asked if asked[0] == "decisions"]
-    assert (asked["kinds"], asked["until_us"] - asked["from_us"]) == (["cap-set", "cap-released"], 24 * HOUR_US)
+    assert (asked["kinds"], asked["until_us"] - asked["from_us"]) == (
+        ["cap-set", "cap-released"],
+        24 * HOUR_US,
+    )
     assert web.get("/api/v1/decisions?from_us=5&to_us=1").status_code == 400
 
 

@@ -20,11 +20,23 @@ HOUR_US = 3_600_000_000
 
 def agreement(name, version=1, ended_us=None, **spec):
     row = {"name": name, "version": version, "document": "text", "spec": json.dumps({"spec": spec})}
-    return "agreements", {**row, "priority": "gold", "applied_us": T0, "applied_by": "ann", "ended_us": ended_us}
+    return "agreements", {
+        **row,
+        "priority": "gold",
+        "applied_us": T0,
+        "applied_by": "ann",
+        "ended_us": ended_us,
+    }
 
 
 def judged(start_us, state, revision=0):
-    row = {"name": "erp-gold", "objective": "latency", "start_us": start_us, "revision": revision, "version": 1}
+    row = {
+        "name": "erp-gold",
+        "objective": "latency",
+        "start_us": start_us,
+        "revision": revision,
+        "version": 1,
+    }
     return "slices", {**row, "length_us": 60_000_000, "state": state, "n": 10, "judged_us": start_us}
 
 
@@ -80,6 +92,9 @@ def test_volumes_of_a_page_have_the_sums_of_all(pages, rig):
 def test_slices_by_the_hour_are_of_the_newest_revision(pages):
     begin = T0 // HOUR_US * HOUR_US
     rows = pages.slice_hours("erp-gold", "latency", begin, begin + 2 * HOUR_US)
-    assert [(row["hour_us"] - begin, row["state"], row["n"]) for row in rows] == [(0, "good", 2), (HOUR_US, "bad", 1)]
+    assert [(row["hour_us"] - begin, row["state"], row["n"]) for row in rows] == [
+        (0, "good", 2),
+        (HOUR_US, "bad", 1),
+    ]
     assert rows[0]["newest_us"] == begin + 60_000_000
     assert pages.slice_hours("erp-gold", "latency", begin + HOUR_US, begin + HOUR_US + 1)[0]["n"] == 1
