@@ -1,4 +1,4 @@
-"""The page's routes: its views, their scripts and style, and plotly's script from plotly's own wheel (no CDN).
+"""The page's routes: its views, their scripts and style, and plotly's script from its own wheel (no CDN).
 
 Nothing is inline, so the Content-Security-Policy allows neither inline script nor inline style. Files are
 served with an ETag and checked by the browser on each load, so an upgrade shows at once.

@@ -29,7 +29,7 @@ export async function drawLines(node, lines, {from, to, suffix = "", most, least
       shape: line.steps ? "hv" : "linear"}}));
   const top = most ?? Math.max(1e-9, ...lines.flatMap((line) => line.values.map((value) => value ?? 0))) * 1.1;
   await Plotly.react(node, traces, {...layout(), showlegend: legend, hovermode: "x",
-    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 28},
+    legend: {orientation: "h", y: 1.02, yanchor: "bottom", x: 0}, margin: {l: 60, r: 8, t: legend ? 30 : 8, b: 42},
     shapes: bands.map((band) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1, x0: new Date(band.from), x1: new Date(band.to),
       fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
     xaxis: {...axes(), type: "date", range: [new Date(from), new Date(to)], nticks: Math.max(3, Math.floor(node.clientWidth / 130)),

@@ -5,9 +5,10 @@ of request threads read or wait. A snapshot is turned into JSON once, however ma
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
 (one small point a snapshot, 15 minutes at one a second), ``_others`` (the newest state of each promise, when
-it came and since when it is so: those that snapshots have no rows of take turns to come), ``_reports`` (the newest of dbmanager
-and of the supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers
-count from 1 in this process only; a stream says so with its first event, so a restart confuses no page.
+it came and since when it is so: those that snapshots have no rows of take turns to come), ``_reports`` (the
+newest of dbmanager and of the supervisor, for when ``services`` are silent), ``_streams`` (places taken),
+``_closed``. Numbers count from 1 in this process only; a stream says so with its first event, so a restart
+confuses no page.
 Nothing survives a restart and nothing needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".

@@ -1,4 +1,4 @@
-"""Every view of the page in a real browser: within its width, without complaint, and its state in its address."""
+"""Every view of the page in a real browser: within its width, without complaint, its state in its address."""
 
 from __future__ import annotations
 

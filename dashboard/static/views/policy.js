@@ -14,6 +14,7 @@ const HOURS = Array.from({length: 24}, (_, hour) => String(hour).padStart(2, "0"
 let base = "";
 let list = null;
 let shown = null;
+let first = "";
 
 const columns = [
   {label: "Volume", cls: "wrap head", fill: (td, row) => {
@@ -34,8 +35,9 @@ function cellOf(hour, row) {
     words: `${f.weekHour(hour)}: ${capped ? `at most ${f.weighted(row.cost_per_s)}` : "no cap"}${demand}`};
 }
 
+// The week of the volume that was chosen, else of the first one in the list.
 async function showWeek() {
-  const {volume} = list.address.get();
+  const volume = list.address.get().volume || first;
   if (volume === shown) return;
   shown = volume;
   const answer = volume ? await read(`${base}/volumes/${encodeURIComponent(volume)}`) : null;
@@ -52,7 +54,7 @@ function showReport(row) {
   setBadge($("state"), ...f.policyState(row.state));
   const job = row.job || {};
   setText($("about"), [`computed ${f.moment(row.created_us)}`, row.published_by ? `by ${row.published_by}` : "",
-    job.rollups ? `from ${f.count(job.rollups)} rollups of ${job.window_days || "?"} days` : ""].filter(Boolean).join(" · "));
+    job.rollups ? `from ${f.count(job.rollups)} rollups${job.window_days ? ` of ${f.plural(job.window_days, "day")}` : ""}` : ""].filter(Boolean).join(" · "));
   const tested = row.report?.back_test;
   setText($("test"), `${f.backTest(tested)}${tested?.publish === false ? " So it was not put in force." : ""}`);
   fillList($("test-notes"), tested?.notes || [], (note) => note, () => element("li"), (li, note) => setText(li, note), () => []);
@@ -91,6 +93,7 @@ export async function start(shell) {
   }
   list = startList({path: `${base}/volumes`, id: "caps", columns, keyOf: (row) => row.volume, limit: 20, refreshMs: 60000,
     fields: {match: "", after: "", volume: ""}, mine: ["volume"], onShow: () => list && showWeek(),
+    onAnswer: ({items}) => { first ||= items[0]?.volume || ""; if (list) showWeek(); },
     empty: () => ["It says nothing of any volume: it was computed before there was I/O."]});
   await Promise.all([showWeek(), showDifference(Number(shell.name))]);
 }

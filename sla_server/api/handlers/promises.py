@@ -1,7 +1,7 @@
-"""Handlers of the views about promises: the list that is filtered, sorted and paged here, and slices by the hour.
+"""Handlers of the views about promises: the list, filtered, sorted and paged here, and slices by the hour.
 
-States and figures come from the live view, which has those of every promise; SQL is asked for the names that a
-filter means, and for all else of the few rows on the page.
+States and figures come from the live view, which has those of every promise; SQL is asked for the names that
+a filter means, and for all else of the few rows on the page.
 """
 
 from __future__ import annotations
@@ -120,11 +120,14 @@ def _row(state: Row, shown: Row, agreement: Row, episode: Row | None) -> Row:
     parties, volumes = spec.get("parties") or {}, (spec.get("scope") or {}).get("volumes") or []
     if agreement and not agreed_objectives(agreement):
         state = {**state, "state": "no-objective"}
+    since_us = state.get("since_us")
+    if episode is not None and state["state"] == "violating":
+        since_us = episode["opened_us"]
     return {
         **state,
         **(promised_of(agreed) if agreed is not None else {}),
         **shown,
-        "since_us": episode["opened_us"] if episode is not None else state.get("since_us"),
+        "since_us": since_us,
         "episode_id": episode["episode_id"] if episode is not None else None,
         "version": agreement.get("version"),
         "customer": parties.get("customer"),

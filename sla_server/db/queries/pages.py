@@ -88,7 +88,7 @@ class PageQueries:
     def slice_hours(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
         """How many slices (newest revisions) start in each hour of [from_us, to_us), oldest first.
 
-        Rows of ``hour_us``, those of ``SqlReader.slice_sums``, and ``newest_us``: start of the newest of them.
+        Rows of ``hour_us``, the columns of ``SqlReader.slice_sums``, and ``newest_us``: the newest's start.
         """
         found = slices.newest(name, objective, from_us, to_us).order_by(None).subquery()
         hour = (found.c.start_us - found.c.start_us % HOUR_US).label("hour_us")

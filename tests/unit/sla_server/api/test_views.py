@@ -82,6 +82,8 @@ def test_promises_are_filtered_and_paged(many: FlaskClient, source: api.FakeSour
 
 def test_a_promise_says_for_whom_and_since_when(web: FlaskClient, context: AppContext) -> None:
     context.live.put(snapshot())
+    assert rows_of(web)[0]["since_us"] is None, "kept; since when is not known"
+    context.live.put(snapshot(slas=[{**snapshot()["slas"][0], "state": "violating"}]))
     (row,) = rows_of(web)
     assert (row["customer"], row["volumes"], row["volume_count"]) == ("acme", ["vol-17"], 1)
     assert row["since_us"] == api.EPISODE["opened_us"], "the violation goes on"
