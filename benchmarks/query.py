@@ -68,6 +68,10 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
     return plain | {
         "volume": ("volume", f"/volumes/{volume}", {}),
         "sla": ("sla", f"/slas/{sla}", {}),
+        "promises": ("promises", "/promises", {}),
+        "volumes_page": ("volumes", "/volumes", {"sort": "busiest", "limit": 50}),
+        "backend": ("backend", "/backends/disk-0", {}),
+        "decisions": ("decisions", "/decisions", {"volume": volume, **month}),
         "sla_versions": ("sla_versions", f"/slas/{sla}/versions", {}),
         "sla_credits": ("sla_credits", f"/slas/{sla}/credits", {}),
         "maintenance": ("maintenance", "/maintenance", {}),
@@ -87,6 +91,7 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "policies": ("policies", "/policies", {}),
         "policy": ("policy", f"/policies/{version}", {}),
         "policy_volume": ("policy_volume", f"/policies/{version}/volumes/{volume}", {}),
+        "policy_volumes": ("policy_volumes", f"/policies/{version}/volumes", {}),
         "policy_diff": ("policy_diff", f"/policies/{version}/diff/{version - 1}", {}),
         "jobs": ("jobs", "/jobs", {}),
         "pools": ("pools", "/pools", {}),
@@ -98,6 +103,7 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "history_48h": ("history", f"/volumes/{volume}/history", two_days),
         "history_30d": ("history", f"/volumes/{volume}/history", month),
         "slices_day": ("slices", f"/slas/{sla}/slices", {}),
+        "slice_hours": ("slice_hours", f"/slas/{sla}/hours", {}),
         "slices_30d": ("slices", f"/slas/{sla}/slices", month),
         "periods": ("periods", f"/slas/{sla}/periods", {}),
         "episodes": ("episodes", "/episodes", {"name": sla}),
@@ -113,11 +119,15 @@ GROUPS = {
     "lists_ms": (
         "gateways",
         "volumes",
+        "volumes_page",
         "volume",
         "totals",
         "backends",
         "slas",
+        "backend",
         "sla",
+        "promises",
+        "decisions",
         "throttles",
         "throttles_in_force",
         "throttles_1000",
@@ -154,8 +164,8 @@ GROUPS = {
     "history_48h_ms": ("history_48h",),
     "history_30d_ms": ("history_30d",),
     "slices_day_ms": ("slices_day",),
-    "slices_30d_ms": ("slices_30d", "periods", "sla_credits"),
-    "caps_ms": ("caps_hour", "caps_all", "policy_diff"),
+    "slices_30d_ms": ("slices_30d", "slice_hours", "periods", "sla_credits"),
+    "caps_ms": ("caps_hour", "caps_all", "policy_volumes", "policy_diff"),
 }
 """Goal -> its pages; the slowest counts."""
 

@@ -1,4 +1,4 @@
-"""The page's routes: the shell, its script and style, and plotly's script from plotly's own wheel (no CDN).
+"""The page's routes: its views, their scripts and style, and plotly's script from its own wheel (no CDN).
 
 Nothing is inline, so the Content-Security-Policy allows neither inline script nor inline style. Files are
 served with an ETag and checked by the browser on each load, so an upgrade shows at once.
@@ -6,12 +6,14 @@ served with an ETag and checked by the browser on each load, so an upgrade shows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import as_file, files
 
 from flask import Blueprint, Flask, Response, render_template, send_file
 
 from dashboard.login import make_blueprint
+from dashboard.views import VIEWS, View
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 
@@ -20,10 +22,24 @@ page = Blueprint(
 )
 
 
-@page.get("/")
-def index() -> str:
-    """The one page."""
-    return render_template("index.html", version=version("storage-sla-server"))
+def _shell_of(view: View) -> Callable[..., str]:
+    """Renders a view's shell; its script asks the API for what is in it."""
+    listed = [each for each in VIEWS if not each.above]
+
+    def shell(name: str = "") -> str:
+        return render_template(
+            f"views/{view.key}.html",
+            view=view,
+            views=listed,
+            name=name,
+            version=version("storage-sla-server"),
+        )
+
+    return shell
+
+
+for _view in VIEWS:
+    page.add_url_rule(_view.path, _view.key, _shell_of(_view))
 
 
 @page.get("/static/plotly.min.js")

@@ -1,95 +1,86 @@
-// The page: takes the live feed, draws it, and sends changes through the REST API.
+// The shell of every view: header, banner, session and changes. The view itself is a module of views/.
+//
+// A view that shows what is so this second exports onSnapshot, and gets the live feed; for all others the
+// shell asks each 5 s how the server is. start(shell) is called once, onSession when somebody signed in or out,
+// onBack when the connection is back.
 
 import {call, read} from "./api.js";
-import {addPoint, drawChart, hasTrend, loadTrend, spanMs} from "./chart.js";
 import {element, setText} from "./dom.js";
-import {startFind} from "./find.js";
-import {clock, duration, helpedBy, measured, metric, promised, sentence, stateWords} from "./format.js";
+import {clock, duration, plural, sentence} from "./format.js";
 import {startFeed} from "./feed.js";
-import {refreshInbox, startInbox} from "./inbox.js";
-import {startPools} from "./pools.js";
-import * as views from "./views.js";
 import {startWhy} from "./why.js";
 
 const $ = (id) => document.getElementById(id);
 const STALE_MS = 5000;
-const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
-const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", selected: null, totals: new Map(),
-  policy: null, jobs: [], signedIn: false, notice: "", database: "", old: null};
+const REFRESH_MS = 5000;
+const page = {snapshot: null, takenMs: Date.now(), connection: "connecting", signedIn: false, notice: "",
+  database: "", old: null, isOld: false};
+const shell = {name: document.body.dataset.name, title: document.body.dataset.title, signedIn: () => page.signedIn,
+  notice, change, isStale};
+const view = await import(`./views/${document.body.dataset.view}.js`);
 
-function draw() {
-  const {snapshot} = page;
-  if (!snapshot) return;
-  views.showSummary(snapshot);
-  views.showSlas(snapshot, page.selected, select);
-  views.showVolumes(snapshot, page.totals, {signedIn: page.signedIn, throttle: openDialog, release});
-  views.showThrottles(snapshot, snapshot.at_us);
-  views.showGateways(snapshot, snapshot.at_us);
-  views.showEvents(snapshot);
-  views.showProcesses(snapshot.processes);
-  views.showPolicy(snapshot, page.policy);
-  views.showJobs(page.jobs);
-  for (const button of $("mode").children) {
-    button.setAttribute("aria-pressed", String(button.dataset.mode === snapshot.mode));
-    button.disabled = !page.signedIn;
-  }
-  chart();
-}
-
-function chart() {
-  const row = page.snapshot.slas.find((sla) => views.keyOf(sla) === page.selected);
-  $("chart").hidden = !row || !hasTrend(page.selected) || row.promised != null; // the chart is of latencies
-  if ($("chart").hidden) return;
-  const [startMs, endMs] = spanMs(page.selected);
-  const title = `${row.name}, ${metric(row)} of the last ${duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
-    + `${measured(row)} of ${promised(row)}, ${stateWords(row.state)}.`;
-  if ($("chart-title").dataset.shown !== title) {
-    $("chart-title").dataset.shown = title;
-    $("chart-title").replaceChildren(title, element("span", {class: "key"}), "a neighbour is throttled for it");
-  }
-  if (!document.hidden) drawChart($("plot"), page.selected).catch(() => { $("plot").hidden = true; });
-}
-
-function select(key) {
-  page.selected = key;
-  draw();
+// Between two questions about the server's health nothing new is known of it.
+function isStale() {
+  return view.onSnapshot ? Date.now() - page.takenMs > STALE_MS : page.isOld;
 }
 
 function onSnapshot(snapshot) {
-  const newPolicy = snapshot.policy?.version !== page.snapshot?.policy?.version;
-  page.snapshot = snapshot;
   page.takenMs = snapshot.at_us === page.old?.atUs ? page.old.takenMs : Date.now();
+  take(snapshot);
+  view.onSnapshot(snapshot, shell);
+}
+
+function take(snapshot) {
+  page.snapshot = snapshot;
   page.database = snapshot.database || "";
-  const acting = snapshot.throttles.filter((row) => ACTIVE.has(row.state));
-  const names = acting.flatMap((row) => helpedBy(row, snapshot.backends));
-  const helped = new Set(names.map((name) => name.split("/")[0]));
-  for (const row of snapshot.slas) addPoint(views.keyOf(row), snapshot.at_us, row, helped.has(row.name));
-  if (!snapshot.slas.some((row) => views.keyOf(row) === page.selected)) {
-    const worst = snapshot.slas.find((row) => row.state === "violating") || snapshot.slas[0];
-    page.selected = worst ? views.keyOf(worst) : null;
-  }
-  if (newPolicy) loadPolicy();
-  draw();
+  showMode();
   showFeed();
 }
 
+function showMode() {
+  for (const button of $("mode").children) {
+    button.setAttribute("aria-pressed", String(button.dataset.mode === page.snapshot?.mode));
+    button.disabled = !page.signedIn;
+  }
+}
+
 function onConnection(connection) {
-  if (page.connection === "lost" && connection !== "lost") loadSlow();
+  const wasLost = page.connection === "lost" && connection !== "lost";
   page.connection = connection;
+  if (wasLost) {
+    loadSession();
+    loadAge();
+    view.onBack?.();
+  }
   showFeed();
+}
+
+// A view without the live feed: what of the server the header and the banner say.
+async function ask() {
+  try {
+    const [health, mode] = await Promise.all([fetch("/api/v1/health").then((answer) => answer.json()), read("/mode")]);
+    const ageS = health.snapshot_age_s;
+    page.takenMs = ageS === null ? 0 : Date.now() - ageS * 1000;
+    page.isOld = ageS === null || ageS * 1000 > STALE_MS;
+    onConnection("asking");
+    take({mode: mode?.mode, problems: health.problems, database: health.database === "ok" ? "" : health.database});
+  } catch {
+    onConnection("lost");
+  }
 }
 
 function showFeed() {
   const ageMs = Date.now() - page.takenMs;
-  const stale = ageMs > STALE_MS;
+  const stale = isStale() && page.connection !== "connecting";
   const lost = page.connection === "lost";
   const [cls, words] = lost ? ["bad", "connection lost"] : stale ? ["bad", "no live data"]
     : page.connection === "polling" ? ["ok", "live (polling)"] : page.snapshot ? ["ok", "live"] : ["", "connecting"];
   $("feed").className = `chip ${cls}`;
   setText($("feed"), words);
+  const silence = page.takenMs ? ` for ${duration(ageMs / 1000)}` : "";
   const banner = lost ? "Connection to the server lost, retrying. What you see is what was last known."
     : stale && page.database ? `${sentence(page.database)} The services part waits for it. What you see is what was last known.`
-    : stale ? `No live data for ${duration(ageMs / 1000)}: the services part does not answer (it is restarted by itself; `
+    : stale ? `No live data${silence}: the services part does not answer (it is restarted by itself; `
       + "‘sla-server status’ says more)."
     : page.notice || [
       page.database ? `${sentence(page.database)} Live values go on; totals, compliance and events are those last read.` : "",
@@ -108,50 +99,26 @@ function troubles() {
   return words.join(" ") + (rows.length > 3 ? ` And ${rows.length - 3} more, see /api/v1/health.` : "");
 }
 
-async function loadPolicy() {
-  const answer = await read("/policies?limit=20");
-  page.policy = answer?.items.find((row) => row.version === page.snapshot?.policy?.version) || null;
-  if (page.snapshot) draw();
-}
-
-async function loadJobs() {
-  const answer = await read("/jobs?limit=3");
-  if (answer) page.jobs = answer.items;
-}
-
-async function loadTotals() {
-  const answer = await read("/volumes");
-  if (answer) page.totals = new Map(answer.items.map((row) => [row.volume, row]));
-}
-
 async function loadSession() {
   const answer = await read("/session");
   page.signedIn = Boolean(answer?.signed_in);
   const node = $("session");
   if (page.signedIn) node.replaceChildren("signed in ", element("button", {type: "button", onclick: signOut}, "Sign out"));
   else node.replaceChildren("read only; ", element("code", {}, "sla login"), " lets you make changes");
-  refreshInbox();
+  showMode();
+  view.onSession?.();
 }
 
 // A feed begins with the newest snapshot, however old it is: the server says when that came.
 async function loadAge() {
-  const answer = await read("/live");
+  const answer = view.onSnapshot && await read("/live");
   if (answer?.server.stale) page.old = {atUs: answer.at_us, takenMs: Date.now() - (answer.server.age_s ?? 0) * 1000};
 }
 
-async function loadSlow() {
-  await Promise.all([loadTotals(), loadJobs(), loadSession(), loadAge(), read("/live/trend").then((answer) => answer && loadTrend(answer))]);
-  draw();
-}
-
-async function everySoOften() {
-  await Promise.all([loadTotals(), loadJobs()]);
-  if (Date.now() - page.takenMs > STALE_MS) {
-    const live = await read("/live"); // who waits for the database says nothing: ask for it ourselves
-    if (live) page.database = live.server.database;
-    const answer = await read("/processes");
-    if (answer) views.showProcesses(answer.items);
-  }
+// Who waits for the database says nothing: ask for it ourselves.
+async function loadDatabase() {
+  const live = isStale() ? await read("/live") : null;
+  if (live) page.database = live.server.database;
 }
 
 function notice(text) {
@@ -160,56 +127,51 @@ function notice(text) {
   setTimeout(() => { if (page.notice === text) { page.notice = ""; showFeed(); } }, 8000);
 }
 
-async function change(method, path, body) {
+// A change that was asked for; what the server answers is said in the banner, if it is not just done.
+async function change(method, path, body, done = "") {
   try {
     const answer = await call(method, path, body);
     if (answer.status === 202) notice("The change is on its way: the services part has not answered yet.");
+    else if (done) notice(done);
   } catch (error) {
     notice(error.message);
   }
 }
 
-const release = (volume) => change("DELETE", `/throttles?volume=${encodeURIComponent(volume)}`);
-const signOut = async () => { await change("DELETE", "/session"); await loadSession(); draw(); };
+const signOut = async () => { await change("DELETE", "/session"); await loadSession(); };
 $("mode").addEventListener("click", (event) => {
   const {mode} = event.target.dataset;
-  if (mode && mode !== page.snapshot?.mode) change("PUT", "/mode", {mode});
+  if (mode && mode !== page.snapshot?.mode) askForMode(mode);
 });
 
-function openDialog(volume) {
-  const form = $("throttle-form");
-  form.reset();
-  form.dataset.volume = volume;
-  setText($("throttle-title"), `Throttle ${volume}`);
-  form.querySelector(".problem").hidden = true;
-  form.querySelector(".force").hidden = true;
-  $("throttle-dialog").showModal();
+// The whole server is switched: not without a question, and not without what it means.
+function askForMode(mode) {
+  const held = page.snapshot?.throttles && new Set(page.snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
+  const now = held === undefined ? "" : ` ${held ? plural(held, "volume is", "volumes are") : "None is"} held back now.`;
+  setText($("mode-title"), mode === "observe" ? "Only observe?" : "Enforce?");
+  setText($("mode-text"), mode === "observe"
+    ? `Control decides and logs, and holds nobody back any more: promises that rest on it may break.${now}`
+    : `Control holds back volumes of lower priority while a promise is at risk: their I/O becomes slower.${now}`);
+  setText($("mode-apply"), mode === "observe" ? "Observe" : "Enforce");
+  $("mode-dialog").dataset.mode = mode;
+  $("mode-dialog").returnValue = "";
+  $("mode-dialog").showModal();
 }
 
-$("throttle-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const form = event.target;
-  const given = Object.fromEntries(new FormData(form));
-  const rate = Number(given.rate) * (given.unit === "bytes_per_s" ? 1e6 : 1);
-  try {
-    const {body} = await call("POST", "/throttles", {volume: form.dataset.volume, [given.unit]: rate,
-      duration_s: given.duration ? Number(given.duration) : null, reason: given.reason, ...(given.force ? {force: true} : {})});
-    $("throttle-dialog").close();
-    if (body?.holds) notice(`${form.dataset.volume} may do ${body.holds}: the floor that its agreement promises lies above the rate asked for.`);
-  } catch (error) {
-    form.querySelector(".problem").hidden = false;
-    form.querySelector(".force").hidden = error.status !== 409; // it would break the volume's own promise
-    setText(form.querySelector(".problem"), error.message);
-  }
+$("mode-dialog").addEventListener("close", () => {
+  if ($("mode-dialog").returnValue === "apply") change("PUT", "/mode", {mode: $("mode-dialog").dataset.mode});
 });
-$("throttle-form").querySelector("[value=cancel]").addEventListener("click", () => $("throttle-dialog").close());
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-document.addEventListener("visibilitychange", draw);
 startWhy();
-startInbox({signedIn: () => page.signedIn, notice});
-startFind();
-startPools();
 setInterval(showFeed, 1000);
-setInterval(everySoOften, 5000);
-loadSlow().then(() => startFeed({onSnapshot, onConnection}));
+await Promise.all([loadAge(), view.start(shell)]);
+await loadSession();
+if (view.onSnapshot) {
+  startFeed({onSnapshot, onConnection});
+  setInterval(loadDatabase, REFRESH_MS);
+} else {
+  const askIfSeen = () => { if (!document.hidden) ask(); };
+  setInterval(askIfSeen, REFRESH_MS);
+  document.addEventListener("visibilitychange", askIfSeen);
+  ask();
+}

@@ -4,6 +4,7 @@
 // stepMs, how far apart its points are. A silence is one point of nulls: no line is drawn over it.
 
 import {measuredUs} from "./format.js";
+import {axes, colour, layout, loadPlotly} from "./plot.js";
 
 const KEEP = 900;
 const COLUMNS = ["at", "latency", "promise", "throttled"];
@@ -87,26 +88,12 @@ export function drawSpark(svg, key, points = 120) {
   );
 }
 
-let plotly = null;
-function loadPlotly() {
-  plotly ||= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = "/static/plotly.min.js";
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = reject;
-    document.head.append(script);
-  });
-  return plotly;
-}
-
 export async function drawChart(node, key) {
   const Plotly = await loadPlotly();
-  const style = getComputedStyle(document.documentElement);
-  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const trend = trendOf(key);
   const at = trend.at.map((ms) => new Date(ms));
   const ms = (values) => values.map((value) => (value === null ? null : value / 1000));
-  const axis = {gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, fixedrange: true};
+  const axis = {...axes(), fixedrange: true};
   const [start, newest] = spanMs(key);
   const end = Math.max(newest, start + LEAST_MS);
   const high = Math.max(1, ...ms(trend.latency), ...ms(trend.promise)) * 1.12;
@@ -118,8 +105,7 @@ export async function drawChart(node, key) {
   ], {
     shapes: runs(trend.throttled).map(([a, b]) => ({type: "rect", xref: "x", yref: "paper", y0: 0, y1: 1,
       x0: at[a], x1: at[Math.min(b + 1, at.length - 1)], fillcolor: colour("shade"), line: {width: 0}, layer: "below"})),
-    margin: {l: 54, r: 8, t: 8, b: 26}, paper_bgcolor: "transparent", plot_bgcolor: "transparent", showlegend: false,
-    font: {family: "system-ui, DejaVu Sans, sans-serif", size: 12, color: colour("soft")}, hovermode: "closest",
+    ...layout(),
     xaxis: {...axis, type: "date", range: [new Date(start), new Date(end)], tickformat: "%H:%M:%S", nticks: Math.max(3, Math.floor(node.clientWidth / 130)), tickangle: 0, showgrid: false},
     yaxis: {...axis, range: [0, high], nticks: 5, ticksuffix: " ms"},
   }, {displayModeBar: false, responsive: true});

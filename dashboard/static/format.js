@@ -4,6 +4,17 @@ export const DASH = "–";
 const number = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 const missing = (value) => value === null || value === undefined;
 
+// In a narrow cell: 950, 1.2k, 34k.
+export const short = (value) => (missing(value) ? DASH : value < 999.5 ? String(Math.round(value))
+  : value < 9950 ? `${(value / 1000).toFixed(1)}k` : `${Math.round(value / 1000)}k`);
+
+export function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  let power = 0;
+  while (Math.abs(bytes) >= 1024 && power < units.length - 1) [bytes, power] = [bytes / 1024, power + 1];
+  return power ? `${bytes.toFixed(1)} ${units[power]}` : `${bytes} B`;
+}
+
 export const count = (value) => (missing(value) ? DASH : number.format(value));
 
 export function latency(us) {
@@ -58,6 +69,23 @@ export function skew(offsetUs) {
   return ms < 999.5 ? `${sign}${Math.round(ms)} ms` : `${sign}${(ms / 1000).toFixed(1)} s`;
 }
 
+// How fast an error budget is spent: 1 spends exactly all of it by the end of the period.
+export function burn(row) {
+  if (missing(row.burn_1h)) return DASH;
+  const alerts = (row.alerts || []).map((name) => BURN_ALERTS[name] || name);
+  return [row.burn_1h === 0 ? "0" : `${row.burn_1h.toFixed(row.burn_1h < 10 ? 1 : 0)} ×`, alerts.join(", ")];
+}
+const BURN_ALERTS = {fast: "much too fast", medium: "too fast", slow: "too fast for days", consecutive: "10 bad in a row"};
+
+export const PHASES = {idle: "idle", decrease: "slowing neighbours down", hold: "holding", increase: "giving back"};
+
+// What is known of a violation's depth: how many times more misses there were than allowed.
+export function episodeWords(row) {
+  const bad = row.slices_bad ? `${plural(row.slices_bad, "bad slice")}` : "";
+  const depth = row.worst_u ? `at worst ${row.worst_u.toFixed(1)} times the slow I/Os that are allowed` : "";
+  return [bad, depth].filter(Boolean).join(", ");
+}
+
 export const minutes = (value) => (missing(value) ? DASH : duration(value * 60));
 
 // Time of day; with the date in front when it was not today.
@@ -73,6 +101,49 @@ export function clock(us) {
 export const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1).replace(/\.$/, "")}.`;
 
 export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
+
+// Texts of the server, in the page's words.
+export const plain = (text) => String(text ?? "").replaceAll(" cost/s", " weighted IOPS");
+
+export const WEIGHTED = "Weighted IOPS: an I/O counts once, and once more per 64 KiB, or as the storage's cost model says";
+
+const POLICY_STATES = {"in-force": ["ok", "in force"], pinned: ["ok", "in force, pinned"], published: ["", "published"],
+  superseded: ["", "superseded"], "rolled-back": ["warn", "rolled back"], rejected: ["warn", "rejected"],
+  "rejected-pinned": ["warn", "rejected, pinned"]};
+export const policyState = (state) => POLICY_STATES[state] || ["", state];
+export const backTest = (found) => (found?.reason ? sentence(plain(found.reason)) : "It was not tried on stored I/O.");
+
+const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+// An hour of the week, 0 is Monday 00 UTC: "Sat 23:00 UTC", not "hour 143".
+export const weekHour = (hour) => `${DAYS[Math.floor(hour / 24)]} ${String(hour % 24).padStart(2, "0")}:00 UTC`;
+export const weekDay = (day) => DAYS[day];
+
+// Day and time, always with the date.
+export const moment = (us) => (us ? new Date(us / 1000).toLocaleString("en-GB", {day: "numeric", month: "short", year: "numeric",
+  hour: "2-digit", minute: "2-digit"}) : DASH);
+
+export const day = (us) => (us ? new Date(us / 1000).toLocaleDateString("en-GB", {day: "numeric", month: "short", year: "numeric"}) : DASH);
+export const clockOf = (us) => new Date(us / 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
+
+export const SLICES = {good: "good", bad: "bad", no_data: "no data", not_applicable: "does not apply", excluded: "excluded"};
+
+const DECISIONS = {start: "slowed neighbours down", "pre-position": "slowed neighbours down ahead of a burst", decrease: "slowed neighbours down further",
+  increase: "gave some back", release: "released all", unattributed: "gave up: slowing neighbours down does not help",
+  infeasible: "cannot help: all are at their floors", "control-oscillation": "went up and down too often", "ahead-off": "stopped acting ahead of bursts",
+  "not-effective": "a cap does not show in the measured rate"};
+
+// What was decided, without the figures of the loop.
+export function decisionWords(row) {
+  const {after, in_force: held} = row.figures || {};
+  const whom = row.figures?.client ? `${row.volume}/${row.figures.client}` : row.volume;
+  if (row.kind === "cap-released") return `${whom} is free again`;
+  if (row.kind === "observed") return `${whom} would be held to ${capWords(after || held || {})}`;
+  if (row.kind.startsWith("cap-")) return `${whom} held to ${capWords(held || after || {})}`;
+  return `${row.backend}: ${DECISIONS[row.kind] || row.kind}`;
+}
+
+// I/Os a second in which a large I/O counts more: as an I/O, and once per 64 KiB.
+export const weighted = (value) => (missing(value) ? DASH : `${count(value)} weighted IOPS`);
 
 // State of an agreement's objective: [badge class, words, explanation].
 export const SLA_STATES = {
@@ -127,7 +198,7 @@ export function throttled(row) {
 
 export function capWords(row) {
   const parts = [];
-  if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} cost/s`);
+  if (row.cost_per_s) parts.push(`${count(row.cost_per_s)} weighted IOPS`);
   if (row.ops_per_s) parts.push(`${count(row.ops_per_s)} IOPS`);
   if (row.bytes_per_s) parts.push(bytesRate(row.bytes_per_s));
   if (row.burst_s) parts.push(`burst ${row.burst_s} s`);

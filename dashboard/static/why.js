@@ -1,8 +1,10 @@
 // The detail of a volume or of a promise: why it is throttled or at risk, now or at a time, in the server's words.
-// It is opened by its address (#why/volume/NAME, #why/sla/NAME/OBJECTIVE), so that it can be linked to.
+// It is opened by its address (#why/volume/NAME, #why/sla/NAME/OBJECTIVE, with a time in µs behind it), so that it
+// can be linked to. A view of one thing has the same in its place (startInline).
 
 import {call} from "./api.js";
 import {element, setText} from "./dom.js";
+import {plain} from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
@@ -12,11 +14,14 @@ let shown = null; // {kind, name, objective}, while the detail is open
 let asked = 0; // answers of an older question are dropped
 let nextMs = 0;
 
-export const whyAddress = (kind, ...names) => `#why/${kind}/${names.filter(Boolean).map(encodeURIComponent).join("/")}`;
+export function whyAddress(kind, name, objective = "", atUs = "") {
+  const parts = [name, ...(objective || atUs ? [objective] : []), ...(atUs ? [String(atUs)] : [])];
+  return `#why/${kind}/${parts.map(encodeURIComponent).join("/")}`;
+}
 
 function parse(hash) {
-  const [what, kind, name, objective] = hash.slice(1).split("/").map(decodeURIComponent);
-  return what === "why" && name ? {kind, name, objective} : null;
+  const [what, kind, name, objective, atUs] = hash.slice(1).split("/").map(decodeURIComponent);
+  return what === "why" && name ? {kind, name, objective, atUs} : null;
 }
 
 // The time in the field, in milliseconds; null: now. What cannot be asked is refused here, in the page's own words.
@@ -30,12 +35,24 @@ function moment(at) {
   return ms;
 }
 
-function question({kind, name, objective}) {
+function question({kind, name, objective}, ms = null) {
   const query = new URLSearchParams({kind, tz: Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC"});
   if (objective) query.set("objective", objective);
-  const ms = moment($("why-at").value);
   if (ms !== null) query.set("at_us", String(ms * 1000));
   return `/why/${encodeURIComponent(name)}?${query}`;
+}
+
+// prefix: of the ids of the elements that hold status, headline and sections.
+function showAnswer(prefix, answer) {
+  const sections = $(`${prefix}-sections`);
+  $(`${prefix}-status`).className = `badge ${BADGES[answer.status] || ""}`.trim();
+  setText($(`${prefix}-status`), answer.status.replaceAll("-", " "));
+  setText($(`${prefix}-headline`), plain(answer.headline));
+  const text = JSON.stringify(answer.sections);
+  if (sections.dataset.shown === text) return; // a selection or the place scrolled to survives
+  sections.dataset.shown = text;
+  sections.replaceChildren(...answer.sections.flatMap(({title, lines}) => [
+    element("dt", {}, title), element("dd", {}, ...lines.map((line) => element("p", {}, plain(line))))]));
 }
 
 async function refresh() {
@@ -44,20 +61,28 @@ async function refresh() {
   const beganMs = Date.now();
   let answer;
   try {
-    answer = (await call("GET", question(shown))).body;
+    answer = (await call("GET", question(shown, moment($("why-at").value)))).body;
   } catch (error) {
     answer = {status: "unknown", headline: error.message, sections: []};
   }
   if (number !== asked || !shown) return;
   nextMs = Date.now() + REST * (Date.now() - beganMs);
-  $("why-status").className = `badge ${BADGES[answer.status] || ""}`.trim();
-  setText($("why-status"), answer.status.replaceAll("-", " "));
-  setText($("why-headline"), answer.headline);
-  const text = JSON.stringify(answer.sections);
-  if ($("why-sections").dataset.shown === text) return; // a selection or the place scrolled to survives
-  $("why-sections").dataset.shown = text;
-  $("why-sections").replaceChildren(...answer.sections.flatMap(({title, lines}) => [
-    element("dt", {}, title), element("dd", {}, ...lines.map((line) => element("p", {}, line)))]));
+  showAnswer("why", answer);
+}
+
+// What a view says of the thing it shows, now.
+export function startInline(prefix, what) {
+  let next = 0;
+  const ask = async () => {
+    if (document.hidden || Date.now() < next) return;
+    const beganMs = Date.now();
+    const answer = await call("GET", question(what())).then(({body}) => body, (error) =>
+      error.status ? {status: "unknown", headline: error.message, sections: []} : null);
+    next = Date.now() + REST * (Date.now() - beganMs);
+    if (answer) showAnswer(prefix, answer);
+  };
+  setInterval(ask, REFRESH_MS);
+  return ask();
 }
 
 function follow() {
@@ -66,6 +91,8 @@ function follow() {
     $("why-dialog").close();
     return;
   }
+  const ms = Number(shown.atUs) / 1000;
+  $("why-at").value = ms ? localTime(ms) : "";
   setText($("why-title"), [shown.name, shown.objective].filter(Boolean).join("/"));
   setText($("why-headline"), "");
   $("why-sections").replaceChildren();
@@ -74,12 +101,15 @@ function follow() {
   refresh();
 }
 
+// As a field of date and time takes it, in this browser's time.
+const localTime = (ms) => new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+
 export function startWhy() {
   addEventListener("hashchange", follow);
   $("why-dialog").addEventListener("close", () => {
     shown = null;
     $("why-at").value = "";
-    if (parse(location.hash)) history.replaceState(null, "", location.pathname);
+    if (parse(location.hash)) history.replaceState(null, "", location.pathname + location.search);
   });
   $("why-at").addEventListener("change", refresh);
   $("why-now").addEventListener("click", () => { $("why-at").value = ""; refresh(); });

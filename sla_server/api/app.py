@@ -30,6 +30,7 @@ from sla_server.api.handlers import (
     live,
     notifications,
     policies,
+    promises,
     read,
     reports,
     space,
@@ -49,7 +50,19 @@ REQUEST_S: Final = 600.0  # the longest question to SQL, for which SQLite has no
 
 def handler_of(route: ApiRoute) -> Handler:
     """The function that answers a route."""
-    for module in (read, write, documents, live, why, notifications, policies, reports, space, access):
+    for module in (
+        read,
+        write,
+        documents,
+        live,
+        why,
+        notifications,
+        policies,
+        promises,
+        reports,
+        space,
+        access,
+    ):
         found = vars(module).get(route.operation)
         if callable(found):
             return cast(Handler, found)

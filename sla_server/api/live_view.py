@@ -4,10 +4,11 @@
 of request threads read or wait. A snapshot is turned into JSON once, however many pages watch.
 
 State, all under the lock of ``_changed``: ``_newest`` (number, time of receipt, snapshot, JSON), ``_trend``
-(one small point a snapshot, 15 minutes at one a second), ``_others`` (the newest state of each promise and
-when it came: those that snapshots have no rows of take turns to come), ``_reports`` (the newest of dbmanager
-and of the supervisor, for when ``services`` are silent), ``_streams`` (places taken), ``_closed``. Numbers
-count from 1 in this process only; a stream says so with its first event, so a restart confuses no page.
+(one small point a snapshot, 15 minutes at one a second), ``_others`` (the newest state of each promise, when
+it came and since when it is so: those that snapshots have no rows of take turns to come), ``_reports`` (the
+newest of dbmanager and of the supervisor, for when ``services`` are silent), ``_streams`` (places taken),
+``_closed``. Numbers count from 1 in this process only; a stream says so with its first event, so a restart
+confuses no page.
 Nothing survives a restart and nothing needs to: the next snapshot comes within a second.
 
 Source: DESIGN.md 11; docs/formats/messages.md, "Live snapshot".
@@ -44,6 +45,7 @@ EMPTY: Final[dict[str, Any]] = {
     **{name: [] for name in LISTS},
 }
 log = structlog.get_logger("api-live")
+_States = dict[tuple[str, str], tuple[int, dict[str, Any]]]
 _ACTIVE: Final = frozenset(("requested", "sent", "confirmed", "seen"))
 
 
@@ -80,7 +82,7 @@ class LiveView:
         self._changed = threading.Condition()  # guards everything below
         self._newest = Newest(0, 0, dict(EMPTY), json.dumps(EMPTY))
         self._trend: deque[tuple[int, dict[str, tuple[Any, Any, bool]]]] = deque(maxlen=TREND_POINTS)
-        self._others: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
+        self._others: _States = {}
         self._reports: dict[str, Pressure] = {}
         self._streams = 0
         self._closed = False
@@ -123,19 +125,27 @@ class LiveView:
         counts = states.values() if isinstance(states, dict) else ()
         promises = sum(count for count in counts if isinstance(count, int))
         rows = rows if isinstance(rows, list) else []
+        former = self._others
         if promises <= len(rows) + len(snapshot["slas"]) or len(self._others) > 2 * promises:
-            self._others.clear()
-        now_ns = self._newest.received_ns
+            self._others = {}
         for row in rows:
             if isinstance(row, list | tuple) and OTHER_LEAST <= len(row) <= len(OTHER_KEYS):
                 values = dict(zip(OTHER_KEYS, row, strict=False))
-                self._others[str(row[0]), str(row[1])] = now_ns, {**dict.fromkeys(OTHER_KEYS), **values}
+                self._keep_state({**dict.fromkeys(OTHER_KEYS), **values}, former, snapshot["at_us"])
         for entry in snapshot["slas"]:  # the next time it may be among the others, and its turn not come yet
-            key = str(entry.get("name")), str(entry.get("objective"))
-            self._others[key] = now_ns, {name: entry.get(name) for name in OTHER_KEYS}
+            self._keep_state({name: entry.get(name) for name in OTHER_KEYS}, former, snapshot["at_us"])
+
+    def _keep_state(self, row: dict[str, Any], former: _States, at_us: int) -> None:
+        """Take one promise's state; ``since_us`` is null until a change of it was seen. Under the lock."""
+        key = str(row["name"]), str(row["objective"])
+        _came_ns, before = former.get(key, (0, None))
+        row["since_us"] = None
+        if before is not None:
+            row["since_us"] = before["since_us"] if before["state"] == row["state"] else at_us
+        self._others[key] = self._newest.received_ns, row
 
     def others(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """(agreement, objective) to ``OTHER_KEYS``: the newest state of every promise."""
+        """(agreement, objective) to ``OTHER_KEYS`` and ``since_us``: the newest state of every promise."""
         with self._changed:
             oldest_ns = self._clock.monotonic_ns() - STATE_FRESH_NS
             return {key: row for key, (came_ns, row) in self._others.items() if came_ns >= oldest_ns}

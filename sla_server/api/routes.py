@@ -32,6 +32,10 @@ FROM = Query(
 TO = Query("to_us", "integer", "End, microseconds UTC; default: now.", least=0, most=MAX_US)
 LONG = Query("limit", "integer", "Rows a page; default 2000.", least=1, most=LONG_LIMIT_MAX)
 AFTER = Query("after", "string", "The `next` of the page before.")
+MATCH = Query("match", "string", "Only those whose name has this in it, whatever the case.")
+OFFSET = Query("offset", "integer", "Rows before the page; default 0.", least=0, most=(1 << 31) - 1)
+PAGE = Query("limit", "integer", "Rows a page; default 50.", least=1, most=LIMIT_MAX)
+SOME = Query("limit", "integer", "Rows a page; default: all.", least=1, most=LIMIT_MAX)
 OBJECTIVE = Query("objective", "string", "Which objective of the agreement; default: its first.")
 VOLUME = Query("volume", "string", "Name of the volume.", required=True)
 
@@ -61,7 +65,14 @@ ROUTES: Final = (
         also=(503,),
         public=True,
     ),
-    ApiRoute("GET", "/gateways", "gateways", "Gateways ever seen, with their state.", items="gateways"),
+    ApiRoute(
+        "GET",
+        "/gateways",
+        "gateways",
+        "Gateways ever seen, with their state.",
+        (MATCH, Query("state", "string", "Only those in this state."), OFFSET, SOME),
+        items="gateways",
+    ),
     ApiRoute(
         "GET",
         "/gateway-list",
@@ -121,6 +132,13 @@ ROUTES: Final = (
         "/volumes",
         "volumes",
         "Volumes: exact lifetime counts from SQL, and the live view.",
+        (
+            MATCH,
+            Query("backend", "string", "Only those on this backend."),
+            Query("sort", "string", "name (default), backend, busiest, throughput, slowest or queue."),
+            OFFSET,
+            SOME,
+        ),
         items="volumes",
     ),
     ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
@@ -158,7 +176,18 @@ ROUTES: Final = (
         "GET", "/sizes", "sizes", "How large the database is: bytes and rows of each table.", schema="Sizes"
     ),
     ApiRoute(
-        "GET", "/backends", "backends", "Backends: capacity from SQL, and the live view.", items="backends"
+        "GET",
+        "/backends",
+        "backends",
+        "Backends: capacity from SQL, and the live view.",
+        (MATCH, OFFSET, SOME),
+        items="backends",
+    ),
+    ApiRoute(
+        "GET",
+        "/backends/{backend}",
+        "backend",
+        "One backend: its load now, its volumes, and the loads it bears by the newest policy.",
     ),
     ApiRoute(
         "GET",
@@ -177,6 +206,20 @@ ROUTES: Final = (
             AFTER,
         ),
         items="agreements",
+    ),
+    ApiRoute(
+        "GET",
+        "/promises",
+        "promises",
+        "Objectives of the agreements in force with state, figures, customer and since when: a page of them.",
+        (
+            MATCH,
+            Query("state", "string", "Only those in this state; several with commas between."),
+            Query("sort", "string", "trouble (default: worst first), name, budget, compliance or burn."),
+            OFFSET,
+            PAGE,
+        ),
+        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -263,6 +306,23 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET",
+        "/slas/{name}/hours",
+        "slice_hours",
+        "Judged slices of one objective by the hour, in the period now or at a time, with its error budget.",
+        (
+            OBJECTIVE,
+            Query(
+                "at_us",
+                "integer",
+                "A time in the period, microseconds UTC; default: now.",
+                least=0,
+                most=MAX_US,
+            ),
+        ),
+        items=ANY,
+    ),
+    ApiRoute(
+        "GET",
         "/slas/{name}/periods",
         "periods",
         "What became of one objective in this period and those before it, newest first.",
@@ -301,7 +361,10 @@ ROUTES: Final = (
         "/maintenance",
         "maintenance",
         "Maintenance: what runs and what is planned; applied as documents.",
-        (Query("past", "boolean", "1: also what has passed."),),
+        (
+            Query("past", "boolean", "1: also what has passed."),
+            Query("agreement", "string", "Only what excuses this agreement."),
+        ),
         items=ANY,
     ),
     ApiRoute(
@@ -333,6 +396,22 @@ ROUTES: Final = (
         "Throttles, newest first.",
         (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
         items="throttles",
+    ),
+    ApiRoute(
+        "GET",
+        "/decisions",
+        "decisions",
+        "What control decided, newest first, with the figures it rested on; of a volume, backend or promise.",
+        (
+            Query("volume", "string", "Only of this volume."),
+            Query("backend", "string", "Only of this backend."),
+            Query("victim", "string", "Only to keep this promise: AGREEMENT/OBJECTIVE."),
+            Query("kind", "string", "Only these kinds; several with commas between."),
+            FROM,
+            TO,
+            LIMIT,
+        ),
+        items="decisions",
     ),
     ApiRoute(
         "POST", "/throttles", "set_throttle", "Set a manual throttle.", body="ThrottleSet", changes=True
@@ -449,6 +528,14 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET", "/policies/{version}", "policy", "One policy version: its report, and how it was computed."
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/volumes",
+        "policy_volumes",
+        "Volumes of one policy version: in how many hours of the week each has a cap, and the lowest.",
+        (MATCH, LIMIT, AFTER),
+        items=ANY,
     ),
     ApiRoute(
         "GET",

@@ -101,9 +101,7 @@ def report() -> None:
 @OUTPUT
 @TO
 @pass_client
-def of_agreement(
-    client: Client, agreement: str | None, period: str, output: str, to: Path | None
-) -> None:
+def of_agreement(client: Client, agreement: str | None, period: str, output: str, to: Path | None) -> None:
     """Compute the report of AGREEMENT, or of all in force, for a period, as it is known now."""
     if agreement is not None:
         _write([_computed(client, agreement, period)], output, to, is_one=True)

@@ -194,7 +194,9 @@ def reasons_of(rows: Iterable[Row]) -> list[ReasonTotal]:
 
 
 def runs(
-    rows: Iterable[Row], wanted: Callable[[Row], bool], key: Callable[[Row], object] = lambda row: row["reason"]
+    rows: Iterable[Row],
+    wanted: Callable[[Row], bool],
+    key: Callable[[Row], object] = lambda row: row["reason"],
 ) -> list[list[Row]]:
     """Wanted slices one after the other with equal keys."""
     found: list[list[Row]] = []

@@ -58,9 +58,7 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
 
     bad = [span for slices in of_period.values() for span in accounts.bad_spans(slices)]
     missing = [
-        span
-        for name, slices in of_period.items()
-        for span in accounts.missing_spans(slices, pending[name])
+        span for name, slices in of_period.items() for span in accounts.missing_spans(slices, pending[name])
     ]
     inexact = [span for slices in of_period.values() for span in accounts.inexact_spans(slices)]
     because = _preliminary(inputs, of_period.values())
@@ -312,16 +310,22 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
     ]
     since_us = inputs.decisions_from_us
     if inputs.episodes and (since_us is None or since_us > inputs.episodes[0]["opened_us"]):
-        notes.append("decisions about the oldest violations are no longer stored: their causes may be unknown")
+        notes.append(
+            "decisions about the oldest violations are no longer stored: their causes may be unknown"
+        )
     if len(inputs.episodes) >= MOST_EPISODES:
         notes.append(f"there were more violations than the {MOST_EPISODES} that were read")
     if len(inputs.throttles) >= MOST_THROTTLES:
         notes.append(f"there were more throttles than the {MOST_THROTTLES} that were read")
     if any(row["volume"] == "" for row in inputs.throttles):
         notes.append("I/Os and delays of throttled groups are not known by volume")
-    down_s = findings.union_us(
-        (max(row["from_us"], inputs.period.from_us), min(row["to_us"], inputs.end_us)) for row in inputs.outages
-    ) // SECOND_US
+    down_s = (
+        findings.union_us(
+            (max(row["from_us"], inputs.period.from_us), min(row["to_us"], inputs.end_us))
+            for row in inputs.outages
+        )
+        // SECOND_US
+    )
     if down_s:
         notes.append(f"the server itself was down for {format_duration(down_s)} of the period")
     return notes

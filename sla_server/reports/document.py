@@ -292,9 +292,7 @@ class ReportContent(_Part):
     left_out: dict[str, int]
     """List to how many entries of it are not shown."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
 
 class RevisedField(_Part):

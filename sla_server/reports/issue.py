@@ -178,4 +178,3 @@ def _due_of(reader: SqlReader, rows: list[Row], kind: DueKind, now_us: int) -> I
     if found:
         issued = reader.reports.issued_periods(name)
         yield from ((name, each.text) for each in reversed(found) if each.text not in issued)
-

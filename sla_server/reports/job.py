@@ -96,9 +96,7 @@ def run(
             if agreement is None:
                 issued, refused = issue_due(store, config.reports.period, who, now_us)
             else:
-                row = issue(
-                    store, agreement, period, who, now_us, may_be_preliminary=may_be_preliminary
-                )
+                row = issue(store, agreement, period, who, now_us, may_be_preliminary=may_be_preliminary)
                 issued = [] if row is None else [row]
         except BaseException as exc:
             status = _status_of(exc) if isinstance(exc, SlaError) else 1

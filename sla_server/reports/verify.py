@@ -208,11 +208,15 @@ def check_sums(found: Verification, content: ReportContent) -> None:
         for name, total in counts.items():
             by_day = sum(getattr(day.slices, name) for day in one.days)
             if by_day != total:
-                found.add("differs", f"{where}.slices.{name}", f"the days add up to {by_day}, it says {total}")
+                found.add(
+                    "differs", f"{where}.slices.{name}", f"the days add up to {by_day}, it says {total}"
+                )
         time = one.time.model_dump()
         parts = sum(value for name, value in time.items() if name not in ("all_s", "unplanned_s"))
         if parts != one.time.all_s:
-            found.add("differs", f"{where}.time.all_s", f"its parts add up to {parts}, it says {one.time.all_s}")
+            found.add(
+                "differs", f"{where}.time.all_s", f"its parts add up to {parts}, it says {one.time.all_s}"
+            )
         due_s = sum(day.due_s for day in one.days)
         if due_s != one.due_s:
             found.add("differs", f"{where}.due_s", f"the days add up to {due_s}, it says {one.due_s}")

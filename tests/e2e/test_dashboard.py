@@ -1,7 +1,7 @@
-"""The page in a real browser, over the real web server and a *fake* live feed: layout, behaviour, many pages.
+"""The overview in a real browser, over the real web server and a *fake* live feed: layout and behaviour.
 
-What the page shows in a real run is tested by test_cycle and test_counts; here the states are made up, so
-that each of them can be looked at.
+The other views are in ``test_views``, ``test_inbox`` and ``test_pools_page``. What the page shows in a real
+run is tested by test_cycle and test_counts; here the states are made up, so that each can be looked at.
 """
 
 from __future__ import annotations
@@ -82,10 +82,12 @@ def text(driver: Chrome, css: str) -> str:
     return str(driver.find_element(By.CSS_SELECTOR, css).text)
 
 
-def sign_in(driver: Chrome, site: Site) -> None:
+def sign_in(driver: Chrome, site: Site, view: str = "") -> None:
     driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
     driver.find_element(By.ID, "sign-in").click()
     wait_for(driver, "[data-throttle]")
+    if view:
+        driver.get(f"{site.url}{view}")
 
 
 def ask(site: Site, path: str) -> http.client.HTTPResponse:
@@ -156,23 +158,25 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("width", "dark"),
-    [(1440, False), (WIDE_PX, False), (WIDE_PX, True), (HALF_PX, False), (NARROW_PX, False), (390, False)],
+    [(1440, False), (WIDE_PX, True), (HALF_PX, False), (390, False)],
 )
 def test_the_page_shows_everything_within_its_width(site: Site, width: int, dark: bool, page: Page) -> None:
     with page(width, 900, dark=dark) as driver:
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
-        wait_for(driver, "[data-volume=erp-db] [data-total]")
-        wait_for(driver, "#jobs li")
+        until(driver, lambda: "for acme" in text(driver, "[data-sla='erp-gold/latency']"), "for whom")
         settle(driver)
         widths = "return [...document.querySelectorAll('.badge')].map(each => each.offsetWidth)"
         assert max(driver.execute_script(widths)) < width / 3, "a badge is no wider than its word"
-        assert "60,215" in text(driver, "[data-volume=erp-db] [data-total]")
         assert "kept" in text(driver, "[data-sla='erp-gold/latency']")
+        assert "batch held to 290 weighted IOPS" in text(driver, "[data-sla='erp-gold/latency']")
+        assert "nobody is throttled for it" in text(driver, "[data-sla='reports/latency']")
+        assert "violated since" in text(driver, "#episodes li")
         assert "at risk" in text(driver, "[data-sla='reports/latency']")
         assert "p95 of erp-gold was 15.1 ms" in text(driver, "[data-throttle]")
         assert "1 at risk; 1 volume throttled" in text(driver, "#summary")
-        assert "13.7 %" in text(driver, "#gateways")
+        assert text(driver, "#gateway-tally") == "Gateways: 2 up."
+        assert "Nothing of the server is in trouble" in text(driver, "#problem-tally")
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width
         sections = driver.find_elements(By.CSS_SELECTOR, "section")
         wide = [
@@ -198,6 +202,9 @@ def test_a_reader_without_session_can_change_nothing(site: Site, page: Page) -> 
         assert all(
             not button.is_enabled() for button in driver.find_elements(By.CSS_SELECTOR, "#mode button")
         )
+        driver.get(f"{site.url}volumes")
+        wait_for(driver, "[data-volume=batch]")
+        until(driver, lambda: "sla login" in text(driver, "#session"), "asked here, too")
         assert driver.find_elements(By.CSS_SELECTOR, "#volumes button") == []
 
 
@@ -205,9 +212,19 @@ def test_mode_throttle_and_release_by_keyboard(site: Site, page: Page) -> None:
     manual = {**api.snapshot()["throttles"][0], "throttle_id": "t-2", "source": "manual", "victim": ""}
     site.snapshot = lambda at_us: api.snapshot(at_us, throttles=[*api.snapshot(at_us)["throttles"], manual])
     with page() as driver:
-        sign_in(driver, site)
+        sign_in(driver, site, "volumes")
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
+        wait_for(driver, "#mode-dialog[open]")
+        assert "holds nobody back any more" in text(driver, "#mode-text")
+        driver.find_element(By.CSS_SELECTOR, "#mode-form [value=cancel]").click()
+        until(
+            driver, lambda: not driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), "nothing was asked for"
+        )
+        driver.find_element(By.CSS_SELECTOR, "[data-mode=observe]").send_keys(Keys.ENTER)
+        wait_for(driver, "#mode-dialog[open]")
+        driver.find_element(By.ID, "mode-apply").send_keys(Keys.ENTER)
+        until(driver, lambda: len(site.mailbox.posted) == 1, "the switch was asked for")
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
         wait_for(driver, "#throttle-dialog[open]")
         driver.find_element(By.NAME, "rate").send_keys("2.5")
@@ -235,7 +252,7 @@ def test_a_refused_throttle_says_why_in_the_dialog(site: Site, page: Page) -> No
         {"errors": [{"line": 0, "problem": "below the floor of 500 IOPS", "fix": "Give more"}]},
     )
     with page() as driver:
-        sign_in(driver, site)
+        sign_in(driver, site, "volumes")
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
         driver.find_element(By.NAME, "rate").send_keys("1")
@@ -250,7 +267,7 @@ def test_a_throttle_that_breaks_a_promise_is_set_all_the_same_on_demand(site: Si
         (True, 200, {"throttle_id": "t"}) if header["body"].get("force") else (False, 409, refusal)
     )
     with page() as driver:
-        sign_in(driver, site)
+        sign_in(driver, site, "volumes")
         wait_for(driver, "[data-volume=batch] button", visible=True)
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] button").send_keys(Keys.ENTER)
         assert not driver.find_element(By.NAME, "force").is_displayed()
@@ -270,19 +287,21 @@ def test_a_throttle_that_breaks_a_promise_is_set_all_the_same_on_demand(site: Si
 @pytest.mark.parametrize("width", [WIDE_PX, NARROW_PX])
 def test_the_detail_says_why(site: Site, page: Page, width: int) -> None:
     with page(width, 900) as driver:
-        driver.get(site.url)
+        driver.get(f"{site.url}volumes")
         wait_for(driver, "[data-volume=batch] a.why")
         driver.find_element(By.CSS_SELECTOR, "[data-volume=batch] a.why").send_keys(Keys.ENTER)
         until(driver, lambda: "to keep erp-gold" in text(driver, "#why-headline"), "the answer is shown")
-        assert text(driver, "#why-headline").startswith("batch is throttled to 290 cost/s")
+        assert text(driver, "#why-headline").startswith("batch is throttled to 290 weighted IOPS")
         assert text(driver, "#why-status") == "throttled"
         sections = text(driver, "#why-sections")
-        assert "batch: 87 %, 581 cost/s (best-effort, throttled to 290 cost/s)" in sections
-        assert driver.current_url.endswith("#why/volume/batch")
+        assert "batch: 87 %, 581 weighted IOPS (best-effort, throttled to 290 weighted IOPS)" in sections
+        assert driver.current_url.endswith("/volumes#why/volume/batch")
         overflow = "const d = arguments[0]; return d.scrollWidth - d.clientWidth"
         assert driver.execute_script(overflow, driver.find_element(By.ID, "why-dialog")) <= 0
         driver.find_element(By.ID, "why-close").click()
-        until(driver, lambda: "#why" not in driver.current_url, "the address is that of the page again")
+        until(driver, lambda: "#why" not in driver.current_url, "the address is that of the view again")
+        driver.get(site.url)
+        wait_for(driver, "[data-sla='erp-gold/latency'] a.why")
         driver.find_element(By.CSS_SELECTOR, "[data-sla='erp-gold/latency'] a.why").click()
         until(driver, lambda: "erp-gold/latency is kept" in text(driver, "#why-headline"), "the promise")
         assert text(driver, "#why-title") == "erp-gold/latency"
@@ -317,7 +336,8 @@ def test_focus_stays_where_it_is_while_data_come_in(site: Site, page: Page) -> N
         driver.execute_script("document.querySelector(\"[data-sla='reports/latency'] button\").focus()")
         at_us = site.server.context.live.newest().number
         until(driver, lambda: site.server.context.live.newest().number > at_us + 3, "three more snapshots")
-        assert driver.switch_to.active_element.text == "reports"
+        focused = driver.switch_to.active_element.get_attribute("aria-label")
+        assert focused == "Show reports/latency in the chart"
 
 
 INDICATORS: list[dict[str, Any]] = [
@@ -368,56 +388,17 @@ def test_each_indicator_has_its_own_words_and_what_is_excluded_says_why(site: Si
         assert driver.execute_script("return document.documentElement.scrollWidth") <= WIDE_PX
 
 
-def test_promises_beyond_those_that_are_shown_can_be_found(site: Site, page: Page) -> None:
-    names = [f"s{number:03}" for number in range(300)]
+def test_a_long_table_shows_what_needs_a_look_and_leads_to_the_rest(site: Site, page: Page) -> None:
     row = api.snapshot()["slas"][0]
-    shown = [{**row, "name": name} for name in names[:20]]
-    others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[20:]]
-    shown[19]["state"] = "violating"
-    totals = {"slas": {"ok": 20, "idle": 280}}
-    site.snapshot = lambda at_us: api.snapshot(at_us, slas=shown, others=others, totals=totals)
-    agreement = site.source._agreement("erp-gold")
-    site.source.__dict__["agreements"] = lambda *_: [{**agreement, "name": name} for name in names]
-    with page(WIDE_PX, 900) as driver:
-        driver.get(site.url)
-        wait_for(driver, "#find input", visible=True)
-        wait_for(driver, "#slas tbody tr:first-child[data-sla='s019/latency']")
-        assert "280 idle, 20 kept" in text(driver, "#summary")
-        assert "Shown are 20 of 300 promises" in text(driver, "#summary")
-        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys("s2", Keys.ENTER)
-        wait_for(driver, "[data-found='s249/latency']", visible=True)
-        assert "idle" in text(driver, "[data-found='s249/latency']")
-        assert "99.00 %" in text(driver, "[data-found='s249/latency']")
-        assert text(driver, "#find-count") == "1 to 50 of 100 agreements with “s2” in the name"
-        assert not driver.find_element(By.ID, "find-back").is_displayed()
-        driver.find_element(By.ID, "find-next").click()
-        wait_for(driver, "[data-found='s299/latency']", visible=True)
-        assert text(driver, "#find-count") == "51 to 100 of 100 agreements with “s2” in the name"
-        assert not driver.find_element(By.ID, "find-next").is_displayed()
-        driver.find_element(By.ID, "find-back").click()
-        wait_for(driver, "[data-found='s200/latency']", visible=True)
-        driver.find_element(By.CSS_SELECTOR, "#find input").send_keys(Keys.BACKSPACE, Keys.ENTER)
-        wait_for(driver, "[data-found='s000/latency']", visible=True)
-        driver.find_element(By.ID, "find-close").click()
-        assert not driver.find_element(By.ID, "found").is_displayed()
-
-
-def test_long_tables_show_what_needs_a_look_and_the_rest_on_demand(site: Site, page: Page) -> None:
-    row, volume = api.snapshot()["slas"][0], api.snapshot()["volumes"][0]
     slas = [{**row, "name": f"s{number:03}", "state": "ok"} for number in range(120)]
     slas[119]["state"] = "violating"
-    volumes = [{**volume, "volume": f"v{number:03}"} for number in range(60)]
-    site.snapshot = lambda at_us: api.snapshot(at_us, slas=slas, volumes=volumes)
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=slas)
     with page(WIDE_PX, 900) as driver:
         driver.get(site.url)
         wait_for(driver, "#slas tbody tr:first-child[data-sla='s119/latency']")
         assert len(driver.find_elements(By.CSS_SELECTOR, "#slas tbody tr")) == 50
-        assert "Shown are 50 of 120 promises and 50 of 60 volumes" in text(driver, "#summary")
-        assert driver.find_element(By.ID, "find").is_displayed()
-        assert len(driver.find_elements(By.CSS_SELECTOR, "#volumes tbody tr")) == 50
-        driver.find_element(By.ID, "more-volumes").click()
-        wait_for(driver, "[data-volume='v059']", visible=True)
-        assert text(driver, "#more-volumes") == "Show 50 only"
+        assert "Shown are 50 of 120 promises" in text(driver, "#all-promises")
+        assert driver.find_element(By.ID, "all-promises").get_attribute("href") == f"{site.url}agreements"
 
 
 def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: Page) -> None:
@@ -429,10 +410,12 @@ def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: P
     events = [{**row, "element": "gateway", "subject": "gw-a"} for row in shown["events"]]
     site.snapshot = lambda at_us: api.snapshot(at_us, volumes=volumes, throttles=[row], events=events)
     with page(390, 900) as driver:
-        driver.get(site.url)
+        driver.get(f"{site.url}volumes")
         wait_for(driver, "[data-volume=batch]")
-        settle(driver)
         assert "50 IOPS" in text(driver, "[data-volume=batch]")
+        driver.get(site.url)
+        wait_for(driver, "[data-throttle]")
+        settle(driver)
         words = text(driver, "[data-throttle]")
         assert "batch at most 50 IOPS (asked: 20 IOPS)" in words
         assert f"copy ({floor} holds)" in words
@@ -516,7 +499,7 @@ def test_helpers_of_other_tests(site: Site, tmp_path: Path) -> None:
     shot = tmp_path / "page.png"
     take_screenshot(site.url, shot, WIDE_PX, 1000, "[data-throttle]")
     assert shot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert text_of(site.url, "[data-volume=batch] [data-total]").split()[0] == "981,230"
+    assert text_of(f"{site.url}volumes", "[data-volume=batch] [data-total]").split()[0] == "981,230"
 
 
 class Config:

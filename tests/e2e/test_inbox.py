@@ -1,4 +1,4 @@
-"""The inbox of the page in a real browser: filters, acknowledging, recipients, silences, at three widths."""
+"""The view of events in a real browser: filters, acknowledging, recipients, silences, at three widths."""
 
 from __future__ import annotations
 
@@ -65,13 +65,15 @@ def text(driver: Chrome, css: str) -> str:
 def sign_in(driver: Chrome, site: Site) -> None:
     driver.get(f"{site.url}login?code={site.server.context.logins.issue()}")
     driver.find_element(By.ID, "sign-in").click()
+    wait_for(driver, "[data-throttle]")
+    driver.get(f"{site.url}events")
     wait_for(driver, "[data-event=e0003] button", visible=True)
 
 
 @pytest.mark.parametrize("width", WIDTHS_PX)
 def test_inbox_recipients_and_silences_are_within_the_width(site: Site, width: int, page: Page) -> None:
     with page(width, 900) as driver:
-        driver.get(site.url)
+        driver.get(f"{site.url}events")
         wait_for(driver, "[data-event=e0003]")
         settle(driver)
         assert "not confirmed by mail, 4 tries: HTTP 503" in text(driver, "[data-event=e0003]")
@@ -94,11 +96,11 @@ def test_inbox_recipients_and_silences_are_within_the_width(site: Site, width: i
 
 def test_filters_are_asked_of_the_server(site: Site, page: Page) -> None:
     with page() as driver:
-        driver.get(site.url)
+        driver.get(f"{site.url}events")
         wait_for(driver, "[data-event=e0003]")
         first = next(asked for asked in site.source.asked if asked[0] == "inbox")
         assert (first[3]["severities"], first[3]["only_open"]) == (["warning", "critical"], True)
-        Select(driver.find_element(By.CSS_SELECTOR, "#inbox-filter select")).select_by_value("")
+        Select(driver.find_element(By.CSS_SELECTOR, "#inbox-filter select")).select_by_value("all")
         driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=open]").click()
         driver.find_element(By.CSS_SELECTOR, "#inbox-filter [name=subject]").send_keys("batch", Keys.ENTER)
         wanted = {"severities": [], "kind": "", "element": "", "subject": "batch", "only_open": False}
@@ -108,6 +110,10 @@ def test_filters_are_asked_of_the_server(site: Site, page: Page) -> None:
             "the filter was asked for",
         )
         wait_for(driver, "[data-event=e0002]")
+        assert driver.current_url == f"{site.url}events?severity=all&subject=batch&open=0"
+        driver.back()
+        until(driver, lambda: "subject" not in driver.current_url, "back is the filter before")
+        wait_for(driver, "[data-event=e0003]")
 
 
 def test_acknowledging_silencing_and_trying(site: Site, page: Page) -> None:

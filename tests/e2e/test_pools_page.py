@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Path) -> None:
     with browser() as driver:
-        driver.get(site.url)
+        driver.get(f"{site.url}pools")
         wait_for(driver, "#pools .link")
         said = " ".join(driver.find_element(By.ID, "pools-section").text.split())
         for part in ("gateway-a/data", "filling up", "81.0 %", "of 100.0 GiB", "may grow to 65.0 GiB"):
@@ -35,6 +35,7 @@ def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Pat
         assert float(bar.get_property("value")) == pytest.approx(0.81)
         driver.find_element(By.CSS_SELECTOR, "#pools .link").click()
         wait_for(driver, "#pool-plot .band")
+        assert driver.current_url == f"{site.url}pools?pool=gateway-a%2Fdata"
         title = driver.find_element(By.ID, "pool-title").text
         assert "use by day (line) below its size (dashed), 10 days" in title
         assert "expected to be full on" in title
@@ -45,9 +46,9 @@ def test_a_pool_has_a_bar_and_shows_its_trend_and_band(site: Site, tmp_path: Pat
         assert [line for line in console_errors(driver) if "plotly.min.js" not in line] == []
 
 
-def test_without_pools_there_is_no_such_section(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pools_it_says_how_to_name_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site.source, "pools", list)
     with browser() as driver:
-        driver.get(site.url)
-        wait_for(driver, "#slas tr")
-        assert not driver.find_element(By.ID, "pools-section").is_displayed()
+        driver.get(f"{site.url}pools")
+        wait_for(driver, "#pools .empty")
+        assert "[[space.source]]" in driver.find_element(By.ID, "pools").text

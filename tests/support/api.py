@@ -380,6 +380,53 @@ class FakeSource:
     def space(self) -> FakeSource:
         return self
 
+    @property
+    def pages(self) -> FakeSource:
+        return self
+
+    def agreement_names(self, part: str = "") -> list[dict[str, Any]]:
+        self._row("agreement_names", part)
+        rows = [{"name": row["name"], "priority": row["priority"]} for row in self.agreements()]
+        return [row for row in rows if part.lower() in row["name"].lower()]
+
+    def agreements_named(self, names: Collection[str]) -> list[dict[str, Any]]:
+        self._row("agreements_named", sorted(names))
+        return [row for row in self.agreements() if row["name"] in names]
+
+    def open_episodes(self, names: Collection[str]) -> list[dict[str, Any]]:
+        self._row("open_episodes", sorted(names))
+        return [{**EPISODE, "closed_us": None}] if EPISODE["name"] in names else []
+
+    def volume_names(self, backend: str = "") -> list[dict[str, Any]]:
+        self._row("volume_names", backend)
+        rows = [{key: row[key] for key in ("volume", "backend")} for row in self.volumes()]
+        return [
+            row for row in sorted(rows, key=lambda row: str(row["volume"])) if backend in ("", row["backend"])
+        ]
+
+    def volumes_named(self, names: Collection[str]) -> list[dict[str, Any]]:
+        self._row("volumes_named", sorted(names))
+        return [row for row in self.volumes() if row["volume"] in names]
+
+    def slice_hours(self, name: str, objective: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
+        """Two days with a bad quarter of an hour, and one without data; then what ``slice_sums`` says."""
+        self._row("slice_hours", name, objective, from_us, to_us)
+        hour_us = 3_600_000_000
+        first_us = max(from_us, (NOW_US + self.shift_us) // hour_us * hour_us - 48 * hour_us)
+        rows = []
+        for number in range(48):
+            good = 45 if number == 20 else 60
+            counts = {"no_data": 60} if number == 30 else {"good": good, "bad": 60 - good}
+            for state, n in counts.items():
+                at = {"hour_us": first_us + number * hour_us, "newest_us": first_us + number * hour_us}
+                rows += [{**slice_sum(state, n), **at}] if n else []
+        return [row for row in rows if row["hour_us"] < to_us]
+
+    def policy_volumes(self, version: int, part: str, after: str, limit: int) -> list[dict[str, Any]]:
+        self._row("policy_volumes", version, part, after, limit)
+        row = {"volume": "batch", "hours": 40, "lowest_cost_per_s": 300.0, "highest_demand_p95": 450.0}
+        return [row] if part in "batch" and after < "batch" else []
+
     def pools(self) -> list[dict[str, Any]]:
         self._row("pools")
         return [pool()]
@@ -697,7 +744,18 @@ class FakeSource:
 
     def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("rollup_history", volume, from_us, to_us)
-        return [{"slot_us": from_us, "iops": 80.0}]
+        length_us = max((to_us - from_us) // 60, 1)
+        row = {"length_us": length_us, "iops": 80.0, "cost_milli": 80 * length_us // 1000}
+        return [
+            {
+                **row,
+                "slot_us": from_us + number * length_us,
+                "p50_us": 2_300,
+                "p95_us": 9_200 + 40 * number,
+                "p99_us": 14_700,
+            }
+            for number in range(60)
+        ]
 
     @property
     def reports(self) -> StoredRows:

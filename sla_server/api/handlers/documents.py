@@ -140,10 +140,23 @@ def _versions(context: AppContext, name: str) -> list[Row]:
 def maintenance(context: AppContext, request: Request) -> Response:
     """Maintenance in force: running, planned and, if asked for, past; those that run come first."""
     now_us = context.clock.unix_us()
-    rows = [_maintenance_row(row, now_us) for row in context.source.documents("Maintenance", True)]
+    wanted = request.args.get("agreement")
+    meant = _read(_versions(context, wanted)[-1]) if wanted else None
+    rows = [
+        _maintenance_row(row, now_us)
+        for row in context.source.documents("Maintenance", True)
+        if meant is None or _excuses(row, meant)
+    ]
     if not responses.flag(request, "past"):
         rows = [row for row in rows if row["state"] != "past"]
     return responses.as_list(sorted(rows, key=lambda row: (row["from_us"] or 1 << 62, row["name"])))
+
+
+def _excuses(row: Row, agreement: Agreement) -> bool:
+    try:
+        return MaintenanceDocument.from_json(row["spec"]).spec.scope.covers(agreement)
+    except ValidationError:
+        return False
 
 
 def _maintenance_row(row: Row, now_us: int) -> Row:

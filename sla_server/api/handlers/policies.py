@@ -40,6 +40,15 @@ def policy_caps(context: AppContext, request: Request, version: str) -> Response
     return responses.as_list(rows, f"{last['volume']}:{last['hour_of_week']}" if last else None)
 
 
+def policy_volumes(context: AppContext, request: Request, version: str) -> Response:
+    """A page of the volumes that one version says something of."""
+    found = found_policy(context, version)
+    limit = responses.limit(request)
+    part, after = request.args.get("match", ""), request.args.get("after", "")
+    rows = context.source.pages.policy_volumes(found["version"], part, after, limit)
+    return responses.as_list(rows, rows[-1]["volume"] if len(rows) == limit else None)
+
+
 def policy_volume(context: AppContext, _request: Request, version: str, volume: str) -> Response:
     """One volume in one version: its caps and demands by hour, and the capacity of its backend."""
     found = found_policy(context, version)

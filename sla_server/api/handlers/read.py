@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -47,15 +47,46 @@ HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
 SPAN_MAX_US: Final = 31 * DAY_US
 PERIODS_DEFAULT: Final = 12
+PAGE_DEFAULT: Final = 50
+ONE_BY_ONE_MAX: Final = 2000
+"""Volumes that SQL is asked about by name; for more it sums all streams at once."""
+VOLUME_ORDERS: Final = {
+    "busiest": "iops",
+    "slowest": "p95_us",
+    "queue": "inflight",
+    "throughput": "bytes_per_s",
+}
 SLICES_DEFAULT: Final = 21
 """The default span holds so many slices, however long they are: one more than ``sla get slices`` lists."""
 CONFIGURATION: Final = "configuration"
 DIALLED_FILE: Final = "dialled.json"
 
 
-def gateways(context: AppContext, _request: Request) -> Response:
-    """Rows of SQL with the live counts of exports and streams."""
-    return _live_list(context, _with_live(context, context.source.gateways(), "gateways", "gateway_id"))
+def gateways(context: AppContext, request: Request) -> Response:
+    """Rows of SQL with the live counts of exports and streams; all, or a page of those that are asked for."""
+    part, state = request.args.get("match", "").lower(), request.args.get("state", "")
+    rows = [
+        row
+        for row in context.source.gateways()
+        if part in str(row["name"]).lower() and state in ("", row["state"])
+    ]
+    return _paged(context, request, rows, lambda page: _with_live(context, page, "gateways", "gateway_id"))
+
+
+def page_of(request: Request, default: int = PAGE_DEFAULT) -> tuple[int, int]:
+    """(offset, limit) of the query."""
+    limit = responses.number(request, "limit", default, least=1, most=LIMIT_MAX)
+    return responses.number(request, "offset", 0), limit
+
+
+def _paged(
+    context: AppContext, request: Request, rows: list[Row], complete: Callable[[list[Row]], list[Row]]
+) -> Response:
+    """The rows that the query wants, all without a limit; only they are completed."""
+    offset, limit = page_of(request, LIMIT_MAX)
+    end = offset + limit if request.args.get("limit") else len(rows)
+    following = str(end) if end < len(rows) else None
+    return live_list(context, complete(rows[offset:end]), following, count=len(rows), before=offset)
 
 
 def gateway_list(context: AppContext, _request: Request) -> Response:
@@ -104,23 +135,53 @@ def _reported_gateways(folder: Path | None) -> list[Row] | None:
     return rows
 
 
-def volumes(context: AppContext, _request: Request) -> Response:
-    """Exact counts with the live view; volumes of which nothing is stored yet come last, with counts of 0."""
-    return _live_list(context, _volumes(context))
+def volumes(context: AppContext, request: Request) -> Response:
+    """Exact counts with the live view; volumes of which nothing is stored yet have counts of 0.
 
-
-def _volumes(context: AppContext) -> list[Row]:
-    rows = context.source.volumes()
-    known = {row["volume"] for row in rows}
-    stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
+    Without a limit all of them, by name. A page is sorted by what the live view says of each volume.
+    """
+    part, backend = request.args.get("match", "").lower(), request.args.get("backend", "")
+    live = {str(row.get("volume")): row for row in snapshot_now(context)["volumes"]}
+    known = context.source.pages.volume_names()
+    names = {row["volume"] for row in known}
     fresh = [
-        {"volume": row.get("volume"), "backend": row.get("backend"), **stored_nothing, "live": row}
-        for row in _snapshot(context)["volumes"]
-        if row.get("volume") not in known
+        {"volume": name, "backend": row.get("backend")} for name, row in live.items() if name not in names
     ]
-    owners = context.source.volume_owner_names()
-    found = _with_live(context, rows, "volumes", "volume") + fresh
-    return [{**row, "owners": owners.get(str(row["volume"]), [])} for row in found]
+    rows = [
+        row for row in (*known, *fresh) if part in row["volume"].lower() and backend in ("", row["backend"])
+    ]
+    if order := request.args.get("sort", ""):
+        rows.sort(key=_volume_order(order, live))
+    return _paged(context, request, rows, lambda page: _complete_volumes(context, page))
+
+
+def _volume_order(order: str, live: Mapping[str, Row]) -> Callable[[Row], tuple[Any, ...]]:
+    """The key to sort by: the largest first, what is not known last, then by name."""
+    if order in ("name", "backend"):
+        return lambda row: (row["backend"] if order == "backend" else "", row["volume"])
+    column = VOLUME_ORDERS.get(order)
+    if column is None:
+        fix = f"Use {', '.join((*VOLUME_ORDERS, 'name', 'backend'))}"
+        raise BadInput("sort", f"{order[:40]!r} is no order", fix)
+    return lambda row: (-(live.get(row["volume"], {}).get(column) or 0), row["volume"])
+
+
+def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
+    """Rows of some volumes with sums, owners and live values, in the order given."""
+    names = {str(row["volume"]) for row in page}
+    source = context.source
+    found = source.volumes() if len(names) > ONE_BY_ONE_MAX else source.pages.volumes_named(names)
+    stored = {row["volume"]: row for row in found}
+    stored_nothing = dict.fromkeys((*STREAM_SUMS, "streams"), 0) | {"last_us": None}
+    rows = [stored.get(row["volume"], {**row, **stored_nothing}) for row in page]
+    owners = source.volume_owner_names(None if len(names) > ONE_BY_ONE_MAX else names)
+    by_hand = {
+        row.get("volume") for row in snapshot_now(context)["throttles"] if row.get("source") == "manual"
+    }
+    return [
+        {**row, "owners": owners.get(str(row["volume"]), []), "throttled_by_hand": row["volume"] in by_hand}
+        for row in _with_live(context, rows, "volumes", "volume")
+    ]
 
 
 def volume_owners(context: AppContext, request: Request) -> Response:
@@ -140,14 +201,19 @@ def volume_owners(context: AppContext, request: Request) -> Response:
 
 def volume(context: AppContext, _request: Request, volume: str) -> Response:
     """One volume with its streams; stream ids as text, since they exceed what JSON readers hold exactly."""
-    row = _find(_volumes(context), "volume", volume)
+    named = [
+        {"volume": row.get("volume"), "backend": row.get("backend")}
+        for row in (*context.source.pages.volumes_named([volume]), *snapshot_now(context)["volumes"])
+        if row.get("volume") == volume
+    ]
+    row = _find(_complete_volumes(context, named[:1]), "volume", volume)
     streams = [{**stream, "stream_id": str(stream["stream_id"])} for stream in context.source.streams(volume)]
     return responses.as_json({**row, "by_stream": streams, "server": feed_state(context)})
 
 
 def history(context: AppContext, request: Request, volume: str) -> Response:
     """Rollups of one volume; long or old ones by the hour."""
-    from_us, to_us = _span(context, request, HOUR_US)
+    from_us, to_us = span_of(context, request, HOUR_US)
     return responses.as_list(
         context.source.rollup_history(volume, from_us, to_us), from_us=from_us, to_us=to_us
     )
@@ -163,9 +229,27 @@ def sizes(context: AppContext, _request: Request) -> Response:
     return responses.as_json(context.source.sizes())
 
 
-def backends(context: AppContext, _request: Request) -> Response:
-    """Capacity with the live cost rates."""
-    return _live_list(context, _with_live(context, context.source.backends(), "backends", "backend"))
+def backends(context: AppContext, request: Request) -> Response:
+    """Capacity with the live cost rates; all, or a page of those that are asked for."""
+    part = request.args.get("match", "").lower()
+    rows = [row for row in context.source.backends() if part in row["backend"].lower()]
+    return _paged(context, request, rows, lambda page: _with_live(context, page, "backends", "backend"))
+
+
+def backend(context: AppContext, _request: Request, backend: str) -> Response:
+    """One backend: its live values, how many volumes are on it, and what loads each promise on it bears."""
+    row = _find(context.source.backends(), "backend", backend)
+    policy = next(iter(context.source.policies(1)), None)
+    report = (policy or {}).get("report") or {}
+    found = {
+        **_with_live(context, [row], "backends", "backend")[0],
+        "volume_count": len(context.source.pages.volume_names(backend)),
+        "mode": snapshot_now(context).get("backend_modes", {}).get(backend),
+        "policy_version": policy["version"] if policy else None,
+        "capacity": [one for one in report.get("capacity") or () if one.get("backend") == backend],
+        "server": feed_state(context),
+    }
+    return responses.as_json(found)
 
 
 def slas(context: AppContext, request: Request) -> Response:
@@ -189,7 +273,7 @@ def slas(context: AppContext, request: Request) -> Response:
             if row["name"] > after:
                 found.append((row, labels))
     page = found[:limit] if limit else found
-    live = _LiveObjectives(context)
+    live = LiveObjectives(context)
     rows = []
     for row, labels in page:
         plain = {key: value for key, value in row.items() if key not in left_out} | {"labels": labels}
@@ -199,7 +283,7 @@ def slas(context: AppContext, request: Request) -> Response:
         ]
         rows.append({**plain, "objectives": agreed, "live": live.of(row)})
     following = page[-1][0]["name"] if len(page) < len(found) else None
-    return _live_list(context, rows, following, count=count, before=count - len(found))
+    return live_list(context, rows, following, count=count, before=count - len(found))
 
 
 def _wanted_labels(request: Request) -> LabelSelector:
@@ -213,8 +297,8 @@ def _wanted_labels(request: Request) -> LabelSelector:
 def sla(context: AppContext, request: Request, name: str) -> Response:
     """One agreement with its document, the newest version unless one is named."""
     version = responses.number(request, "version", 0, least=1, most=(1 << 31) - 1)
-    row = _agreement(context, name, version)
-    live = _LiveObjectives(context).of(row)
+    row = agreement_of(context, name, version)
+    live = LiveObjectives(context).of(row)
     return responses.as_json({**row, "live": live, "server": feed_state(context)})
 
 
@@ -224,9 +308,9 @@ def slices(context: AppContext, request: Request, name: str) -> Response:
     if episode_id := request.args.get("episode"):
         objective, from_us, to_us = _episode_span(context, request, name, episode_id)
     else:
-        objective, terms = _asked_objective(context, request, _agreement(context, name))
+        objective, terms = asked_objective(context, request, agreement_of(context, name))
         length_us = max((each.length_us for each in terms.values()), default=0)
-        from_us, to_us = _span(context, request, min(max(DAY_US, SLICES_DEFAULT * length_us), SPAN_MAX_US))
+        from_us, to_us = span_of(context, request, min(max(DAY_US, SLICES_DEFAULT * length_us), SPAN_MAX_US))
     rows = context.source.slices(name, objective, from_us, to_us, limit + 1)
     return responses.as_list(
         rows[:limit],
@@ -254,7 +338,7 @@ def _episode_span(context: AppContext, request: Request, name: str, episode_id: 
     return objective, from_us, max(to_us, from_us + 1)
 
 
-def _asked_objective(context: AppContext, request: Request, row: Row) -> tuple[str, dict[int, Terms]]:
+def asked_objective(context: AppContext, request: Request, row: Row) -> tuple[str, dict[int, Terms]]:
     """The objective that is asked for, the first unless one is named, and its terms by version.
 
     Raises:
@@ -273,8 +357,8 @@ def _asked_objective(context: AppContext, request: Request, row: Row) -> tuple[s
 def periods(context: AppContext, request: Request, name: str) -> Response:
     """Compliance by period, from the stored slices: each counts as the version said that judged it."""
     most = responses.number(request, "limit", PERIODS_DEFAULT, least=1, most=PERIODS_MAX)
-    row = _agreement(context, name)
-    wanted, terms = _asked_objective(context, request, row)
+    row = agreement_of(context, name)
+    wanted, terms = asked_objective(context, request, row)
     try:
         newest = Agreement.from_spec(row["spec"])
     except ValidationError as exc:
@@ -285,7 +369,7 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
     last = terms[max(terms)]
     now_us = context.clock.unix_us()
     first = context.source.agreement(name, 1) or row
-    calendar = _calendar(context, newest.spec.service_hours)
+    calendar = calendar_of(context, newest.spec.service_hours)
     windows = windows_of(context.source.agreement_versions(name) or [row], newest)
     items = []
     for bounds in agreed_periods(windows, now_us, most, most):
@@ -297,7 +381,7 @@ def periods(context: AppContext, request: Request, name: str) -> Response:
     return responses.as_list(items, objective=wanted)
 
 
-def _calendar(context: AppContext, hours: ServiceHours | None) -> list[CalendarInForce]:
+def calendar_of(context: AppContext, hours: ServiceHours | None) -> list[CalendarInForce]:
     """Versions of the calendar that service hours name; those of another release are left out."""
     found = []
     for row in context.source.documents("Calendar") if hours is not None and hours.is_named else ():
@@ -314,9 +398,9 @@ def episodes(context: AppContext, request: Request) -> Response:
     """A page of episodes, each with the address of its slices."""
     limit = responses.limit(request)
     if name := request.args.get("name"):
-        row = _agreement(context, name)  # or say that there never was one
+        row = agreement_of(context, name)  # or say that there never was one
         if request.args.get("objective"):
-            _asked_objective(context, request, row)
+            asked_objective(context, request, row)
     rows = context.source.episodes(
         responses.flag(request, "open"),
         limit,
@@ -335,7 +419,23 @@ def throttles(context: AppContext, request: Request) -> Response:
     """Throttles as recorded, with the live view of those in force."""
     in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
     rows = context.source.throttles(in_force, limit)
-    return _live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
+    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
+
+
+def decisions(context: AppContext, request: Request) -> Response:
+    """The newest decisions of a span, a day unless one is named."""
+    from_us, to_us = span_of(context, request, DAY_US)
+    args = request.args
+    rows = context.source.decisions(
+        volume=args.get("volume"),
+        victims=[args["victim"]] if args.get("victim") else (),
+        backend=args.get("backend"),
+        kinds=[kind for kind in args.get("kind", "").split(",") if kind],
+        from_us=from_us,
+        until_us=to_us,
+        limit=responses.limit(request),
+    )
+    return responses.as_list(rows, from_us=from_us, to_us=to_us)
 
 
 def events(context: AppContext, request: Request) -> Response:
@@ -359,29 +459,29 @@ def _page(read: Callable[[int, str | None], list[Row]], request: Request) -> Res
     return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
 
 
-def _snapshot(context: AppContext) -> Row:
+def snapshot_now(context: AppContext) -> Row:
     """The newest live view; an empty one when it is old: what was so then is not shown as what is so now."""
     return EMPTY if context.live.is_stale() else context.live.newest().snapshot
 
 
-def _live_list(context: AppContext, rows: list[Row], next_cursor: str | None = None, **more: Any) -> Response:
+def live_list(context: AppContext, rows: list[Row], next_cursor: str | None = None, **more: Any) -> Response:
     """A list whose rows have live values, and whether those are to be had."""
     return responses.as_list(rows, next_cursor, server=feed_state(context), **more)
 
 
 def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> list[Row]:
     """Each row with ``live``: the entry of the snapshot with the same key, or null."""
-    now = {entry.get(key): entry for entry in _snapshot(context)[table]}
+    now = {entry.get(key): entry for entry in snapshot_now(context)[table]}
     return [{**row, "live": now.get(row[key])} for row in rows]
 
 
-class _LiveObjectives:
+class LiveObjectives:
     """Live entries of agreements; of promises beyond ``services.live_rows`` those that say only the state."""
 
     def __init__(self, context: AppContext) -> None:
         self._others = {} if context.live.is_stale() else context.live.others()
         self._rows: dict[str, list[Row]] = {}
-        for entry in _snapshot(context)["slas"]:
+        for entry in snapshot_now(context)["slas"]:
             self._rows.setdefault(str(entry.get("name")), []).append(entry)
 
     def of(self, agreement: Row) -> list[Row]:
@@ -390,10 +490,10 @@ class _LiveObjectives:
         known = {entry.get("objective") for entry in rows}
         agreed = (one for one in agreed_objectives(agreement) if one.get("name") not in known)
         brief = ((one, self._others.get((agreement["name"], one.get("name", "")))) for one in agreed)
-        return rows + [{**other, **_promised(one), "brief": True} for one, other in brief if other]
+        return rows + [{**other, **promised_of(one), "brief": True} for one, other in brief if other]
 
 
-def _promised(objective: Row) -> Row:
+def promised_of(objective: Row) -> Row:
     """What a live entry says of the promise itself: metric, and percentile, threshold or rate."""
     indicator = objective.get("indicator") or {}
     found = {"metric": indicator.get("metric"), "percentile": indicator.get("percentile")}
@@ -407,7 +507,7 @@ def _promised(objective: Row) -> Row:
     return {**found, "threshold_us": round(objective["demand_curve"][0]["value_ms"] * 1000)}
 
 
-def _agreement(context: AppContext, name: str, version: int = 0) -> Row:
+def agreement_of(context: AppContext, name: str, version: int = 0) -> Row:
     row = context.source.agreement(name, version or None)
     if row is None and version and context.source.agreement(name) is not None:
         raise NotFound(f"agreement {name!r} has no version {version}", f"'sla history {name}' lists them")
@@ -423,7 +523,7 @@ def _find(rows: list[Row], key: str, value: str) -> Row:
     raise NotFound(f"no {key} {value!r}", f"GET /api/v1/{key}s lists them")
 
 
-def _span(context: AppContext, request: Request, default_us: int) -> tuple[int, int]:
+def span_of(context: AppContext, request: Request, default_us: int) -> tuple[int, int]:
     """(from_us, to_us) of the query.
 
     Raises:

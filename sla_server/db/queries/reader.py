@@ -35,6 +35,7 @@ from sla_server.db.partitions import DECISIONS_KEY
 from sla_server.db.queries import explanations, inbox, policies, reports, slices
 from sla_server.db.queries.access import AccessQueries
 from sla_server.db.queries.history import read_history
+from sla_server.db.queries.pages import PageQueries
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.queries.sizes import read_sizes
 from sla_server.db.queries.slice_inputs import SliceInputs, read_slice_inputs
@@ -62,6 +63,7 @@ class SqlReader:
         self.space = SpaceQueries(self._rows)
         self.access = AccessQueries(self._rows)
         self.reports = reports.ReportQueries(self._rows)
+        self.pages = PageQueries(self._rows)
 
     def _rows(self, statement: Executable) -> list[Row]:
         """All rows of a statement.

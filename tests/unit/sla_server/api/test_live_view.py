@@ -124,6 +124,19 @@ def test_an_objective_that_comes_later_has_nulls_before(view: LiveView) -> None:
     assert view.trend()["slas"]["erp-gold/latency"]["latency_us"] == [None, 9_200]
 
 
+def test_a_state_is_dated_from_the_change_that_was_seen(view: LiveView) -> None:
+    row = snapshot()["slas"][0]
+    key = (row["name"], row["objective"])
+
+    def since(at_us: int, state: str) -> int | None:
+        view.put(snapshot(at_us, slas=[{**row, "state": state}], totals={"slas": {state: 1}}))
+        found: int | None = view.others()[key]["since_us"]
+        return found
+
+    assert since(1, "ok") is None, "it may have been so for long"
+    assert [since(2, "ok"), since(3, "violating"), since(4, "violating"), since(5, "ok")] == [None, 3, 3, 5]
+
+
 def test_the_trend_is_bounded(view: LiveView) -> None:
     for at_us in range(1, TREND_POINTS + 11):
         view.put({"at_us": at_us})

@@ -21,6 +21,7 @@ KNOWN = {
     "owner": "gateway-a",
     "pool": "data",
     "volume": "erp-db",
+    "backend": "disk-0",
     "name": "erp-gold",
     "version": "3",
     "event_id": "e0001",

@@ -1,10 +1,11 @@
 // Pools of storage: how full each is, its use by day, and the band in which it is expected to be full.
 //
-// Read again every minute: figures are stored every some minutes. The section is hidden while no pool is read.
+// Read again every minute: figures are stored every some minutes. The pool whose trend is shown is in the address.
 
-import {read} from "./api.js";
-import {element, fillTable, setBadge, setText} from "./dom.js";
-import * as f from "./format.js";
+import {startAddress} from "../address.js";
+import {read} from "../api.js";
+import {element, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 60000;
@@ -13,7 +14,8 @@ const AHEAD = 0.5; // of the history: so far the picture goes on
 const [WIDTH, HEIGHT] = [760, 160];
 const SVG = "http://www.w3.org/2000/svg";
 const LEVELS = {ok: ["ok", "✓ ok"], warn: ["warn", "filling up"], critical: ["bad", "✗ nearly full"]};
-let selected = null;
+let address = null;
+let selected = "";
 
 const day = (us) => new Date(us / 1000).toISOString().slice(0, 10);
 const shape = (tag, attributes) => {
@@ -21,13 +23,6 @@ const shape = (tag, attributes) => {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
 };
-
-export function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-  let power = 0;
-  while (Math.abs(bytes) >= 1024 && power < units.length - 1) [bytes, power] = [bytes / 1024, power + 1];
-  return power ? `${bytes.toFixed(1)} ${units[power]}` : `${bytes} B`;
-}
 
 function fullWords(forecast) {
   if (!forecast) return f.DASH;
@@ -52,13 +47,13 @@ function showPools(rows) {
       td.firstChild.value = row.full_ratio;
       setText(td.lastChild, f.percent(row.full_ratio));
     }},
-    {label: "Used", cls: "num", text: (row) => [size(row.used_bytes), `of ${size(row.size_bytes)}`]},
+    {label: "Used", cls: "num", text: (row) => [f.size(row.used_bytes), `of ${f.size(row.size_bytes)}`]},
     {label: "Volumes", cls: "num", text: (row) => row.volume_count
-      ? [String(row.volume_count), `may grow to ${size(row.provisioned_bytes)}`] : f.DASH},
+      ? [String(row.volume_count), `may grow to ${f.size(row.provisioned_bytes)}`] : f.DASH},
     {label: "Expected to be full", cls: "wrap", text: (row) => fullWords(row.forecast)},
   ];
-  $("pools-section").hidden = rows.length === 0;
-  fillTable($("pools"), columns, rows, (row) => row.name, () => ["No pool of storage is read."]);
+  fillTable($("pools"), columns, rows, (row) => row.name, () => ["No pool of storage is read. Name some in the agent's configuration, ",
+    element("code", {}, "[[space.source]]"), ", or in the server's: docs/operations/space.md."]);
 }
 
 function path(points) {
@@ -88,10 +83,7 @@ export function drawTrend(svg, row) {
   );
 }
 
-async function select(name) {
-  selected = selected === name ? null : name;
-  await refreshPools();
-}
+const select = (name) => address.go({pool: selected === name ? "" : name});
 
 async function showSelected() {
   const row = selected ? await read(`/pools/${selected.split("/").map(encodeURIComponent).join("/")}`) : null;
@@ -100,19 +92,21 @@ async function showSelected() {
   drawTrend($("pool-plot"), row);
   const {forecast} = row;
   const words = !forecast ? "no forecast yet" : forecast.full_us
-    ? `expected to be full on ${fullWords(forecast)[0]} (band: ${fullWords(forecast)[1]}), at ${size(forecast.slope_bytes_per_day)} a day`
+    ? `expected to be full on ${fullWords(forecast)[0]} (band: ${fullWords(forecast)[1]}), at ${f.size(forecast.slope_bytes_per_day)} a day`
     : `no day is named: ${forecast.reason}`;
   setText($("pool-title"), `${row.name}: use by day (line) below its size (dashed), ${row.days.length} days; ${words}.`);
 }
 
-export async function refreshPools() {
+async function refresh() {
+  selected = address.get().pool;
   const answer = await read("/pools");
   if (!answer) return;
   showPools(answer.items);
   await showSelected();
 }
 
-export function startPools() {
-  refreshPools();
-  setInterval(() => { if (!document.hidden) refreshPools(); }, REFRESH_MS);
+export function start() {
+  address = startAddress({pool: ""}, null, refresh);
+  address.show();
+  setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
 }

@@ -1,23 +1,25 @@
-// The inbox: events with filters and acknowledgement; who is notified of them; silences. Read again every 5 s.
+// Events with filters and acknowledgement; who is notified of them; silences. Read again every 5 s.
 
-import {call, read} from "./api.js";
-import {element, fillList, fillTable, setBadge, setText} from "./dom.js";
-import * as f from "./format.js";
+import {follow, startAddress} from "../address.js";
+import {call, read} from "../api.js";
+import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
 
 const $ = (id) => document.getElementById(id);
 const PAGE = 25;
-const MOST = 500;
 const REFRESH_MS = 5000;
 const STATES = {ok: ["ok", "✓ ok"], failing: ["bad", "✗ failing"], hanging: ["bad", "✗ hanging"], held: ["warn", "held back"]};
 const SILENCE_STATES = {running: ["warn", "running"], planned: ["", "planned"], unreadable: ["bad", "unreadable"]};
-let page = null; // {signedIn(), notice(text)} of the page around
-let shown = PAGE;
+const FIELDS = {severity: "warning,critical", subject: "", kind: "", open: "1", before: ""};
+let page = null; // the shell
+let address = null;
 let turn = 0; // answers of an older question are dropped
 
 const wanted = () => {
-  const given = new FormData($("inbox-filter"));
-  const query = new URLSearchParams({limit: shown});
-  for (const [name, value] of given) if (String(value).trim()) query.set(name, String(value).trim());
+  const query = new URLSearchParams({limit: PAGE});
+  for (const [name, value] of Object.entries(address.get())) {
+    if (value && value !== "all" && value !== "0") query.set(name, value);
+  }
   return query;
 };
 
@@ -36,7 +38,7 @@ function showEvents(rows, isOpen) {
       setText(li.querySelector("time"), f.clock(row.at_us));
       setBadge(li.querySelector("span"), f.SEVERITIES[row.severity] || "", row.severity);
       const [what, about, undelivered] = li.querySelectorAll("p");
-      setText(what, row.text || row.kind);
+      setText(what, f.plain(row.text || row.kind));
       const said = row.acknowledged.map((one) => `✓ ${one.who}, ${f.clock(one.at_us)}: ${one.note}`).join(" · ");
       const ended = row.ended_us ? `ended ${f.clock(row.ended_us)}` : "";
       setText(about, [f.aboutEvent(row), ended, said].filter(Boolean).join(" · "));
@@ -44,6 +46,16 @@ function showEvents(rows, isOpen) {
       li.querySelector("button").hidden = !page.signedIn() || row.acknowledged.length > 0;
     },
     () => [isOpen ? "Nothing is waiting to be acknowledged." : "No event is like that."]);
+}
+
+function showPager(next) {
+  const links = [];
+  if (address.get().before) links.push(follow(address, element("a", {rel: "prev"}, "Newest"), {before: ""}));
+  if (next) links.push(follow(address, element("a", {rel: "next"}, "Older"), {before: next}));
+  const shown = links.map((node) => node.getAttribute("href")).join("|");
+  if ($("inbox-pager").dataset.shown === shown) return;
+  $("inbox-pager").dataset.shown = shown;
+  $("inbox-pager").replaceChildren(...links);
 }
 
 function showRecipients(rows) {
@@ -83,27 +95,22 @@ function showSilences(rows) {
   $("silence-open").hidden = !page.signedIn();
 }
 
-export async function refreshInbox() {
+async function refresh() {
   const number = ++turn;
   const query = wanted();
   const [events, recipients, silences] = await Promise.all([read(`/inbox?${query}`), read("/recipients"), read("/silences")]);
   if (number !== turn) return;
   if (events) {
     showEvents(events.items, query.has("open"));
-    $("inbox-more").hidden = !events.next || shown >= MOST;
+    showPager(events.next);
   }
   if (recipients) showRecipients(recipients.items);
   if (silences) showSilences(silences.items);
 }
 
 async function change(method, path, body, done) {
-  try {
-    const answer = await call(method, path, body);
-    page.notice(answer.status === 202 ? "The change is on its way: the services part has not answered yet." : done);
-  } catch (error) {
-    page.notice(error.message);
-  }
-  refreshInbox();
+  await page.change(method, path, body, done);
+  refresh();
 }
 
 const tryRecipient = (name) =>
@@ -130,7 +137,7 @@ function onSubmit(form, dialog, send) {
       form.querySelector(".problem").hidden = false;
       setText(form.querySelector(".problem"), error.message);
     }
-    refreshInbox();
+    refresh();
   });
   form.querySelector("[value=cancel]").addEventListener("click", () => dialog.close());
 }
@@ -147,13 +154,9 @@ function silence({duration, reason, severity, kind, agreement}) {
   return call("POST", "/slas", {apiVersion: "storage-sla/v1", kind: "Silence", metadata: {name}, spec});
 }
 
-export function startInbox(around) {
-  page = around;
-  const form = $("inbox-filter");
-  const again = () => { shown = PAGE; refreshInbox(); };
-  form.addEventListener("submit", (event) => { event.preventDefault(); again(); });
-  form.addEventListener("change", again);
-  $("inbox-more").addEventListener("click", () => { shown = Math.min(MOST, shown + PAGE); refreshInbox(); });
+export function start(shell) {
+  page = shell;
+  address = startAddress(FIELDS, $("inbox-filter"), refresh);
   onSubmit($("note-form"), $("note-dialog"), ({note}) =>
     call("POST", `/events/${encodeURIComponent($("note-form").dataset.event)}/acknowledge`, {note}));
   $("silence-open").addEventListener("click", () => {
@@ -162,5 +165,8 @@ export function startInbox(around) {
     $("silence-dialog").showModal();
   });
   onSubmit($("silence-form"), $("silence-dialog"), silence);
-  setInterval(() => { if (!document.hidden) refreshInbox(); }, REFRESH_MS);
+  setInterval(() => { if (!document.hidden) refresh(); }, REFRESH_MS);
+  address.show();
 }
+
+export const onSession = () => refresh();

@@ -1,0 +1,50 @@
+// Pieces of the views of one thing: figures on top, decisions, neighbours.
+
+import {volumeAddress} from "./cells.js";
+import {element, fillList, fillTable, setText} from "./dom.js";
+import * as f from "./format.js";
+
+// figures: [[label, main, small]]; drawn again only when one changed.
+export function showFigures(node, figures) {
+  const shown = JSON.stringify(figures);
+  if (node.dataset.shown === shown) return;
+  node.dataset.shown = shown;
+  node.replaceChildren(...figures.map(([label, main, small]) => element("div", {}, element("dt", {}, label),
+    element("dd", {}, main, ...(small ? [element("small", {}, small)] : [])))));
+}
+
+export function showDecisions(node, rows, empty) {
+  fillList(node, rows, (row) => row.decision_id,
+    () => element("li", {}, element("time", {class: "soft"}), element("p"), element("p", {class: "soft"})),
+    (li, row) => {
+      setText(li.querySelector("time"), f.clock(row.at_us));
+      const [what, how] = li.querySelectorAll("p");
+      setText(what, f.decisionWords(row));
+      const whom = row.victim ? `to keep ${row.victim}` : "";
+      setText(how, [whom, f.plain(row.text), row.mode === "observe" ? "observed only" : ""].filter(Boolean).join(" · "));
+    },
+    () => [empty]);
+}
+
+// Rows of /volumes: who uses how much of what they share; one may be the view's own.
+export function showVolumes(table, rows, own = "") {
+  const live = (row) => row.live || {};
+  fillTable(table, [
+    {label: "Volume", cls: "wrap head", fill: (td, row) => {
+      if (td.firstChild) return;
+      td.append(row.volume === own ? element("strong", {}, row.volume) : element("a", {href: volumeAddress(row.volume)}, row.volume));
+    }},
+    {label: "IOPS", cls: "num", text: (row) => f.count(live(row).iops)},
+    {label: "Throughput", cls: "num", text: (row) => f.bytesRate(live(row).bytes_per_s)},
+    {label: "p95", cls: "num", text: (row) => f.latency(live(row).p95_us)},
+    {label: "Queue", cls: "num", text: (row) => [f.count(live(row).inflight), live(row).held ? `${f.count(live(row).held)} held` : ""]},
+    {label: "Cap", cls: "num wrap", text: (row) => f.volumeCap(live(row)) || "none"},
+  ], rows, (row) => row.volume, () => ["No volume is known here."]);
+}
+
+// A thing that is not there: said in place of all about it.
+export function showMissing(error) {
+  document.getElementById("found").hidden = true;
+  document.getElementById("missing").hidden = false;
+  setText(document.getElementById("missing"), error.message);
+}

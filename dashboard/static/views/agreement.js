@@ -1,0 +1,258 @@
+// One agreement: how it is kept in its period, hour by hour, and why; what was agreed, and when that changed.
+
+import {follow, startAddress} from "../address.js";
+import {call, read} from "../api.js";
+import {code, keyOf} from "../cells.js";
+import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
+import {drawHeat} from "../heat.js";
+import {showDecisions, showFigures, showMissing} from "../parts.js";
+import {drawLines} from "../plot.js";
+import {startInline, whyAddress} from "../why.js";
+
+const $ = (id) => document.getElementById(id);
+const HOUR_US = 3600e6;
+const DAY_US = 24 * HOUR_US;
+const LIVE_MS = 3000;
+const SLOW_MS = 30000;
+const FIELDS = {objective: "", hour: "", at: ""};
+const page = {name: "", base: "", row: null, hours: null, slices: [], address: null};
+
+const objectives = () => page.row?.spec?.spec?.objectives || [];
+const chosen = () => page.address.get().objective || objectives()[0]?.name || "";
+const query = (more = {}) => {
+  const given = {objective: chosen(), ...more};
+  return new URLSearchParams(Object.entries(given).filter(([, value]) => value)).toString();
+};
+
+function objectiveWords(one) {
+  const {metric, percentile} = one.indicator || {};
+  const steps = (one.demand_curve || []).map((step) => `${f.latency(step.value_ms * 1000)}${step.up_to_iops ? ` up to ${f.count(step.up_to_iops)} IOPS` : ""}`);
+  const what = metric === "latency" ? `p${percentile} of latency at most ${steps.join(", ")}`
+    : metric === "mean_latency" ? `mean latency at most ${steps.join(", ")}`
+    : metric === "iops" ? `at least ${f.count(one.promised_iops)} IOPS when asked for`
+    : metric === "throughput" ? `at least ${one.promised_mbps} MB/s when asked for`
+    : `no stall longer than ${one.outage}`;
+  const {slice, target} = one.budgeting || {};
+  return `${what}, in ${f.percent(target, 2)} of the ${slice || ""} slices`;
+}
+
+function showLive() {
+  const {row, hours} = page;
+  const live = row.live.find((one) => one.objective === chosen()) || {};
+  setBadge($("state"), ...f.stateOf(objectives().length ? live.state : "no-objective"));
+  const {parties, window: period, scope} = row.spec?.spec || {};
+  const agreed = objectives().find((one) => one.name === chosen());
+  const about = [parties ? `${parties.provider} to ${parties.customer}` : "", row.priority,
+    scope ? `volumes ${scope.volumes.join(", ")}` : "", agreed ? objectiveWords(agreed) : "",
+    row.ended_us ? `ended ${f.moment(row.ended_us)}` : `version ${row.version}, in force since ${f.moment(row.applied_us)}`];
+  setText($("about"), about.filter(Boolean).join(" · "));
+  const left = live.budget_remaining;
+  const [burnt, alerts] = [].concat(f.burn(live));
+  const s = live.slices || {};
+  showFigures($("figures"), [["Measured now", f.measured(live), live.measured || live.latency_us ? f.metric(live) : ""],
+    ["Promised", f.promised(live), f.promised(live) === f.DASH ? "" : f.bound(live)],
+    ["Compliance", f.percent(live.compliance, 3), live.target ? `${f.percent(live.target, 3)} agreed` : ""],
+    ["Error budget left", f.percent(left, 1), live.budget_minutes_left == null ? "" : `${f.minutes(live.budget_minutes_left)} of bad time`],
+    ["Burn, last hour", burnt, alerts || "1 × spends it by the end"],
+    ["Measured time", f.percent(live.coverage, 1), "of what was judged"],
+    ["Slices", `${f.count(s.good)} good, ${f.count(s.bad)} bad`,
+      `${f.count(s.no_data)} without data, ${f.count((s.not_applicable || 0) + (s.excluded || 0))} not judged`],
+    ["Period", hours ? `${f.moment(hours.from_us)} to` : f.DASH, hours ? `${f.moment(hours.to_us)}${period?.type === "rolling" ? ", rolling" : ""}` : ""]]);
+}
+
+function showTabs() {
+  $("objectives").hidden = objectives().length < 2;
+  $("objectives").replaceChildren(...objectives().map((one) => {
+    const link = follow(page.address, element("a", {}, one.name), {objective: one.name, hour: ""});
+    if (one.name === chosen()) link.setAttribute("aria-current", "true");
+    return link;
+  }));
+}
+
+async function loadLive() {
+  try {
+    page.row = (await call("GET", page.base)).body;
+  } catch (error) {
+    if (!error.status) return false;
+    showMissing(error);
+    return false;
+  }
+  showLive();
+  return true;
+}
+
+function budgetLine({items, from_us: from, to_us: to, judged_us: judged, budget_s: whole}) {
+  const [at, left] = [[from / 1000], [100]];
+  let bad = 0;
+  for (const hour of items) {
+    at.push(hour.hour_us / 1000);
+    left.push(100 * (1 - bad / whole));
+    bad += hour.bad_s;
+  }
+  at.push(Math.min(judged, to) / 1000);
+  left.push(100 * (1 - bad / whole));
+  return {at, left, bad};
+}
+
+function showBudget() {
+  const {hours} = page;
+  const {at, left, bad} = budgetLine(hours);
+  const rest = hours.budget_s - bad;
+  setText($("budget-title"), !hours.budget_s ? "No bad time is allowed in this period."
+    : `Share of the error budget that is left (line), and what would be left if it were spent evenly (dashed): ${f.duration(bad)} of `
+    + `${f.duration(hours.budget_s)} spent, ${rest < 0 ? `${f.duration(-rest)} more than allowed` : `${f.duration(rest)} left`}.`);
+  $("budget-plot").hidden = !hours.budget_s;
+  if (!hours.budget_s || document.hidden) return;
+  drawLines($("budget-plot"), [
+    {name: "left", at, values: left},
+    {name: "spent evenly", at: [hours.from_us / 1000, hours.to_us / 1000], values: [100, 0], dash: true, colour: "soft"},
+  ], {from: hours.from_us / 1000, to: hours.to_us / 1000, suffix: " %", most: 105, least: Math.min(0, ...left) * 1.1})
+    .catch(() => { $("budget-plot").hidden = true; });
+}
+
+function hourCell(hour) {
+  const at = f.clockOf(hour.hour_us);
+  const counts = [["good", "good"], ["bad", "bad"], ["no_data", "without data"], ["not_applicable", "not applying"], ["excluded", "excluded"]]
+    .filter(([key]) => hour[key]).map(([key, words]) => `${hour[key]} ${words}`);
+  const judged = hour.good + hour.bad;
+  const share = judged ? hour.bad / judged : 0;
+  const cls = share > 0.25 ? "b3" : share > 0.05 ? "b2" : share > 0 ? "b1" : hour.no_data ? "d" : judged ? "g" : "x";
+  const minutes = Math.round(hour.bad_s / 60);
+  return {cls, words: `${at}: ${counts.join(", ")}`, text: hour.bad ? String(minutes || "<1") : "",
+    ...(hour.bad || hour.no_data ? {onclick: () => page.address.go({hour: String(hour.hour_us)}),
+      pressed: page.address.get().hour === String(hour.hour_us)} : {})};
+}
+
+function showHeat() {
+  const days = new Map();
+  for (const hour of page.hours.items) {
+    const at = new Date(hour.hour_us / 1000);
+    const key = at.toDateString();
+    if (!days.has(key)) days.set(key, {label: at.toLocaleDateString("en-GB", {weekday: "short", day: "numeric", month: "short"}), cells: Array(24).fill(null)});
+    days.get(key).cells[at.getHours()] = hourCell(hour);
+  }
+  const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
+  if (days.size) drawHeat($("heat"), "", heads, [...days.values()]);
+  else $("heat").replaceChildren(element("caption", {class: "empty"}, "No slice of this period was judged yet: the first comes a minute or two after the agreement was applied."));
+}
+
+async function showHour() {
+  const {hour} = page.address.get();
+  const from = Number(hour);
+  const answer = from ? await read(`${page.base}/slices?${query({from_us: from, to_us: from + HOUR_US})}`) : null;
+  $("hour").hidden = !answer;
+  if (!answer) return;
+  setText($("hour-title"), `${f.moment(from)} to ${f.clockOf(from + HOUR_US)}: slices that are not good`);
+  const columns = [
+    {label: "From", cls: "head", text: (row) => f.clockOf(row.start_us)},
+    {label: "State", text: (row) => [f.SLICES[row.state] || row.state, row.inexact ? "by an upper bound" : ""]},
+    {label: "I/Os", cls: "num", text: (row) => f.count(row.n)},
+    {label: "Too slow", cls: "num", text: (row) => (row.missed ? [f.count(row.missed), f.percent(row.missed / row.n)] : f.DASH)},
+    {label: "Limit", cls: "num", text: (row) => f.latency(row.threshold_us)},
+    {label: "Why", cls: "wrap", text: (row) => row.reason || f.DASH},
+    {label: "", fill: (td, row) => { if (!td.firstChild) td.append(element("a", {class: "why", href: whyAddress("sla", page.name, chosen(), row.start_us)}, "why then?")); }},
+  ];
+  fillTable($("minutes"), columns, answer.items.filter((row) => row.state !== "good"), (row) => row.start_us, () => ["All slices of this hour are good."]);
+}
+
+function showEpisodes(rows) {
+  const columns = [
+    {label: "Began", cls: "head", text: (row) => f.moment(row.opened_us)},
+    {label: "Lasted", cls: "num", text: (row) => (row.closed_us ? f.duration((row.closed_us - row.opened_us) / 1e6) : "goes on")},
+    {label: "Bad slices", cls: "num", text: (row) => f.count(row.slices_bad)},
+    {label: "At worst", cls: "num", title: "Slow I/Os, as a multiple of what is allowed", text: (row) => (row.worst_u ? `${row.worst_u.toFixed(1)} ×` : f.DASH)},
+    {label: "Cause", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("a", {class: "why", href: whyAddress("sla", row.name, row.objective, row.closed_us ? Math.round((row.opened_us + row.closed_us) / 2) : row.opened_us)}, "why then?"));
+    }},
+  ];
+  fillTable($("episodes"), columns, rows, (row) => row.episode_id, () => ["It was never violated."]);
+}
+
+function showPeriods(rows) {
+  const columns = [
+    {label: "Period", cls: "head wrap", fill: (td, row) => {
+      if (!td.firstChild) td.append(element("a"), element("small"));
+      follow(page.address, td.firstChild, {at: row.is_over ? String(row.to_us - 1) : "", hour: ""});
+      setText(td.firstChild, f.day(row.from_us));
+      setText(td.lastChild, row.is_over ? `to ${f.day(row.to_us)}` : "goes on");
+    }},
+    {label: "Compliance", cls: "num", text: (row) => f.percent(row.compliance, 3)},
+    {label: "Budget left", cls: "num", text: (row) => f.percent(row.budget_remaining, 0)},
+    {label: "Bad time", cls: "num", text: (row) => f.duration(row.bad_s)},
+    {label: "Measured", cls: "num", text: (row) => f.percent(row.coverage, 1)},
+  ];
+  fillTable($("periods"), columns, rows, (row) => row.from_us, () => ["No period was judged yet."]);
+}
+
+function showMaintenance(rows) {
+  const own = (page.row.spec?.spec?.maintenance?.windows || []).map((one, index) => ({name: `own window ${index + 1}`, state: "agreed",
+    reason: one.reason, author: one.author, when: [one.start, one.duration, one.rrule].filter(Boolean).join(", ")}));
+  fillList($("maintenance"), [...rows, ...own], (row) => row.name,
+    () => element("li", {}, element("div", {}, element("strong"), " ", element("span", {class: "soft"})), element("p")),
+    (li, row) => {
+      setText(li.querySelector("strong"), row.name);
+      setText(li.querySelector("span"), row.when || `${row.state}, ${f.moment(row.from_us)} to ${f.moment(row.to_us)}${row.repeats ? ", repeats" : ""}`);
+      setText(li.querySelector("p"), `${row.reason || ""} (${row.author || row.applied_by || "?"})`);
+    },
+    () => ["None is planned. Announce one: ", code(`sla maintenance add --agreement ${page.name}`)]);
+}
+
+function showVersions(rows) {
+  const said = (value) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
+  fillList($("versions"), rows, (row) => row.version,
+    (row) => element("li", {}, element("div", {}, element("strong", {}, `Version ${row.version}`), " ", element("span", {class: "soft"})),
+      element("dl", {class: "changes"}, ...row.changes.flatMap((one) => [element("dt", {}, one.field),
+        element("dd", {}, element("del", {}, said(one.before)), " → ", element("ins", {}, said(one.after)))]))),
+    (li, row) => setText(li.querySelector("span"), `${f.moment(row.applied_us)} by ${row.applied_by || "?"}${row.ended_us ? `, until ${f.moment(row.ended_us)}` : ""}`),
+    () => ["There is one version."]);
+}
+
+// What changes by the minute: hours, violations, decisions.
+async function loadSlow() {
+  const {at} = page.address.get();
+  const now = Date.now() * 1000;
+  if (!objectives().length) return;
+  const [hours, episodes, periods, decisions] = await Promise.all([
+    read(`${page.base}/hours?${query(at ? {at_us: at} : {})}`),
+    read(`/episodes?${query({name: page.name, limit: 20})}`),
+    read(`${page.base}/periods?${query()}`),
+    read(`/decisions?${new URLSearchParams({victim: keyOf({name: page.name, objective: chosen()}), from_us: now - 7 * DAY_US, limit: 30})}`)]);
+  if (hours) {
+    page.hours = hours;
+    showBudget();
+    showHeat();
+    showLive();
+  }
+  if (episodes) showEpisodes(episodes.items);
+  if (periods) showPeriods(periods.items);
+  if (decisions) showDecisions($("decisions"), decisions.items, "Nobody was slowed down for it.");
+}
+
+// What changes with a version.
+async function loadOnce() {
+  setText($("document"), page.row.document || "");
+  const [versions, maintenance] = await Promise.all([read(`${page.base}/versions`), read(`/maintenance?agreement=${encodeURIComponent(page.name)}`)]);
+  if (versions) showVersions(versions.items);
+  if (maintenance) showMaintenance(maintenance.items);
+}
+
+async function show() {
+  if (!page.row) return;
+  showTabs();
+  for (const part of document.querySelectorAll("[data-judged]")) part.hidden = !objectives().length;
+  $("why-then").href = whyAddress("sla", page.name, chosen());
+  showLive();
+  await Promise.all([loadSlow(), showHour()]);
+}
+
+export async function start(shell) {
+  page.name = shell.name;
+  page.base = `/slas/${encodeURIComponent(shell.name)}`;
+  page.address = startAddress(FIELDS, null, show);
+  if (!await loadLive()) return;
+  await Promise.all([show(), loadOnce(), startInline("inline", () => ({kind: "sla", name: page.name, objective: chosen()}))]);
+  setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
+  setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.hours && showBudget());
+}

@@ -1,0 +1,92 @@
+// One backend: what it carries now, what it can take, who shares it and what control did there.
+
+import {call, read} from "../api.js";
+import {agreementAddress, volumeAddress} from "../cells.js";
+import {element, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
+import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
+
+const $ = (id) => document.getElementById(id);
+const LIVE_MS = 3000;
+const SLOW_MS = 30000;
+const DAYS_US = 7 * 24 * 3600e6;
+const MEMBERS = 25;
+const STEPS = "start,pre-position,decrease,increase,release,unattributed,infeasible,control-oscillation,ahead-off";
+let name = "";
+
+function showCapacity(row) {
+  fillTable($("capacity"), [
+    {label: "To keep", cls: "wrap head", fill: (td, one) => {
+      if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)}, `${one.sla}/${one.objective}`));
+    }},
+    {label: "At most", cls: "num", title: f.WEIGHTED, text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
+    {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},
+  ], row.capacity, (one) => `${one.sla}/${one.objective}/${one.step ?? 0}`, () =>
+    ["Not known yet: the policy job finds it from stored load and latencies. Run it: ", element("code", {}, "sla policy run")]);
+}
+
+// Which promise's capacity the load is nearest to.
+function tightest(row) {
+  const load = row.live?.cost_per_s;
+  const known = row.capacity.filter((one) => one.cost_per_s);
+  if (load == null || !known.length) return ["Headroom", f.DASH, "its capacity is not known"];
+  const least = known.reduce((one, other) => (other.cost_per_s < one.cost_per_s ? other : one));
+  const share = load / least.cost_per_s;
+  return ["Load of what it can take", f.percent(share, 0), `${f.weighted(least.cost_per_s)} for ${least.sla}/${least.objective}`];
+}
+
+async function loadLive() {
+  let row;
+  try {
+    row = (await call("GET", `/backends/${encodeURIComponent(name)}`)).body;
+  } catch (error) {
+    if (error.status) showMissing(error);
+    return false;
+  }
+  const live = row.live || {};
+  setBadge($("state"), live.fault ? "bad" : live.phase && live.phase !== "idle" ? "warn" : row.live ? "ok" : "",
+    live.fault ? `storage ${live.fault}` : row.live ? f.PHASES[live.phase] || live.phase : "not seen now");
+  showFigures($("figures"), [
+    ["Load now", f.weighted(live.cost_per_s), "all its volumes together"],
+    tightest(row),
+    ["Held to", live.cap_cost_per_s ? f.weighted(live.cap_cost_per_s) : "no cap", "volumes that are slowed down, together"],
+    ["Helps", f.plural((live.victims || []).length, "promise"), (live.victims || []).slice(0, 3).join(", ")],
+    ["Mode", row.mode || "the server's", row.mode ? "its own" : ""],
+    ["Volumes", f.count(row.volume_count), row.policy_version ? `capacity by policy ${row.policy_version}` : ""]]);
+  showCapacity(row);
+  setText($("all-members"), row.volume_count > MEMBERS ? `All ${f.count(row.volume_count)} volumes` : "As a list with filters");
+  return true;
+}
+
+function showUse(row) {
+  $("use-note").hidden = !row;
+  if (row) setText($("use-note"), `${f.moment(row.at_us)}: ${f.decisionWords(row)}${row.victim ? ` to keep ${row.victim}` : ""}.`);
+  fillTable($("use"), [
+    {label: "Volume", cls: "wrap head", fill: (td, one) => {
+      if (!td.firstChild) td.append(element("a", {href: volumeAddress(one.volume)}, one.volume), element("small", {}, one.priority || ""));
+    }},
+    {label: "Used", cls: "num", text: (one) => [f.percent(one.share_ratio, 0), f.weighted(one.cost_per_s)]},
+    {label: "Floor", cls: "num", title: "It is never held below", text: (one) => f.weighted(one.floor_cost_per_s)},
+    {label: "Held to", cls: "num", text: (one) => (one.throttled ? f.weighted(one.cap_cost_per_s) : "not held")},
+  ], row?.figures?.use || [], (one) => one.volume, () => ["Control has not acted here in the last 7 days."]);
+}
+
+async function loadSlow() {
+  const from = Date.now() * 1000 - DAYS_US;
+  const [members, decisions] = await Promise.all([
+    read(`/volumes?${new URLSearchParams({backend: name, sort: "busiest", limit: MEMBERS})}`),
+    read(`/decisions?${new URLSearchParams({backend: name, kind: STEPS, from_us: from, limit: 40})}`)]);
+  if (members) showVolumes($("members"), members.items);
+  if (!decisions) return;
+  showDecisions($("decisions"), decisions.items, "Nothing: no promise here was at risk.");
+  showUse(decisions.items.find((row) => row.figures?.use?.length));
+}
+
+export async function start(shell) {
+  name = shell.name;
+  $("all-members").href = `/volumes?backend=${encodeURIComponent(name)}`;
+  if (!await loadLive()) return;
+  await loadSlow();
+  setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
+  setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
+}

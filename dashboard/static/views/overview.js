@@ -1,0 +1,239 @@
+// The overview: which promises need a look, for whom, since when and what the server does; then its own health.
+
+import {read} from "../api.js";
+import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, keyOf, measuredPair, promisedPair,
+  volumeAddress, whyLink} from "../cells.js";
+import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
+import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
+
+const $ = (id) => document.getElementById(id);
+const MOST_ROWS = 50; // those that need a look; all others are a step away
+const MOST_EVENTS = 12;
+const REFRESH_MS = 5000;
+const NEEDS_A_LOOK = ["violating", "at-risk", "no-data"];
+const ACTIVE = new Set(["requested", "sent", "confirmed", "seen"]);
+const page = {snapshot: null, selected: null, facts: new Map(), episodes: [], policy: null};
+let shell = null;
+
+function totalsOf(snapshot) {
+  const totals = snapshot.totals || {};
+  const states = totals.slas || Object.fromEntries(snapshot.slas.map((row) =>
+    [row.state, snapshot.slas.filter((other) => other.state === row.state).length]));
+  return {states, promises: Object.values(states).reduce((sum, count) => sum + count, 0)};
+}
+
+function showSummary(snapshot) {
+  const totals = totalsOf(snapshot);
+  const tally = (state) => totals.states[state] || 0;
+  const named = (states) => states
+    .map(([state, words]) => (tally(state) ? `${tally(state)} ${words}` : "")).filter(Boolean);
+  const states = named([["violating", "violated"], ["at-risk", "at risk"], ["no-data", "without data"]]);
+  const quiet = named([["excluded", "excluded"], ["out-of-curve", "above demand"], ["not-applicable", "not applying"],
+    ["idle", "idle"], ["ok", "kept"]]);
+  const promises = totals.promises === 0 ? "No promises to keep yet"
+    : tally("ok") === totals.promises ? "All promises are kept now"
+      : `${f.plural(totals.promises, "promise")}: ${(states.length ? states : quiet).join(", ")}`;
+  const throttled = new Set(snapshot.throttles.filter((row) => row.state !== "observed").map((row) => row.volume)).size;
+  const held = throttled ? `${f.plural(throttled, "volume")} throttled` : "nobody is throttled";
+  setText($("summary"), `${promises}; ${held}.`);
+  const shown = Math.min(snapshot.slas.length, MOST_ROWS);
+  const all = $("all-promises");
+  setText(all, totals.promises > shown ? `Shown are ${f.count(shown)} of ${f.plural(f.count(totals.promises), "promise")}: `
+    + "those that need a look. All agreements" : "All agreements");
+  document.title = states.length ? `(${states[0]}) Storage SLA` : "Storage SLA";
+}
+
+// What is done for a promise now: throttles that help it.
+function actionsFor(row, snapshot) {
+  const own = keyOf(row);
+  const helping = snapshot.throttles.filter((each) => f.helpedBy(each, snapshot.backends).includes(own));
+  if (!helping.length) return row.state === "violating" || row.state === "at-risk" ? "nobody is throttled for it" : "";
+  const [first, ...more] = helping;
+  const verb = first.state === "observed" ? "would be held to" : "held to";
+  return `${f.throttled(first)} ${verb} ${f.enforcedWords(first)}${more.length ? ` and ${more.length} more` : ""}`;
+}
+
+const COLUMNS = [
+  {label: "State", cls: "head", fill: fillState},
+  {label: "Agreement", cls: "wrap head", fill: fillAgreement},
+  {label: "Measured", cls: "num", title: "Over the last seconds", text: measuredPair},
+  {label: "Promised", cls: "num", text: promisedPair},
+  {label: "Last 2 minutes", cls: "full", fill: (td, row) => {
+    if (!td.firstChild) {
+      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      for (const [name, value] of Object.entries({class: "spark", viewBox: "0 0 190 38", preserveAspectRatio: "none",
+        "aria-hidden": "true"})) svg.setAttribute(name, value);
+      const key = keyOf(row);
+      td.append(element("button", {type: "button", class: "bare", "aria-label": `Show ${key} in the chart`,
+        title: "Show in the chart", onclick: () => { page.selected = key; draw(); }}, svg));
+    }
+    td.firstChild.setAttribute("aria-pressed", String(keyOf(row) === page.selected));
+    drawSpark(td.firstChild.firstChild, keyOf(row));
+  }},
+  {label: "Error budget left", title: "Of the whole period: bad time that may still come", fill: fillBudget},
+  {label: "What the server does", cls: "wrap full", fill: (td, row) => {
+    if (!td.firstChild) td.append(element("span"), element("small"));
+    setText(td.firstChild, actionsFor(row, page.snapshot));
+    const volumes = row.volumes || [];
+    const rest = (row.volume_count || 0) - volumes.length;
+    setText(td.lastChild, volumes.length ? `on ${volumes.join(", ")}${rest > 0 ? ` and ${rest} more` : ""}` : "");
+  }},
+];
+
+function showPromises(snapshot) {
+  const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
+  const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS)
+    .map((row) => ({...row, ...page.facts.get(keyOf(row))}));
+  fillTable($("slas"), COLUMNS, rows, keyOf, () =>
+    ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
+}
+
+function showThrottles(snapshot) {
+  const nowUs = snapshot.at_us;
+  fillList($("throttles"), snapshot.throttles, (row) => row.throttle_id,
+    (row) => element("li", {"data-throttle": row.throttle_id}, element("div", {},
+      element("strong", {}, row.volume ? element("a", {href: volumeAddress(row.volume)}) : element("span")), " ",
+      element("span", {class: "soft"}), " ", whyLink("volume", row.volume)),
+      element("p"), element("p", {class: "soft"})),
+    (li, row) => {
+      setText(li.querySelector("strong").firstChild, `${f.throttled(row)} at most ${f.enforcedWords(row)}`);
+      const left = row.expires_us ? `, ${f.duration((row.expires_us - nowUs) / 1e6)} left` : "";
+      setText(li.querySelector("div > .soft"), `for ${f.duration((nowUs - row.since_us) / 1e6)}${left}`);
+      const [why, how] = li.querySelectorAll("p");
+      setText(why, f.plain(row.text || row.reason) + (row.floor ? ` (${row.floor} holds)` : ""));
+      setText(how, f.throttleWords(row, snapshot.backends));
+    },
+    () => ["Nobody is throttled. When a volume is, this list says how far, for whom and why."]);
+}
+
+function showEpisodes() {
+  fillList($("episodes"), page.episodes, (row) => row.episode_id,
+    (row) => element("li", {"data-episode": row.episode_id}, element("div", {}, element("a", {class: "name",
+      href: `/agreements/${encodeURIComponent(row.name)}?objective=${encodeURIComponent(row.objective)}`}, keyOf(row)),
+      " ", element("span", {class: "soft"})), element("p", {class: "soft"})),
+    (li, row) => {
+      setText(li.querySelector("span"), `violated since ${f.clock(row.opened_us)}, for ${f.duration(Date.now() / 1000 - row.opened_us / 1e6)}`);
+      setText(li.querySelector("p"), f.episodeWords(row));
+    },
+    () => ["No promise is being violated."]);
+}
+
+const GATEWAY_WORDS = {up: "up", recovered: "up", stalled: "stalled", detached: "detached", lost: "lost", refused: "refused"};
+
+function showHealth(snapshot) {
+  const tally = {...(snapshot.totals?.gateways || {})};
+  if (!snapshot.totals?.gateways) for (const row of snapshot.gateways) tally[row.state] = (tally[row.state] || 0) + 1;
+  const words = Object.entries(tally).map(([state, n]) => `${n} ${GATEWAY_WORDS[state] || state}`);
+  const node = $("gateway-tally");
+  if (words.length) setText(node, `Gateways: ${words.join(", ")}.`);
+  else if (!node.querySelector("code")) node.replaceChildren("No gateway has connected. Start one: ", code("gateway-agent run --config FILE"));
+  const problems = snapshot.problems || [];
+  setText($("problem-tally"), problems.length ? `In trouble: ${f.plural(problems.length, "thing")}, first ${problems[0].process}: ${problems[0].reason}.`
+    : "Nothing of the server is in trouble.");
+  const backends = snapshot.backends.filter((row) => row.fault || (row.phase && row.phase !== "idle"));
+  fillList($("backend-list"), backends, (row) => row.backend,
+    (row) => element("li", {}, element("a", {href: backendAddress(row.backend)}, row.backend), element("span", {class: "soft"})),
+    (li, row) => setText(li.lastChild, row.fault ? `the storage ${row.fault}` : `control: ${f.PHASES[row.phase] || row.phase}`),
+    () => ["No backend needs control now."]);
+}
+
+function showPolicy(snapshot) {
+  const node = $("policy");
+  if (!snapshot.policy) {
+    if (!node.querySelector("code")) node.replaceChildren("No policy in force. Compute one from what was stored: ", code("sla policy run"));
+    return;
+  }
+  const pinned = snapshot.policy.pinned ? ", pinned" : "";
+  const stage = snapshot.policy_stage;
+  const above = stage?.would_hold?.length ? ` ${f.plural(stage.would_hold.length, "volume")} above caps that are only observed.` : "";
+  const words = `, in force since ${f.clock(snapshot.policy.applied_us)}${pinned}. Its caps are ${stage?.stage === "observe" ? "observed" : "enforced"}.${above}`;
+  if (!node.querySelector("a")) node.replaceChildren("Policy ", element("a"), element("span"));
+  node.querySelector("a").href = `/policies/${snapshot.policy.version}`;
+  setText(node.querySelector("a"), `version ${snapshot.policy.version}`);
+  setText(node.querySelector("span"), words);
+}
+
+function showProcesses(rows) {
+  const recentUs = (Date.now() - 600000) * 1000; // a restart is news for ten minutes, then only a number
+  fillList($("processes"), rows, (row) => row.name, () => element("li", {class: "chip"}),
+    (li, row) => {
+      const up = row.state === "running";
+      li.className = `chip ${up ? (row.restarts && row.since_us > recentUs ? "warn" : "") : "bad"}`.trim();
+      const restarts = row.restarts ? `, ${f.plural(row.restarts, "restart")}` : "";
+      setText(li, up ? `${row.name}${restarts}` : `${row.name}: ${row.state}${restarts}`);
+      const fullest = Object.entries(row.pressure?.fullness ?? {}).sort((a, b) => b[1] - a[1])[0];
+      const full = fullest ? `; ${fullest[0]} ${f.percent(fullest[1], 0)} full` : "";
+      if (fullest && fullest[1] >= 0.8) {
+        li.className = "chip warn";
+        setText(li, `${row.name}${restarts}${full}`);
+      }
+      li.title = (row.since_us ? `${row.state} since ${f.clock(row.since_us)}` : row.state) + full;
+    }, () => []);
+}
+
+function draw() {
+  const {snapshot} = page;
+  if (!snapshot) return;
+  showSummary(snapshot);
+  showPromises(snapshot);
+  showThrottles(snapshot);
+  showEpisodes();
+  showHealth(snapshot);
+  fillEvents(fillList, $("events"), snapshot.events.slice(0, MOST_EVENTS), () => ["Nothing has happened yet."]);
+  showProcesses(snapshot.processes);
+  showPolicy(snapshot);
+  chart();
+}
+
+function chart() {
+  const row = page.snapshot.slas.find((sla) => keyOf(sla) === page.selected);
+  $("chart").hidden = !row || !hasTrend(page.selected) || row.promised != null; // the chart is of latencies
+  if ($("chart").hidden) return;
+  const [startMs, endMs] = spanMs(page.selected);
+  const title = `${row.name}, ${f.metric(row)} of the last ${f.duration((endMs - startMs) / 1000)}: measured (line), promised (dashed); now `
+    + `${f.measured(row)} of ${f.promised(row)}, ${f.stateWords(row.state)}.`;
+  if ($("chart-title").dataset.shown !== title) {
+    $("chart-title").dataset.shown = title;
+    $("chart-title").replaceChildren(title, element("span", {class: "key"}), "a neighbour is throttled for it");
+  }
+  if (!document.hidden) drawChart($("plot"), page.selected).catch(() => { $("plot").hidden = true; });
+}
+
+export function onSnapshot(snapshot) {
+  page.snapshot = snapshot;
+  const acting = snapshot.throttles.filter((row) => ACTIVE.has(row.state));
+  const helped = new Set(acting.flatMap((row) => f.helpedBy(row, snapshot.backends)).map((name) => name.split("/")[0]));
+  for (const row of snapshot.slas) addPoint(keyOf(row), snapshot.at_us, row, helped.has(row.name));
+  if (!snapshot.slas.some((row) => keyOf(row) === page.selected)) {
+    const worst = snapshot.slas.find((row) => row.state === "violating") || snapshot.slas[0];
+    page.selected = worst ? keyOf(worst) : null;
+  }
+  draw();
+}
+
+// For whom and since when, of those that are shown; violations that go on.
+async function loadFacts() {
+  const [promises, episodes] = await Promise.all([read(`/promises?limit=${MOST_ROWS}`), read("/episodes?open=1&limit=10")]);
+  if (promises) {
+    page.facts = new Map(promises.items.map((row) => [keyOf(row),
+      {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, since_us: row.since_us}]));
+  }
+  if (episodes) page.episodes = episodes.items;
+  if (!promises && shell.isStale()) {
+    const answer = await read("/processes");
+    if (answer) showProcesses(answer.items);
+  }
+}
+
+const loadTrends = () => read("/live/trend").then((answer) => answer && loadTrend(answer));
+
+export async function start(around) {
+  shell = around;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  document.addEventListener("visibilitychange", draw);
+  setInterval(() => { if (!document.hidden) loadFacts().then(draw); }, REFRESH_MS);
+  await Promise.all([loadTrends(), loadFacts()]);
+}
+
+export const onBack = () => Promise.all([loadTrends(), loadFacts()]).then(draw);

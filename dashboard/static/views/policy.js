@@ -1,0 +1,99 @@
+// One policy version: whether it would have helped, its caps by hour of the week, and what it changes.
+
+import {follow} from "../address.js";
+import {call, read} from "../api.js";
+import {agreementAddress, backendAddress, volumeAddress} from "../cells.js";
+import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
+import * as f from "../format.js";
+import {drawHeat} from "../heat.js";
+import {startList} from "../list.js";
+import {showMissing} from "../parts.js";
+
+const $ = (id) => document.getElementById(id);
+const HOURS = Array.from({length: 24}, (_, hour) => String(hour).padStart(2, "0"));
+let base = "";
+let list = null;
+let shown = null;
+let first = "";
+
+const columns = [
+  {label: "Volume", cls: "wrap head", fill: (td, row) => {
+    if (!td.firstChild) td.append(element("a", {class: "name"}, row.volume));
+    follow(list.address, td.firstChild, {volume: row.volume});
+  }},
+  {label: "Hours with a cap", cls: "num", text: (row) => `${f.count(row.hours)} of 168`},
+  {label: "Lowest cap", cls: "num", title: f.WEIGHTED, text: (row) => f.weighted(row.lowest_cost_per_s)},
+  {label: "Highest demand", cls: "num", title: "The p95 of its busiest hour of the week", text: (row) => f.weighted(row.highest_demand_p95)},
+];
+
+function cellOf(hour, row) {
+  if (!row) return null;
+  const capped = row.cost_per_s !== null && row.cost_per_s !== undefined;
+  const below = capped && row.demand_p95 !== null && row.cost_per_s < row.demand_p95;
+  const demand = row.demand_p95 == null ? "" : `, usual demand up to ${f.count(row.demand_p95)}`;
+  return {cls: !capped ? "g" : below ? "b3" : "b1", text: capped ? f.short(row.cost_per_s) : "",
+    words: `${f.weekHour(hour)}: ${capped ? `at most ${f.weighted(row.cost_per_s)}` : "no cap"}${demand}`};
+}
+
+// The week of the volume that was chosen, else of the first one in the list.
+async function showWeek() {
+  const volume = list.address.get().volume || first;
+  if (volume === shown) return;
+  shown = volume;
+  const answer = volume ? await read(`${base}/volumes/${encodeURIComponent(volume)}`) : null;
+  $("week").hidden = !answer;
+  if (!answer) return;
+  $("week-title").replaceChildren(element("a", {href: volumeAddress(volume)}, volume),
+    answer.backend ? ` on ${answer.backend}` : "", ", hours in UTC");
+  const hours = new Map(answer.hours.map((row) => [row.hour_of_week, row]));
+  drawHeat($("heat"), "UTC", HOURS, Array.from({length: 7}, (_, day) => ({label: f.weekDay(day),
+    cells: HOURS.map((_hour, hour) => cellOf(day * 24 + hour, hours.get(day * 24 + hour)))})));
+}
+
+function showReport(row) {
+  setBadge($("state"), ...f.policyState(row.state));
+  const job = row.job || {};
+  setText($("about"), [`computed ${f.moment(row.created_us)}`, row.published_by ? `by ${row.published_by}` : "",
+    job.rollups ? `from ${f.count(job.rollups)} rollups${job.window_days ? ` of ${f.plural(job.window_days, "day")}` : ""}` : ""].filter(Boolean).join(" · "));
+  const tested = row.report?.back_test;
+  setText($("test"), `${f.backTest(tested)}${tested?.publish === false ? " So it was not put in force." : ""}`);
+  fillList($("test-notes"), tested?.notes || [], (note) => note, () => element("li"), (li, note) => setText(li, note), () => []);
+  $("test-notes").hidden = !tested?.notes?.length;
+  fillTable($("capacity"), [
+    {label: "Backend", cls: "wrap head", fill: (td, one) => { if (!td.firstChild) td.append(element("a", {href: backendAddress(one.backend)}, one.backend)); }},
+    {label: "To keep", cls: "wrap", fill: (td, one) => {
+      if (!td.firstChild) td.append(element("a", {href: agreementAddress(one.sla, one.objective)}, `${one.sla}/${one.objective}`));
+    }},
+    {label: "At most", cls: "num", text: (one) => (one.cost_per_s == null ? "not known" : f.weighted(one.cost_per_s))},
+    {label: "Because", cls: "wrap full", text: (one) => f.plain(one.reason) || f.DASH},
+  ], row.report?.capacity || [], (one) => `${one.backend}/${one.sla}/${one.objective}/${one.step ?? 0}`, () => ["It found no capacity."]);
+}
+
+async function showDifference(version) {
+  const rows = (await read("/policies?limit=1000"))?.items || [];
+  const before = rows.find((row) => row.version < version);
+  const answer = before ? await read(`/policies/${before.version}/diff/${version}?limit=200`) : null;
+  if (before) setText($("h-diff"), `What differs from version ${before.version}`);
+  fillTable($("diff"), [
+    {label: "Volume", cls: "wrap head", fill: (td, row) => { if (!td.firstChild) td.append(element("a", {href: volumeAddress(row.volume)}, row.volume)); }},
+    {label: "Hours that differ", cls: "num", text: (row) => f.count(row.hours)},
+    {label: "New, gone", cls: "num", text: (row) => `${f.count(row.added)}, ${f.count(row.removed)}`},
+    {label: "Lower, higher", cls: "num", text: (row) => `${f.count(row.lowered)}, ${f.count(row.raised)}`},
+    {label: "Lowest cap", cls: "num", title: f.WEIGHTED, text: (row) => `${f.count(row.lowest_before)} → ${f.count(row.lowest_after)}`},
+  ], answer?.items || [], (row) => row.volume, () => [before ? `It caps the same as version ${before.version}.` : "There is no version before it."]);
+}
+
+export async function start(shell) {
+  base = `/policies/${encodeURIComponent(shell.name)}`;
+  try {
+    showReport((await call("GET", base)).body);
+  } catch (error) {
+    if (error.status) showMissing(error);
+    return;
+  }
+  list = startList({path: `${base}/volumes`, id: "caps", columns, keyOf: (row) => row.volume, limit: 20, refreshMs: 60000,
+    fields: {match: "", after: "", volume: ""}, mine: ["volume"], onShow: () => list && showWeek(),
+    onAnswer: ({items}) => { first ||= items[0]?.volume || ""; if (list) showWeek(); },
+    empty: () => ["It says nothing of any volume: it was computed before there was I/O."]});
+  await Promise.all([showWeek(), showDifference(Number(shell.name))]);
+}

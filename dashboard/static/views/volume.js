@@ -1,0 +1,162 @@
+// One volume: what it does now and did over time, how it was held back and why, and who shares its backend.
+
+import {follow, startAddress} from "../address.js";
+import {call, read} from "../api.js";
+import {backendAddress} from "../cells.js";
+import {element, fillTable, setText} from "../dom.js";
+import * as f from "../format.js";
+import {showDecisions, showFigures, showMissing, showVolumes} from "../parts.js";
+import {drawLines} from "../plot.js";
+import {openThrottle, release, startThrottle} from "../throttle.js";
+import {startInline, whyAddress} from "../why.js";
+
+const $ = (id) => document.getElementById(id);
+const HOUR_MS = 3600e3;
+const RANGES = {"1h": ["1 hour", HOUR_MS], "24h": ["24 hours", 24 * HOUR_MS], "7d": ["7 days", 168 * HOUR_MS], "30d": ["30 days", 720 * HOUR_MS]};
+const CAP_KINDS = "cap-set,cap-changed,cap-released,observed,not-effective";
+const LIVE_MS = 3000;
+const SLOW_MS = 60000;
+const SHARED = 12;
+const page = {name: "", base: "", row: null, history: null, decisions: [], address: null, shell: null};
+
+const range = () => RANGES[page.address.get().range] || RANGES["1h"];
+
+async function loadLive() {
+  try {
+    page.row = (await call("GET", page.base)).body;
+  } catch (error) {
+    if (error.status) showMissing(error);
+    return false;
+  }
+  const {row} = page;
+  const live = row.live || {};
+  const backend = live.backend || row.backend;
+  if ($("about").dataset.shown !== backend) {
+    $("about").dataset.shown = backend;
+    $("about").replaceChildren(...(backend ? ["on ", element("a", {href: backendAddress(backend)}, backend)] : ["on no backend that is known"]),
+      element("span"));
+  }
+  setText($("about").lastChild, [row.size_bytes ? ` · ${f.size(row.size_bytes)}` : "", row.read_only ? " · read only" : "",
+    row.owners?.length ? ` · of ${row.owners.join(", ")}` : ""].join(""));
+  const cap = f.volumeCap(live);
+  showFigures($("figures"), [
+    ["IOPS", f.count(live.iops), row.live ? `${f.count(live.read_iops)} read, ${f.count(live.write_iops)} written` : "not seen now"],
+    ["Throughput", f.bytesRate(live.bytes_per_s)],
+    ["Latency p50", f.latency(live.p50_us), "half are faster"],
+    ["Latency p95", f.latency(live.p95_us), live.service_p95_us ? `${f.latency(live.service_p95_us)} at the storage` : ""],
+    ["Latency p99", f.latency(live.p99_us)],
+    ["Queue", f.count(live.inflight), live.held ? `${f.count(live.held)} held back` : "none held back"],
+    ["Cap", cap || "none", cap ? `delays ${f.latency(live.delay_us)}` : ""],
+    ["I/Os in total", f.count(row.reads + row.writes), row.errors ? `${f.count(row.errors)} errors` : "no errors"]]);
+  showClients(row.by_stream);
+  $("release").hidden = !row.throttled_by_hand;
+  return true;
+}
+
+function showClients(rows) {
+  fillTable($("clients"), [
+    {label: "Client", cls: "wrap head", text: (row) => [row.client || "unknown", row.planes ? `plane ${row.planes}` : ""]},
+    {label: "Read", cls: "num", text: (row) => [f.count(row.reads), f.size(row.read_bytes || 0)]},
+    {label: "Written", cls: "num", text: (row) => [f.count(row.writes), f.size(row.write_bytes || 0)]},
+    {label: "Errors", cls: "num", text: (row) => f.count(row.errors)},
+    {label: "Last I/O", cls: "num", text: (row) => f.clock(row.last_us)},
+  ], rows, (row) => row.stream_id, () => ["No client was seen yet."]);
+}
+
+// Rates that were in force, as steps: what held before the first decision is in its figures.
+function capSteps(fromMs, toMs) {
+  const rate = (caps) => caps?.cost_per_s ?? null;
+  const rows = page.decisions.filter((row) => row.kind.startsWith("cap-") && row.mode !== "observe").reverse();
+  const live = page.row?.live?.cap_cost_per_s ?? null;
+  if (!rows.length) return {at: [fromMs, toMs], values: [live, live]};
+  const at = [fromMs];
+  const values = [rate(rows[0].figures?.before)];
+  for (const row of rows) {
+    at.push(row.at_us / 1000);
+    values.push(row.kind === "cap-released" ? null : rate(row.figures?.in_force) ?? rate(row.figures?.after));
+  }
+  at.push(toMs);
+  values.push(values.at(-1));
+  return {at, values};
+}
+
+// A gap where slots are missing: idle, or nobody reported.
+function column(rows, value) {
+  const [at, values] = [[], []];
+  let last = null;
+  for (const row of rows) {
+    if (last !== null && row.slot_us > last) { at.push(last / 1000); values.push(null); }
+    at.push(row.slot_us / 1000);
+    values.push(value(row));
+    last = row.slot_us + (row.length_us || 0);
+  }
+  return {at, values};
+}
+
+const ms = (us) => (us === null || us === undefined ? null : us / 1000);
+const weighted = (row) => (row.cost_milli == null ? null : row.cost_milli * 1000 / row.length_us);
+
+function drawHistory() {
+  if (!page.history || document.hidden) return;
+  const {items, from_us: from, to_us: to} = page.history;
+  const span = {from: from / 1000, to: to / 1000};
+  const step = items[0]?.length_us;
+  setText($("history-note"), !items.length ? "Nothing is stored of this time: the volume was idle, or its gateway was away."
+    : `One point ${step === HOUR_MS * 1000 ? "an hour" : `each ${f.duration(step / 1e6)}`}; drag over a chart to zoom, double click to see all again.`);
+  $("latency-plot").hidden = $("load-plot").hidden = !items.length;
+  if (!items.length) return;
+  const failed = (node) => () => { node.hidden = true; };
+  drawLines($("latency-plot"), [["p50", "ok"], ["p95", "accent"], ["p99", "warn"]].map(([name, colour]) =>
+    ({name, colour, ...column(items, (row) => ms(row[`${name}_us`]))})), {...span, suffix: " ms"}).catch(failed($("latency-plot")));
+  drawLines($("load-plot"), [{name: "IOPS", colour: "ok", ...column(items, (row) => row.iops)},
+    {name: "weighted IOPS", colour: "accent", ...column(items, weighted)},
+    {name: "cap", colour: "bad", dash: true, steps: true, ...capSteps(span.from, span.to)}], span).catch(failed($("load-plot")));
+}
+
+async function loadSlow() {
+  const to = Date.now();
+  const from = to - range()[1];
+  const asked = page.address.get().range;
+  const span = {from_us: from * 1000, to_us: to * 1000};
+  const backend = page.row?.live?.backend || page.row?.backend;
+  const [history, decisions, shared] = await Promise.all([
+    read(`${page.base}/history?${new URLSearchParams(span)}`),
+    read(`/decisions?${new URLSearchParams({volume: page.name, kind: CAP_KINDS, limit: 500, ...span})}`),
+    backend ? read(`/volumes?${new URLSearchParams({backend, sort: "busiest", limit: SHARED})}`) : null]);
+  if (asked !== page.address.get().range) return;
+  if (decisions) page.decisions = decisions.items;
+  if (history) page.history = history;
+  drawHistory();
+  showDecisions($("decisions"), page.decisions.slice(0, 40), `It was not held back in the last ${range()[0]}.`);
+  if (shared) showVolumes($("neighbours"), shared.items, page.name);
+  else if (!backend) showVolumes($("neighbours"), []);
+}
+
+function show() {
+  $("ranges").replaceChildren(...Object.entries(RANGES).map(([key, [words]]) => {
+    const link = follow(page.address, element("a", {}, words), {range: key});
+    if (key === page.address.get().range) link.setAttribute("aria-current", "true");
+    return link;
+  }));
+  return loadSlow();
+}
+
+export async function start(shell) {
+  page.name = shell.name;
+  page.shell = shell;
+  page.base = `/volumes/${encodeURIComponent(shell.name)}`;
+  startThrottle(shell);
+  $("throttle").addEventListener("click", () => openThrottle(page.name));
+  $("release").addEventListener("click", () => release(shell, page.name));
+  $("why-then").href = whyAddress("volume", page.name);
+  page.address = startAddress({range: "1h"}, null, () => page.row && show());
+  if (!await loadLive()) return;
+  await Promise.all([show(), startInline("inline", () => ({kind: "volume", name: page.name}))]);
+  setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
+  setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHistory);
+}
+
+export function onSession() {
+  $("actions").hidden = !page.shell.signedIn();
+}

@@ -1,0 +1,42 @@
+"""The views of the page: each has an address of its own, a template and a script. One line adds a view.
+
+``templates/views/KEY.html`` is what the server renders, ``static/views/KEY.js`` what fills it; the script's
+``start`` is called once. A view loads what it shows and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One address."""
+
+    key: str
+    """Name of the template and of the script."""
+    path: str
+    """In Flask's spelling; its parameter, if there is one, is ``name``."""
+    title: str
+    above: str = ""
+    """Of a view of one thing: the key of the list it belongs to; empty: the view is in the navigation."""
+
+
+VIEWS: Final = (
+    View("overview", "/", "Overview"),
+    View("agreements", "/agreements", "Agreements"),
+    View("agreement", "/agreements/<name>", "Agreement", "agreements"),
+    View("volumes", "/volumes", "Volumes"),
+    View("volume", "/volumes/<name>", "Volume", "volumes"),
+    View("backends", "/backends", "Backends"),
+    View("backend", "/backends/<name>", "Backend", "backends"),
+    View("gateways", "/gateways", "Gateways"),
+    View("pools", "/pools", "Pools"),
+    View("policies", "/policies", "Policies"),
+    View("policy", "/policies/<name>", "Policy", "policies"),
+    View("events", "/events", "Events"),
+    View("jobs", "/jobs", "Jobs"),
+    View("audit", "/audit", "Audit"),
+)
+"""In the order of the navigation."""

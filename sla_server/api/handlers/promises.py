@@ -1,0 +1,190 @@
+"""Handlers of the views about promises: the list, filtered, sorted and paged here, and slices by the hour.
+
+States and figures come from the live view, which has those of every promise; SQL is asked for the names that
+a filter means, and for all else of the few rows on the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from flask import Request, Response
+
+from sla_server.agreements.compliance import (
+    Terms,
+    agreed_objectives,
+    agreed_periods,
+    period_budget,
+    sums_of_rows,
+)
+from sla_server.agreements.document import Agreement
+from sla_server.api import responses
+from sla_server.api.context import AppContext
+from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.handlers.documents import windows_of
+from sla_server.api.handlers.read import (
+    LiveObjectives,
+    agreement_of,
+    asked_objective,
+    calendar_of,
+    live_list,
+    page_of,
+    promised_of,
+)
+from sla_server.api.routes import MAX_US
+from sla_server.rows import Row
+
+VOLUMES_SHOWN: Final = 5
+"""Volumes or patterns of an agreement that a row of a list names."""
+TROUBLE: Final = ("violating", "at-risk", "no-data")
+"""States that need a look, the worst first; those that burn their budget too fast come after them."""
+HOUR_US: Final = 3_600_000_000
+Key = tuple[str, str]
+
+
+def promises(context: AppContext, request: Request) -> Response:
+    """A page of promises, one row an objective, worst first unless asked otherwise.
+
+    ``count`` is the number of rows on all pages, ``states`` that of each state before the filter of states.
+    ``since_us``: when the violation opened, or when the state was first seen; null where that is not known.
+    """
+    offset, limit = page_of(request)
+    known = {row["name"]: row for row in context.source.pages.agreement_names(request.args.get("match", ""))}
+    live = {} if context.live.is_stale() else context.live.others()
+    found: dict[Key, Row] = {key: row for key, row in live.items() if key[0] in known}
+    for name in known.keys() - {key[0] for key in found}:
+        found[name, ""] = {"name": name, "objective": "", "state": ""}
+    states: dict[str, int] = {}
+    for row in found.values():
+        states[row["state"]] = states.get(row["state"], 0) + 1
+    wanted = {state for state in request.args.get("state", "").split(",") if state}
+    rows = [row for row in found.values() if not wanted or row["state"] in wanted]
+    rows.sort(key=_order(request))
+    page = rows[offset : offset + limit]
+    full = _filled(context, page, {name: row["priority"] for name, row in known.items()})
+    following = str(offset + limit) if offset + limit < len(rows) else None
+    return live_list(context, full, following, count=len(rows), before=offset, states=states)
+
+
+def _order(request: Request) -> Callable[[Row], tuple[Any, ...]]:
+    """The key to sort by: what was asked for, then the name; what is not known comes last."""
+    wanted = request.args.get("sort", "trouble")
+    column = {"budget": "budget_remaining", "compliance": "compliance", "burn": "burn_1h"}.get(wanted)
+    if column is not None:
+        sign = -1 if wanted == "burn" else 1
+
+        def by_figure(row: Row) -> tuple[Any, ...]:
+            value = row.get(column)
+            return value is None, sign * (value or 0.0), row["name"], row["objective"]
+
+        return by_figure
+    if wanted == "name":
+        return lambda row: (row["name"], row["objective"])
+    if wanted != "trouble":
+        raise BadInput(
+            "sort", f"{wanted[:40]!r} is no order", "Use trouble, name, budget, compliance or burn"
+        )
+
+    def by_trouble(row: Row) -> tuple[Any, ...]:
+        rank = (
+            TROUBLE.index(row["state"]) if row["state"] in TROUBLE else len(TROUBLE) + (not row.get("alerts"))
+        )
+        left = row.get("budget_remaining")
+        return rank, 2.0 if left is None else left, row["name"], row["objective"]
+
+    return by_trouble
+
+
+def _filled(context: AppContext, page: list[Row], priorities: dict[str, str]) -> list[Row]:
+    """The rows of a page with what SQL and the snapshot know of them."""
+    names = {row["name"] for row in page}
+    agreements = {row["name"]: row for row in context.source.pages.agreements_named(names)}
+    opened = {(row["name"], row["objective"]): row for row in context.source.pages.open_episodes(names)}
+    live = LiveObjectives(context)
+    rows = []
+    for row in page:
+        agreement = agreements.get(row["name"], {})
+        now = live.of({"name": row["name"], **agreement})
+        shown = next((one for one in now if one.get("objective") == row["objective"]), {})
+        rows.append(_row(row, shown, agreement, opened.get((row["name"], row["objective"]))))
+        rows[-1]["priority"] = priorities.get(row["name"], "")
+    return rows
+
+
+def _row(state: Row, shown: Row, agreement: Row, episode: Row | None) -> Row:
+    spec = (agreement.get("spec") or {}).get("spec") or {}
+    agreed = next(
+        (one for one in agreed_objectives(agreement) if one.get("name") == state["objective"]), None
+    )
+    parties, volumes = spec.get("parties") or {}, (spec.get("scope") or {}).get("volumes") or []
+    if agreement and not agreed_objectives(agreement):
+        state = {**state, "state": "no-objective"}
+    since_us = state.get("since_us")
+    if episode is not None and state["state"] == "violating":
+        since_us = episode["opened_us"]
+    return {
+        **state,
+        **(promised_of(agreed) if agreed is not None else {}),
+        **shown,
+        "since_us": since_us,
+        "episode_id": episode["episode_id"] if episode is not None else None,
+        "version": agreement.get("version"),
+        "customer": parties.get("customer"),
+        "provider": parties.get("provider"),
+        "volumes": volumes[:VOLUMES_SHOWN],
+        "volume_count": len(volumes),
+    }
+
+
+def slice_hours(context: AppContext, request: Request, name: str) -> Response:
+    """Judged slices of one objective by the hour, over its period: what the heat map and the budget rest on.
+
+    ``bad_s`` and ``due_s`` are by the terms of the versions that judged; ``budget_s`` is the bad time that
+    the whole period allows.
+    """
+    row = agreement_of(context, name)
+    wanted, terms = asked_objective(context, request, row)
+    if not terms:
+        raise NotFound(f"agreement {name!r} has no objective", "Nothing of it is judged")
+    last = terms[max(terms)]
+    try:
+        newest = Agreement.from_spec(row["spec"])
+    except ValueError as exc:
+        problem = f"agreement {name!r} was stored by another release and cannot be read"
+        raise NotFound(problem, "Apply it again: sla apply -f FILE") from exc
+    now_us = context.clock.unix_us()
+    at_us = responses.number(request, "at_us", now_us, most=MAX_US)
+    if at_us > now_us:
+        raise BadInput("at_us", "lies ahead of now", "Give a time that has passed, or none")
+    windows = windows_of(context.source.agreement_versions(name) or [row], newest)
+    (bounds,) = agreed_periods(windows, at_us, 1)[:1]
+    rows = context.source.pages.slice_hours(name, wanted, *bounds)
+    judged_us = max((each["newest_us"] + each["length_us"] for each in rows), default=bounds[0])
+    calendar = calendar_of(context, newest.spec.service_hours)
+    sums = sums_of_rows(rows, terms, last)
+    budget = period_budget(sums, newest.spec, last, bounds, max(judged_us, row["applied_us"]), calendar)
+    return responses.as_list(
+        list(_by_hour(rows, terms, last)),
+        objective=wanted,
+        from_us=bounds[0],
+        to_us=bounds[1],
+        judged_us=judged_us,
+        target=last.target,
+        tz=str(newest.spec.time_zone),
+        compliance=sums.compliance,
+        coverage=sums.coverage,
+        budget_s=round(budget.total_minutes * 60, 3),
+        bad_s=sums.bad_us / 1e6,
+    )
+
+
+def _by_hour(rows: Iterable[Row], terms: dict[int, Terms], last: Terms) -> Iterable[Row]:
+    """One row an hour that has slices, oldest first."""
+    hours: dict[int, list[Row]] = {}
+    for row in rows:
+        hours.setdefault(row["hour_us"], []).append(row)
+    for hour_us, part in hours.items():
+        sums = sums_of_rows(part, terms, last)
+        yield {"hour_us": hour_us, **sums.counts.states(), "bad_s": sums.bad_us / 1e6,
+               "due_s": (sums.good_us + sums.bad_us) / 1e6}  # fmt: skip

@@ -1,0 +1,121 @@
+"""What the views of the page ask of SQL: names to sort and page by, and everything about the few on a page.
+
+Lists of names are short rows of all there are; whatever is longer is asked for by the names of one page.
+A range of slices is one of their primary key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Executable, func, select
+
+from sla_server.db import schema
+from sla_server.db.queries import slices
+from sla_server.db.queries.rows import chunks, decode_json, total
+from sla_server.db.schema import HOUR_US, STREAM_SUMS
+from sla_server.rows import Row
+
+SLICE_COLUMNS: Final = ("version", "state", "ours", "inexact", "length_us")
+
+
+class PageQueries:
+    """The questions; ``read`` runs a statement (``SqlReader``). Thread: any."""
+
+    def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
+        self._read = read
+
+    def agreement_names(self, part: str = "") -> list[Row]:
+        """Name and priority of each agreement in force whose name has ``part`` in it, by name."""
+        table = schema.agreements
+        statement = select(table.c.name, table.c.priority).where(table.c.ended_us.is_(None))
+        if part:
+            statement = statement.where(_has(table.c.name, part))
+        return self._read(statement.order_by(table.c.name))
+
+    def agreements_named(self, names: Collection[str]) -> list[Row]:
+        """The version in force of each of these agreements, ``spec`` decoded, without the document's text."""
+        table = schema.agreements
+        columns = [column for column in table.c if column.name != "document"]
+        rows: list[Row] = []
+        for chunk in chunks(sorted(names)):
+            wanted = table.c.name.in_(chunk), table.c.ended_us.is_(None)
+            rows += self._read(select(*columns).where(*wanted).order_by(table.c.name, table.c.version))
+        return decode_json(rows, ("spec",))
+
+    def open_episodes(self, names: Collection[str]) -> list[Row]:
+        """Violations of these agreements that go on, oldest first."""
+        table = schema.episodes
+        rows: list[Row] = []
+        for chunk in chunks(sorted(names)):
+            wanted = table.c.closed_us.is_(None), table.c.name.in_(chunk)
+            rows += self._read(select(table).where(*wanted).order_by(table.c.opened_us))
+        return rows
+
+    def volume_names(self, backend: str = "") -> list[Row]:
+        """Name and backend of each volume, by name; of one backend, or all."""
+        table = schema.volumes
+        statement = select(table.c.volume, table.c.backend).order_by(table.c.volume)
+        return self._read(statement if not backend else statement.where(table.c.backend == backend))
+
+    def volumes_named(self, names: Collection[str]) -> list[Row]:
+        """These volumes with exact sums over their streams, as ``SqlReader.volumes`` has them."""
+        table, streams = schema.volumes, schema.streams
+        rows: list[Row] = []
+        for chunk in chunks(sorted(names)):
+            sums = (
+                select(
+                    streams.c.volume,
+                    *(total(streams.c[name]).label(name) for name in STREAM_SUMS),
+                    func.max(streams.c.last_us).label("last_us"),
+                    func.count().label("streams"),
+                )
+                .where(streams.c.volume.in_(chunk))
+                .group_by(streams.c.volume)
+                .subquery()
+            )
+            more = (func.coalesce(sums.c[name], 0).label(name) for name in (*STREAM_SUMS, "streams"))
+            statement = (
+                select(table, *more, sums.c.last_us)
+                .select_from(table.outerjoin(sums, sums.c.volume == table.c.volume))
+                .where(table.c.volume.in_(chunk))
+                .order_by(table.c.volume)
+            )
+            rows += self._read(statement)
+        return rows
+
+    def slice_hours(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
+        """How many slices (newest revisions) start in each hour of [from_us, to_us), oldest first.
+
+        Rows of ``hour_us``, the columns of ``SqlReader.slice_sums``, and ``newest_us``: the newest's start.
+        """
+        found = slices.newest(name, objective, from_us, to_us).order_by(None).subquery()
+        hour = (found.c.start_us - found.c.start_us % HOUR_US).label("hour_us")
+        group = [hour, *(found.c[column] for column in SLICE_COLUMNS)]
+        counts = func.count().label("n"), func.max(found.c.start_us).label("newest_us")
+        return self._read(select(*group, *counts).group_by(*group).order_by(hour))
+
+    def policy_volumes(self, version: int, part: str, after: str, limit: int) -> list[Row]:
+        """Volumes of one policy version, by name, with the hours that have a cap, and the lowest of them."""
+        table = schema.policy_caps
+        wanted = [table.c.version == version, table.c.volume > after]
+        wanted += [_has(table.c.volume, part)] if part else []
+        return self._read(
+            select(
+                table.c.volume,
+                func.count(table.c.cost_per_s).label("hours"),
+                func.min(table.c.cost_per_s).label("lowest_cost_per_s"),
+                func.max(table.c.demand_p95).label("highest_demand_p95"),
+            )
+            .where(*wanted)
+            .group_by(table.c.volume)
+            .order_by(table.c.volume)
+            .limit(limit)
+        )
+
+
+def _has(column: Any, part: str) -> ColumnElement[bool]:
+    """Whether a name has ``part`` in it, whatever the case: databases differ in what LIKE does."""
+    found: ColumnElement[bool] = func.lower(column).contains(part.lower(), autoescape=True)
+    return found

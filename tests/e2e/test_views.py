@@ -1,0 +1,217 @@
+"""Every view of the page in a real browser: within its width, without complaint, its state in its address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from dashboard.views import VIEWS
+from tests.support import api
+from tests.support.browser import console_errors, fresh_page, running, wait_for
+from tests.support.site import Site
+
+pytestmark = pytest.mark.e2e
+Page = Callable[..., AbstractContextManager[Chrome]]
+THINGS = {"agreement": "erp-gold", "volume": "batch", "backend": "disk-0", "policy": "3"}
+READY = {
+    "overview": "[data-sla='erp-gold/latency'] meter",
+    "agreements": "[data-promise='erp-gold/latency'] meter",
+    "agreement": "#heat .b2 button",
+    "volumes": "[data-volume=erp-db] [data-total]",
+    "volume": "[data-neighbour=erp-db]",
+    "backends": "[data-backend=disk-0]",
+    "backend": "[data-use=erp-db]",
+    "gateways": "[data-gateway=g-1]",
+    "pools": "#pools meter",
+    "policies": "[data-policy='3']",
+    "policy": "[data-cap=batch]",
+    "events": "[data-event=e0003]",
+    "jobs": "[data-job=j-1]",
+    "audit": "[data-entry=a-1]",
+}
+"""What a view shows once it has its data."""
+SAYS = {
+    "agreement": ("erp-gold", "storage-team to acme", "p95 of latency at most 5.00 ms up to 3,000 IOPS"),
+    "volume": ("batch is throttled to", "on disk-0", "held to 290 weighted IOPS"),
+    "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
+    "policy": ("not tried on stored I/O", "40 of 168"),
+    "gateways": ("13.7 %", "gateway-a"),
+    "jobs": ("it helps", "version 3"),
+    "audit": ("token", "mode"),
+}
+"""Words that a view must have."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(api.data_dir(tmp_path))
+    yield made
+    made.close()
+    made.mailbox.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    with running() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(chromium: Chrome) -> Page:
+    return partial(fresh_page, chromium)
+
+
+def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
+    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
+
+
+def text(driver: Chrome, css: str = "main") -> str:
+    return " ".join(driver.find_element(By.CSS_SELECTOR, css).text.split())
+
+
+def path_of(key: str) -> str:
+    path = next(view.path for view in VIEWS if view.key == key)
+    return path.replace("<name>", THINGS.get(key, ""))[1:]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_each_view_is_within_its_width_and_says_what_it_should(
+    site: Site, page: Page, width: int, dark: bool
+) -> None:
+    assert set(READY) == {view.key for view in VIEWS}, "a view that is added is looked at, too"
+    with page(width, 900, dark=dark) as driver:
+        for view in VIEWS:
+            driver.get(f"{site.url}{path_of(view.key)}")
+            wait_for(driver, READY[view.key])
+            until(driver, lambda: text(driver, "#feed") == "live", "the shell knows the server")
+            for words in SAYS.get(view.key, ()):
+                until(driver, lambda words=words: words in text(driver), f"{view.key}: {words}")
+            if folder := os.environ.get("SLA_SCREENSHOTS"):
+                picture(driver, Path(folder) / f"{view.key}-{width}.png", width)
+            assert driver.execute_script("return document.documentElement.scrollWidth") <= width, view.key
+            current = driver.find_elements(By.CSS_SELECTOR, "header nav [aria-current]")
+            assert [link.text for link in current] == [
+                each.title for each in VIEWS if each.key in (view.key if not view.above else view.above,)
+            ]
+            wide = [
+                part.get_attribute("aria-labelledby") or part.get_attribute("aria-label")
+                for part in driver.find_elements(By.CSS_SELECTOR, "section")
+                if part.get_property("scrollWidth") > part.get_property("clientWidth")
+            ]
+            assert wide == [], view.key
+            complaints = [line for line in console_errors(driver) if "plotly.min.js" not in line]
+            assert complaints == [], view.key
+
+
+def picture(driver: Chrome, path: Path, width: int) -> None:
+    """A PNG of the whole view, with its charts drawn."""
+    drawn = (
+        "return [...document.querySelectorAll('.plot, #plot')].every((each) => "
+        "!each.offsetParent || each.querySelector('.main-svg'))"
+    )
+    until(driver, lambda: driver.execute_script(drawn), "the charts are drawn")
+    height = driver.execute_script("return document.documentElement.scrollHeight")
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.save_screenshot(str(path))
+    metrics["height"] = 900
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_a_list_has_its_state_in_its_address(site: Site, page: Page) -> None:
+    names = [f"s{number:03}" for number in range(300)]
+    row = api.snapshot()["slas"][0]
+    shown = [{**row, "name": name} for name in names[:20]]
+    others = [[name, "latency", "idle", 0.99, 1.0, 0.5] for name in names[20:]]
+    shown[19]["state"] = "violating"
+    totals = {"slas": {"ok": 19, "violating": 1, "idle": 280}}
+    site.snapshot = lambda at_us: api.snapshot(at_us, slas=shown, others=others, totals=totals)
+    agreement = site.source._agreement("erp-gold")
+    site.source.__dict__["agreements"] = lambda *_: [{**agreement, "name": name} for name in names]
+    with page() as driver:
+        driver.get(f"{site.url}agreements")
+        wait_for(driver, "#promises tbody tr:first-child[data-promise='s019/latency']")
+        assert text(driver, "#promises-pager") == "1 to 50 of 300 Next"
+        assert text(driver, "#tally") == "280 idle, 19 kept, 1 violated"
+        driver.find_element(By.NAME, "match").send_keys("S2", Keys.ENTER)
+        until(driver, lambda: "of 100" in text(driver, "#promises-pager"), "those with this in their name")
+        assert driver.current_url == f"{site.url}agreements?match=S2"
+        driver.find_element(By.CSS_SELECTOR, "#promises-pager [rel=next]").send_keys(Keys.ENTER)
+        wait_for(driver, "[data-promise='s299/latency']")
+        assert driver.current_url == f"{site.url}agreements?match=S2&offset=50"
+        assert "99.00 %" in text(driver, "[data-promise='s299/latency']")
+        assert text(driver, "#promises-pager") == "Previous 51 to 100 of 100"
+        driver.refresh()
+        wait_for(driver, "[data-promise='s299/latency']")
+        assert driver.find_element(By.NAME, "match").get_property("value") == "S2"
+        driver.back()
+        wait_for(driver, "[data-promise='s200/latency']")
+        Select(driver.find_element(By.NAME, "state")).select_by_value("violating")
+        wait_for(driver, "#promises .empty a")
+        assert "state=violating" in driver.current_url
+        driver.find_element(By.CSS_SELECTOR, "#promises .empty a").click()
+        until(driver, lambda: "of 300" in text(driver, "#promises-pager"), "all of them again")
+        driver.find_element(By.LINK_TEXT, "Agreement").click()
+        wait_for(driver, "#promises tbody tr:first-child[data-promise='s000/latency']")
+        assert driver.current_url == f"{site.url}agreements?sort=name"
+        assert driver.find_elements(By.CSS_SELECTOR, "th[aria-sort=ascending]")
+
+
+def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(f"{site.url}volumes/batch")
+        wait_for(driver, "#ranges [aria-current]")
+        wait_for(driver, "#latency-plot .main-svg")
+        driver.find_element(By.LINK_TEXT, "7 days").click()
+        until(driver, lambda: driver.current_url.endswith("?range=7d"), "the range is in the address")
+        until(driver, lambda: asked_span_us(site) == 7 * 86_400_000_000, "seven days were asked for")
+        driver.back()
+        until(driver, lambda: text(driver, "#ranges [aria-current]") == "1 hour", "back is the range before")
+        driver.find_element(By.LINK_TEXT, "disk-0").click()
+        wait_for(driver, "[data-member=erp-db]")
+        assert driver.current_url == f"{site.url}backends/disk-0"
+        driver.find_element(By.CSS_SELECTOR, "#capacity a").click()
+        wait_for(driver, "#heat .b2 button")
+        assert driver.current_url == f"{site.url}agreements/erp-gold?objective=latency"
+        until(driver, lambda: "is kept" in text(driver, "#inline-headline"), "why, without a click")
+        assert "0.99 → 0.995" in text(driver, "#versions")
+        driver.find_element(By.CSS_SELECTOR, "#heat .b2 button").send_keys(Keys.ENTER)
+        wait_for(driver, "#minutes tbody tr")
+        assert "hour=" in driver.current_url
+        assert "bad" in text(driver, "#minutes")
+        driver.find_element(By.CSS_SELECTOR, "#minutes a.why").click()
+        wait_for(driver, "#why-dialog[open]")
+        assert driver.find_element(By.ID, "why-at").get_property("value"), "the time of that slice"
+        driver.find_element(By.ID, "why-close").click()
+        assert "hour=" in driver.current_url, "the address is that of the view again"
+        driver.get(f"{site.url}policies/3?volume=batch")
+        wait_for(driver, "#heat .b3")
+        assert driver.find_element(By.CSS_SELECTOR, "#heat .b3").get_attribute("title") == (
+            "Mon 00:00 UTC: at most 300 weighted IOPS, usual demand up to 450"
+        )
+
+
+def asked_span_us(site: Site) -> int:
+    """How long the history was that was asked for last."""
+    spans = [asked[3] - asked[2] for asked in list(site.source.asked) if asked[0] == "rollup_history"]
+    return int(spans[-1])
+
+
+def test_what_is_not_there_is_said(site: Site, page: Page) -> None:
+    with page() as driver:
+        for path in ("agreements/none", "volumes/none", "backends/none", "policies/9"):
+            driver.get(f"{site.url}{path}")
+            wait_for(driver, "#missing", visible=True)
+            assert "no " in text(driver, "#missing")
+            assert not driver.find_element(By.ID, "found").is_displayed()

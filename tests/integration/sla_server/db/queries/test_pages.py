@@ -1,0 +1,100 @@
+"""What the views of the page ask, on both databases."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.samples import (
+    T0,
+    cuts_message,
+    gateway_message,
+    make_cut,
+    record_message,
+    streams_message,
+)
+
+HOUR_US = 3_600_000_000
+
+
+def agreement(name, version=1, ended_us=None, **spec):
+    row = {"name": name, "version": version, "document": "text", "spec": json.dumps({"spec": spec})}
+    return "agreements", {
+        **row,
+        "priority": "gold",
+        "applied_us": T0,
+        "applied_by": "ann",
+        "ended_us": ended_us,
+    }
+
+
+def judged(start_us, state, revision=0):
+    row = {
+        "name": "erp-gold",
+        "objective": "latency",
+        "start_us": start_us,
+        "revision": revision,
+        "version": 1,
+    }
+    return "slices", {**row, "length_us": 60_000_000, "state": state, "n": 10, "judged_us": start_us}
+
+
+@pytest.fixture
+def pages(rig):
+    rig.feed(gateway_message(), streams_message(), cuts_message([make_cut(1, start_us=T0)]))
+    begin = T0 // HOUR_US * HOUR_US
+    episode = {"name": "erp-gold", "objective": "latency", "opened_us": T0, "worst_u": 2.0, "slices_bad": 3}
+    rig.feed(
+        record_message(
+            [
+                agreement("erp-gold", 1, T0 + 5),
+                agreement("erp-gold", 2, labels={"a": 1}),
+                agreement("old", 1, T0 + 9),
+                agreement("a_b"),
+                judged(begin, "good"),
+                judged(begin + 60_000_000, "bad"),
+                judged(begin + 60_000_000, "good", 1),
+                judged(begin + HOUR_US, "bad"),
+                ("episodes", {**episode, "episode_id": "e-1", "closed_us": T0 + 9}),
+                ("episodes", {**episode, "episode_id": "e-2", "closed_us": None}),
+            ]
+        )
+    )
+    return rig.reader.pages
+
+
+def test_names_of_agreements_in_force(pages):
+    assert [row["name"] for row in pages.agreement_names()] == ["a_b", "erp-gold"]
+    assert [row["name"] for row in pages.agreement_names("P-G")] == ["erp-gold"], "whatever the case"
+    assert [row["name"] for row in pages.agreement_names("_")] == ["a_b"], "no wildcard"
+    (row,) = pages.agreements_named(["erp-gold", "old", "none"])
+    assert (row["version"], row["spec"]["spec"]) == (2, {"labels": {"a": 1}})
+    assert "document" not in row
+
+
+def test_violations_that_go_on(pages):
+    assert [row["episode_id"] for row in pages.open_episodes(["erp-gold", "none"])] == ["e-2"]
+    assert pages.open_episodes([]) == []
+
+
+def test_volumes_of_a_page_have_the_sums_of_all(pages, rig):
+    whole = rig.reader.volumes()
+    names = [row["volume"] for row in pages.volume_names()]
+    assert names == [row["volume"] for row in whole]
+    assert pages.volumes_named(names) == whole
+    assert pages.volumes_named(names[:1]) == whole[:1]
+    backend = whole[0]["backend"]
+    assert {row["backend"] for row in pages.volume_names(backend)} == {backend}
+    assert pages.volume_names("none") == []
+
+
+def test_slices_by_the_hour_are_of_the_newest_revision(pages):
+    begin = T0 // HOUR_US * HOUR_US
+    rows = pages.slice_hours("erp-gold", "latency", begin, begin + 2 * HOUR_US)
+    assert [(row["hour_us"] - begin, row["state"], row["n"]) for row in rows] == [
+        (0, "good", 2),
+        (HOUR_US, "bad", 1),
+    ]
+    assert rows[0]["newest_us"] == begin + 60_000_000
+    assert pages.slice_hours("erp-gold", "latency", begin + HOUR_US, begin + HOUR_US + 1)[0]["n"] == 1

@@ -1,0 +1,175 @@
+"""The views of the page, and the answers that only they ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import dashboard
+from dashboard.views import VIEWS
+from pmdaemon.runtime.clock import FakeClock
+from sla_server.api.context import AppContext
+from tests.support import api
+from tests.support.api import NOW_US, snapshot
+
+HOUR_US = 3_600_000_000
+
+
+def test_every_view_has_a_shell_a_script_and_a_place_in_the_navigation(web: FlaskClient) -> None:
+    scripts = Path(dashboard.__file__).parent / "static" / "views"
+    assert {path.stem for path in scripts.iterdir()} == {view.key for view in VIEWS}
+    for view in VIEWS:
+        answer = web.get(view.path.replace("<name>", "a<b"))
+        assert answer.status_code == 200
+        assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert f'data-view="{view.key}"' in answer.text
+        assert "a<b" not in answer.text, "a name is text, never markup"
+        for each in VIEWS:
+            assert (f'href="{each.path}"' in answer.text) or each.above
+        current = f'href="{view.path}" aria-current="page"' if not view.above else 'aria-current="true"'
+        assert current in answer.text
+    assert {view.above for view in VIEWS} <= {"", *(view.key for view in VIEWS)}
+
+
+def rows_of(web: FlaskClient, query: str = "") -> list[dict[str, Any]]:
+    answer = web.get(f"/api/v1/promises{query}")
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json["items"]
+    return found
+
+
+@pytest.fixture
+def many(web: FlaskClient, context: AppContext, source: api.FakeSource) -> FlaskClient:
+    """Five agreements: violated, at risk, kept with an alert, kept, and one of which nothing is heard."""
+    states = {"d-bad": "violating", "c-risk": "at-risk", "b-burning": "ok", "a-kept": "ok"}
+    row = snapshot()["slas"][0]
+    slas = [
+        {**row, "name": name, "state": state, "alerts": ["fast"] if "burning" in name else [],
+         "budget_remaining": 0.9 - 0.1 * number, "burn_1h": float(number)}
+        for number, (name, state) in enumerate(states.items())
+    ]  # fmt: skip
+    context.live.put(snapshot(slas=slas))
+    agreed = source._agreement("erp-gold")
+    source.__dict__["agreements"] = lambda *_: [{**agreed, "name": name} for name in (*states, "e-silent")]
+    return web
+
+
+def test_promises_come_worst_first_or_as_asked(many: FlaskClient) -> None:
+    assert [row["name"] for row in rows_of(many)] == ["d-bad", "c-risk", "b-burning", "a-kept", "e-silent"]
+    by = {
+        "name": ["a-kept", "b-burning", "c-risk", "d-bad", "e-silent"],
+        "budget": ["a-kept", "b-burning", "c-risk", "d-bad", "e-silent"],
+        "burn": ["a-kept", "b-burning", "c-risk", "d-bad", "e-silent"],
+    }
+    for order, names in by.items():
+        assert [row["name"] for row in rows_of(many, f"?sort={order}")] == names
+    refused = many.get("/api/v1/promises?sort=colour")
+    assert (refused.status_code, "Use trouble, name" in refused.json["fix"]) == (400, True)
+
+
+def test_promises_are_filtered_and_paged(many: FlaskClient, source: api.FakeSource) -> None:
+    answer = many.get("/api/v1/promises?state=violating,at-risk&limit=1").json
+    assert ([row["name"] for row in answer["items"]], answer["next"], answer["count"]) == (["d-bad"], "1", 2)
+    assert answer["states"] == {"violating": 1, "at-risk": 1, "ok": 2, "": 1}, "before the filter of states"
+    rest = many.get("/api/v1/promises?state=violating,at-risk&limit=1&offset=1").json
+    assert ([row["name"] for row in rest["items"]], rest["next"], rest["before"]) == (["c-risk"], None, 1)
+    assert [row["name"] for row in rows_of(many, "?match=B-B")] == ["b-burning"], "whatever the case"
+    assert ("agreements_named", ["b-burning"]) in source.asked, "SQL is asked about the page only"
+
+
+def test_a_promise_says_for_whom_and_since_when(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
+    assert rows_of(web)[0]["since_us"] is None, "kept; since when is not known"
+    context.live.put(snapshot(slas=[{**snapshot()["slas"][0], "state": "violating"}]))
+    (row,) = rows_of(web)
+    assert (row["customer"], row["volumes"], row["volume_count"]) == ("acme", ["vol-17"], 1)
+    assert row["since_us"] == api.EPISODE["opened_us"], "the violation goes on"
+    assert (row["latency_us"], row["threshold_us"], row["priority"]) == (9_200, 12_000, "gold")
+
+
+def test_old_live_values_are_not_shown_as_new(
+    web: FlaskClient, context: AppContext, clock: FakeClock
+) -> None:
+    context.live.put(snapshot())
+    clock.advance(60)
+    (row,) = rows_of(web)
+    assert (row["name"], row["state"]) == ("erp-gold", "")
+
+
+def test_hours_add_up_to_the_budget(web: FlaskClient, source: api.FakeSource) -> None:
+    answer = web.get("/api/v1/slas/erp-gold/hours").json
+    rows = answer["items"]
+    assert len(rows) == 48
+    assert sum(row["bad_s"] for row in rows) == answer["bad_s"] == 15 * 60
+    assert [row["no_data"] for row in rows if row["no_data"]] == [60]
+    assert answer["from_us"] <= rows[0]["hour_us"] < NOW_US <= answer["to_us"]
+    assert answer["budget_s"] > answer["bad_s"]
+    before = web.get(f"/api/v1/slas/erp-gold/hours?at_us={answer['from_us'] - 1}").json
+    assert before["to_us"] == answer["from_us"], "the period before"
+    assert web.get(f"/api/v1/slas/erp-gold/hours?at_us={NOW_US + 1}").status_code == 400
+    assert web.get("/api/v1/slas/erp-gold/hours?objective=none").status_code == 404
+
+
+def test_volumes_are_sorted_by_what_they_do(
+    web: FlaskClient, context: AppContext, source: api.FakeSource
+) -> None:
+    context.live.put(snapshot())
+    names = lambda query: [row["volume"] for row in web.get(f"/api/v1/volumes{query}").json["items"]]  # noqa: E731
+    assert names("?sort=busiest&limit=2") == ["batch", "erp-db"]
+    assert names("?limit=1&offset=1") == ["erp-db"]
+    assert ("volumes_named", ["erp-db"]) in source.asked, "sums of the page only"
+    assert names("?match=ERP") == ["erp-db"]
+    assert names("?backend=none") == []
+    page = web.get("/api/v1/volumes?limit=1").json
+    assert (page["count"], page["before"], page["next"]) == (2, 0, "1")
+    assert web.get("/api/v1/volumes?sort=colour").status_code == 400
+
+
+def test_a_volume_that_a_person_throttled_says_so(web: FlaskClient, context: AppContext) -> None:
+    by_hand = {**snapshot()["throttles"][0], "source": "manual"}
+    context.live.put(snapshot(throttles=[by_hand]))
+    rows = web.get("/api/v1/volumes").json["items"]
+    assert {row["volume"]: row["throttled_by_hand"] for row in rows} == {"batch": True, "erp-db": False}
+
+
+def test_gateways_and_backends_by_name(web: FlaskClient) -> None:
+    assert [row["name"] for row in web.get("/api/v1/gateways?match=WAY-A&state=up").json["items"]] == [
+        "gateway-a"
+    ]
+    assert web.get("/api/v1/gateways?state=lost").json["items"] == []
+    assert web.get("/api/v1/backends?match=none").json["items"] == []
+
+
+def test_one_backend_has_its_load_and_what_it_can_take(web: FlaskClient, context: AppContext) -> None:
+    context.live.put(snapshot())
+    row = web.get("/api/v1/backends/disk-0").json
+    assert (row["live"]["cost_per_s"], row["volume_count"], row["policy_version"]) == (371.0, 2, 3)
+    assert row["capacity"][0]["cost_per_s"] == 900.0
+    assert web.get("/api/v1/backends/none").status_code == 404
+
+
+def test_decisions_of_a_volume(web: FlaskClient, source: api.FakeSource) -> None:
+    rows = web.get("/api/v1/decisions?volume=batch&kind=cap-set,cap-released").json["items"]
+    assert [row["decision_id"] for row in rows] == ["d-2"]
+    (asked,) = [asked[1] for asked in source.asked if asked[0] == "decisions"]
+    assert (asked["kinds"], asked["until_us"] - asked["from_us"]) == (
+        ["cap-set", "cap-released"],
+        24 * HOUR_US,
+    )
+    assert web.get("/api/v1/decisions?from_us=5&to_us=1").status_code == 400
+
+
+def test_volumes_of_a_policy_go_on_where_the_page_before_ended(web: FlaskClient) -> None:
+    page = web.get("/api/v1/policies/3/volumes?limit=1").json
+    assert (page["items"][0]["hours"], page["next"]) == (40, "batch")
+    assert web.get("/api/v1/policies/3/volumes?limit=1&after=batch").json == {"items": [], "next": None}
+    assert web.get("/api/v1/policies/7/volumes").status_code == 404
+
+
+def test_maintenance_of_one_agreement(web: FlaskClient) -> None:
+    assert [row["name"] for row in web.get("/api/v1/maintenance").json["items"]] == ["disks"]
+    assert web.get("/api/v1/maintenance?agreement=erp-gold").json["items"] == [], "its scope is another one"
+    assert web.get("/api/v1/maintenance?agreement=none").status_code == 404
