@@ -1,6 +1,6 @@
 """Issued reports, which never change.
 
-Revision: 0020.
+Revision: 0019.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0020"
-down_revision = "0017"
+revision = "0019"
+down_revision = "0018"
 branch_labels = None
 depends_on = None
 REFUSAL = "an issued report never changes: issue a revision"
