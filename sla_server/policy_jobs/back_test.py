@@ -144,12 +144,25 @@ def backend_plans(
     wanted = {s["backend"] for s in found.streams.values() if s["volume"] in volumes}
     missed = {name: _total(found.missed, "missed", of_backend[name]) for name in wanted}
     order = sorted(wanted, key=lambda name: (-missed[name], name))
-    left_out = [f"backend {name} was not replayed: {MOST_BACKENDS} are" for name in order[MOST_BACKENDS:]]
-    plans = []
-    for name in order[:MOST_BACKENDS]:
+    count = min(len(order), MOST_BACKENDS)
+    while True:
+        of_each = {name: _only(found, of_backend[name]) for name in order[:count]}
+        plans, left_out = _plans_of(of_each, contract, from_us, max(most_ios // max(count, 1), 1))
+        if plans or count <= 1:
+            return plans, left_out + [
+                f"backend {name} was not replayed: {count} are" for name in order[count:]
+            ]
+        count //= 2  # not even a slot of any is within its share: fewer have larger ones
+
+
+def _plans_of(
+    of_each: Mapping[str, StoredSlots], contract: Contract, from_us: int, share: int
+) -> tuple[list[tuple[str, Plan]], list[str]]:
+    plans: list[tuple[str, Plan]] = []
+    left_out: list[str] = []
+    for name, slots in of_each.items():
         try:
-            share = max(most_ios // min(len(order), MOST_BACKENDS), 1)
-            plan = stored_plan(_only(found, of_backend[name]), contract, from_us, share, sample=True)
+            plan = stored_plan(slots, contract, from_us, share, sample=True)
         except NothingStored:
             left_out.append(f"backend {name} was not replayed: it had no I/O")
         except TooManyIos as exc:

@@ -121,6 +121,14 @@ def test_only_backends_with_a_capped_volume_are_replayed_and_within_the_limit() 
     assert "back_test_ios" in left_out[0]
 
 
+def test_fewer_backends_are_replayed_where_no_slot_of_many_is_within_its_share() -> None:
+    rates = {"erp": [20] * 12, "batch": [180] * 12, **{f"v{n}": [190] * 12 for n in range(3)}}
+    found = stored(rates, 900, {"v0": "b1", "v1": "b2", "v2": "b3"})
+    made, left_out = plans(found, {"batch", "v0", "v1", "v2"}, 30_000)
+    assert [name for name, _ in made] == ["disk", "b1"], "a slot has 12,000 I/Os at most, a quarter is 7,500"
+    assert left_out == [f"backend {name} was not replayed: 2 are" for name in ("b2", "b3")]
+
+
 @pytest.mark.parametrize(
     ("none", "new", "former", "is_empty", "publish", "words"),
     [
