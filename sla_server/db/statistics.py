@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import pyarrow as pa
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, Table, select
 
 from sla_server.db import schema
 from sla_server.db.archive import manifest
 from sla_server.db.archive.store import open_files
 from sla_server.db.arrow import arrow_schema, batches
 from sla_server.db.config import DatabaseConfig
+from sla_server.db.counting import count_rows
 from sla_server.db.engine import make_engine, translated
 from sla_server.db.statistics_parts import Part, Source
 
@@ -153,10 +154,7 @@ class StatisticsSnapshot:
 
     def _extent(self, connection: Connection, table: Table) -> _Extent:
         column = next(iter(table.primary_key.columns))
-        statement = select(func.min(column), func.max(column), func.count())
-        statement = statement.where(column >= self.window_us[0], column < self.window_us[1])
-        first, last, rows = connection.execute(statement).one()
-        return _Extent(column.name, first or 0, last or 0, rows)
+        return _Extent(column.name, *count_rows(connection, table, *self.window_us))
 
     def _copied(self, connection: Connection, table: Table, wanted: Sequence[str]) -> _Extent:
         """The rows in the order of time, so that rows of near numbers are of near times."""

@@ -206,6 +206,11 @@ STORAGE: Final = {
         begins="oversubscription",
     ),
     "space-subscribed": EventKind("info", "They may not any more.", ends="oversubscription"),
+    "space-claim-refused": EventKind(
+        "warning",
+        "A gateway names a backend for its pool of which others serve the volumes.",
+        "`backend` of the source in the agent's file, or `sla volumes approve`.",
+    ),
     "space-forecast": EventKind(
         "warning",
         "A pool will be full in some days.",

@@ -14,6 +14,9 @@ that caps nothing is published, too, unless the one in force does better: it has
 
 Bursts shorter than a slot are not in what is stored (``simulate.stored``), so a policy that is good for
 those alone is rejected; ``[policy] publish = "always"``, or a pin, overrides that.
+
+Of a fleet of which not even an hour can be held, some volumes of each backend are replayed by themselves and
+the others as one neighbour (``sampling``); the report says which share that is.
 """
 
 from __future__ import annotations
@@ -29,9 +32,11 @@ from pydantic import ValidationError
 from pmdaemon.runtime.config import describe as described
 from sla_server.agreements.document import Agreement
 from sla_server.config import ResolvedConfig
+from sla_server.db.config import DatabaseConfig
 from sla_server.db.policies import PolicyStore
-from sla_server.db.queries.replay import StoredSlots, TooManyRows, read_slots
+from sla_server.db.queries.replay import StoredSlots, StreamSample, TooManyRows, read_slots, read_streams
 from sla_server.policy_jobs.errors import UnreadableAgreement
+from sla_server.policy_jobs.sampling import BackendSample, sample_streams, seed_of
 from sla_server.services.plans import from_rows as plans_of
 from sla_server.simulate.errors import NothingStored, TooManyIos
 from sla_server.simulate.figures import figures_of
@@ -139,12 +144,25 @@ def backend_plans(
     wanted = {s["backend"] for s in found.streams.values() if s["volume"] in volumes}
     missed = {name: _total(found.missed, "missed", of_backend[name]) for name in wanted}
     order = sorted(wanted, key=lambda name: (-missed[name], name))
-    left_out = [f"backend {name} was not replayed: {MOST_BACKENDS} are" for name in order[MOST_BACKENDS:]]
-    plans = []
-    for name in order[:MOST_BACKENDS]:
+    count = min(len(order), MOST_BACKENDS)
+    while True:
+        of_each = {name: _only(found, of_backend[name]) for name in order[:count]}
+        plans, left_out = _plans_of(of_each, contract, from_us, max(most_ios // max(count, 1), 1))
+        if plans or count <= 1:
+            return plans, left_out + [
+                f"backend {name} was not replayed: {count} are" for name in order[count:]
+            ]
+        count //= 2  # not even a slot of any is within its share: fewer have larger ones
+
+
+def _plans_of(
+    of_each: Mapping[str, StoredSlots], contract: Contract, from_us: int, share: int
+) -> tuple[list[tuple[str, Plan]], list[str]]:
+    plans: list[tuple[str, Plan]] = []
+    left_out: list[str] = []
+    for name, slots in of_each.items():
         try:
-            share = max(most_ios // min(len(order), MOST_BACKENDS), 1)
-            plan = stored_plan(_only(found, of_backend[name]), contract, from_us, share, sample=True)
+            plan = stored_plan(slots, contract, from_us, share, sample=True)
         except NothingStored:
             left_out.append(f"backend {name} was not replayed: it had no I/O")
         except TooManyIos as exc:
@@ -195,13 +213,25 @@ def compare(plans: Sequence[tuple[str, Plan]], new: Caps, former: Caps | None) -
 
 
 def made(
-    store: PolicyStore, config: ResolvedConfig, caps: Iterable[Mapping[str, Any]], now_us: int
+    store: PolicyStore,
+    config: ResolvedConfig,
+    caps: Sequence[Mapping[str, Any]],
+    now_us: int,
+    demands: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The back-test of a policy, as it is put into its report.
 
+    Args:
+        store: agreements, and the policy in force.
+        config: the server's.
+        caps: of the new policy.
+        now_us: the end of what is replayed.
+        demands: cost rate of each volume; which are the largest.
+
     Returns:
         ``publish`` and ``reason``; unless nothing was to be replayed also from_us and to_us, ``none``,
-        ``new`` and perhaps ``former`` (fields of ``ReplaySums``), ``backends`` (the same of each), ``notes``.
+        ``new`` and perhaps ``former`` (fields of ``ReplaySums``), ``backends`` (the same of each), ``notes``;
+        ``sampled`` of a large fleet (fields of ``BackendSample``).
 
     Raises:
         UnreadableAgreement: one in force does not fit this release.
@@ -215,10 +245,17 @@ def made(
     contract = _contract(store, now_us)
     plans: list[tuple[str, Plan]] = []
     notes, times = ["an hour has more rollups than can be replayed"], dict[str, Any]()
-    if (stored := _stored(config, now_us)) is not None:
+    sampled: list[BackendSample] = []
+    stored = _stored(config, now_us)
+    if stored is None:
+        sample, sampled = _sample_of(config, contract, volumes, demands or {}, seed_of(caps))
+        stored = _stored(config, now_us, sample)
+    if stored is not None:
         found, from_us, to_us = stored
         times = {"from_us": from_us, "to_us": to_us}
         plans, notes = backend_plans(found, contract, volumes, from_us, config.policy.back_test_ios)
+        notes += [each.words for each in sampled]
+        times |= {"sampled": [dataclasses.asdict(each) for each in sampled]} if sampled else {}
     if not plans:
         verdict_ = Advice(not new, "nothing could be replayed" if new else "it caps nothing")
         result: dict[str, Any] = {}
@@ -244,18 +281,42 @@ def _contract(store: PolicyStore, now_us: int) -> Contract:
     return contract_of(agreements, plans)
 
 
-def _stored(config: ResolvedConfig, now_us: int) -> tuple[StoredSlots, int, int] | None:
-    """What is stored of the last days, or of as much of them as can be held; None: not even of an hour."""
+def _database(config: ResolvedConfig) -> DatabaseConfig:
     database = config.database
     if database.policy_url:
-        database = database.model_copy(update={"url": database.policy_url, "reader_url": ""})
+        return database.model_copy(update={"url": database.policy_url, "reader_url": ""})
+    return database
+
+
+def _sample_of(
+    config: ResolvedConfig, contract: Contract, volumes: set[str], demands: Mapping[str, float], seed: bytes
+) -> tuple[StreamSample, list[BackendSample]]:
+    """A sample of the backends with most demand of volumes that are capped."""
+    streams = read_streams(_database(config), config.data_dir)
+    totals = dict[str, float]()
+    for backend, volume in sorted({(s["backend"], s["volume"]) for s in streams.values()}):
+        if volume in volumes:
+            totals[backend] = totals.get(backend, 0.0) + demands.get(volume, 0.0)
+    backends = sorted(totals, key=lambda name: (-totals[name], name))[:MOST_BACKENDS]
+
+    def covers(volume: str, client: str) -> bool:
+        return any(promise.covers(volume, client) for promise in contract.promises)
+
+    return sample_streams(streams, backends, covers, volumes, demands, seed)
+
+
+def _stored(
+    config: ResolvedConfig, now_us: int, sample: StreamSample | None = None
+) -> tuple[StoredSlots, int, int] | None:
+    """What is stored of the last days, or of as much of them as can be held; None: not even of an hour."""
+    database = _database(config)
     slot_us = database.rollup_s * 1_000_000
     to_us = now_us // slot_us * slot_us
     window_us = config.policy.back_test_days * DAY_US
     while True:
         from_us = (to_us - window_us) // slot_us * slot_us
         try:
-            return read_slots(database, config.data_dir, from_us, to_us), from_us, to_us
+            return read_slots(database, config.data_dir, from_us, to_us, sample), from_us, to_us
         except TooManyRows:
             if window_us <= LEAST_WINDOW_US:
                 return None

@@ -108,6 +108,13 @@ class Found:
             yield from batch.to_pylist()
 
     @property
+    def demands(self) -> dict[str, float]:
+        """The largest demand of each volume in the hours of the week, cost units a second."""
+        largest = self.caps.group_by("volume").aggregate([("demand_p95", "max")])
+        values = zip(largest["volume"].to_pylist(), largest["demand_p95_max"].to_pylist(), strict=True)
+        return {volume: float(demand or 0.0) for volume, demand in values}
+
+    @property
     def capped(self) -> list[dict[str, Any]]:
         """Rows with a cap."""
         import pyarrow.compute as pc
@@ -262,7 +269,7 @@ def run(config: configuration.ResolvedConfig, who: str, now_us: int | None = Non
             "bursts": found.bursts,
         }
         noted.note("the back-test runs")
-        tested = back_test.made(store, config, found.capped, now_us)
+        tested = back_test.made(store, config, found.capped, now_us, found.demands)
         number = publishing.publish(
             store, noted, found.cap_rows(), tested, job=job, report=report, published_by=who
         )

@@ -69,7 +69,7 @@ from sla_server.services.startup import Start
 from sla_server.services.threshold_sets import ThresholdSets, left_out_event
 from sla_server.services.volume_gate import GatewayChange, VolumeGate
 from sla_server.storage_resources.config import StorageConfig
-from sla_server.storage_resources.manager import StorageManager
+from sla_server.storage_resources.manager import ServedVolumes, StorageManager
 
 log = structlog.get_logger("services")
 SECOND_NS: Final = 1_000_000_000
@@ -271,7 +271,8 @@ class Services:
     def _gateway_space(self, _sender: str, message: frame.Frame, _now_ns: int, now_us: int) -> None:
         received = GatewaySpace.parse(message.header, now_us)
         name = self._problems.name_of(received.gateway_id)
-        self._keep(*self._storage.read(received.gateway_id, name, received.space, now_us))
+        served = self._served()
+        self._keep(*self._storage.read(received.gateway_id, name, received.space, served, now_us))
 
     def _pressure(self, _sender: str, message: frame.Frame, now_ns: int, now_us: int) -> None:
         report = Pressure.parse(message.header)
@@ -338,7 +339,10 @@ class Services:
         self, documents: Sequence[Loaded], in_force: Collection[str], now_us: int
     ) -> list[DocumentProblem]:
         """Why pools of storage take no new agreements among these."""
-        return self._storage.refusals(documents, in_force, self.controller.volumes_by_backend(), now_us)
+        return self._storage.refusals(documents, in_force, self._served(), now_us)
+
+    def _served(self) -> ServedVolumes:
+        return ServedVolumes(self.controller.volumes_by_backend(), self.carried())
 
     def _catalog_changed(self, catalog: Catalog) -> None:
         self._route(catalog)

@@ -10,6 +10,7 @@ Owner: the main loop of ``services``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from pmdaemon.space.watcher import SourceBack, SourceFailed, SpaceOutcome
@@ -22,9 +23,49 @@ from sla_server.rows import Rows
 from sla_server.services.rows import event_row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder, StorageActions
 from sla_server.storage_resources.config import StorageConfig
-from sla_server.storage_resources.pools import SERVER, PoolForecast, PoolState, StoragePools, StoredPools
+from sla_server.storage_resources.pools import (
+    SERVER,
+    PoolForecast,
+    PoolKey,
+    PoolState,
+    StoragePools,
+    StoredPools,
+)
 
 NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVolumes:
+    """Volumes that gateways show, approved ones alone.
+
+    What a gateway says of a pool is believed for the volumes that it serves: with a pool on the backend of
+    another one it could block the agreements there. Sources of the server are an operator's.
+
+    Attributes:
+        on: backend to its volumes.
+        of: gateway to its volumes, of those that are announced.
+    """
+
+    on: Mapping[str, Collection[str]] = field(default_factory=dict)
+    of: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+    def is_bound(self, owner: str, backend: str) -> bool:
+        """Whether a pool of this owner may be one of the backend."""
+        on = self.on.get(backend, ())
+        return owner == SERVER or any(volume in on for volume in self.of.get(owner, ()))
+
+    def is_anothers(self, owner: str, backend: str) -> bool:
+        """Whether a gateway that is announced names a backend on which others alone serve volumes."""
+        return owner in self.of and bool(self.on.get(backend)) and not self.is_bound(owner, backend)
+
+    def lying_in(self, state: PoolState) -> set[str]:
+        """Volumes that lie in a pool: those that its reading names, and those on its backend."""
+        owner, backend = state.row["owner"], state.row["backend"]
+        named = {row["volume"] for row in state.volumes.values() if row["volume"]}
+        if owner != SERVER:
+            named.intersection_update(self.of.get(owner, ()))
+        return named.union(self.on.get(backend, ()) if self.is_bound(owner, backend) else ())
 
 
 class StorageManager:
@@ -49,9 +90,12 @@ class StorageManager:
         self._found = found
         self._order = order
 
-    def read(self, owner: str, owner_name: str, space: Space, now_us: int) -> Rows:
+    def read(self, owner: str, owner_name: str, space: Space, served: ServedVolumes, now_us: int) -> Rows:
         """A reading of a gateway's pool; what is to be recorded."""
-        return self._pools.add(owner, owner_name, space, now_us)
+        rows = self._pools.add(owner, owner_name, space, now_us)
+        if served.is_anothers(owner, space.backend):
+            rows += self._pools.refuse_claim(PoolKey(owner, space.pool), now_us)
+        return rows
 
     def tick(self, now_us: int) -> Rows:
         """Findings of the threads, and actions that are due; what is to be recorded."""
@@ -79,7 +123,7 @@ class StorageManager:
         self,
         documents: Sequence[Loaded],
         in_force: Collection[str],
-        volumes_on: Mapping[str, Collection[str]],
+        served: ServedVolumes,
         now_us: int,
     ) -> list[DocumentProblem]:
         """Why new agreements among these are refused; none for changes of those in force.
@@ -87,7 +131,7 @@ class StorageManager:
         Args:
             documents: to be applied.
             in_force: names of agreements.
-            volumes_on: backend to the volumes that gateways show on it.
+            served: which volumes gateways show; a pool is believed of no others.
             now_us: wall clock.
         """
         full = self._actions.full_pools(self._pools.states(), now_us)
@@ -96,18 +140,15 @@ class StorageManager:
             document = loaded.document
             if isinstance(document, Agreement) and document.name not in in_force:
                 problems += [
-                    problem
-                    for state in full
-                    if (problem := _refusal(document, loaded.line, state, volumes_on))
+                    problem for state in full if (problem := _refusal(document, loaded.line, state, served))
                 ]
         return problems
 
 
 def _refusal(
-    agreement: Agreement, line: int, state: PoolState, volumes_on: Mapping[str, Collection[str]]
+    agreement: Agreement, line: int, state: PoolState, served: ServedVolumes
 ) -> DocumentProblem | None:
-    held = {row["volume"] for row in state.volumes.values() if row["volume"]}
-    held |= set(volumes_on.get(state.row["backend"], ()))
+    held = served.lying_in(state)
     asked = sorted(volume for volume in held if matches(volume, agreement.spec.scope.volumes))
     if not asked:
         return None

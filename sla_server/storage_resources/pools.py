@@ -62,6 +62,7 @@ class PoolState:
         volumes_us: when the volumes were looked at.
         volumes: rows in ``pool_volumes`` of those that are there.
         reported: volumes whose being orphaned was reported.
+        claim_day: of the newest event that its backend is not believed.
     """
 
     row: Row
@@ -71,6 +72,7 @@ class PoolState:
     volumes_us: int = -(1 << 62)
     volumes: dict[str, Row] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
+    claim_day: int = -1
 
     @property
     def name(self) -> str:
@@ -236,6 +238,23 @@ class StoragePools:
         details = {"gateway_id": owner, "what": "pools"}
         return [event_row("gateway-over-limit", "warning", "gateway", owner_name, text, now_us, details)]
 
+    def refuse_claim(self, key: PoolKey, now_us: int) -> Rows:
+        """The backend of a pool is another gateway's; said once a day."""
+        state, day = self._pools.get(key), now_us // DAY_US
+        if state is None or state.claim_day == day:
+            return []
+        state.claim_day = day
+        backend = state.row["backend"]
+        text = (
+            f"the gateway of pool {state.name} says that it is of backend {backend}, and serves no volume "
+            "there, as others do: that is not believed, and agreements there are taken"
+        )
+        details = {**_figures(state), "gateway_id": key.owner}
+        event_id = identity("space-claim", *key, backend, day)
+        return [
+            event_row("space-claim-refused", "warning", "pool", state.name, text, now_us, details, event_id)
+        ]
+
     def marks(self, state: PoolState) -> Marks:
         """The marks of a pool."""
         warn, critical = self._config.marks_of(self._config.rule_of(state.name))
@@ -262,8 +281,9 @@ class StoragePools:
     def _check_provisioned(self, state: PoolState, now_us: int) -> Rows:
         size, limit = state.row["size_bytes"], self._config.oversubscription_ratio
         ratio = state.row["provisioned_bytes"] / size if size else 0.0
-        is_over = ratio > limit
-        if is_over == (OVERSUBSCRIBED in state.row["conditions"]):
+        was_over = OVERSUBSCRIBED in state.row["conditions"]
+        is_over = ratio > (limit * (1 - self._config.hysteresis_ratio) if was_over else limit)
+        if is_over == was_over:
             return []
         details = _figures(state) | {"ratio": round(ratio, 2), "limit": limit}
         if is_over:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 from pmdaemon.wire.cut import IO_KINDS
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.load import load_documents
-from sla_server.db.queries.replay import StoredSlots
+from sla_server.config import ServerConfig, resolve
+from sla_server.db.queries.replay import StoredSlots, TooManyRows
 from sla_server.policy_jobs import back_test
 from sla_server.policy_jobs.back_test import ReplaySums, backend_plans, by_hour, compare, verdict
+from sla_server.policy_jobs.sampling import MOST_VOLUMES
 from sla_server.simulate.setup import Contract, contract_of
 
 MINUTE_US = 60_000_000
@@ -117,6 +121,14 @@ def test_only_backends_with_a_capped_volume_are_replayed_and_within_the_limit() 
     assert "back_test_ios" in left_out[0]
 
 
+def test_fewer_backends_are_replayed_where_no_slot_of_many_is_within_its_share() -> None:
+    rates = {"erp": [20] * 12, "batch": [180] * 12, **{f"v{n}": [190] * 12 for n in range(3)}}
+    found = stored(rates, 900, {"v0": "b1", "v1": "b2", "v2": "b3"})
+    made, left_out = plans(found, {"batch", "v0", "v1", "v2"}, 30_000)
+    assert [name for name, _ in made] == ["disk", "b1"], "a slot has 12,000 I/Os at most, a quarter is 7,500"
+    assert left_out == [f"backend {name} was not replayed: 2 are" for name in ("b2", "b3")]
+
+
 @pytest.mark.parametrize(
     ("none", "new", "former", "is_empty", "publish", "words"),
     [
@@ -164,3 +176,61 @@ def test_it_is_said_in_words() -> None:
         "  back-test: it helps",
         "    I/Os held back: 70 of 5,000; without it 30",
     ]
+
+
+class Reader:
+    """No policy is in force."""
+
+    def policy_in_force(self) -> None:
+        return None
+
+
+def test_of_a_fleet_that_cannot_be_held_a_sample_is_replayed_and_the_report_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = stored(BUSY, 900)
+    others = {
+        number: {"volume": f"v{number}", "client": "c", "backend": "disk", "gateway": "gw"}
+        for number in range(10, 110)
+    }
+    limits: list[bool] = []
+
+    def read(_config: Any, _dir: Path, from_us: int, to_us: int, sample: Any = None) -> StoredSlots:
+        limits.append(sample is not None)
+        if sample is None or to_us - from_us > 4 * 3_600_000_000:
+            raise TooManyRows(1)
+        assert {1, 2} <= {number for number, instead in sample.instead.items() if number == instead}
+        return found
+
+    # What is read of SQL has tests of its own.
+    monkeypatch.setattr(back_test, "read_slots", read)
+    monkeypatch.setattr(back_test, "read_streams", lambda *_args: {**found.streams, **others})
+    monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
+    config = resolve(ServerConfig(data_dir=tmp_path))
+    caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
+    store = SimpleNamespace(reader=Reader())
+    now_us = START_US + 12 * MINUTE_US
+    tested = back_test.made(store, config, caps, now_us, {"batch": 9.0})  # type: ignore[arg-type]
+    assert limits == sorted(limits)
+    assert tested["publish"], tested["reason"]
+    (sampled,) = tested["sampled"]
+    assert (sampled["volumes"], sampled["replayed"], sampled["promised"]) == (102, MOST_VOLUMES, 1)
+    assert any("102 volumes: 64 are replayed by themselves" in note for note in tested["notes"])
+    assert back_test.made(store, config, caps, now_us, {"batch": 9.0}) == tested  # type: ignore[arg-type]
+
+
+def test_a_small_world_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples: list[Any] = []
+
+    def read(_config: Any, _dir: Path, _from_us: int, _to_us: int, sample: Any = None) -> StoredSlots:
+        samples.append(sample)
+        return stored(BUSY, 900)
+
+    monkeypatch.setattr(back_test, "read_slots", read)
+    monkeypatch.setattr(back_test, "_contract", lambda *_args: contract())
+    config = resolve(ServerConfig(data_dir=tmp_path))
+    caps = [{"volume": "batch", "hour_of_week": 0, "cost_per_s": 40.0}]
+    store = SimpleNamespace(reader=Reader())
+    tested = back_test.made(store, config, caps, START_US + 12 * MINUTE_US)  # type: ignore[arg-type]
+    assert tested["publish"]
+    assert (samples, "sampled" in tested) == ([None], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sla_server.rows import Row
 from sla_server.storage_resources.actions import CommandDone, CommandOrder
 from sla_server.storage_resources.config import StorageConfig
 from sla_server.storage_resources.forecast import Forecast
-from sla_server.storage_resources.manager import StorageManager
+from sla_server.storage_resources.manager import ServedVolumes, StorageManager
 from sla_server.storage_resources.pools import DAY_US, PoolForecast, PoolKey, StoredPools
 from tests.support.agreements import simple
 
@@ -26,6 +27,10 @@ def space(used: int, at_us: int, **more: Any) -> Space:
     keys = {"pool": "data", "kind": "lvm", "backend": "array-1", "size_bytes": 100, "used_bytes": used}
     rest = {"other_ratio": None, "provisioned_bytes": 0, "volume_count": 0, "volumes": (), "at_us": at_us}
     return Space(**{**keys, **rest, **more})
+
+
+SERVED = ServedVolumes({"array-1": ["vol-1"], "array-2": ["vol-9"]}, {"gw-1": ["vol-1", "vol-9"]})
+OF_ANOTHER = ServedVolumes({"array-1": ["vol-1"]}, {"gw-1": ["mine"], "gw-2": ["vol-1", "vol-9"]})
 
 
 class Site:
@@ -52,7 +57,7 @@ class Site:
         self.manager = self._make()
 
     def read(self, used: int, at_us: int, **more: Any) -> list[Row]:
-        return self._keep(self.manager.read("gw-1", "host-1", space(used, at_us, **more), at_us))
+        return self._keep(self.manager.read("gw-1", "host-1", space(used, at_us, **more), SERVED, at_us))
 
     def tick(self, now_us: int, *found: Any) -> list[Row]:
         """The events."""
@@ -151,7 +156,7 @@ def test_a_pool_that_is_not_read_any_more_causes_nothing() -> None:
     late_us = NOW_US + 4 * HOUR_US
     assert site.tick(late_us) == []
     assert site.orders == []
-    assert site.manager.refusals(documents("vol-1"), (), {"array-1": ["vol-1"]}, late_us) == []
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, late_us) == []
 
 
 def documents(volume: str) -> Any:
@@ -179,18 +184,46 @@ def test_new_agreements_on_a_full_pool_are_refused(
     site = Site(refuse_agreements=level)
     site.read(used, NOW_US, volumes=(VOLUME,), volume_count=1)
     asked = documents(volume)
-    problems = site.manager.refusals(asked, (), {"array-1": ["vol-1"]}, NOW_US)
+    problems = site.manager.refusals(asked, (), SERVED, NOW_US)
     assert bool(problems) is is_refused
     if is_refused:
         assert f"lie in, is {used}% full and takes no new agreements" in problems[0].problem
         assert problems[0].document == "new"
-    assert site.manager.refusals(asked, {"new"}, {"array-1": ["vol-1"]}, NOW_US) == [], "it is in force"
+    assert site.manager.refusals(asked, {"new"}, SERVED, NOW_US) == [], "it is in force"
+
+
+def test_a_gateway_cannot_block_agreements_on_the_backend_of_another() -> None:
+    site = Site(refuse_agreements="warn")
+    kinds = []
+    for minute in range(3):
+        reading = space(95, NOW_US + minute * 60_000_000, volumes=(VOLUME,), volume_count=1)
+        rows = site.manager.read("gw-1", "host-1", reading, OF_ANOTHER, reading.at_us)
+        kinds.append([row["kind"] for table, row in rows if table == "events"])
+    assert kinds == [["space-low", "space-claim-refused"], [], []]
+    for volume in ("vol-1", "vol-9"):
+        assert site.manager.refusals(documents(volume), (), OF_ANOTHER, NOW_US) == []
+    approved = replace(OF_ANOTHER, of={"gw-1": ["mine", "vol-1"], "gw-2": ["vol-1", "vol-9"]})
+    assert site.manager.refusals(documents("vol-1"), (), approved, NOW_US)
+    rows = site.manager.read("gw-1", "host-1", space(95, NOW_US + DAY_US), approved, NOW_US + DAY_US)
+    assert not [row for table, row in rows if table == "events"]
+
+
+def test_a_backend_that_nobody_serves_yet_and_a_gateway_not_announced_cause_no_event() -> None:
+    for served in (ServedVolumes(), replace(OF_ANOTHER, on={}), replace(OF_ANOTHER, of={})):
+        rows = Site().manager.read("gw-1", "host-1", space(10, NOW_US), served, NOW_US)
+        assert [table for table, _ in rows] == ["pools", "pool_days"]
+
+
+def test_a_source_of_the_server_is_an_operators() -> None:
+    site = Site(refuse_agreements="warn")
+    site.tick(NOW_US, space(95, NOW_US))
+    assert site.manager.refusals(documents("vol-1"), (), OF_ANOTHER, NOW_US)
 
 
 def test_a_rule_may_refuse_for_some_pools_only() -> None:
     site = Site(rule=[{"pools": "host-1/*", "refuse_agreements": "warn"}])
     site.read(85, NOW_US)
-    assert site.manager.refusals(documents("vol-1"), (), {"array-1": ["vol-1"]}, NOW_US)
+    assert site.manager.refusals(documents("vol-1"), (), SERVED, NOW_US)
 
 
 def found(days: float | None, spike: float | None = None, newest_us: int = NOW_US - DAY_US) -> PoolForecast:

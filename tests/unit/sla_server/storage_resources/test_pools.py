@@ -230,6 +230,17 @@ def test_oversubscription_begins_and_ends_once() -> None:
     assert said == [[], ["space-oversubscribed"], [], ["space-subscribed"], []]
 
 
+def test_oversubscription_about_its_limit_is_one_event() -> None:
+    manager = Manager(oversubscription_ratio=3, hysteresis_ratio=0.02)
+    said = []
+    for minute, provisioned in enumerate((301, 299, 301, 295, 301, 293, 299, 301)):
+        if minute == 3:
+            manager.restart()
+        space = reading(10, NOW_US + minute * MINUTE_US, provisioned_bytes=provisioned * GIB, volume_count=9)
+        said += [(minute, event["kind"]) for event in manager.add(space)]
+    assert said == [(0, "space-oversubscribed"), (5, "space-subscribed"), (7, "space-oversubscribed")]
+
+
 def test_rules_have_other_marks_for_some_pools() -> None:
     manager = Manager(rule=[{"pools": "host-1/*", "warn_ratio": 0.3, "critical_ratio": 0.4}, {"pools": "*"}])
     assert manager.add(reading(35))[0]["severity"] == "warning"

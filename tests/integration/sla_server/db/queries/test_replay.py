@@ -138,3 +138,32 @@ def test_what_enforce_would_have_done_with_what_was_stored(rig, database, tmp_pa
     assert tree["notes"][0].startswith("Resolution: 60 s.")
     early = CliRunner().invoke(cli, [*base[:4], "10m", "--until", "2027-01-14T08:00"])
     assert (early.exit_code, "no I/O is stored of that time" in early.stderr) == (66, True)
+
+
+def test_a_sample_has_some_streams_and_the_sum_of_the_others_whatever_the_size(rig, database, monkeypatch):
+    items = [make_cut(n + 1, start_us=T0 + n * 20_000_000) for n in range(12)]
+    rig.feed(gateway_message(), streams_message(), cuts_message(items))
+    window = database.config, database.data_dir, T0, T0 + HOUR_US
+    whole = read_slots(*window)
+    one, *others = sorted(set(whole.slots["stream_id"].tolist()))
+    assert others
+    names = {"volume": "others", "client": "c", "backend": "disk", "gateway": "g"}
+    sample = replay.StreamSample({one: one} | dict.fromkeys(others, -1), {-1: names})
+    monkeypatch.setattr(replay, "MOST_ROWS", 1)
+    with pytest.raises(replay.TooManyRows):
+        read_slots(*window)
+    for _ in range(2):  # in SQL; then in files
+        found = read_slots(*window, sample)
+        assert found.streams == {one: whole.streams[one], -1: names}
+        for part, of_sample in ((whole.slots, found.slots), (whole.missed, found.missed)):
+            for name in part.keys() - {"stream_id", "slot_us", "io", "threshold_us"}:
+                for chosen, instead in ((one, one), (None, -1)):
+                    mine = part["stream_id"] == one if chosen else part["stream_id"] != one
+                    expected_sum = part[name][mine].sum()
+                    assert of_sample[name][of_sample["stream_id"] == instead].sum() == expected_sum, name
+        assert len(found.slots["slot_us"]) == 2 * len(set(whole.slots["slot_us"].tolist()))
+        rig.clock.advance(5 * 3600)
+        rig.step()
+    monkeypatch.setattr(replay, "MOST_READ", 1)
+    with pytest.raises(replay.TooManyRows):
+        read_slots(*window, sample)
