@@ -221,7 +221,14 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 )
 @click.option("--reverse", "is_reversed", is_flag=True, help="The other way round.")
 @click.option("-l", "--selector", "labels", metavar="LABELS", help="Agreements with these labels.")
-@click.option("--state", "states", multiple=True, type=click.Choice(list(formatting.STATES)), help="In it.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="STATE",
+    type=click.Choice(list(formatting.STATES)),
+    help="Agreements in it: violating, at-risk, no-data, ok, idle ...",
+)
 @click.option("--only", "sections", multiple=True, type=click.Choice(SECTIONS), help="Only this table.")
 @click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")
 @pass_client
