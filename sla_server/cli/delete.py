@@ -148,7 +148,7 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
     refused: list[RequestRefused] = []
     for kind, name in things:
         try:
-            found = _look_up(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
+            found = _find(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
             if not dry_run:
                 _end(client, kind, found)
         except RequestRefused as exc:
@@ -168,7 +168,7 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
         raise RequestRefused(refused[0].status, {"detail": problem})
 
 
-def _look_up(client: Client, kind: str, name: str) -> str:
+def _find(client: Client, kind: str, name: str) -> str:
     """What the call that ends it has to name.
 
     Raises:

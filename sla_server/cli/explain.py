@@ -113,7 +113,7 @@ def _distinct(schemas: Sequence[Schema]) -> list[Schema]:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """The schema without a reference; what stands beside the reference goes before what it refers to."""
+    """The schema without a reference; keys beside the reference go before what it refers to."""
     while "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         beside = {key: value for key, value in schema.items() if key != "$ref"}

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from sla_server.cli.formatting import build
 from sla_server.cli.tables import KINDS
-from sla_server.cli.top import SORTS, View, frame, trouble_of
+from sla_server.cli.top import SORTS, TopView, frame, trouble_of
 from tests.support import api
 from tests.support.cli import Terminal
 
@@ -141,7 +141,7 @@ def test_no_table_passes_control_characters() -> None:
 
 
 def rows_of(section: str, **view: object) -> list[str]:
-    shown = View(**view).of(section, api.snapshot()[section])  # type: ignore[arg-type]
+    shown = TopView(**view).of(section, api.snapshot()[section])  # type: ignore[arg-type]
     return [str(row.get("name") or row.get("volume")) for row in shown]
 
 
