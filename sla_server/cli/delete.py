@@ -106,7 +106,7 @@ def delete(context: click.Context, path: str | None, dry_run: bool, output: str)
 def _command(kind: str, ending: Ending) -> click.Command:
     """``sla delete KIND``."""
 
-    def run(client: Client, names: tuple[str, ...], dry_run: bool, output: str, **given: Any) -> None:
+    def run(client: Client, /, names: tuple[str, ...], dry_run: bool, output: str, **given: Any) -> None:
         labels = given.get("labels")
         if (labels is None) == (not names):
             also = ", or -l LABELS" if kind == "slas" else ""

@@ -233,7 +233,7 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 @click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")
 @pass_client
 def top(
-    client: Client, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
+    client: Client, /, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
 ) -> None:
     """Watch agreements, volumes and throttles live; q or Ctrl-C ends it.
 

@@ -41,11 +41,12 @@ def test_it_fits_eighty_columns(sla: Terminal, kind: str) -> None:
 
 
 def test_a_volume_with_its_clients_and_its_events(sla: Terminal) -> None:
-    shown = sla("describe", "volume", "batch").output
-    assert "size:               64.0 MiB\n" in shown
-    assert "  p95:              131ms" in shown
-    assert "clients:\n  127.0.0.1: 48,211 reads" in shown
-    assert "Why it is as it is: sla why batch\nnewest events:\n" in shown
+    lines = [" ".join(line.split()) for line in sla("describe", "volume", "batch").output.splitlines()]
+    assert "size: 64.0 MiB" in lines
+    assert "p95: 131ms" in lines
+    assert lines.count("volume: batch") == 1, "what is known of it is not said twice"
+    assert lines[lines.index("clients:") + 1].startswith("127.0.0.1: 48,211 reads")
+    assert lines[lines.index("newest events:") - 1] == "Why it is as it is: sla why batch"
 
 
 @pytest.mark.parametrize("kind", ["calendars", "routes", "recipients", "maintenance", "silences"])
