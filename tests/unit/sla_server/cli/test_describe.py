@@ -82,9 +82,5 @@ def test_values_have_the_unit_of_their_key(key: str, value: object, text: str) -
 def test_times_are_not_durations() -> None:
     assert ":" in value_text("applied_us", NOW_US)
     rows = [{"a": 1, "b": {"c": [2, 3]}}, {"a": None}]
-    assert list(row_lines({"x": rows})) == [
-        "x:",
-        "- a:                1",
-        "  b:",
-        "    c:                2, 3",
-    ]
+    lines = [" ".join(line.split()) for line in row_lines({"x": rows})]
+    assert lines == ["x:", "- a: 1", "b:", "c: 2, 3"]
