@@ -95,7 +95,7 @@ def as_yaml(value: Any) -> str:
     writer = Writer(typ="rt", pure=True)
     writer.width = 1 << 16
     # Plain data: what is there twice is written twice, not as anchor and alias.
-    writer.representer.ignore_aliases = lambda _data: True  # type: ignore[method-assign]
+    writer.representer.ignore_aliases = lambda _data: True
     writer.representer.add_representer(type(None), _null)
     writer.dump(value, text)
     return text.getvalue().removesuffix("...\n")
