@@ -26,6 +26,7 @@ from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, s
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json, with_year
+from sla_server.cli.moments import moment_us
 from sla_server.rows import Row
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
@@ -208,12 +209,17 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
+@click.option(
+    "--since", metavar="TIME", help="Only versions applied since then: 2h, 14:03, '2026-11-22 14:03'."
+)
 @DATA_OUTPUT
 @pass_client
-def history(client: Client, name: str, kind: str, limit: int, output: str) -> None:
+def history(client: Client, name: str, kind: str, limit: int, since: str | None, output: str) -> None:
     """List a document's versions: since when, by whom, what changed."""
     path = "/slas" if kind == "SLA" else f"/documents/{kind}"
+    since_us = 0 if since is None else moment_us(since, time.time_ns() // 1000, "--since")
     rows = client.get(f"{path}/{quote(name, safe='')}/versions")["items"]
+    rows = [row for row in rows if row["applied_us"] >= since_us]
     if output == "json":
         print_json(rows[:limit])
         return
