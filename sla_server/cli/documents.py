@@ -7,6 +7,7 @@ named, how many latency values a volume has) only the server knows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import wrap
 from typing import Final
@@ -209,9 +210,7 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
-@click.option(
-    "--since", metavar="TIME", help="Only versions applied since then: 2h, 14:03, '2026-11-22 14:03'."
-)
+@click.option("--since", metavar="TIME", help="Only versions applied since then: 2h, '2026-11-22 14:03'.")
 @DATA_OUTPUT
 @pass_client
 def history(client: Client, name: str, kind: str, limit: int, since: str | None, output: str) -> None:
