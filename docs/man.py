@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 import click
@@ -170,11 +171,9 @@ def render() -> str:
             if rows:
                 lines.append("\n".join(["| option | meaning |", "|---|---|", *rows, ""]))
     lines.append("## Exit statuses\n")
-    rows = [
-        f"| {status} | {_cell(said.meaning)} | {_cell(said.remedy)} |"
-        for status, said in EXIT_STATUSES.items()
-    ]
-    lines.append("\n".join(["| status | meaning | what to do |", "|---|---|---|", *rows]))
+    for status, said in EXIT_STATUSES.items():
+        text = f"{status}: {said.meaning} {said.remedy}".strip()
+        lines.append(fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines) + "\n"
 
 
@@ -183,8 +182,6 @@ def _cell(text: str) -> str:
 
 
 def _wrapped(text: str) -> str:
-    from textwrap import fill
-
     return fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 

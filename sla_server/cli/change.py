@@ -27,6 +27,7 @@ from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, RequestRefused
 from sla_server.cli.formatting import (
+    DATA_OUTPUT,
     OUTPUT,
     Column,
     FiniteRange,
@@ -506,8 +507,9 @@ def list_gateways(client: Client, output: str) -> None:
 )
 @click.option("--backend", help="Only on this backend; inherit: as the server again.")
 @click.option("--policy", "of_policy", is_flag=True, help="Of the caps that policies compute.")
+@DATA_OUTPUT
 @pass_client
-def mode(client: Client, wanted: str | None, backend: str | None, of_policy: bool) -> None:
+def mode(client: Client, wanted: str | None, backend: str | None, of_policy: bool, output: str) -> None:
     """Show or switch the mode: observe (decide and log only) or enforce.
 
     A backend may have a mode of its own, and so may an agreement (spec.control in its document): the
@@ -518,6 +520,9 @@ def mode(client: Client, wanted: str | None, backend: str | None, of_policy: boo
     """
     if wanted is None:
         current = client.get("/mode")
+        if output == "json":
+            print_json(current)
+            return
         click.echo(current["mode"] or "unknown: the services part has not spoken yet (sla-server status)")
         for name, own in sorted((current.get("backends") or {}).items()):
             click.echo(f"{own} on backend {name}")
@@ -535,12 +540,20 @@ def mode(client: Client, wanted: str | None, backend: str | None, of_policy: boo
     if of_policy:
         body["of"] = "policy"
     answer = client.change("PUT", "/mode", json=body)
+    if output == "json":
+        print_json(answer)
+        return
     said = answer.get("mode", wanted) if backend is None else f"{wanted} on backend {backend}"
     click.echo(f"caps of policies: {said}" if of_policy else said)
 
 
 @click.command()
+@DATA_OUTPUT
 @pass_client
-def login(client: Client) -> None:
+def login(client: Client, output: str) -> None:
     """Print an address that signs one browser in; good once, for 15 minutes."""
-    click.echo(client.change("POST", "/logins")["address"])
+    answer = client.change("POST", "/logins")
+    if output == "json":
+        print_json(answer)
+        return
+    click.echo(answer["address"])

@@ -80,7 +80,7 @@ def known_names(context: click.Context, kind: str, beginning: str) -> list[str]:
         return known_names(context, {"VOLUME": "volumes"}.get(listed.of, "slas"), beginning)
     query: dict[str, Any] = {"limit": MOST} if listed.is_paged else {}
     if kind == "slas":
-        query = {"match": beginning, "limit": MOST}
+        query = {"limit": MOST} | ({"match": beginning} if beginning else {})
     try:
         given = (root.params.get(name) for name in ("server", "token_file", "config"))
         client = root.obj or Client.find(*given)

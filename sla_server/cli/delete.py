@@ -106,7 +106,7 @@ def delete(context: click.Context, path: str | None, dry_run: bool, output: str)
 def _command(kind: str, ending: Ending) -> click.Command:
     """``sla delete KIND``."""
 
-    def run(client: Client, names: tuple[str, ...], dry_run: bool, output: str, **given: Any) -> None:
+    def run(client: Client, /, names: tuple[str, ...], dry_run: bool, output: str, **given: Any) -> None:
         labels = given.get("labels")
         if (labels is None) == (not names):
             also = ", or -l LABELS" if kind == "slas" else ""
@@ -148,7 +148,7 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
     refused: list[RequestRefused] = []
     for kind, name in things:
         try:
-            found = _look_up(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
+            found = _find(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
             if not dry_run:
                 _end(client, kind, found)
         except RequestRefused as exc:
@@ -168,7 +168,7 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
         raise RequestRefused(refused[0].status, {"detail": problem})
 
 
-def _look_up(client: Client, kind: str, name: str) -> str:
+def _find(client: Client, kind: str, name: str) -> str:
     """What the call that ends it has to name.
 
     Raises:

@@ -18,7 +18,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.completion import names as names_in_shell
-from sla_server.cli.documents import describe_event, describe_sla
+from sla_server.cli.describe_agreement import describe_event, describe_sla
 from sla_server.cli.errors import LiveValuesMissing
 from sla_server.cli.formatting import DATA_OUTPUT, pass_client, print_json
 from sla_server.cli.get import DOCUMENTS, of_names
@@ -107,7 +107,10 @@ def _document_lines(row: Row) -> Iterator[str]:
 
 
 def _lines(client: Client, kind: str, row: Row) -> Iterator[str]:
-    yield from row_lines(row)
+    live = row.get("live") or {}
+    yield from row_lines(
+        {**row, "live": {key: value for key, value in live.items() if row.get(key) != value}}
+    )
     if streams := row.get("by_stream"):
         yield "clients:"
         for one in streams[:STREAMS_SHOWN]:

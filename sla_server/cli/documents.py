@@ -1,4 +1,4 @@
-"""The commands about documents: diff, history, describe sla, validate, schema.
+"""The commands about documents: diff, history, validate, schema.
 
 ``validate`` and ``schema`` need no server: they use the models that the server itself uses, so what is wrong
 with a file is said in the same words as by ``sla apply``. What needs other documents (a calendar that is
@@ -21,17 +21,13 @@ from sla_server.agreements.difference import FieldChange, differences, unified, 
 from sla_server.agreements.document import Agreement
 from sla_server.agreements.errors import AgreementsRefused
 from sla_server.agreements.load import KINDS, Loaded, load_documents
-from sla_server.agreements.periods import to_local
 from sla_server.agreements.schema import document_schema
 from sla_server.cli import formatting
 from sla_server.cli.change import DocumentChunk, check_chunks, read_documents, split_documents
 from sla_server.cli.client import Client
-from sla_server.cli.completion import names as names_in_shell
-from sla_server.cli.errors import BadUsage, LiveValuesMissing, RequestRefused
-from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json
-from sla_server.cli.notifications import event_lines
-from sla_server.cli.tables import now_of, promise
-from sla_server.cli.watch import watchable
+from sla_server.cli.errors import BadUsage, RequestRefused
+from sla_server.cli.formatting import DATA_OUTPUT, OUTPUT, pass_client, print_json, with_year
+from sla_server.cli.moments import moment_us
 from sla_server.rows import Row
 
 FILE = click.option("-f", "--file", "path", required=True, help="Documents in YAML; - reads stdin.")
@@ -76,10 +72,16 @@ def load_file(path: str, rollup_s: int) -> list[Loaded]:
     type=click.IntRange(1, 60),
     help="The server's database.rollup_s [that of the configuration, else 60]; slices are multiples of it.",
 )
+@OUTPUT
 @pass_client
-def validate(client: Client, path: str, rollup_s: int | None) -> None:
+def validate(client: Client, path: str, rollup_s: int | None, output: str) -> None:
     """Check documents without a server, in the words of apply."""
     loaded = load_file(path, rollup_s or _rollup_s(client))
+    if output == "json":
+        print_json(
+            [{"kind": one.document.kind, "name": one.document.name, "line": one.line} for one in loaded]
+        )
+        return
     calendars = {item.document.name for item in loaded if item.document.kind == "Calendar"}
     for item in loaded:
         click.echo(f"{item.document.name}: valid {item.document.kind}")
@@ -208,12 +210,15 @@ def _admission_lines(answer: Row) -> Iterator[str]:
 @click.argument("name")
 @click.option("--kind", type=click.Choice(list(KINDS)), default="SLA", show_default=True, help="Of document.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Versions shown.")
+@click.option("--since", metavar="TIME", help="Only versions applied since then: 2h, '2026-11-22 14:03'.")
 @DATA_OUTPUT
 @pass_client
-def history(client: Client, name: str, kind: str, limit: int, output: str) -> None:
+def history(client: Client, name: str, kind: str, limit: int, since: str | None, output: str) -> None:
     """List a document's versions: since when, by whom, what changed."""
     path = "/slas" if kind == "SLA" else f"/documents/{kind}"
+    since_us = 0 if since is None else moment_us(since, time.time_ns() // 1000, "--since")
     rows = client.get(f"{path}/{quote(name, safe='')}/versions")["items"]
+    rows = [row for row in rows if row["applied_us"] >= since_us]
     if output == "json":
         print_json(rows[:limit])
         return
@@ -227,8 +232,8 @@ def history(client: Client, name: str, kind: str, limit: int, output: str) -> No
 
 def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
     ended_us = row.get("ended_us")
-    until = "in force" if ended_us is None else f"until {_time(ended_us)}"
-    yield f"version {row['version']} from {_time(row['applied_us'])} by {row['applied_by']}, {until}"
+    until = "in force" if ended_us is None else f"until {with_year(ended_us)}"
+    yield f"version {row['version']} from {with_year(row['applied_us'])} by {row['applied_by']}, {until}"
     changes = [FieldChange(**change) for change in row.get("changes") or []]
     if row["version"] == 1:
         yield "  the first version"
@@ -244,111 +249,6 @@ def _version_lines(row: Row, later: Row | None) -> Iterator[str]:
 
 def _folded(change: FieldChange) -> str:
     return f"  {change.field}:\n    {value_text(change.before)}\n    -> {value_text(change.after)}"
-
-
-def _time(at_us: int) -> str:
-    """With the year: versions are old."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
-
-
-@click.command("sla")
-@click.argument("name", shell_complete=names_in_shell("slas"))
-@click.option("--version", type=click.IntRange(min=1), help="An older version instead of the newest.")
-@click.option(
-    "--periods",
-    type=click.IntRange(1, 14),
-    default=3,
-    show_default=True,
-    help="Periods with their compliance and credit.",
-)
-@OUTPUT
-@pass_client
-@watchable
-def describe_sla(client: Client, name: str, version: int | None, periods: int, output: str) -> None:
-    """Show an agreement's document, how it is kept, and what is credited.
-
-    The output can be applied again (sla apply -f -): what is not the document is a comment.
-    """
-    path = f"/slas/{quote(name, safe='')}"
-    row = client.get(path, **({"version": version} if version else {}))
-    newest = client.get(path) if version else row
-    is_newest = newest["version"] == row["version"]
-    credits = client.get(f"{path}/credits", periods=periods) if is_newest else None
-    is_live = is_newest and row.get("ended_us") is None
-    silence = formatting.silence_of(row.get("server") or {}) if is_live else ""
-    if output == "json":
-        print_json({**row, "credits": credits})
-        if silence:
-            raise LiveValuesMissing(silence)
-        return
-    lines = [*_about(row, newest["version"])]
-    if credits is not None:
-        lines += ["now: not known, the services part is silent"] if silence else []
-        lines += [line for one in row.get("live") or [] for line in _live_lines(one)]
-        lines += [line for period in credits["items"] for line in _period_lines(period, credits)]
-    for line in lines:
-        click.echo(printable_lines(f"# {line}".rstrip()))
-    click.echo(str(row["document"]).rstrip())
-    if silence:
-        raise LiveValuesMissing(silence)
-
-
-@click.command("event")
-@click.argument("event", shell_complete=names_in_shell("events"))
-@OUTPUT
-@pass_client
-@watchable
-def describe_event(client: Client, event: str, output: str) -> None:
-    """Show an event: figures, who acknowledged it, who has not confirmed it, who gets it and why.
-
-    EVENT is its id, as sla get events shows it; a beginning does that no other id has.
-    """
-    row = client.get(f"/events/{quote(event, safe='')}")
-    if output == "json":
-        print_json(row)
-        return
-    for line in event_lines(row):
-        click.echo(printable_lines(line))
-
-
-def _about(row: Row, newest: int) -> Iterator[str]:
-    ended_us = row.get("ended_us")
-    until = "in force" if ended_us is None else f"ended {_time(ended_us)}"
-    yield f"{row['name']} version {row['version']} of {newest}: {until}"
-    yield f"applied {_time(row['applied_us'])} by {row['applied_by']}"
-
-
-def _live_lines(live: Row) -> Iterator[str]:
-    state = formatting.STATES.get(str(live.get("state")), (str(live.get("state")), ""))[0]
-    yield f"now: {live.get('objective')}: {state}, {now_of(live)} of {promise(live)} promised"
-
-
-def _period_lines(period: Row, credits: Row) -> Iterator[str]:
-    start, end = (_local(period[key], credits["tz"]) for key in ("start_us", "end_us"))
-    so_far = ", so far" if period["so_far"] else ""
-    yield f"period {start} to {end} ({credits['tz']}){so_far}{_credit(period, credits)}"
-    for one in period["objectives"]:
-        kept = formatting.percent(one["compliance"], 2)
-        until = "" if one.get("is_agreed", True) else ", no longer agreed"
-        promised = formatting.percent(one["target"], 2)
-        line = f"{one['objective']}{until}: kept {kept} of {promised} promised, {formatting.due_of(one)}"
-        yield from wrap(line, 78, initial_indent="  ", subsequent_indent="    ")
-
-
-def _credit(period: Row, credits: Row) -> str:
-    if not period.get("has_penalties", credits["penalties"]):
-        return ""
-    capped = (
-        f" ({formatting.percent(period['uncapped'])} without credit_cap)"
-        if period["uncapped"] > period["credit"]
-        else ""
-    )
-    return f": credit {formatting.percent(period['credit'])}{capped}"
-
-
-def _local(at_us: int, tz: str) -> str:
-    """In the agreement's zone, in which its periods begin at midnight."""
-    return to_local(at_us, tz).strftime("%Y-%m-%d %H:%M").removesuffix(" 00:00")
 
 
 def join_documents(texts: Iterable[str]) -> str:

@@ -97,9 +97,9 @@ def find(place: str) -> tuple[str, list[Schema], Schema]:
         step = re.sub(r"\[\d+\]$", "", step)
         found = [fields[step] for form in forms if step in (fields := properties(form, root))]
         if not found:
-            fields = dict.fromkeys(name for form in forms for name in properties(form, root))
-            listed = f"It has {', '.join(fields)}" if fields else "It has no fields"
-            raise BadUsage(f"{title} has no field {step[:40]!r}. {near(step, fields) or listed}")
+            known = dict.fromkeys(name for form in forms for name in properties(form, root))
+            listed = f"It has {', '.join(known)}" if known else "It has no fields"
+            raise BadUsage(f"{title} has no field {step[:40]!r}. {near(step, known) or listed}")
         title, forms = f"{title}.{step}", _distinct(found)
     return title, forms, root
 
@@ -113,7 +113,7 @@ def _distinct(schemas: Sequence[Schema]) -> list[Schema]:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """The schema without a reference; what stands beside the reference goes before what it refers to."""
+    """The schema without a reference; keys beside the reference go before what it refers to."""
     while "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         beside = {key: value for key, value in schema.items() if key != "$ref"}

@@ -199,6 +199,11 @@ def when(at_us: Any, zone: ZoneInfo | None = None) -> str:
     return f"{at:%Y-%m-%d %H:%M}" if abs((at - now).days) > FAR_DAYS else f"{at:%m-%d %H:%M:%S}"
 
 
+def with_year(at_us: float) -> str:
+    """A time in this machine's zone with its year: versions are old."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_us / 1e6))
+
+
 def day(at_us: Any, zone: ZoneInfo | None = None) -> str:
     """The date of a time, in a zone; None for this machine's."""
     return f"{_wall_clock(at_us, zone):%Y-%m-%d}" if at_us else DASH

@@ -1,6 +1,6 @@
 """``sla get``: what the server knows, as tables or for programs.
 
-``Question`` is what the command line asks for, checked before anything is sent. Rows come in pages where
+``GetRequest`` is what the command line asks for, checked before anything is sent. Rows come in pages where
 there may be many; ``--since`` ends them at a time, ``--limit`` at a number.
 """
 
@@ -44,7 +44,7 @@ MOST_REASONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class GetRequest:
     """What is asked for.
 
     Attributes:
@@ -169,7 +169,7 @@ def get(
     if tz is not None:
         formatting.zone_of(tz)  # or say so before anything is asked
     inbox = {"severity": severity, "kind": event_kind, "subject": about}
-    question = Question(
+    request = GetRequest(
         kind,
         names,
         limit,
@@ -180,14 +180,14 @@ def get(
         is_open,
         {key: value for key, value in inbox.items() if value},
     )
-    question.check()
+    request.check()
     if form() == "yaml" and kind in DOCUMENTS:
         output = "yaml"  # as they are applied
     if kind in ("slices", "periods"):
-        _get_judged(client, question, output, tz)
+        _get_judged(client, request, output, tz)
         return
-    rows, silence = _answer(client, question, wants_documents=output == "yaml")
-    _show_rows(question, rows, output, tz)
+    rows, silence = _answer(client, request, wants_documents=output == "yaml")
+    _show_rows(request, rows, output, tz)
     if silence:
         raise LiveValuesMissing(silence)
 
@@ -197,21 +197,21 @@ def _name_of(kind: str, row: Row) -> str:
     return formatting.throttled(row) if kind == "throttles" else str(row.get(KINDS[kind].key) or "")
 
 
-def _answer(client: Client, question: Question, *, wants_documents: bool) -> tuple[list[Row], str]:
+def _answer(client: Client, request: GetRequest, *, wants_documents: bool) -> tuple[list[Row], str]:
     """The rows that are asked for, and why live values are missing; "" if they are there."""
-    kind, listed, names = question.kind, question.listed, question.names
+    kind, listed, names = request.kind, request.listed, request.names
     if kind == "events" and names:
         return [client.get(f"/events/{quote(name, safe='')}") for name in names], ""
     if kind == "trend":
         found = trend_rows(client.get(listed.path))
-        wanted = f"{names[0]}/{question.objective}" if names and question.objective else "".join(names[:1])
-        return [row for row in found if _is_of(row["name"], wanted) and _is_since(question, row)], ""
-    path, query = _request(question, wants_documents=wants_documents)
-    pages = list(_pages(client, question, path, query))
+        wanted = f"{names[0]}/{request.objective}" if names and request.objective else "".join(names[:1])
+        return [row for row in found if _is_of(row["name"], wanted) and _is_since(request, row)], ""
+    path, query = _path_of(request, wants_documents=wants_documents)
+    pages = list(_pages(client, request, path, query))
     answer = pages[-1]
-    rows = [row for page in pages for row in page[listed.rows] if _is_since(question, row)]
-    if question.labels and kind != "slas":
-        chosen = {row["name"] for row in client.get("/slas", labels=question.labels)["items"]}
+    rows = [row for page in pages for row in page[listed.rows] if _is_since(request, row)]
+    if request.labels and kind != "slas":
+        chosen = {row["name"] for row in client.get("/slas", labels=request.labels)["items"]}
         rows = [row for row in rows if _agreement_of(kind, row) in chosen]
     if names and not listed.needs_name and kind != "episodes":
         rows = of_names(kind, rows, names)
@@ -225,8 +225,8 @@ def _is_of(name: str, wanted: str) -> bool:
     return not wanted or name == wanted or name.startswith(f"{wanted}/")
 
 
-def _is_since(question: Question, row: Row) -> bool:
-    return question.since_us is None or (row.get(question.listed.time) or 0) >= question.since_us
+def _is_since(request: GetRequest, row: Row) -> bool:
+    return request.since_us is None or (row.get(request.listed.time) or 0) >= request.since_us
 
 
 def _agreement_of(kind: str, row: Row) -> str:
@@ -234,22 +234,22 @@ def _agreement_of(kind: str, row: Row) -> str:
     return str(row.get("name") if kind == "episodes" else str(row.get("victim") or "").partition("/")[0])
 
 
-def _request(question: Question, *, wants_documents: bool) -> tuple[str, dict[str, Any]]:
+def _path_of(request: GetRequest, *, wants_documents: bool) -> tuple[str, dict[str, Any]]:
     """Path and query."""
-    kind, listed, names = question.kind, question.listed, question.names
+    kind, listed, names = request.kind, request.listed, request.names
     query: dict[str, Any] = {}
     if kind == "slas":
-        query |= {"labels": question.labels} if question.labels else {}
+        query |= {"labels": request.labels} if request.labels else {}
         query |= {"documents": "1"} if wants_documents else {}
         query |= {"match": names[0]} if len(names) == 1 else {}
     if kind == "episodes":
-        agreement, objective = _split("".join(names[:1]), question.objective)
-        asked = {"name": agreement, "objective": objective, "open": "1" if question.is_open else ""}
+        agreement, objective = _split("".join(names[:1]), request.objective)
+        asked = {"name": agreement, "objective": objective, "open": "1" if request.is_open else ""}
         query |= {key: value for key, value in asked.items() if value}
-    if kind == "events" and (question.inbox or question.is_open):
-        return "/inbox", {**question.inbox, **({"open": "1"} if question.is_open else {})}
-    if kind == "rates" and question.since_us is not None:
-        query["from_us"] = question.since_us
+    if kind == "events" and (request.inbox or request.is_open):
+        return "/inbox", {**request.inbox, **({"open": "1"} if request.is_open else {})}
+    if kind == "rates" and request.since_us is not None:
+        query["from_us"] = request.since_us
     return listed.path.replace("{name}", quote("".join(names[:1]), safe="")), query
 
 
@@ -265,14 +265,14 @@ def _split(name: str, objective: str | None) -> tuple[str, str | None]:
     return agreement, named or objective
 
 
-def _pages(client: Client, question: Question, path: str, query: dict[str, Any]) -> Iterator[Row]:
+def _pages(client: Client, request: GetRequest, path: str, query: dict[str, Any]) -> Iterator[Row]:
     """Answers, until there are enough rows, or they are too old."""
-    if not question.listed.is_paged:
+    if not request.listed.is_paged:
         yield client.get(path, **query)
         return
-    is_picked = bool(question.names or question.labels) and question.kind != "episodes"
-    has_all = is_picked or question.since_us is not None
-    wanted = question.limit or (_MOST_LISTED if is_picked else LIMIT_DEFAULT)
+    is_picked = bool(request.names or request.labels) and request.kind != "episodes"
+    has_all = is_picked or request.since_us is not None
+    wanted = request.limit or (_MOST_LISTED if is_picked else LIMIT_DEFAULT)
     query["limit"] = _MOST_LISTED if has_all else wanted
     count = 0
     while True:
@@ -280,15 +280,15 @@ def _pages(client: Client, question: Question, path: str, query: dict[str, Any])
         rows = answer["items"]
         yield answer
         count += len(rows)
-        is_old = bool(rows) and not _is_since(question, rows[-1])
-        goes_on = question.since_us is not None and not is_old and (question.limit or count + 1) > count
+        is_old = bool(rows) and not _is_since(request, rows[-1])
+        goes_on = request.since_us is not None and not is_old and (request.limit or count + 1) > count
         if not (goes_on and answer.get("next")):
             return
         query["before"] = answer["next"]
 
 
-def _show_rows(question: Question, rows: list[Row], output: str, tz: str | None) -> None:
-    kind, listed, limit = question.kind, question.listed, question.limit
+def _show_rows(request: GetRequest, rows: list[Row], output: str, tz: str | None) -> None:
+    kind, listed, limit = request.kind, request.listed, request.limit
     zone = formatting.zone_of(tz or formatting.LOCAL)
     left_out = 0 if limit is None else max(0, len(rows) - limit)
     rows = rows[: len(rows) - left_out]
@@ -296,7 +296,7 @@ def _show_rows(question: Question, rows: list[Row], output: str, tz: str | None)
         print_json(rows)
         return
     if not rows:
-        click.echo(fill(_nothing(question), formatting.WIDTH, break_on_hyphens=False))
+        click.echo(fill(_nothing(request), formatting.WIDTH, break_on_hyphens=False))
         return
     if output == "yaml":
         from sla_server.cli.documents import join_documents  # it needs the YAML reader, which lists do not
@@ -314,15 +314,15 @@ def _show_rows(question: Question, rows: list[Row], output: str, tz: str | None)
         click.echo(f"and {left_out:,} more: give a higher --limit, or none")
 
 
-def _nothing(question: Question) -> str:
+def _nothing(request: GetRequest) -> str:
     """Why there is nothing to show, and what to do."""
-    if question.labels and question.kind == "slas":
-        return f"No agreement in force has the labels {question.labels}."
-    if question.labels or question.since_us or question.inbox or question.is_open:
-        asked = ["the labels" if question.labels else "", "the time" if question.since_us else ""]
-        asked.append("the filters" if question.inbox or question.is_open else "")
-        return f"No {singular_of(question.kind)} fits {' and '.join(filter(None, asked))} asked for."
-    return question.listed.empty
+    if request.labels and request.kind == "slas":
+        return f"No agreement in force has the labels {request.labels}."
+    if request.labels or request.since_us or request.inbox or request.is_open:
+        asked = ["the labels" if request.labels else "", "the time" if request.since_us else ""]
+        asked.append("the filters" if request.inbox or request.is_open else "")
+        return f"No {singular_of(request.kind)} fits {' and '.join(filter(None, asked))} asked for."
+    return request.listed.empty
 
 
 def _show(listed: TableKind, rows: Sequence[Row], zone: ZoneInfo | None) -> None:
@@ -383,15 +383,15 @@ def of_names(kind: str, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     return found
 
 
-def _get_judged(client: Client, question: Question, output: str, tz: str | None) -> None:
+def _get_judged(client: Client, request: GetRequest, output: str, tz: str | None) -> None:
     """Slices or periods: those of one objective after those of the other, each in a table of its own."""
-    kind = question.kind
-    name, objective = _split(question.names[0], question.objective)
-    path = question.listed.path.replace("{name}", quote(name, safe=""))
-    asked = {"objective": objective, "episode": question.episode}
+    kind = request.kind
+    name, objective = _split(request.names[0], request.objective)
+    path = request.listed.path.replace("{name}", quote(name, safe=""))
+    asked = {"objective": objective, "episode": request.episode}
     query: dict[str, Any] = {key: value for key, value in asked.items() if value}
-    if kind == "slices" and question.since_us is not None:
-        query["from_us"] = question.since_us
+    if kind == "slices" and request.since_us is not None:
+        query["from_us"] = request.since_us
     agreement = client.get(path.rpartition("/")[0])
     spec = (agreement.get("spec") or {}).get("spec") or {}
     names = [str(one["name"]) for one in spec.get("objectives") or []]
@@ -404,7 +404,7 @@ def _get_judged(client: Client, question: Question, output: str, tz: str | None)
     found: list[tuple[str, list[Row]]] = []
     for each in names:
         one = {**query, "objective": each} if each else query
-        rows = (_slices_of if kind == "slices" else _periods_of)(client, path, one, question)
+        rows = (_slices_of if kind == "slices" else _periods_of)(client, path, one, request)
         found.append((each, [{"objective": each, **row} for row in rows]))
     if output == "json":
         print_json([row for _, rows in found for row in rows])
@@ -444,14 +444,14 @@ def _parts_of(rows: Sequence[Row], zone: ZoneInfo | None) -> Iterator[str]:
             yield f"{formatting.day(row['from_us'], zone)}: {formatting.due_of(row)}."
 
 
-def _periods_of(client: Client, path: str, query: dict[str, Any], question: Question) -> list[Row]:
+def _periods_of(client: Client, path: str, query: dict[str, Any], request: GetRequest) -> list[Row]:
     """The newest periods that had not ended before --since; newest first."""
-    most = {"limit": min(question.limit, _PERIODS_MOST)} if question.limit else {}
+    most = {"limit": min(request.limit, _PERIODS_MOST)} if request.limit else {}
     rows: list[Row] = client.get(path, **query, **most)["items"]
-    return [row for row in rows if _is_since(question, row)]
+    return [row for row in rows if _is_since(request, row)]
 
 
-def _slices_of(client: Client, path: str, query: dict[str, Any], question: Question) -> list[Row]:
+def _slices_of(client: Client, path: str, query: dict[str, Any], request: GetRequest) -> list[Row]:
     """The newest slices of the last day, or all of an episode or since a time; newest first."""
     page = client.get(path, **query, limit=_SLICES_MOST)
     rows: list[Row] = page["items"]
@@ -459,5 +459,5 @@ def _slices_of(client: Client, path: str, query: dict[str, Any], question: Quest
         page = client.get(path, **{**query, "from_us": page["next"]}, limit=_SLICES_MOST)
         rows += page["items"]
     rows.reverse()
-    has_all = question.limit is None and ("episode" in query or question.since_us is not None)
-    return rows if has_all else rows[: question.limit or LIMIT_DEFAULT]
+    has_all = request.limit is None and ("episode" in query or request.since_us is not None)
+    return rows if has_all else rows[: request.limit or LIMIT_DEFAULT]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import click
+from click.decorators import FC
 
 TABLE, WIDE, JSON, YAML, NAME = "table", "wide", "json", "yaml", "name"
 _FORM: Final = "sla.form"
@@ -47,7 +48,7 @@ class OutputForm(click.Choice[str]):
         return TABLE if form in (TABLE, WIDE) else JSON
 
 
-def _option(*forms: str) -> Any:
+def _option(*forms: str) -> Callable[[FC], FC]:
     return click.option(
         "-o", "--output", type=OutputForm(forms), default=TABLE, show_default=True, help="Form of the answer."
     )
@@ -94,7 +95,7 @@ def as_yaml(value: Any) -> str:
     writer = Writer(typ="rt", pure=True)
     writer.width = 1 << 16
     # Plain data: what is there twice is written twice, not as anchor and alias.
-    writer.representer.ignore_aliases = lambda _data: True  # type: ignore[method-assign]
+    writer.representer.ignore_aliases = lambda _data: True
     writer.representer.add_representer(type(None), _null)
     writer.dump(value, text)
     return text.getvalue().removesuffix("...\n")

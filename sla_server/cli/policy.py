@@ -91,36 +91,43 @@ def _announced(client: Client) -> int | None:
 
 @policy.command("pin")
 @click.argument("version", type=VERSION)
+@DATA_OUTPUT
 @pass_client
-def pin(client: Client, version: int) -> None:
+def pin(client: Client, version: int, output: str) -> None:
     """Keep VERSION in force until it is unpinned, whatever is published meanwhile."""
     client.change("PUT", "/policies/pin", json={"version": version})
-    click.echo(f"policy version {version} is pinned")
-    _say_in_force(client)
+    _say_in_force(client, output, f"policy version {version} is pinned", {"pinned": version})
 
 
 @policy.command("unpin")
+@DATA_OUTPUT
 @pass_client
-def unpin(client: Client) -> None:
+def unpin(client: Client, output: str) -> None:
     """Let the newest policy version be in force again."""
     client.change("DELETE", "/policies/pin")
-    click.echo("no policy version is pinned")
-    _say_in_force(client)
+    _say_in_force(client, output, "no policy version is pinned", {"pinned": None})
 
 
 @policy.command("rollback")
 @click.option("--version", type=VERSION, help="Only if this version is in force.")
+@DATA_OUTPUT
 @pass_client
-def rollback(client: Client, version: int | None) -> None:
+def rollback(client: Client, version: int | None, output: str) -> None:
     """Put the version before the one in force in force; a version published later takes its place."""
     body = {} if version is None else {"version": version}
     answer = client.change("POST", "/policies/rollback", json=body)
-    click.echo(f"policy version {answer.get('rolled_back')} is rolled back")
-    _say_in_force(client)
+    undone = answer.get("rolled_back")
+    _say_in_force(client, output, f"policy version {undone} is rolled back", {"rolled_back": undone})
 
 
-def _say_in_force(client: Client) -> None:
+def _say_in_force(client: Client, output: str, done: str, answer: Row) -> None:
+    """Say what was done, and which version is in force now."""
+    if output != "json":
+        click.echo(done)
     version = _announced(client)
+    if output == "json":
+        print_json({**answer, "in_force": version})
+        return
     if version is not None:
         click.echo(f"policy version {version} is in force" if version else "no policy is in force")
 

@@ -91,7 +91,7 @@ LABELS_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopView:
     """What is shown of a snapshot, and in which order.
 
     Attributes:
@@ -141,9 +141,9 @@ _NAMED: Final = {
 }
 
 
-def frame(snapshot: Row, trouble: str = "", view: View | None = None) -> RenderableType:
+def frame(snapshot: Row, trouble: str = "", view: TopView | None = None) -> RenderableType:
     """One picture of the live view; ``trouble`` is shown above it."""
-    view = view or View()
+    view = view or TopView()
     now_us = int(snapshot.get("at_us") or 0)
     parts: list[RenderableType] = [_headline(snapshot, trouble)]
     if trouble:
@@ -221,12 +221,19 @@ def _headline(snapshot: Row, trouble: str) -> Table:
 )
 @click.option("--reverse", "is_reversed", is_flag=True, help="The other way round.")
 @click.option("-l", "--selector", "labels", metavar="LABELS", help="Agreements with these labels.")
-@click.option("--state", "states", multiple=True, type=click.Choice(list(formatting.STATES)), help="In it.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="STATE",
+    type=click.Choice(list(formatting.STATES)),
+    help="Agreements in it: violating, at-risk, no-data, ok, idle ...",
+)
 @click.option("--only", "sections", multiple=True, type=click.Choice(SECTIONS), help="Only this table.")
 @click.option("--rows", type=click.IntRange(1, 1000), help="Of each table [as many as there is room for].")
 @pass_client
 def top(
-    client: Client, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
+    client: Client, /, names: tuple[str, ...], once: bool, interval: float, labels: str | None, **given: Any
 ) -> None:
     """Watch agreements, volumes and throttles live; q or Ctrl-C ends it.
 
@@ -236,7 +243,7 @@ def top(
     if labels is not None:
         check_labels(labels)
     given["sections"] = given["sections"] or SECTIONS
-    view = View(names=names, **given)
+    view = TopView(names=names, **given)
     snapshot: dict[str, Any] = client.get("/live")
     chosen = _Labelled(client, labels)
     if once or not sys.stdout.isatty():
@@ -271,7 +278,7 @@ class _Labelled:
         self._names: frozenset[str] | None = None
         self._until_s = 0.0
 
-    def narrowed(self, view: View) -> View:
+    def narrowed(self, view: TopView) -> TopView:
         """The view of these agreements only."""
         if self._labels is not None and time.monotonic() >= self._until_s:
             rows = self._client.get("/slas", labels=self._labels)["items"]
@@ -280,7 +287,7 @@ class _Labelled:
         return replace(view, agreements=self._names)
 
 
-def _fitting(view: View) -> View:
+def _fitting(view: TopView) -> TopView:
     """As many rows as the terminal has room for, all tables together, unless a number was given."""
     if view.rows is not None:
         return view

@@ -8,6 +8,7 @@ import pytest
 
 from sla_server.agreements.load import load_documents
 from sla_server.cli.describe import describe, row_lines, title_of, value_text
+from sla_server.cli.get import DOCUMENTS
 from sla_server.cli.kinds import singular_of
 from sla_server.cli.tables import KINDS
 from tests.support import api
@@ -34,16 +35,18 @@ def test_it_fits_eighty_columns(sla: Terminal, kind: str) -> None:
     assert done.exit_code in (0, 75), done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) > 2
-    assert max(map(len, lines)) <= 80
+    own = [line for line in lines if kind not in DOCUMENTS or line.startswith("#")]
+    assert max(map(len, own)) <= 80
     assert json.loads(sla("describe", f"{singular_of(kind)}/{NAMES[kind]}", "-o", "json").stdout)
 
 
 def test_a_volume_with_its_clients_and_its_events(sla: Terminal) -> None:
-    shown = sla("describe", "volume", "batch").output
-    assert "size:               64.0 MiB\n" in shown
-    assert "  p95:              131ms" in shown
-    assert "clients:\n  127.0.0.1: 48,211 reads" in shown
-    assert "Why it is as it is: sla why batch\nnewest events:\n" in shown
+    lines = [" ".join(line.split()) for line in sla("describe", "volume", "batch").output.splitlines()]
+    assert "size: 64.0 MiB" in lines
+    assert "p95: 131ms" in lines
+    assert lines.count("volume: batch") == 1, "what is known of it is not said twice"
+    assert lines[lines.index("clients:") + 1].startswith("127.0.0.1: 48,211 reads")
+    assert lines[lines.index("newest events:") - 1] == "Why it is as it is: sla why batch"
 
 
 @pytest.mark.parametrize("kind", ["calendars", "routes", "recipients", "maintenance", "silences"])
@@ -79,9 +82,5 @@ def test_values_have_the_unit_of_their_key(key: str, value: object, text: str) -
 def test_times_are_not_durations() -> None:
     assert ":" in value_text("applied_us", NOW_US)
     rows = [{"a": 1, "b": {"c": [2, 3]}}, {"a": None}]
-    assert list(row_lines({"x": rows})) == [
-        "x:",
-        "- a:                1",
-        "  b:",
-        "    c:                2, 3",
-    ]
+    lines = [" ".join(line.split()) for line in row_lines({"x": rows})]
+    assert lines == ["x:", "- a: 1", "b:", "c: 2, 3"]

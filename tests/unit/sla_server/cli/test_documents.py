@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from sla_server.agreements.load import load_documents
 from sla_server.cli.documents import join_documents
 from tests.support.agreements import FULL, calendar_text, maintenance_text, simple
+from tests.support.api import NOW_US
 from tests.support.cli import Terminal
 
 
@@ -313,3 +316,14 @@ def test_an_answer_about_maintenance_says_how_far_it_reaches(sla: Terminal, file
     assert sla("apply", "-f", str(file)).output == (
         "Maintenance move: in force as version 1; agreements in its scope: 3\n"
     )
+
+
+def test_history_since_a_time(sla: Terminal) -> None:
+    since_us = NOW_US - 2 * 3_600_000_000
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(since_us // 1_000_000))
+    clock = SimpleNamespace(time_ns=lambda: NOW_US * 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sla_server.cli.documents.time", clock)
+        rows = json.loads(sla("history", "erp-gold", "--since", moment, "-o", "json").output)
+    assert [row["version"] for row in rows] == [2]
+    assert len(json.loads(sla("history", "erp-gold", "-o", "json").output)) == 2

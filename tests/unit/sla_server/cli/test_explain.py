@@ -12,7 +12,6 @@ from sla_server.cli.explain import (
     DOCUMENT_KINDS,
     Schema,
     find,
-    first_sentence,
     lines_of,
     properties,
     resolved,
@@ -28,13 +27,6 @@ def fields(title: str, forms: list[Schema], root: Schema) -> Iterator[tuple[str,
         for name, field in properties(form, root).items():
             yield f"{title}.{name}", field
             yield from fields(f"{title}.{name}", [field], root)
-
-
-def text_of(field: Schema, root: Schema) -> str:
-    here = resolved(field, root)
-    return first_sentence(
-        here.get("description") or str([one.get("description") for one in here.get("anyOf", [])])
-    )
 
 
 @pytest.mark.parametrize("kind", DOCUMENT_KINDS)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
@@ -382,3 +383,102 @@ def test_how_long_a_gateways_host_waited_for_io_is_shown_where_it_is_known(
     live = api.snapshot()
     sla.context.live.put({**live, "gateways": [{**g, "io_waited_ratio": None} for g in live["gateways"]]})
     assert "I/O WAIT" not in sla("get", "gateways").output, "an agent of before, or a kernel without it"
+
+
+def ago(seconds: int) -> str:
+    """That long before the rig's now, as --since takes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(NOW_US // 1_000_000 - seconds))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rig's time is now."""
+    from types import SimpleNamespace
+
+    clock = SimpleNamespace(time_ns=lambda: NOW_US * 1000)
+    monkeypatch.setattr("sla_server.cli.get.time", clock)
+
+
+@pytest.mark.usefixtures("now")
+def test_since_ends_a_list_at_a_time_over_all_pages(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sla_server.cli.get._MOST_LISTED", 4)
+    rows = json.loads(sla("get", "events", "--since", ago(10), "-o", "json").output)
+    assert [row["event_id"] for row in rows] == [f"e{number:04}" for number in range(11)]
+    assert [asked[1] for asked in sla.source.asked if asked[0] == "events"] == [4, 4, 4]
+    assert len(json.loads(sla("get", "events", "--since", "10s", "--limit", "3", "-o", "json").output)) == 3
+
+
+@pytest.mark.usefixtures("now")
+def test_since_of_other_kinds(sla: Terminal) -> None:
+    for kind in ("slices", "rates"):
+        sla("get", kind, *name_of(kind), "--since", ago(600), "-o", "json")
+        (asked,) = [one for one in sla.source.asked if one[0] in ("slices", "rollup_history")][-1:]
+        assert NOW_US - 600_000_000 in asked
+    assert json.loads(sla("get", "episodes", "--since", ago(60), "-o", "json").output) == []
+    assert len(json.loads(sla("get", "episodes", "--since", ago(600), "-o", "json").output)) == 1
+    said = sla("get", "episodes", "--since", ago(60)).output
+    assert said == "No episode fits the time asked for.\n"
+    wrong = sla("get", "volumes", "--since", "2h")
+    assert (wrong.exit_code, "--since has no use with volumes" in wrong.stderr) == (2, True)
+    assert "--since: 'soon' is no time" in sla("get", "events", "--since", "soon").stderr
+
+
+def test_events_are_filtered_by_the_server(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def inbox(limit: int = 100, before: str | None = None, **wanted: Any) -> list[dict[str, Any]]:
+        asked.append(wanted)
+        return api.events(2)
+
+    monkeypatch.setattr(sla.source, "inbox", inbox)
+    words = ("--severity", "warning", "--kind", "throttle*", "--about", "batch", "--open")
+    assert sla("get", "events", *words).exit_code == 0
+    assert asked[0].items() >= {"kind": "throttle*", "subject": "batch", "only_open": True}.items()
+    assert asked[0]["severities"] == ["warning"]
+    assert sla("get", "volumes", "--about", "x").exit_code == 2
+    assert sla("get", "volumes", "--open").exit_code == 2
+
+
+@pytest.mark.parametrize("kind", ["slas", "episodes", "throttles"])
+def test_labels_of_agreements_select(sla: Terminal, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(sla.source, "throttles", lambda *_args, **_options: [throttle()])
+    for labels, count in (("customer=acme", 1), ("customer in (acme, x),!zone", 1), ("customer!=acme", 0)):
+        rows = json.loads(sla("get", kind, "-l", labels, "-o", "json").output)
+        assert len(rows) == count, labels
+    wrong = sla("get", kind, "-l", "a in b")
+    assert (wrong.exit_code, "write key=value, key!=value, key in (a,b)" in wrong.stderr) == (2, True)
+
+
+def test_several_names_with_or_without_their_kind(sla: Terminal) -> None:
+    def volumes(*words: str) -> list[str]:
+        return [row["volume"] for row in json.loads(sla("get", *words, "-o", "json").output)]
+
+    assert volumes("volumes", "batch", "erp-db") == ["batch", "erp-db"]
+    assert volumes("volume/batch") == ["batch"]
+    assert volumes("volumes", *sla("get", "volumes", "-o", "name").output.split()) == ["erp-db", "batch"]
+    assert sla("get", "volumes", "batch", "none").exit_code == 1
+
+
+def test_the_trend_of_promises(sla: Terminal) -> None:
+    rows = json.loads(sla("get", "trend", "-o", "json").output)
+    assert {row["name"] for row in rows} == {"erp-gold/latency", "reports/latency", "scratch/latency"}
+    (gold,) = json.loads(sla("get", "trend", "erp-gold", "-o", "json").output)
+    assert (gold["latency_us"], gold["threshold_us"], gold["throttled"]) == (9_200, 12_000, True)
+    assert json.loads(sla("get", "trend", "erp-gold/other", "-o", "json").output) == []
+
+
+def test_colours_are_for_terminals_and_not_if_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class TerminalStream(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    row = {"name": "a", "objective": "b", "state": "violating"}
+    for variables, coloured in (({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
+        for name in ("NO_COLOR", "TERM", "FORCE_COLOR", "COLORTERM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        stream = TerminalStream()
+        monkeypatch.setattr("sys.stdout", stream)
+        formatting.console().print(build(KINDS["slas"].columns, [row], NOW_US))
+        assert ("\x1b[31m" in stream.getvalue() or "\x1b[1;31m" in stream.getvalue()) is coloured

@@ -38,7 +38,11 @@ def leaves(
 
 
 ALL = dict(leaves(cli))
-CALLED = [words for words, command in ALL.items() if not isinstance(command, click.Group)]
+CALLED = [
+    words
+    for words, command in ALL.items()
+    if not isinstance(command, click.Group) and words[0] not in LOCAL and " ".join(words) not in LOCAL
+]
 
 
 def run(*words: str) -> Result:
@@ -82,8 +86,6 @@ def test_an_option_that_is_not_there(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", CALLED, ids=" ".join)
 def test_without_a_server(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if words[0] in LOCAL or " ".join(words) in LOCAL:
-        pytest.skip("works on the server's own files")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLA_TOKEN", "t" * 43)
     monkeypatch.setenv("SLA__RUNTIME_DIR", str(tmp_path))
@@ -91,7 +93,7 @@ def test_without_a_server(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
     if words[0] in OFFLINE:
         assert done.exit_code in EXIT_STATUSES
     elif done.exit_code == 2:  # what was given does not do: a file that is not there, a pair of options
-        assert "sla" in done.stderr
+        assert "sla: " in done.stderr or "Usage: " in done.stderr
     else:
         assert done.exit_code == 69, done.stderr
         assert "no SLA server answers" in done.stderr

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from sla_server.cli.formatting import build
 from sla_server.cli.tables import KINDS
-from sla_server.cli.top import frame, trouble_of
+from sla_server.cli.top import SORTS, TopView, frame, trouble_of
 from tests.support import api
 from tests.support.cli import Terminal
 
@@ -138,3 +138,47 @@ def test_no_table_passes_control_characters() -> None:
         drawn = text.export_text()
         assert "x" in drawn or kind.of, "which has dates and numbers only"
         assert all(character.isprintable() for line in drawn.split("\n") for character in line), kind.path
+
+
+def rows_of(section: str, **view: object) -> list[str]:
+    shown = TopView(**view).of(section, api.snapshot()[section])  # type: ignore[arg-type]
+    return [str(row.get("name") or row.get("volume")) for row in shown]
+
+
+def test_sorting() -> None:
+    assert rows_of("slas") == ["reports", "erp-gold", "scratch"], "what needs a look comes first"
+    assert rows_of("slas", sort="latency") == ["reports", "erp-gold", "scratch"], "no value comes last"
+    assert rows_of("slas", sort="latency", is_reversed=True) == ["erp-gold", "reports", "scratch"]
+    assert rows_of("slas", sort="name") == ["erp-gold", "reports", "scratch"]
+    assert rows_of("volumes", sort="iops") == ["batch", "erp-db"]
+    assert rows_of("volumes", sort="iops", is_reversed=True) == ["erp-db", "batch"]
+    assert rows_of("volumes", sort="latency") == ["batch", "erp-db"]
+    shown = {section: api.snapshot()[section][0] for section in ("slas", "volumes")}
+    late = {"burn_1h", "target"}  # of newer services
+    assert all(key in shown[section] or key in late for keys in SORTS.values() for section, key, _ in keys)
+
+
+def test_filters() -> None:
+    assert rows_of("slas", names=("erp-*",)) == ["erp-gold"]
+    assert rows_of("volumes", names=("disk-0",)) == ["erp-db", "batch"], "a backend's"
+    assert rows_of("slas", states=("idle", "at-risk")) == ["reports", "scratch"]
+    assert rows_of("slas", agreements=frozenset(["scratch"])) == ["scratch"]
+    assert rows_of("throttles", agreements=frozenset(["erp-gold"])) == ["batch"]
+    assert rows_of("throttles", agreements=frozenset(["scratch"])) == []
+
+
+def test_what_is_cut_is_counted(sla: Terminal) -> None:
+    shown = sla("top", "--once", "--rows", "1", "--only", "slas", "--only", "volumes").output
+    assert "and 2 more: sla get slas" in shown
+    assert "and 1 more: sla get volumes" in shown
+    assert "event number" not in shown
+    assert "Nobody" not in shown
+
+
+def test_options_of_the_command(sla: Terminal) -> None:
+    shown = sla("top", "--once", "-l", "customer in (acme)", "--only", "slas").output
+    assert "erp-gold" in shown
+    assert "reports" not in shown
+    assert "None of them fits" in sla("top", "zzz", "--once", "--only", "volumes").output
+    wrong = sla("top", "--once", "-l", "=")
+    assert (wrong.exit_code, "is no label" in wrong.stderr) == (2, True)
