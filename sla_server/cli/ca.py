@@ -203,6 +203,50 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
     click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
 
 
+@ca.command()
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    metavar="HOST",
+    help="A name or address that browsers use.",
+)
+@click.option("--days", type=FiniteRange(1, 397), default=90.0, show_default=True, help="Its life.")
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="A new directory.")
+def page(hosts: tuple[str, ...], days: float, output: Path) -> None:
+    """Make the certificate of page and API, for browsers that trust this authority.
+
+    Make another before it ends, and put its files in the place of the former: the server reads them again by
+    itself. It cannot be revoked.
+    """
+    for host in hosts:
+        if not _is_host(host):
+            raise BadUsage(f"--host {host}: give a host name or an IP address, without a port")
+    config = _config()
+    key, certificate = _authority(config).nbd_credential("storage-sla page", hosts, days * DAY_S)
+    authority = config.ca_dir / "ca.crt"
+    made = {"page-key.pem": key, "page-cert.pem": certificate, "ca.crt": authority.read_bytes()}
+    _write_files(output, made)
+    folder, allowed = output.absolute(), ", ".join(f'"{host}"' for host in hosts)
+    click.echo(
+        f"written to {output}, good for {days:.0f} days. In the server's file, then restart it:\n"
+        f'  [api]\n  reading = "login"\n  allowed_hosts = [{allowed}]\n'
+        f'  [api.tls]\n  certificate = "{folder}/page-cert.pem"\n  key = "{folder}/page-key.pem"\n'
+        f"Browsers and the command line elsewhere must trust {authority} (sla --ca-file)"
+    )
+
+
+def _write_files(output: Path, contents: dict[str, bytes]) -> None:
+    try:
+        output.mkdir(mode=0o700)
+        for file, content in contents.items():
+            with _new_file(output / file) as stream:
+                stream.write(content)
+    except OSError as exc:
+        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+
+
 @ca.command("pair")
 @click.argument("name")
 @click.option("--days", type=FiniteRange(1, 3650), default=365.0, show_default=True, help="Its life.")
