@@ -75,6 +75,15 @@ ACCESS_ROUTES: Final = (
         items="audit",
         role="admin",
     ),
+    ApiRoute(
+        "POST",
+        "/audit/notes",
+        "note_audit",
+        "Record in the audit log what 'sla ca' did.",
+        body="AuditNote",
+        changes=True,
+        role="admin",
+    ),
     ApiRoute("GET", "/users", "users", "Accounts, without their passwords.", items="accounts", role="admin"),
     ApiRoute("POST", "/users", "add_user", "Make an account.", body="NewUser", changes=True, role="admin"),
     ApiRoute(

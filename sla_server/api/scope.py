@@ -109,7 +109,10 @@ class Scope:
         elif route.scope in is_theirs:
             rows = [_plain(row) for row in body["items"] if is_theirs[route.scope](row)]
             body = {key: body[key] for key in ("next", "server") if key in body} | {"items": rows}
-        elif route.scope not in ("sla", "volume"):  # a mistake in the table: better nothing than too much
+        elif route.scope in ("sla", "volume"):
+            if "live" in body:
+                body["live"] = _plain(body["live"])
+        else:  # a mistake in the table: better nothing than too much
             raise Forbidden("this is not for accounts with labels", "Report it")
         return responses.as_json(body)
 
@@ -127,8 +130,11 @@ class Scope:
         return {"totals": {}, "policy": None, **kept}
 
 
-def _plain(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in ABOUT_OTHERS}
+def _plain(value: Any) -> Any:
+    """The same without columns that may be about others, also in rows within rows."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if key not in ABOUT_OTHERS}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 class Scopes:

@@ -8,7 +8,7 @@ that holds the data directory.
 
 from __future__ import annotations
 
-from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
+from pmdaemon.runtime import lean_structlog
 
 # isort: split
 import json

@@ -15,7 +15,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
 from sla_server.api.handlers.write import answered
 from sla_server.api.roles import Principal, Role
-from sla_server.requests import NewPassword, NewToken, NewUser, UserChange
+from sla_server.requests import AuditNote, NewPassword, NewToken, NewUser, UserChange
 from sla_server.rows import Row
 
 SECRETS: Final = ("password", "digest")
@@ -136,6 +136,13 @@ def audit_chain(context: AppContext, request: Request) -> Response:
         raise BadInput("after", f"{after[:40]!r} is no place in the log", "Use the `next` of the page before")
     rows = context.source.access.audit_chain(int(after), limit)
     return responses.as_list(rows, str(rows[-1]["seq"]) if len(rows) == limit else None)
+
+
+def note_audit(context: AppContext, request: Request) -> Response:
+    """An entry of a command that works on the server's own files."""
+    body = responses.parse_body(AuditNote, responses.json_body(request))
+    operation = context.access.change(g.who, body.action, body.subject, after=dict(body.after))
+    return answered(operation)
 
 
 def users(context: AppContext, _request: Request) -> Response:

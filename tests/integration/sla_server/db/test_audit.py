@@ -60,7 +60,7 @@ def test_the_database_refuses_changes(rig: Rig, statement: str) -> None:
 def test_rows_of_an_older_release_are_chained_with_the_next_ones(rig: Rig) -> None:
     with begin(rig.engine) as connection:
         for name in ("old-1", "old-2"):
-            connection.execute(text(f"INSERT INTO audit (audit_id, at_us) VALUES ('{name}', 5)"))  # noqa: S608
+            connection.execute(text(f"INSERT INTO audit (audit_id, at_us) VALUES ('{name}', {T0 - 1})"))
     rig.feed(record_message([entry("new")]))
     rows = rig.reader.access.audit_chain(0, 1000)
     assert [row["audit_id"] for row in rows] == ["old-1", "old-2", "new"]

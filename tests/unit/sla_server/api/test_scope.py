@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ class Customers(api.FakeSource):
 
     def volumes(self) -> list[dict[str, Any]]:
         rows = super().volumes()
-        return [*rows, {**rows[0], "volume": "glo-1"}]
+        return [*rows, {**rows[0], "volume": "glo-1", "backend": "glo-disk"}]
 
     def volume_owner_names(self, volumes: Any = None) -> dict[str, list[str]]:
         return {}
@@ -50,7 +49,7 @@ class Customers(api.FakeSource):
 
 
 @pytest.fixture
-def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> Iterator[FlaskClient]:
+def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> FlaskClient:
     """The browser of a customer, signed in."""
     source = Customers()
     account = api.account(name="glo", role="viewer", labels="customer=globex")
@@ -59,14 +58,17 @@ def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> Iterator[FlaskCli
     source.access.rows["api_tokens"] = {}
     context = api.make_context(mailbox, clock, source, reading="login")
     mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
-    slas = [*api.snapshot()["slas"], {**api.snapshot()["slas"][0], "name": "globex-silver", "why": "batch"}]
-    volumes = [*api.snapshot()["volumes"], {**api.snapshot()["volumes"][0], "volume": "glo-1"}]
+    shown = api.snapshot()
+    own = {"name": "globex-silver", "priority": "silver", "why": "batch"}
+    slas = [*shown["slas"], {**shown["slas"][0], **own}]
+    own = {"volume": "glo-1", "backend": "glo-disk", "gateways": ["glo-gw"]}
+    volumes = [*shown["volumes"], {**shown["volumes"][0], **own}]
     context.live.put(api.snapshot(slas=slas, volumes=volumes))
     app = dashboard.create_app(context)
     app.test_client_class = Browser
     web = app.test_client()
     assert web.post("/login", data={"name": "glo", "password": api.PASSWORD}).status_code == 303
-    yield web
+    return web
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
