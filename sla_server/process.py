@@ -6,7 +6,7 @@ part happen only in its own process. Why it ended by itself is noted (``runtime.
 
 from __future__ import annotations
 
-from pmdaemon.runtime import lean_structlog
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
 import functools

@@ -347,7 +347,7 @@ class AvailabilityObjective(_Base):
 def _metric_of(value: Any) -> str:
     """Tag of the union; an unknown metric is left to the latency model, whose message lists what it knows."""
     if isinstance(value, _Base):
-        return str(getattr(value, "indicator").metric)
+        return str(getattr(value, "indicator").metric)  # noqa: B009 - every subclass declares it
     indicator = value.get("indicator") if isinstance(value, dict) else None
     metric = indicator.get("metric") if isinstance(indicator, dict) else None
     return metric if metric in METRICS else "latency"

@@ -78,7 +78,7 @@ ACCESS_ROUTES: Final = (
     ApiRoute(
         "POST",
         "/audit/notes",
-        "note_audit",
+        "record_audit",
         "Record in the audit log what 'sla ca' did.",
         body="AuditNote",
         changes=True,

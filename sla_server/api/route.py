@@ -56,7 +56,7 @@ class ApiRoute:
     """Whether it needs a login even where reading is open."""
 
     scope: str = ""
-    """What accounts with labels get of it (``scope.Scope``); empty: nothing."""
+    """What accounts with labels get of it (``scope.LabelScope``); empty: nothing."""
 
     @property
     def needs(self) -> Role:

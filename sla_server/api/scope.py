@@ -44,7 +44,7 @@ class AgreementSource(Protocol):
         """Agreements in force."""
 
 
-class Scope:
+class LabelScope:
     """Agreements and volumes of one selector. Immutable."""
 
     def __init__(self, labels: str, rows: Collection[Mapping[str, Any]]) -> None:
@@ -144,9 +144,9 @@ class Scopes:
         self._source = source
         self._clock = clock
         self._lock = threading.Lock()
-        self._scopes: OrderedDict[str, tuple[int, Scope]] = OrderedDict()
+        self._scopes: OrderedDict[str, tuple[int, LabelScope]] = OrderedDict()
 
-    def of(self, principal: Principal | None) -> Scope | None:
+    def of(self, principal: Principal | None) -> LabelScope | None:
         """What this one sees; None: everything."""
         if principal is None or not principal.labels:
             return None
@@ -155,7 +155,7 @@ class Scopes:
             made_ns, scope = self._scopes.get(principal.labels, (0, None))
         if scope is not None and now_ns - made_ns < FRESH_S * 1e9:
             return scope
-        fresh = Scope(principal.labels, self._source.agreements(True))
+        fresh = LabelScope(principal.labels, self._source.agreements(True))
         with self._lock:
             self._scopes[principal.labels] = now_ns, fresh
             self._scopes.move_to_end(principal.labels)

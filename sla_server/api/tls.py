@@ -123,7 +123,7 @@ class PageCertificate:
         self._refusals = LimitedLog("appserver")
         self._seen = self._stamps()
         self._context = load_context(certificate, key)
-        self._look_at_ns = 0
+        self._check_at_ns = 0
 
     def _stamps(self) -> list[tuple[int, int]]:
         found = []
@@ -139,12 +139,12 @@ class PageCertificate:
     def wrap(self, sock: socket.socket) -> TlsSocket:
         """Speak TLS on an accepted connection; OSError if its peer is gone."""
         now_ns = self._clock.monotonic_ns()
-        if now_ns >= self._look_at_ns:
-            self._look_at_ns = now_ns + LOOK_NS
-            self._look()
+        if now_ns >= self._check_at_ns:
+            self._check_at_ns = now_ns + LOOK_NS
+            self._check_files()
         return TlsSocket(sock, self._context, self._refusals, now_ns)
 
-    def _look(self) -> None:
+    def _check_files(self) -> None:
         stamps = self._stamps()
         if stamps == self._seen:
             return

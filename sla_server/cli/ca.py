@@ -123,7 +123,7 @@ def token(name: str, lifetime: str, address: str | None, volumes: tuple[str, ...
 
 def _own_address(config: configuration.ResolvedConfig) -> str:
     host, port = parse_address(config.pmdaemon.listen)
-    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"
+    return f"{socket.gethostname() if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared only
 
 
 def _check_volumes(volumes: tuple[str, ...]) -> None:

@@ -90,7 +90,7 @@ class SlaCommands(CommandGroup):
         """See ``click.Group``."""
         if cmd_name not in COMMANDS:
             return None
-        from pmdaemon.runtime import lean_structlog
+        from pmdaemon.runtime import lean_structlog  # noqa: F401 - before a command brings rich: see there
 
         module, _, function = COMMANDS[cmd_name][0].partition(":")
         found = importlib.import_module(f"sla_server.cli.{module}")

@@ -8,7 +8,7 @@ that holds the data directory.
 
 from __future__ import annotations
 
-from pmdaemon.runtime import lean_structlog
+from pmdaemon.runtime import lean_structlog  # noqa: F401 - before structlog: see there
 
 # isort: split
 import json

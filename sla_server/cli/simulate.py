@@ -150,7 +150,7 @@ def simulate(client: Client, /, file: Path | None, output: str, config: Path | N
     sla simulate --slas DIR --load volume=gold,iops=80 --load volume=big,depth=32
     sla simulate --slas DIR --trace io.csv --servers 4 -o html result.html
     sla simulate --stored 24h          what enforce would have done yesterday
-    """
+    """  # noqa: D301 - \b is for click: it keeps these lines as they are
     if not given["stored"]:
         for name, option in (("until", "--until"), ("every", "--every")):
             if given[name]:

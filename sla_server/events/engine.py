@@ -119,7 +119,7 @@ class DeliveryEngine:
         self._raise = raise_event
         self._trouble = RecipientTrouble(raise_event)
         self._report = report
-        self._chance = chance or random.Random()
+        self._chance = chance or random.Random()  # noqa: S311 - spreads retries, keeps no secret
         self._lanes: dict[str, Lane] = {}
         self._token = 0
         self._move_ns = 0

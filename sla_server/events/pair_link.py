@@ -144,7 +144,7 @@ class PairLink:
         self._selector = selectors.DefaultSelector()
         self._selector.register(inbox, selectors.EVENT_READ)
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        chance = random.Random()
+        chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._dial_backoff, self._listen_backoff = Backoff(*RETRY_S, chance), Backoff(*RETRY_S, chance)
         self._dial_ns = self._listen_ns = 0
         self._accept_ns = 0  # until then no connection is accepted; 0: the listener is watched

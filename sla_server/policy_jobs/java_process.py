@@ -25,7 +25,7 @@ def main(program: str, dropped: str, arguments: list[str]) -> None:
             os.kill(int(driver), 0)
         except ProcessLookupError:
             raise SystemExit(1) from None
-    os.execv(program, [program, *(item for item in arguments if item != dropped)])
+    os.execv(program, [program, *(item for item in arguments if item != dropped)])  # noqa: S606 - meant
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class QueueingDevice:
 
     def __init__(self, world: World, model: DeviceModel, seed: int) -> None:
         self._world, self._model = world, model
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self._free_at = [0.0] * model.servers
         self._means: dict[tuple[int, bool], float] = {}
         self.busy_s = 0.0

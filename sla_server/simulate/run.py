@@ -186,7 +186,7 @@ def _run_span(
     applications = _applications(plan, sim, result)
     for number, (feed, application) in enumerate(zip(plan.feeds, applications, strict=True)):
         text = f"{plan.seed}/{number}/{feed.stream.volume}/{feed.stream.client}"
-        feed.begin(application, span, random.Random(text))
+        feed.begin(application, span, random.Random(text))  # noqa: S311 - a simulation, not a secret
     if disturb is not None:
         disturb(sim)
     sim.run(span[1])

@@ -51,7 +51,7 @@ def new_login(context: AppContext, request: Request) -> Response:
     is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
     base = request.host_url if is_tcp and not context.config.external_url else context.address
     address = f"{base}login?code={context.logins.issue(principal)}"
-    context.access.note(principal.who, "login-code", principal.who)
+    context.access.record(principal.who, "login-code", principal.who)
     return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
 
 
@@ -138,7 +138,7 @@ def audit_chain(context: AppContext, request: Request) -> Response:
     return responses.as_list(rows, str(rows[-1]["seq"]) if len(rows) == limit else None)
 
 
-def note_audit(context: AppContext, request: Request) -> Response:
+def record_audit(context: AppContext, request: Request) -> Response:
     """An entry of a command that works on the server's own files."""
     body = responses.parse_body(AuditNote, responses.json_body(request))
     operation = context.access.change(g.who, body.action, body.subject, after=dict(body.after))

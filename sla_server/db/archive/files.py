@@ -217,7 +217,7 @@ class FileWriter:
         """Thread: ``db-encode``."""
         try:
             self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, ``_wait`` raises it
             self._problem = exc
 
     def _wait(self) -> None:

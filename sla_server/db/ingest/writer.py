@@ -237,7 +237,7 @@ class BackgroundCommit:
         try:
             assert self.window is not None  # start() set it
             self._store.commit(self.window, self._oldest_seq)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, ``wait`` raises it
             self._error = exc
         else:
             self._error = None

@@ -72,7 +72,7 @@ class AppriseServices:
             try:
                 body, title = wording.text(notices), wording.title(notices)
                 found.append(bool(services.notify(body=body, title=title, notify_type=kind)))
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - raised below, in the recipient's thread
                 found.append(exc)
 
         self._call = threading.Thread(target=call, name="apprise", daemon=True)

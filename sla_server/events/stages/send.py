@@ -139,7 +139,7 @@ class _Worker:
     def _deliver(self, notices: Sequence[Notice], timeout_s: float) -> Answer:
         try:
             return self._recipient.deliver(notices, Deadline(timeout_s))
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - not logged whole: its text may repeat a secret
             name = type(exc).__name__
             where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(exc.__traceback__)]
             log.error("recipient-failed", recipient=self._name, problem=name, where=where)

@@ -42,7 +42,7 @@ class World:
     """The event loop and its clock, in seconds."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self.now = 0.0
         self.step_us = 0
         """How far the server's wall clock was set forward (or back) since the start."""
@@ -98,7 +98,7 @@ class SimHost:
     """
 
     def __init__(self, seed: int, noisy: Callable[[float], bool], runs_s: float, waits_s: float) -> None:
-        self.random = random.Random(seed)
+        self.random = random.Random(seed)  # noqa: S311 - a simulation, not a secret
         self.noisy, self.runs_s, self.waits_s = noisy, runs_s, waits_s
         self._start = self._end = self._noticed = 0.0
         self.starved = 0.0

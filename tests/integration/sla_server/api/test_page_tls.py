@@ -138,12 +138,12 @@ def test_a_renewed_certificate_is_taken_and_a_broken_one_is_not(site: Site) -> N
     assert page is not None
     first = serial()
     site.renew()
-    page._look_at_ns = 0  # it looks every ten seconds
+    page._check_at_ns = 0  # it looks every ten seconds
     second = serial()
     assert second != first
     site.certificate.write_text("no certificate")
     os.utime(site.certificate, ns=(1, 1))
-    page._look_at_ns = 0
+    page._check_at_ns = 0
     assert serial() == second
 
 

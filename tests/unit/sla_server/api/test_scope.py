@@ -13,7 +13,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.route import PREFIX, ApiRoute
 from sla_server.api.routes import ROUTES
-from sla_server.api.scope import Scope
+from sla_server.api.scope import LabelScope
 from tests.support import api
 from tests.unit.sla_server.api.conftest import Browser
 
@@ -117,11 +117,11 @@ def test_a_volume_that_clients_share_is_nobodys_alone() -> None:
             ("two", {"volumes": ["shared"], "clients": ["10.0.0.1"]}),
         )
     ]
-    scope = Scope("customer=acme", rows)
+    scope = LabelScope("customer=acme", rows)
     assert scope.agreements == {"one", "two"}
     assert (scope.has_volume("a-1"), scope.has_volume("shared"), scope.has_volume(None)) == (
         True,
         False,
         False,
     )
-    assert not Scope("customer=globex", rows).has_volume("a-1")
+    assert not LabelScope("customer=globex", rows).has_volume("a-1")

@@ -335,7 +335,7 @@ class Queue:
 def office(batches):
     log: list = []
     box, queue = Box(batches, log), Queue(log)
-    woken = lambda: log.append(("woken", "writer"))
+    woken = lambda: log.append(("woken", "writer"))  # noqa: E731
     post_office = IngestReceiver([box], new_intake(), queue, woken, clock=FakeClock(unix_us=7))
     return post_office, box, queue, log
 
