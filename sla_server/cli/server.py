@@ -355,7 +355,7 @@ def another_at(listen: str) -> str:
 
     with closing(Client(f"http://{listen}")) as client:
         try:
-            client.get("/health")
+            client.get("/alive")
         except RequestRefused:  # 503: it is one, and not well
             return client.server
         except SlaError:
