@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sla_server.audit_chain import ChainCheck
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
+from tests.support import api
 from tests.support.database import Rig
 from tests.support.samples import T0, record_message
 
@@ -65,3 +66,16 @@ def test_rows_of_an_older_release_are_chained_with_the_next_ones(rig: Rig) -> No
     rows = rig.reader.access.audit_chain(0, 1000)
     assert [row["audit_id"] for row in rows] == ["old-1", "old-2", "new"]
     assert checked(rig) == []
+
+
+def test_accounts_tokens_and_sessions_are_stored_and_read(rig: Rig) -> None:
+    now_us = rig.clock.unix_us()
+    rows = [("accounts", api.account()), ("api_tokens", api.api_token()), ("sessions", api.session())]
+    rig.feed(record_message([*rows, ("sessions", api.session(session_id="old", expires_us=5))]))
+    access = rig.reader.access
+    assert access.accounts() == [api.account()]
+    assert access.tokens(now_us) == [api.api_token()]
+    assert access.sessions(now_us) == [api.session()]
+    ended = api.session(ended_us=now_us, changed_us=now_us)
+    rig.feed(record_message([("sessions", ended)]))
+    assert access.sessions(now_us) == [ended]
