@@ -1,4 +1,4 @@
-"""The systemd units: what a service could do if it were taken over (review, finding 16: 8.5 to 9.2, UNSAFE)."""
+"""The systemd units: what a service could do if it were taken over (review, finding 16: 8.5 to 9.2)."""
 
 from __future__ import annotations
 

@@ -120,6 +120,20 @@ def test_a_session_has_an_absolute_end(web: FlaskClient, clock: FakeClock) -> No
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 401
 
 
+def test_a_live_stream_ends_with_its_session(web: FlaskClient, context: AppContext) -> None:
+    sign_in(web, "ann")
+    context.live.put(api.snapshot())
+    answer = web.get("/api/v1/live/stream", buffered=False)
+    events = iter(answer.response)
+    assert "event: snapshot" in str(next(events))
+    context.live.put(api.snapshot(api.NOW_US + 1))
+    assert "event: snapshot" in str(next(events))
+    assert web.delete("/api/v1/session", headers=PAGE).status_code == 200
+    context.live.put(api.snapshot(api.NOW_US + 2))
+    assert list(events) == []
+    answer.close()
+
+
 def test_sessions_are_listed_and_ended(web: FlaskClient, bearer: dict[str, str]) -> None:
     other = browser(web)
     sign_in(web, "ann")
