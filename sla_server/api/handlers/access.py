@@ -37,7 +37,7 @@ def session_state(context: AppContext, _request: Request) -> Response:
     """Who asks."""
     principal: Principal | None = g.principal
     if principal is None:
-        return responses.as_json({"signed_in": False})
+        return responses.as_json({"signed_in": False, "login_needed": context.config.reading == "login"})
     members = {"who": principal.who, "role": principal.role.name, "labels": principal.labels}
     return responses.as_json({"signed_in": True, **members, "account": principal.account})
 
