@@ -30,7 +30,15 @@ import httpx
 
 from pmdaemon.runtime import sockets
 from pmdaemon.runtime.toml_file import read_toml
-from sla_server.cli.errors import BadUsage, NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
+from sla_server.cli.errors import (
+    BadUsage,
+    NotAnAnswer,
+    NoToken,
+    Pending,
+    RequestRefused,
+    ServerDown,
+    UntrustedServer,
+)
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.server, which a command line has no need to import
@@ -38,10 +46,6 @@ LOCALHOST: Final = ("127.0.0.1", "::1")
 TIMEOUT_S: Final = 15.0  # the server itself answers within 5 s
 PENDING_LIMIT_S: Final = 20.0  # a services part that is being restarted is back within this
 PENDING_INTERVAL_S: Final = 0.5
-UNTRUSTED: Final = (
-    "its certificate is not one that is trusted here, so nothing was sent. Name its authority, or the "
-    "certificate itself: --ca-file FILE (SLA_CA_FILE); of 'sla ca page' it is DATA_DIR/ca/ca.crt"
-)
 TOO_LARGE: Final = (
     "that is more than the server takes at once ([api] max_body_bytes). Apply the documents in several files"
 )
@@ -227,7 +231,7 @@ class Client:
             raise ServerDown(self.server, f"not an address: {exc}") from exc
         except httpx.HTTPError as exc:
             if "CERTIFICATE_VERIFY_FAILED" in str(exc):
-                raise ServerDown(self.server, f"{UNTRUSTED} ({exc})") from exc
+                raise UntrustedServer(self.server, str(exc)) from exc
             raise ServerDown(str(self.local or self.server), str(exc) or type(exc).__name__) from exc
 
     def _connection(self) -> httpx.Client:

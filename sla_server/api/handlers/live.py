@@ -67,7 +67,7 @@ def stream(context: AppContext, _request: Request) -> Response:
     except TooManyStreams:
         context.metrics.streams_refused.inc()
         raise
-    secret, directory = cookie.get("id"), context.access.directory
+    secret, directory = str(cookie.get("id")), context.access.directory
     is_session = g.principal is not None and bool(g.principal.session)
     events = EventStream(
         context.live, place, lambda: not is_session or directory.by_session(secret) is not None

@@ -18,7 +18,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
 from sla_server.api.server import WebServer, open_listener
 from sla_server.cli.client import Client
-from sla_server.cli.errors import NoToken, ServerDown
+from sla_server.cli.errors import NoToken, UntrustedServer
 from tests.support import api
 
 
@@ -113,7 +113,7 @@ def test_the_token_goes_to_the_named_authority_alone(site: Site, monkeypatch: py
     """Review, finding 11: over https the certificate decides."""
     monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
     stranger = Client.find(site.url, None, None)
-    with pytest.raises(ServerDown, match=r"nothing was sent.*--ca-file"):
+    with pytest.raises(UntrustedServer, match=r"(?s)nothing was sent.*--ca-file"):
         stranger.change("PUT", "/mode", json={"mode": "enforce"})
     assert site.mailbox.posted == []
     for trusted in (site.ca, site.certificate):
