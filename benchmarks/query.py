@@ -33,6 +33,7 @@ from sla_server.api.metrics import Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.route import PREFIX
 from sla_server.api.routes import ROUTES
+from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.config import DatabaseConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
@@ -185,6 +186,7 @@ def client(source: SqlReader, port: int = 8411) -> FlaskClient:
         operations=operations,
         guard=Guard("benchmark", config.allowed_hosts, directory),
         logins=Logins(clock),
+        scopes=Scopes(source, clock),
         access=Access(directory, operations, clock, session_hours=config.session_hours),
         metrics=Metrics(live, operations),
         clock=clock,

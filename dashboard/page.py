@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import as_file, files
+from typing import Any
 
-from flask import Blueprint, Flask, Response, render_template, send_file
+from flask import Blueprint, Flask, Response, redirect, render_template, request, send_file
 
 from dashboard.login import make_blueprint
 from dashboard.views import VIEWS, View
@@ -49,9 +50,21 @@ def plotly_script() -> Response:
         return send_file(path, mimetype="text/javascript", max_age=86_400, conditional=True)
 
 
+def guard_page(context: AppContext) -> Callable[[], Any]:
+    """Where reading needs a login, the page itself sends those without one to the form."""
+
+    def check() -> Any:
+        if request.endpoint == "page.index" and not context.guard.may_read(request):
+            return redirect("/login", 303)
+        return None
+
+    return check
+
+
 def create_app(context: AppContext) -> Flask:
     """API and page in one application."""
     app = create_api_app(context)
+    app.before_request(guard_page(context))
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     return app

@@ -228,6 +228,14 @@ class AccessChange(RequestBody):
     after: dict[str, Any] | None = None
 
 
+class AuditNote(RequestBody):
+    """What a command did to the server's own files, for the audit log."""
+
+    action: Literal["ca-init", "ca-token", "ca-issue", "ca-nbd", "ca-page", "ca-pair", "ca-revoke"]
+    subject: Annotated[str, StringConstraints(max_length=200)]
+    after: dict[str, str] = Field(default_factory=dict, max_length=8)
+
+
 class _LabelledBody(RequestBody):
     labels: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] | None = None
     """Selector: it sees agreements with these labels alone (KEY=VALUE or KEY, with commas between)."""

@@ -41,6 +41,14 @@ REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 GRANT USAGE, CREATE ON SCHEMA public TO sla_writer;
 GRANT USAGE ON SCHEMA public TO sla_reader, sla_policy;
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO sla_reader, sla_policy;
+-- Hashes of passwords and tokens are the application server's business.
+DO $secrets$
+BEGIN
+    IF to_regclass('public.accounts') IS NOT NULL THEN
+        REVOKE ALL ON public.accounts, public.api_tokens, public.sessions FROM sla_policy;
+    END IF;
+END
+$secrets$;
 -- Partitions and tables that come later.
 ALTER DEFAULT PRIVILEGES FOR ROLE sla_writer IN SCHEMA public GRANT SELECT ON TABLES TO sla_reader, sla_policy;
 ALTER ROLE sla_reader SET default_transaction_read_only = on;

@@ -101,10 +101,11 @@ function troubles() {
 
 async function loadSession() {
   const answer = await read("/session");
-  page.signedIn = Boolean(answer?.signed_in);
+  if (answer?.login_needed) location.assign("/login");
+  page.signedIn = Boolean(answer?.signed_in) && answer.role !== "viewer"; // whether it may change something
   const node = $("session");
-  if (page.signedIn) node.replaceChildren("signed in ", element("button", {type: "button", onclick: signOut}, "Sign out"));
-  else node.replaceChildren("read only; ", element("code", {}, "sla login"), " lets you make changes");
+  if (answer?.signed_in) node.replaceChildren(`signed in: ${answer.who} (${answer.role}) `, element("button", {type: "button", onclick: signOut}, "Sign out"));
+  else node.replaceChildren("read only; ", element("a", {href: "/login"}, "sign in"), " or ", element("code", {}, "sla login"), " lets you make changes");
   showMode();
   view.onSession?.();
 }

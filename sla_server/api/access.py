@@ -74,7 +74,7 @@ class Access:
             self.directory.put(table, row)
         return operation
 
-    def note(self, who: str, action: str, subject: str, after: Any = None) -> None:
+    def record(self, who: str, action: str, subject: str, after: Any = None) -> None:
         """An entry of the audit log that must not hold up what it is about."""
         try:
             self.change(who, action, subject, after=after)
@@ -95,7 +95,7 @@ class Access:
         is_usable = account is not None and account["state"] == ACTIVE
         stored = account["password"] if account is not None and is_usable else ""
         if not self.passwords.verify(stored, password[:PASSWORD_MAX]) or account is None:
-            self.note(NOBODY, "login-failed", name, {"address": address})
+            self.record(NOBODY, "login-failed", name, {"address": address})
             raise LoginRefused
         self._limits.succeeded(name, address)
         return Principal(name, role_of(account), account["labels"], account=name)
@@ -106,7 +106,7 @@ class Access:
             self._limits.take("", address)
         except TooManyLogins:
             return
-        self.note(NOBODY, "login-failed", "one-time code", {"address": address})
+        self.record(NOBODY, "login-failed", "one-time code", {"address": address})
 
     def begin_session(self, principal: Principal, address: str, browser: str, how: str) -> str:
         """A new session; returns the secret that its cookie holds."""

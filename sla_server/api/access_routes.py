@@ -6,6 +6,7 @@ from typing import Final
 
 from sla_server.api.route import ApiRoute, Query
 
+CHAIN_MAX: Final = 1000
 ACCESS_ROUTES: Final = (
     ApiRoute(
         "GET",
@@ -13,8 +14,17 @@ ACCESS_ROUTES: Final = (
         "session_state",
         "Who asks: whether signed in, as whom, with which role.",
         public=True,
+        scope="free",
     ),
-    ApiRoute("DELETE", "/session", "sign_out", "Sign this browser out.", changes=True, role="viewer"),
+    ApiRoute(
+        "DELETE",
+        "/session",
+        "sign_out",
+        "Sign this browser out.",
+        changes=True,
+        role="viewer",
+        scope="free",
+    ),
     ApiRoute(
         "POST",
         "/logins",
@@ -22,6 +32,7 @@ ACCESS_ROUTES: Final = (
         "Make a one-time address that signs a browser in, as who asks.",
         changes=True,
         role="viewer",
+        scope="free",
     ),
     ApiRoute(
         "GET",
@@ -31,6 +42,7 @@ ACCESS_ROUTES: Final = (
         (Query("account", "string", "Only those of this account."),),
         items="sessions",
         personal=True,
+        scope="free",
     ),
     ApiRoute(
         "DELETE",
@@ -40,6 +52,7 @@ ACCESS_ROUTES: Final = (
         (Query("account", "string", "Which account; default: one's own."),),
         changes=True,
         role="viewer",
+        scope="free",
     ),
     ApiRoute(
         "DELETE",
@@ -48,6 +61,28 @@ ACCESS_ROUTES: Final = (
         "End one session, by its id or the beginning of it.",
         changes=True,
         role="viewer",
+        scope="free",
+    ),
+    ApiRoute(
+        "GET",
+        "/audit/chain",
+        "audit_chain",
+        "The audit log in the order of its chain, texts as they are stored, with digests.",
+        (
+            Query("after", "string", "The `next` of the page before."),
+            Query("limit", "integer", "Rows a page; default 1000.", least=1, most=CHAIN_MAX),
+        ),
+        items="audit",
+        role="admin",
+    ),
+    ApiRoute(
+        "POST",
+        "/audit/notes",
+        "record_audit",
+        "Record in the audit log what 'sla ca' did.",
+        body="AuditNote",
+        changes=True,
+        role="admin",
     ),
     ApiRoute("GET", "/users", "users", "Accounts, without their passwords.", items="accounts", role="admin"),
     ApiRoute("POST", "/users", "add_user", "Make an account.", body="NewUser", changes=True, role="admin"),
@@ -76,6 +111,7 @@ ACCESS_ROUTES: Final = (
         body="NewPassword",
         changes=True,
         role="viewer",
+        scope="free",
     ),
     ApiRoute(
         "GET", "/tokens", "tokens", "API tokens in use, without secrets.", items="api_tokens", role="admin"

@@ -134,7 +134,7 @@ class Directory:
 
     def changed_us(self, row: Row | None) -> int:
         """Time for the next change of a row: now, and later than the last one."""
-        return max(self._clock.unix_us(), (row or {}).get("changed_us", 0) + 1)
+        return max(self._clock.unix_us(), int((row or {}).get("changed_us", 0)) + 1)
 
     def rows(self, table: str) -> list[Row]:
         """All rows of a table, by key.

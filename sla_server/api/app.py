@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import structlog
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
+from werkzeug.middleware.proxy_fix import ProxyFix
 
 from pmdaemon.errors import SlaError
 from pmdaemon.runtime import watchdog
@@ -78,10 +79,13 @@ def create_app(context: AppContext) -> Flask:
         SESSION_COOKIE_NAME=f"sla_session_{urlsplit(context.address).port}",  # a host's ports share cookies
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Strict",
+        SESSION_COOKIE_SECURE=context.config.is_https,
         SESSION_REFRESH_EACH_REQUEST=False,  # it ends when it was to end
         PERMANENT_SESSION_LIFETIME=timedelta(hours=context.config.session_hours),
         MAX_CONTENT_LENGTH=context.config.max_body_bytes,
     )
+    if context.config.external_url:  # one proxy, of the operator's: what it adds is believed
+        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=1, x_proto=1, x_host=0)  # type: ignore[method-assign]
     app.url_map.merge_slashes = False  # a path is what it says: 404, not a redirect
     app.json.sort_keys = False  # type: ignore[attr-defined]
     for route in ROUTES:
@@ -105,7 +109,12 @@ def _make_view(route: ApiRoute, context: AppContext) -> Callable[..., Response]:
         responses.check_parameters(request, known)
         g.principal = context.guard.admit(request, route)
         g.who = g.principal.who if g.principal else ""
-        return handler(context, request, **path)
+        g.scope = context.scopes.of(g.principal)
+        if g.scope is None:
+            return handler(context, request, **path)
+        g.scope.check(route, path, request.args)
+        response: Response = g.scope.filtered(route, handler(context, request, **path))
+        return response
 
     return answer
 

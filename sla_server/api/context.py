@@ -10,6 +10,7 @@ from sla_server.api.config import ApiConfig
 from sla_server.api.live_view import LiveView
 from sla_server.api.metrics import Metrics
 from sla_server.api.operations import Operations
+from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.queries.reader import SqlReader
 
@@ -25,6 +26,7 @@ class AppContext:
     operations: Operations
     guard: Guard
     logins: Logins
+    scopes: Scopes
     access: Access
     metrics: Metrics
     clock: Clock

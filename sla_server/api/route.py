@@ -55,6 +55,9 @@ class ApiRoute:
     personal: bool = False
     """Whether it needs a login even where reading is open."""
 
+    scope: str = ""
+    """What accounts with labels get of it (``scope.LabelScope``); empty: nothing."""
+
     @property
     def needs(self) -> Role:
         """The least role of those who may ask."""

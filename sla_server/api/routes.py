@@ -55,6 +55,7 @@ ROUTES: Final = (
         "200: the application server answers; asks no other part.",
         schema="Alive",
         public=True,
+        scope="free",
     ),
     ApiRoute(
         "GET",
@@ -64,6 +65,7 @@ ROUTES: Final = (
         schema="Ready",
         also=(503,),
         public=True,
+        scope="free",
     ),
     ApiRoute(
         "GET",
@@ -140,8 +142,15 @@ ROUTES: Final = (
             SOME,
         ),
         items="volumes",
+        scope="volumes",
     ),
-    ApiRoute("GET", "/volumes/{volume}", "volume", "One volume with its streams."),
+    ApiRoute(
+        "GET",
+        "/volumes/{volume}",
+        "volume",
+        "One volume with its streams.",
+        scope="volume",
+    ),
     ApiRoute(
         "GET",
         "/volumes/{volume}/history",
@@ -149,6 +158,7 @@ ROUTES: Final = (
         "One row a rollup slot, or an hour (`length_us`).",
         (FROM, TO),
         items=ANY,
+        scope="volume",
     ),
     ApiRoute(
         "GET",
@@ -206,6 +216,7 @@ ROUTES: Final = (
             AFTER,
         ),
         items="agreements",
+        scope="slas",
     ),
     ApiRoute(
         "GET",
@@ -227,6 +238,7 @@ ROUTES: Final = (
         "sla",
         "One agreement: document, version, live state.",
         (Query("version", "integer", "Which version; default: the newest.", least=1, most=(1 << 31) - 1),),
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -234,6 +246,7 @@ ROUTES: Final = (
         "sla_versions",
         "Versions of one agreement, newest first: what changed.",
         items=ANY,
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -242,6 +255,7 @@ ROUTES: Final = (
         "Compliance and credit of the current and past periods, newest first.",
         (Query("periods", "integer", "At most so many; default 3.", least=1, most=CREDITS_MAX),),
         items=ANY,
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -303,6 +317,7 @@ ROUTES: Final = (
             LONG,
         ),
         items="slices",
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -331,6 +346,7 @@ ROUTES: Final = (
             Query("limit", "integer", "How many periods; default 12.", least=1, most=PERIODS_MAX),
         ),
         items=ANY,
+        scope="sla",
     ),
     ApiRoute(
         "GET",
@@ -345,6 +361,7 @@ ROUTES: Final = (
             BEFORE,
         ),
         items="episodes",
+        scope="episodes",
     ),
     ApiRoute(
         "POST",
@@ -388,7 +405,13 @@ ROUTES: Final = (
         role="viewer",
         changes=True,  # it costs the server a second of a processor
     ),
-    ApiRoute("GET", "/schema", "schema", "JSON Schema of all kinds of documents."),
+    ApiRoute(
+        "GET",
+        "/schema",
+        "schema",
+        "JSON Schema of all kinds of documents.",
+        scope="free",
+    ),
     ApiRoute(
         "GET",
         "/throttles",
@@ -396,6 +419,7 @@ ROUTES: Final = (
         "Throttles, newest first.",
         (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
         items="throttles",
+        scope="throttles",
     ),
     ApiRoute(
         "GET",
@@ -435,7 +459,15 @@ ROUTES: Final = (
         "Release one throttle set by hand.",
         changes=True,
     ),
-    ApiRoute("GET", "/events", "events", "Events, newest first.", (LIMIT, BEFORE), items="events"),
+    ApiRoute(
+        "GET",
+        "/events",
+        "events",
+        "Events, newest first.",
+        (LIMIT, BEFORE),
+        items="events",
+        scope="events",
+    ),
     ApiRoute(
         "GET",
         "/inbox",
@@ -581,6 +613,7 @@ ROUTES: Final = (
         "The newest snapshot; 204 when none is newer than `since`.",
         (Query("since", "integer", "The at_us of the snapshot you have.", least=-1, most=MAX_US),),
         empty=True,
+        scope="live",
     ),
     ApiRoute("GET", "/live/trend", "trend", "Latency against promise, the last 15 minutes."),
     ApiRoute(
@@ -593,6 +626,12 @@ ROUTES: Final = (
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),
     ApiRoute("GET", "/metrics", "metrics", "Metrics of this part, for Prometheus.", answer="text/plain"),
-    ApiRoute("GET", "/openapi.json", "openapi", "This document."),
+    ApiRoute(
+        "GET",
+        "/openapi.json",
+        "openapi",
+        "This document.",
+        scope="free",
+    ),
     *ACCESS_ROUTES,
 )

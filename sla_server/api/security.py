@@ -57,6 +57,7 @@ HEADERS: Final = {
 }
 LOCAL: Final = Principal("local", Role.admin)
 """Who has the token of the server's own file."""
+PAGE: Final = ApiRoute("GET", "/", "index", "The page.")
 PEER_UID: Final = "HTTP_SLA_PEER_UID"
 """Of the environment: the user at the other end of the Unix socket. ``server`` sets it, no client can."""
 _WHO_RE: Final = re.compile(r"[^A-Za-z0-9@._+-]")
@@ -196,6 +197,13 @@ class Guard:
             problem = f"{principal.who} is {principal.role.name}; this needs the role {route.needs.name}"
             raise Forbidden(problem, "Ask an administrator: sla user change NAME --role ROLE")
         return principal
+
+    def may_read(self, request: Request) -> bool:
+        """Whether the page may be shown: it reads with the same cookie."""
+        try:
+            return self.admit(request, PAGE) is not None or not self._needs_login
+        except (LoginNeeded, Unavailable):
+            return False
 
     def _identify(self, request: Request, route: ApiRoute) -> Principal | None:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")

@@ -31,6 +31,7 @@ Downside accepted: a browser that stops reading without closing holds its place 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -52,18 +53,21 @@ from pmdaemon.mailbox import Mailbox, attach
 from pmdaemon.reserve import initialized
 from pmdaemon.runtime import sockets, watchdog
 from pmdaemon.runtime.clock import Clock, server_clock
+from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import make_directory, write_whole
 from pmdaemon.runtime.stop import Stop
 from pmdaemon.runtime.threads import ThreadGroup
 from sla_server.api.access import Access
 from sla_server.api.accounts import Directory
-from sla_server.api.config import WORKER_THREADS, ApiConfig, loopback_address
+from sla_server.api.config import WORKER_THREADS, ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
+from sla_server.api.scope import Scopes
 from sla_server.api.security import PEER_UID, Guard, Logins, load_or_make_token
+from sla_server.api.tls import PageCertificate
 from sla_server.config import ResolvedConfig
 from sla_server.db.queries.reader import SqlReader, open_reader
 
@@ -92,7 +96,7 @@ def open_listener(address: str) -> socket.socket:
     Raises:
         ConfigError: the address is in use or not this machine's.
     """
-    return sockets.open_listener("api.listen", *loopback_address(address))
+    return sockets.open_listener("api.listen", *parse_address(address))
 
 
 def open_local(path: Path) -> socket.socket | None:
@@ -116,6 +120,10 @@ def open_local(path: Path) -> socket.socket | None:
         log.warning("no-local-socket", path=str(path), error=str(exc), effect="sla uses TCP")
         return None
     return listener
+
+
+class NothingToRead(Exception):
+    """A part of a TLS record, or of the handshake, has arrived; more must come."""
 
 
 class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
@@ -142,6 +150,18 @@ class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         for request in more:
             request.close()
         super().service()
+
+    def recv(self, buffer_size: int) -> bytes:
+        """As in waitress; with TLS there may be nothing to read although something has arrived."""
+        try:
+            return bytes(super().recv(buffer_size))
+        except BlockingIOError as exc:
+            raise NothingToRead from exc
+
+    def handle_read(self) -> None:
+        """As in waitress."""
+        with contextlib.suppress(NothingToRead):
+            super().handle_read()
 
     def write_soon(self, data: Any) -> int:
         """As in waitress; a file that finds its peer gone is closed."""
@@ -179,12 +199,14 @@ class HttpListener:
         threads: int,
         places: int,
         max_body_bytes: int,
+        tls: PageCertificate | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channels: dict[int, Any] = {}
         self._places = places
         self._now_s = now_s
         self._waits: dict[Any, Wait] = {}
+        self._tls = tls
         self._port = listener.getsockname()[1] if listener.family != socket.AF_UNIX else None
         self._server = waitress.create_server(
             app,
@@ -197,6 +219,7 @@ class HttpListener:
             outbuf_overflow=OUTPUT_MAX_BYTES,
             asyncore_use_poll=True,
             ident=None,
+            url_scheme="http" if tls is None else "https",
         )
         self._server.channel_class = HttpConnection
         self._accept_at_s = 0.0  # until then nothing is accepted: without descriptors
@@ -205,7 +228,15 @@ class HttpListener:
         self._server.accept = self._accept
 
     def _accept(self) -> Any:
-        return sockets.accept(self._server.socket, self._pause_accepting)
+        accepted = sockets.accept(self._server.socket, self._pause_accepting)
+        if accepted is None or self._tls is None:
+            return accepted
+        sock, peer = accepted
+        try:
+            return self._tls.wrap(sock), peer
+        except OSError:  # gone already
+            sock.close()
+            return None
 
     def _pause_accepting(self, for_ns: int) -> None:
         self._accept_at_s = self._now_s() + for_ns / 1e9
@@ -303,9 +334,15 @@ class WebServer:
 
     def __post_init__(self) -> None:
         host, self.port = self.listener.getsockname()[:2]
-        self.address = f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "https" if self.config.tls.certificate else "http"
+        self.address = f"{self.config.external_url or f'{scheme}://{shown}:{self.port}'}/"
         self.context = make_context(
             self.config, self.data_dir, self.source, self.mailbox, self.clock, self.address
+        )
+        tls = self.config.tls
+        self.certificate = (
+            None if tls.certificate is None else PageCertificate(tls.certificate, tls.key, self.clock)
         )
         self.app: Flask = dashboard.create_app(self.context)
 
@@ -329,7 +366,12 @@ class WebServer:
             threads.start("api-local", lambda: local.serve(self.stop, self.context.live.close))
         workers = WORKER_THREADS + self.config.live_streams_max
         browsers = HttpListener(
-            self.app, self.listener, threads=workers, places=4 * workers, max_body_bytes=body_bytes
+            self.app,
+            self.listener,
+            threads=workers,
+            places=4 * workers,
+            max_body_bytes=body_bytes,
+            tls=self.certificate,
         )
         try:
             browsers.serve(self.stop, self.context.live.close)
@@ -358,8 +400,9 @@ def make_context(
         source=source,
         live=live,
         operations=operations,
-        guard=Guard(token, config.allowed_hosts, directory),
+        guard=Guard(token, config.hosts(), directory, needs_login=config.reading == "login"),
         logins=Logins(clock),
+        scopes=Scopes(source, clock),
         access=Access(directory, operations, clock, session_hours=config.session_hours),
         metrics=Metrics(
             live,

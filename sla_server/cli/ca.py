@@ -25,7 +25,8 @@ from pmdaemon.runtime.config import parse_address
 from pmdaemon.wire.names import is_name
 from sla_server import config as configuration
 from sla_server.cli import formatting
-from sla_server.cli.errors import BadUsage
+from sla_server.cli.client import Client
+from sla_server.cli.errors import BadUsage, CliError
 from sla_server.cli.formatting import OUTPUT, Column, FiniteRange, build, console, duration_s, print_json
 from sla_server.ownership import MOST_PATTERNS, PATTERN_RE
 
@@ -51,6 +52,16 @@ def ca() -> None:
     """Certificates for gateways: make the authority, enrol, revoke, list."""
 
 
+def _record(action: str, subject: str, **after: str) -> None:
+    """Have the running server note it in its audit log, with the user's name."""
+    client: Client = click.get_current_context().find_root().obj
+    try:
+        client.change("POST", "/audit/notes", json={"action": action, "subject": subject, "after": after})
+    except CliError as exc:
+        reason = str(exc).partition("\n")[0]
+        click.echo(f"note: this is not in the audit log, as the server did not take it: {reason}", err=True)
+
+
 def _config() -> configuration.ResolvedConfig:
     path: Path | None = click.get_current_context().find_root().params.get("config")
     return configuration.load(path)
@@ -66,6 +77,7 @@ def init(days: float) -> None:
     """Make the authority: once a server, before TLS is enabled."""
     config = _config()
     fingerprint = _authority(config).init(days * DAY_S)
+    _record("ca-init", "authority", fingerprint=fingerprint)
     click.echo(f"certificate authority made in {config.ca_dir}\nfingerprint {fingerprint}")
     if not config.pmdaemon.tls.enabled:
         click.echo("Now, in the server's file: [pmdaemon.tls] enabled = true; then restart the server")
@@ -93,6 +105,7 @@ def token(name: str, lifetime: str, address: str | None, volumes: tuple[str, ...
     config = _config()
     authority = _authority(config)
     made, expires_us = authority.token(name, lifetime_s, volumes)
+    _record("ca-token", name, until=formatting.when(expires_us), volumes=", ".join(volumes))
     if quiet:
         click.echo(made)
         return
@@ -159,6 +172,7 @@ def issue(name: str, gateway_id: uuid.UUID, csr: Path | None, volumes: tuple[str
             f"{exc.filename or output}: {exc.strerror}; name an existing --csr and a new file for -o"
         ) from exc
     ca_file = config.ca_dir / "ca.crt"
+    _record("ca-issue", name, gateway_id=str(gateway_id))
     click.echo(
         f"written to {output}. On the gateway: as state_dir/tls/gateway.pem, beside it {ca_file} as ca.crt"
     )
@@ -200,7 +214,53 @@ def nbd(name: str, hosts: tuple[str, ...], days: float, output: Path) -> None:
                 stream.write(content)
     except OSError as exc:
         raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    _record("ca-nbd", name, hosts=", ".join(hosts), days=f"{days:.0f}")
     click.echo(f"written to {output}, good for {days:.0f} days\n{_NBD_USE[kind]}")
+
+
+@ca.command()
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    metavar="HOST",
+    help="A name or address that browsers use.",
+)
+@click.option("--days", type=FiniteRange(1, 397), default=90.0, show_default=True, help="Its life.")
+@click.option("-o", "output", type=click.Path(path_type=Path), required=True, help="A new directory.")
+def page(hosts: tuple[str, ...], days: float, output: Path) -> None:
+    """Make the certificate of page and API, for browsers that trust this authority.
+
+    Make another before it ends, and put its files in the place of the former: the server reads them again by
+    itself. It cannot be revoked.
+    """
+    for host in hosts:
+        if not _is_host(host):
+            raise BadUsage(f"--host {host}: give a host name or an IP address, without a port")
+    config = _config()
+    key, certificate = _authority(config).nbd_credential("storage-sla page", hosts, days * DAY_S)
+    authority = config.ca_dir / "ca.crt"
+    made = {"page-key.pem": key, "page-cert.pem": certificate, "ca.crt": authority.read_bytes()}
+    _write_files(output, made)
+    _record("ca-page", ", ".join(hosts)[:200], days=f"{days:.0f}")
+    folder, allowed = output.absolute(), ", ".join(f'"{host}"' for host in hosts)
+    click.echo(
+        f"written to {output}, good for {days:.0f} days. In the server's file, then restart it:\n"
+        f'  [api]\n  reading = "login"\n  allowed_hosts = [{allowed}]\n'
+        f'  [api.tls]\n  certificate = "{folder}/page-cert.pem"\n  key = "{folder}/page-key.pem"\n'
+        f"Browsers and the command line elsewhere must trust {authority} (sla --ca-file)"
+    )
+
+
+def _write_files(output: Path, contents: dict[str, bytes]) -> None:
+    try:
+        output.mkdir(mode=0o700)
+        for file, content in contents.items():
+            with _new_file(output / file) as stream:
+                stream.write(content)
+    except OSError as exc:
+        raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
 
 
 @ca.command("pair")
@@ -222,6 +282,7 @@ def pair_(name: str, days: float, output: Path) -> None:
                 stream.write(content)
     except OSError as exc:
         raise BadUsage(f"-o {output}: {exc.strerror}; name a directory that does not exist yet") from exc
+    _record("ca-pair", name, days=f"{days:.0f}")
     click.echo(
         f"written to {output}, good for {days:.0f} days. Move it to server {name} as DATA_DIR/pair; "
         f'there: [events.pair] name = "{name}"'
@@ -265,6 +326,8 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 def revoke(who: str, reason: str) -> None:
     """End a gateway's certificates and withdraw its tokens; a live session ends within about a second."""
     revoked, withdrawn = _authority(_config()).revoke(who, reason)
+    serials = ", ".join(entry.serial for entry in revoked)
+    _record("ca-revoke", who[:200], reason=reason[:200], serials=serials[:1000])
     for entry in revoked:
         click.echo(f"revoked {entry.serial} of {entry.name} ({entry.gateway_id})")
     for token in withdrawn:

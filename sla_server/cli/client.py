@@ -5,11 +5,12 @@ the configuration named by ``--config`` or ``SLA_CONFIG``, where a server listen
 listen`` of that configuration, else http://127.0.0.1:8411. Token, needed for changes only: ``SLA_TOKEN``,
 ``--token-file``, else ``api.token`` in that data directory.
 
-The token goes to the server alone. It is never sent in clear over a network: plain http is for loopback
-addresses. There, and on the Unix socket, the kernel says which user listens: it must be the caller, root
-or the owner of the token's file, because any user may take the port while the server is down. The connection
-goes to exactly the address whose listener was checked: the name localhost has two, and a different process
-can listen at each.
+The token goes to the server alone, for reading only if the server wants one. An https server must show a
+certificate from ``--ca-file`` (``SLA_CA_FILE``), or from an authority of the system. It is never sent in
+clear over a network: plain http is for loopback addresses. There, and on the Unix socket, the kernel says
+which user listens: it must be the caller, root or the owner of the token's file, because any user may take
+the port while the server is down. The connection goes to exactly the address whose listener was checked: the
+name localhost has two, and a different process can listen at each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import ipaddress
 import os
 import pwd
 import socket
+import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,15 @@ import httpx
 
 from pmdaemon.runtime import sockets
 from pmdaemon.runtime.toml_file import read_toml
-from sla_server.cli.errors import NotAnAnswer, NoToken, Pending, RequestRefused, ServerDown
+from sla_server.cli.errors import (
+    BadUsage,
+    NotAnAnswer,
+    NoToken,
+    Pending,
+    RequestRefused,
+    ServerDown,
+    UntrustedServer,
+)
 
 DEFAULT_SERVER: Final = "http://127.0.0.1:8411"
 SOCKET_NAME: Final = "api.sock"  # as in sla_server.api.server, which a command line has no need to import
@@ -49,6 +59,8 @@ class Client:
     token_file: Path | None = None
     config: Path | None = None
     transport: httpx.BaseTransport | None = None
+    ca_file: Path | None = None
+    """The authority, or the very certificate, that an https server must have; None: those of the system."""
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
     timeout_s: float = TIMEOUT_S
@@ -58,7 +70,13 @@ class Client:
     _folder: int | None = None
 
     @classmethod
-    def find(cls, server: str | None, token_file: Path | None, config: Path | None) -> Client:
+    def find(
+        cls,
+        server: str | None,
+        token_file: Path | None,
+        config: Path | None,
+        ca_file: Path | None = None,
+    ) -> Client:
         """Find the server as the module's docstring says.
 
         Raises:
@@ -67,12 +85,22 @@ class Client:
         tree = read_toml(config)
         if server:
             address = server.rstrip("/")
-            return cls(address if "://" in address else f"http://{address}", token_file, config)
-        listen = str(_api_table(tree).get("listen", ""))
-        server = f"http://{listen}" if listen and not listen.endswith(":0") else DEFAULT_SERVER
+            full = address if "://" in address else f"http://{address}"
+            return cls(full, token_file, config, ca_file=ca_file)
+        api = _api_table(tree)
+        listen, tls = str(api.get("listen", "")), api.get("tls")
+        server = DEFAULT_SERVER
+        if isinstance(tls, dict) and tls.get("certificate"):
+            hosts, (_, _, port) = api.get("allowed_hosts"), listen.rpartition(":")
+            named = str(hosts[0]) if isinstance(hosts, list) and hosts else ""
+            server = f"https://{named}:{port or 8411}" if named else f"https://{listen or '127.0.0.1:8411'}"
+            own = data_dir_of(tree) / "ca" / "ca.crt"
+            ca_file = ca_file or (own if own.is_file() else None)
+        elif listen and not listen.endswith(":0"):
+            server = f"http://{listen}"
         local = data_dir_of(tree) / SOCKET_NAME
         is_there = local_uid(local) is not None
-        return cls(server, token_file, config, local=local if is_there else None)
+        return cls(server, token_file, config, local=local if is_there else None, ca_file=ca_file)
 
     def get(self, path: str, **query: Any) -> Any:
         """JSON of ``GET /api/v1/path``; None for 204. With the token if reading needs a login."""
@@ -203,6 +231,8 @@ class Client:
         except httpx.InvalidURL as exc:
             raise ServerDown(self.server, f"not an address: {exc}") from exc
         except httpx.HTTPError as exc:
+            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
+                raise UntrustedServer(self.server, str(exc)) from exc
             raise ServerDown(str(self.local or self.server), str(exc) or type(exc).__name__) from exc
 
     def _connection(self) -> httpx.Client:
@@ -220,8 +250,28 @@ class Client:
             headers["Host"] = url.netloc.decode()
             server = str(url.copy_with(host=address[0]))
         return httpx.Client(
-            base_url=server, headers=headers, timeout=self.timeout_s, transport=transport, trust_env=False
+            base_url=server,
+            headers=headers,
+            timeout=self.timeout_s,
+            transport=transport,
+            trust_env=False,
+            verify=self._trust(),
         )
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        """Which certificates are accepted; host names are always compared.
+
+        Raises:
+            BadUsage: the file that was named cannot be used.
+        """
+        if self.ca_file is None or not self.server.startswith("https:"):
+            return True
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as exc:
+            raise BadUsage(f"--ca-file {self.ca_file}: no certificate in PEM can be read ({exc})") from exc
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # the server's own may be named
+        return context
 
     def _loopback(self) -> tuple[str, int] | None:
         """Address and port of a plain http server of this machine, found once; None for any other server."""

@@ -4,12 +4,14 @@ SlaError (pmdaemon.errors)
 └── CliError              1
     ├── ServerDown       69  no process answers at the address
     ├── NotAnAnswer      76  something answers that is not this server
+    ├── UntrustedServer  77  its certificate is not one that is trusted here
     ├── NoToken          77  a change needs the token, and there is none, or it is wrong
     ├── RequestRefused    1  the server refused; carries its problem document
     ├── Pending          75  the server took the change but has not answered yet
     ├── LiveValuesMissing 75 what is stored was shown; what is so now is not known
     ├── JobFailed         1  the policy job ended with an error
     ├── PolicyNotPublished 81 what the policy job computed does not help
+    ├── CheckFailed       1  what was checked is not as it should be
     └── BadUsage          2  the command line itself
 """
 
@@ -48,6 +50,19 @@ class NotAnAnswer(CliError):
         super().__init__(
             f"what answers at {server} (status {status}) is not an SLA server. "
             "Check --server and SLA_SERVER, and that no proxy stands between"
+        )
+
+
+class UntrustedServer(CliError):
+    """Its certificate is not one that is trusted here; nothing was sent to it."""
+
+    exit_status = 77  # EX_NOPERM
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(
+            f"the certificate of {server} is not one that is trusted here, so nothing was sent ({reason}).\n"
+            "  Name its authority, or the certificate itself: sla --ca-file FILE (or SLA_CA_FILE); of a "
+            "certificate by 'sla ca page' it is DATA_DIR/ca/ca.crt"
         )
 
 
@@ -115,6 +130,13 @@ class PolicyNotPublished(CliError):
             "  See why:                     sla policy show\n"
             "  Put it in force all the same: sla policy pin VERSION"
         )
+
+
+class CheckFailed(CliError):
+    """What was checked is not as it should be; one line for each problem."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        super().__init__("\n".join([what, *(f"  {problem}" for problem in problems)]))
 
 
 class BadUsage(CliError):

@@ -51,6 +51,7 @@ COMMANDS: Final = {
     "mailbox": ("inspect", "Look into the mailboxes between the server's processes."),
     "user": ("users", "Accounts of people: add, list, passwd, disable, delete; their sessions."),
     "token": ("users", "API tokens of programs: create, list, revoke."),
+    "audit": ("audit", "The audit log: verify that nothing was changed in it, export it."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
     "support": ("support", "Gather what those who help need to see."),
     "top": ("top", "Watch agreements, volumes and throttles live; q or Ctrl-C ends it."),
@@ -146,9 +147,21 @@ class SlaCommands(CommandGroup):
     envvar="SLA_CONFIG",
     help="The server's configuration: where its token and address are found.",
 )
+@click.option(
+    "--ca-file",
+    type=click.Path(path_type=Path),
+    envvar="SLA_CA_FILE",
+    help="Authority or certificate that an https server must have.",
+)
 @click.version_option(package_name="storage-sla-server")
 @click.pass_context
-def cli(context: click.Context, server: str | None, token_file: Path | None, config: Path | None) -> None:
+def cli(
+    context: click.Context,
+    server: str | None,
+    token_file: Path | None,
+    config: Path | None,
+    ca_file: Path | None,
+) -> None:
     """Keep latency promises on shared block storage.
 
     First steps: sla top (watch), sla apply -f agreement.yaml (promise), sla mode enforce (keep it).
@@ -157,4 +170,4 @@ def cli(context: click.Context, server: str | None, token_file: Path | None, con
     from sla_server.cli.formatting import keep_logs_apart
 
     keep_logs_apart()
-    context.obj = context.obj or Client.find(server, token_file, config)
+    context.obj = context.obj or Client.find(server, token_file, config, ca_file)

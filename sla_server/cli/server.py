@@ -35,7 +35,6 @@ from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
 from sla_server import config as configuration
 from sla_server import directories
-from sla_server.api.config import loopback_address
 from sla_server.cli.errors import RequestRefused
 from sla_server.cli.main import CommandGroup
 from sla_server.cli.output import DATA_OUTPUT, print_json
@@ -141,7 +140,7 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
         ConfigError: one is taken; names port and setting.
     """
     for setting, (host, port), left in (
-        ("api.listen", loopback_address(config.api.listen), "api.port"),
+        ("api.listen", parse_address(config.api.listen), "api.port"),
         ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
     ):
         deadline = Deadline(LEFTOVER_LIMIT_S if (config.runtime_dir / left).exists() else 0)
@@ -354,7 +353,7 @@ def another_at(listen: str) -> str:
 
     with closing(Client(f"http://{listen}")) as client:
         try:
-            client.get("/health")
+            client.get("/alive")
         except RequestRefused:  # 503: it is one, and not well
             return client.server
         except SlaError:

@@ -33,6 +33,7 @@ from sqlalchemy import Connection, Engine, delete, func, select, text
 
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.wire.messages.agent import MAX_SPOOL_EPOCHS
+from sla_server.db import audit
 from sla_server.db.config import RetentionConfig
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
@@ -172,8 +173,8 @@ RULES: Final = (
         "throttles", "requested_us", "events_days", "state IN ('observed', 'released', 'expired', 'refused')"
     ),
     RetentionRule("decisions", "at_us", "decisions_days", both_ways=True),
-    # What operators set holds until they set another: services start with the newest of these.
-    RetentionRule("audit", "at_us", "audit_days", "action NOT IN ('mode', 'backend-mode', 'policy-mode')"),
+    RetentionRule("sessions", "expires_us", "events_days"),
+    RetentionRule("api_tokens", "expires_us", "audit_days"),
     RetentionRule("pools", "read_us", "space_days"),
     RetentionRule("pool_volumes", "gone_us", "space_days"),
     RetentionRule("pool_days", "day_us", "space_days", both_ways=True),
@@ -237,6 +238,9 @@ class Retention:
         self._record_reach(now_us)
         has_more = [self._delete_step(rule, now_us) for rule in RULES]  # each has its turn
         has_more.append(self._policies.step(now_us - round(self._settings.policies_days * DAY_US)))
+        audit_us = now_us - round(self._settings.audit_days * DAY_US)
+        with begin(self._engine) as connection:
+            has_more.append(audit.prune(connection, audit_us, now_us))
         return any([*has_more, self._forget_epochs(now_us - WATERMARK_DAYS * DAY_US)])
 
     def _record_reach(self, now_us: int) -> None:

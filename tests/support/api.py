@@ -15,6 +15,7 @@ from pmdaemon.mailbox.inspect import METRICS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.wire import frame
 from pmdaemon.wire.kinds import Kind
+from sla_server import audit_chain
 from sla_server.agreements.load import load_documents
 from sla_server.api.access import Access
 from sla_server.api.accounts import Directory
@@ -25,6 +26,7 @@ from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
 from sla_server.api.passwords import Passwords
+from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
@@ -300,14 +302,31 @@ def session(**changed: Any) -> dict[str, Any]:
     """A row of ``sessions``: a browser of ann's, whose cookie nobody has."""
     row = {"session_id": "5e55", "account": "ann", "role": "operator", "labels": "", "made_by": "ann"}
     row |= {"address": "127.0.0.1", "browser": "Firefox"}
-    return {**row, "created_us": 2, "changed_us": 2, "expires_us": 1 << 61, "ended_us": None, **changed}
+    return {
+        **row,
+        "created_us": 2,
+        "changed_us": 2,
+        "expires_us": 4_000_000_000_000_000,
+        "ended_us": None,
+        **changed,
+    }
 
 
 def api_token(**changed: Any) -> dict[str, Any]:
     """A row of ``api_tokens``: Prometheus may read."""
     row = {"token_id": "70c3", "name": "prometheus", "digest": "0" * 64, "role": "viewer", "labels": ""}
-    row |= {"created_by": "ann", "created_us": 3, "changed_us": 3, "expires_us": 1 << 61}
+    row |= {"created_by": "ann", "created_us": 3, "changed_us": 3, "expires_us": 4_000_000_000_000_000}
     return {**row, "revoked_us": None, **changed}
+
+
+def audit_rows(count: int) -> list[dict[str, Any]]:
+    """Rows of the audit log in their chain."""
+    rows: list[dict[str, Any]] = []
+    for seq in range(1, count + 1):
+        row = {"seq": seq, "audit_id": f"a{seq}", "at_us": NOW_US + seq, "who": "ann", "action": "mode"}
+        row |= {"subject": "server", "before": "null", "after": '{"mode": "enforce"}'}
+        rows.append({**row, "digest": audit_chain.digest_of(rows[-1]["digest"] if rows else "", row)})
+    return rows
 
 
 @dataclass
@@ -322,6 +341,7 @@ class FakeAccess:
         }
     )
     away: bool = False
+    chain: list[dict[str, Any]] = field(default_factory=lambda: audit_rows(5))
 
     def stored(self, header: dict[str, Any]) -> None:
         """A request to ``services`` that it carries out."""
@@ -339,6 +359,11 @@ class FakeAccess:
 
     def tokens(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("api_tokens") if row["expires_us"] > now_us]
+
+    def audit_chain(self, after_seq: int, limit: int) -> list[dict[str, Any]]:
+        if self.away:
+            raise DatabaseUnavailable("postgresql://db/sla", "connection refused")
+        return [row for row in self.chain if row["seq"] > after_seq][:limit]
 
     def sessions(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("sessions") if row["expires_us"] > now_us]
@@ -954,8 +979,9 @@ def make_context(
         source=rows,
         live=live,
         operations=operations,
-        guard=Guard(TOKEN, settings.allowed_hosts, directory),
+        guard=Guard(TOKEN, settings.hosts(), directory, needs_login=settings.reading == "login"),
         logins=Logins(used),
+        scopes=Scopes(rows, used),
         access=Access(
             directory, operations, used, session_hours=settings.session_hours, passwords=QUICK_PASSWORDS
         ),

@@ -9,12 +9,13 @@ from flask import Request, Response, g
 from flask import session as cookie
 
 from sla_server.api import responses
+from sla_server.api.access_routes import CHAIN_MAX
 from sla_server.api.accounts import ACTIVE, DELETED, DISABLED, digest_of, new_token
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, Forbidden, LoginRefused, NotFound, ServiceRefused
 from sla_server.api.handlers.write import answered
 from sla_server.api.roles import Principal, Role
-from sla_server.requests import NewPassword, NewToken, NewUser, UserChange
+from sla_server.requests import AuditNote, NewPassword, NewToken, NewUser, UserChange
 from sla_server.rows import Row
 
 SECRETS: Final = ("password", "digest")
@@ -36,7 +37,7 @@ def session_state(context: AppContext, _request: Request) -> Response:
     """Who asks."""
     principal: Principal | None = g.principal
     if principal is None:
-        return responses.as_json({"signed_in": False})
+        return responses.as_json({"signed_in": False, "login_needed": context.config.reading == "login"})
     members = {"who": principal.who, "role": principal.role.name, "labels": principal.labels}
     return responses.as_json({"signed_in": True, **members, "account": principal.account})
 
@@ -48,8 +49,9 @@ def new_login(context: AppContext, request: Request) -> Response:
         raise Forbidden("an API token makes no sessions", "Use an account, or 'sla login' on the server")
     # Behind a tunnel the browser needs the address the caller used; the Unix socket has no such address.
     is_tcp = str(request.environ.get("SERVER_PORT", "")).isdecimal()
-    address = f"{request.host_url if is_tcp else context.address}login?code={context.logins.issue(principal)}"
-    context.access.note(principal.who, "login-code", principal.who)
+    base = request.host_url if is_tcp and not context.config.external_url else context.address
+    address = f"{base}login?code={context.logins.issue(principal)}"
+    context.access.record(principal.who, "login-code", principal.who)
     return responses.as_json({"address": address}, headers={"Cache-Control": "no-store"})
 
 
@@ -124,6 +126,23 @@ def _account(context: AppContext, name: str) -> Row:
     if row is None:
         raise NotFound(f"no account {name[:64]!r}", "'sla user list' shows them")
     return row
+
+
+def audit_chain(context: AppContext, request: Request) -> Response:
+    """A page of the audit log, oldest first."""
+    limit = responses.number(request, "limit", CHAIN_MAX, least=1, most=CHAIN_MAX)
+    after = request.args.get("after", "0")
+    if not after.isdecimal() or len(after) > 18:
+        raise BadInput("after", f"{after[:40]!r} is no place in the log", "Use the `next` of the page before")
+    rows = context.source.access.audit_chain(int(after), limit)
+    return responses.as_list(rows, str(rows[-1]["seq"]) if len(rows) == limit else None)
+
+
+def record_audit(context: AppContext, request: Request) -> Response:
+    """An entry of a command that works on the server's own files."""
+    body = responses.parse_body(AuditNote, responses.json_body(request))
+    operation = context.access.change(g.who, body.action, body.subject, after=dict(body.after))
+    return answered(operation)
 
 
 def users(context: AppContext, _request: Request) -> Response:

@@ -9,11 +9,12 @@ noticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any, Final
 
-from flask import Request, Response
+from flask import Request, Response, g
+from flask import session as cookie
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pmdaemon.errors import SlaError
@@ -66,16 +67,23 @@ def stream(context: AppContext, _request: Request) -> Response:
     except TooManyStreams:
         context.metrics.streams_refused.inc()
         raise
-    events = EventStream(context.live, place)
+    secret, directory = str(cookie.get("id")), context.access.directory
+    is_session = g.principal is not None and bool(g.principal.session)
+    events = EventStream(
+        context.live, place, lambda: not is_session or directory.by_session(secret) is not None
+    )
     response = Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
     response.call_on_close(place.release)  # also when the browser left before the first event
     return response
 
 
 class EventStream:
-    """Iterates over the text of one live stream; ends when the live view closes."""
+    """Iterates over the text of one live stream; ends when the live view closes, or its session."""
 
-    def __init__(self, view: LiveView, place: StreamPlace) -> None:
+    def __init__(
+        self, view: LiveView, place: StreamPlace, may_go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._may_go_on = may_go_on
         self._view = view
         self._place = place
         self._number = 0
@@ -92,6 +100,8 @@ class EventStream:
             newest = self._view.newest()
             return "retry: 2000\n\n" + (self._event(newest) if newest.number else ": no snapshot yet\n\n")
         newer = self._view.wait_newer(self._number, HEARTBEAT_S)
+        if not self._may_go_on():
+            raise StopIteration
         if newer is not None:
             return self._event(newer)
         if self._view.closed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from flask import Request, Response
+from flask import Request, Response, g
 from pydantic import ValidationError
 
 from sla_server.agreements.calendars import CalendarDocument, CalendarInForce
@@ -268,7 +268,8 @@ def slas(context: AppContext, request: Request) -> Response:
     count = 0
     for row in context.source.agreements(True):
         labels = ((row.get("spec") or {}).get("metadata") or {}).get("labels") or {}
-        if selects(wanted, labels) and part in row["name"]:
+        is_theirs = g.scope is None or g.scope.has_agreement(row["name"])
+        if is_theirs and selects(wanted, labels) and part in row["name"]:
             count += 1
             if row["name"] > after:
                 found.append((row, labels))

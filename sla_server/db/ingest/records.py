@@ -19,7 +19,7 @@ from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire.messages.stored import storable
-from sla_server.db import schema
+from sla_server.db import audit, schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upsert import upsert
 from sla_server.rows import Row
@@ -28,6 +28,7 @@ EVENT_NAMESPACE: Final = uuid.UUID("6f0c7a52-5d3b-4f0e-9a51-2f6f0d9c1b77")
 _TABLES: Final = {name: schema.metadata.tables[name] for name in sorted(schema.RECORDABLE)}
 _POLICY_COLUMNS: Final = frozenset(("version", "state"))
 _LOST_COLUMNS: Final = frozenset(("gateway_id", "state", "reason", "last_seen_us"))
+_CHAIN_COLUMNS: Final = frozenset(("seq", "digest"))
 _INT_LIMIT: Final = {"Integer": 1 << 31, "BigInteger": 1 << 63}
 
 
@@ -82,6 +83,8 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         raise BadRecord(
             table_name, f"no such column: {', '.join(sorted(printable(name, 60) for name in unknown))}"
         )
+    if table_name == "audit" and row.keys() & _CHAIN_COLUMNS:
+        raise BadRecord(table_name, "RECORD sets neither `seq` nor `digest`: the chain is the database's")
     if table_name == "policies" and set(row) != _POLICY_COLUMNS:
         raise BadRecord(table_name, "RECORD sets only `state`, by `version`")
     if table_name == "gateways" and (set(row) != _LOST_COLUMNS or row["state"] != "lost"):
@@ -175,7 +178,11 @@ def store_rows(connection: Connection, rows: Sequence[tuple[str, Row]]) -> None:
         for row in by_key.values():
             by_columns.setdefault(tuple(sorted(row)), []).append(row)
         for columns, same in by_columns.items():
-            upsert(connection, table, same, set_=[name for name in columns if name not in key_columns])
+            # An entry of the audit log that comes again is the one that is there: it takes no change.
+            others = [] if table is schema.audit else [name for name in columns if name not in key_columns]
+            upsert(connection, table, same, set_=others)
+    if "audit" in merged:
+        audit.chain(connection)
 
 
 def _set_policy_states(connection: Connection, rows: Sequence[Row]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, insert, select, text
 
+from sla_server.audit_chain import ChainCheck
 from sla_server.db import partitions, schema
 from sla_server.db.engine import begin
 from sla_server.db.errors import DatabaseUnavailable
@@ -98,7 +99,12 @@ def test_what_is_open_stays_and_what_is_over_leaves(rig):
     assert count(rig, "audit") == 1 + len(MODES)
     rig.clock.advance(700 * DAY_S)
     retain(rig)
-    assert {row["action"] for row in rig.reader.audit()} == set(MODES), "services start with them"
+    left = {row["action"] for row in rig.reader.audit()}
+    assert left == {*MODES, "audit-pruned"}, "services start with them; the chain says what has left"
+    check = ChainCheck()
+    for row in rig.reader.access.audit_chain(0, 100):
+        check.add(row)
+    assert (check.end(), check.rows) == ([], 1 + len(MODES))
 
 
 def test_decisions_leave_and_say_how_far_back_they_reach(rig):

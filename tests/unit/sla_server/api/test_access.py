@@ -9,8 +9,10 @@ from flask.testing import FlaskClient
 
 import dashboard
 from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import Stop
 from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyLogins
+from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.passwords import ACCOUNT_TRIES, ADDRESS_TRIES, LoginLimits, network_of
 from sla_server.api.route import PREFIX
 from sla_server.api.routes import ROUTES
@@ -116,6 +118,20 @@ def test_a_session_has_an_absolute_end(web: FlaskClient, clock: FakeClock) -> No
     clock.advance(3600)
     assert not state(web)["signed_in"]
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 401
+
+
+def test_a_live_stream_ends_with_its_session(web: FlaskClient, context: AppContext) -> None:
+    sign_in(web, "ann")
+    context.live.put(api.snapshot())
+    answer = web.get("/api/v1/live/stream", buffered=False)
+    events = iter(answer.response)
+    assert "event: snapshot" in str(next(events))
+    context.live.put(api.snapshot(api.NOW_US + 1))
+    assert "event: snapshot" in str(next(events))
+    assert web.delete("/api/v1/session", headers=PAGE).status_code == 200
+    context.live.put(api.snapshot(api.NOW_US + 2))
+    assert list(events) == []
+    answer.close()
 
 
 def test_sessions_are_listed_and_ended(web: FlaskClient, bearer: dict[str, str]) -> None:
@@ -284,6 +300,59 @@ def test_the_oldest_session_gives_way(web: FlaskClient, context: AppContext) -> 
     for _ in range(40):
         sign_in(browser(web), "ann")
     assert len(context.access.directory.open_sessions()) == 32
+
+
+@pytest.fixture
+def closed(mailbox: api.AnsweringMailbox, clock: FakeClock, source: api.FakeSource) -> FlaskClient:
+    """A server whose reading needs a login."""
+    context = api.make_context(mailbox, clock, source, reading="login")
+    context.live.put(api.snapshot())
+    mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
+    app = dashboard.create_app(context)
+    app.test_client_class = Browser
+    return app.test_client()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
+def test_where_reading_needs_a_login_every_route_does(closed: FlaskClient, route: Any) -> None:
+    """Review, finding 7: 25 routes answered everybody on the machine."""
+    path = (PREFIX + route.path).replace("{", "").replace("}", "")
+    answer = closed.open(path, method=route.method, json={})
+    if route.operation in ("alive", "ready", "session_state"):
+        assert answer.status_code in (200, 503)
+        assert "erp" not in answer.text
+    else:
+        assert answer.status_code == 401
+        assert answer.json["title"] == "Signing in is needed"
+
+
+def test_the_page_leads_to_the_form_and_back(closed: FlaskClient, bearer: dict[str, str]) -> None:
+    answer = closed.get("/")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/login")
+    assert closed.get("/login").status_code == 200
+    style = closed.get("/static/page.css")
+    assert style.status_code == 200
+    style.close()
+    assert sign_in(closed, "ann") == 303
+    assert closed.get("/").status_code == 200
+    assert closed.get("/api/v1/slas").status_code == 200
+    assert closed.delete("/api/v1/session", headers=PAGE).status_code == 200
+    assert closed.get("/").status_code == 303
+    assert closed.get("/api/v1/slas", headers=bearer).status_code == 200
+
+
+def test_behind_a_proxy_its_header_says_who_asks(
+    mailbox: api.AnsweringMailbox, clock: FakeClock, source: api.FakeSource
+) -> None:
+    url = "https://sla.example.org"
+    context = api.make_context(mailbox, clock, source, reading="login", external_url=url)
+    web = dashboard.create_app(context).test_client()
+    headers = {"X-Forwarded-For": "6.6.6.6, 10.9.8.7", "X-Forwarded-Proto": "https", "Origin": url}
+    form = {"name": "ann", "password": api.PASSWORD}
+    answer = web.post("/login", data=form, headers=headers, base_url="http://sla.example.org")
+    assert answer.status_code == 303
+    assert "Secure" in answer.headers["Set-Cookie"]
+    assert mailbox.recorded[-1]["body"]["row"]["address"] == "10.9.8.7", "what the proxy itself adds"
 
 
 def new_api_token(web: FlaskClient, bearer: dict[str, str], **more: Any) -> dict[str, Any]:

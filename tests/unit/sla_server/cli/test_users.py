@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support import api
@@ -72,3 +74,38 @@ def test_a_wrong_token_is_explained(sla: Terminal, monkeypatch: pytest.MonkeyPat
     assert done.exit_code != 0
     assert "has expired" in done.output
     assert api.TOKEN not in done.output
+
+
+def test_the_log_is_verified_and_exported(sla: Terminal, tmp_path: Path) -> None:
+    done = sla("audit", "verify")
+    assert done.exit_code == 0, done.output
+    head = done.output.split("head ")[1].strip()
+    copy = tmp_path / "audit.jsonl"
+    assert sla("audit", "export", "-f", str(copy)).exit_code == 0
+    assert len(copy.read_text().splitlines()) == 5
+    assert sla("audit", "verify", "-f", str(copy), "--head", head).exit_code == 0
+    sla.source.access.chain[2]["who"] = "nobody"
+    wrong = sla("audit", "verify")
+    assert wrong.exit_code == 1
+    assert "row 3" in wrong.output
+    del sla.source.access.chain[3:]
+    assert "rows are missing" in sla("audit", "verify", "--head", head).output
+    assert sla("audit", "verify", "--head", "5").exit_code == 2
+
+
+def test_what_the_authority_does_is_in_the_audit_log(
+    sla: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Review, finding 13: after ``ca init``, ``token`` and ``revoke`` it was empty."""
+    monkeypatch.setenv("SLA__DATA_DIR", str(tmp_path / "data"))
+    assert sla("ca", "init").exit_code == 0
+    assert sla("ca", "token", "gw-a", "-q").exit_code == 0
+    assert sla("ca", "revoke", "gw-a").exit_code == 0
+    noted = [(item["body"]["action"], item["body"]["subject"]) for item in sla.mailbox.recorded]
+    assert noted == [("ca-init", "authority"), ("ca-token", "gw-a"), ("ca-revoke", "gw-a")]
+    assert all(item["who"].startswith("local") for item in sla.mailbox.recorded)
+    sla.source.away = True
+    sla.mailbox.full = True
+    done = sla("ca", "token", "gw-b", "-q")
+    assert done.exit_code == 0
+    assert "not in the audit log" in done.stderr

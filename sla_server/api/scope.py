@@ -1,0 +1,164 @@
+"""What an account with labels sees: its agreements, and what is about them; enforced here for all routes.
+
+``ApiRoute.scope`` says how a route is to be dealt with; a route that says nothing is closed to such accounts,
+so a new one leaks nothing. Before the handler ``check`` refuses what the path or the query names and does not
+belong to them, in the words for what does not exist. After it ``filtered`` leaves their rows, and of a row
+only columns that cannot be about others: texts name neighbours, so they are left out.
+
+A volume belongs to an agreement if its scope names it for all clients; what several clients share is nobody's
+alone. Agreements are read again after ``FRESH_S``. Thread: any; lock ``_lock`` guards ``_scopes``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Protocol
+
+from flask import Response
+
+from pmdaemon.runtime.clock import Clock
+from sla_server.agreements.selectors import has_labels, matches, parse_labels
+from sla_server.api import responses
+from sla_server.api.errors import Forbidden, NotFound
+from sla_server.api.roles import Principal
+from sla_server.api.route import ApiRoute
+from sla_server.rows import Row
+
+FRESH_S: Final = 10.0
+SCOPES_MAX: Final = 64
+ABOUT_OTHERS: Final = frozenset(
+    ("text", "details", "victim", "members", "who", "reason", "why", "note", "causes")
+)
+"""Columns that may be about neighbours, whatever the row is of."""
+LIVE_KEYS: Final = ("at_us", "mode", "server")
+"""Of a snapshot: what is no list and the same for everybody."""
+
+
+class AgreementSource(Protocol):
+    """What is asked of SQL."""
+
+    def agreements(self, in_force: bool = True) -> list[Row]:
+        """Agreements in force."""
+
+
+class LabelScope:
+    """Agreements and volumes of one selector. Immutable."""
+
+    def __init__(self, labels: str, rows: Collection[Mapping[str, Any]]) -> None:
+        wanted = parse_labels(labels)
+        patterns: set[str] = set()
+        names: set[str] = set()
+        for row in rows:
+            spec = row.get("spec") or {}
+            if not has_labels((spec.get("metadata") or {}).get("labels") or {}, wanted):
+                continue
+            names.add(row["name"])
+            scope = (spec.get("spec") or {}).get("scope") or {}
+            if (scope.get("clients") or ["*"]) == ["*"]:
+                patterns.update(scope.get("volumes") or ())
+        self.agreements = frozenset(names)
+        self._volumes = frozenset(patterns)
+
+    def has_volume(self, volume: object) -> bool:
+        """Whether a volume is theirs."""
+        return isinstance(volume, str) and bool(self._volumes) and matches(volume, self._volumes)
+
+    def has_agreement(self, name: object) -> bool:
+        """Whether an agreement is theirs."""
+        return name in self.agreements
+
+    def _has_event(self, row: Row) -> bool:
+        element, subject = row.get("element"), str(row.get("subject"))
+        if element == "volume":
+            return self.has_volume(subject)
+        return element == "sla" and subject.partition("/")[0] in self.agreements
+
+    def check(self, route: ApiRoute, path: Mapping[str, str], query: Mapping[str, str]) -> None:
+        """Refuse what is not theirs, before the handler.
+
+        Raises:
+            Forbidden: the route is not for accounts with labels.
+            NotFound: what is named belongs to others, or does not exist.
+        """
+        if not route.scope:
+            problem = "this account sees its own agreements alone, and this is about more than them"
+            raise Forbidden(problem, "Ask an administrator for an account without labels")
+        name, volume = path.get("name", query.get("name")), path.get("volume")
+        if route.scope in ("sla", "episodes") and name is not None and not self.has_agreement(name):
+            raise NotFound(f"no agreement {name[:128]!r}", "'sla get slas' lists yours")
+        if route.scope == "volume" and not self.has_volume(volume):
+            raise NotFound(f"no volume {str(volume)[:128]!r}", "'sla get volumes' lists yours")
+
+    def filtered(self, route: ApiRoute, response: Response) -> Response:
+        """The answer with what is theirs."""
+        if route.scope == "free" or response.status_code != 200:
+            return response
+        body = json.loads(response.get_data())
+        is_theirs: dict[str, Callable[[Row], bool]] = {
+            "slas": lambda row: self.has_agreement(row.get("name")),
+            "episodes": lambda row: self.has_agreement(row.get("name")),
+            "volumes": lambda row: self.has_volume(row.get("volume")),
+            "throttles": lambda row: self.has_volume(row.get("volume")),
+            "events": self._has_event,
+        }
+        if route.scope == "live":
+            body = self._live(body)
+        elif route.scope in is_theirs:
+            rows = [_plain(row) for row in body["items"] if is_theirs[route.scope](row)]
+            body = {key: body[key] for key in ("next", "server") if key in body} | {"items": rows}
+        elif route.scope in ("sla", "volume"):
+            if "live" in body:
+                body["live"] = _plain(body["live"])
+        else:  # a mistake in the table: better nothing than too much
+            raise Forbidden("this is not for accounts with labels", "Report it")
+        return responses.as_json(body)
+
+    def _live(self, snapshot: Row) -> Row:
+        kept: Row = {key: snapshot[key] for key in LIVE_KEYS if key in snapshot}
+        for key, value in snapshot.items():
+            if isinstance(value, list):
+                kept[key] = []
+        kept["slas"] = [
+            _plain(row) for row in snapshot.get("slas", ()) if self.has_agreement(row.get("name"))
+        ]
+        kept["volumes"] = [
+            _plain(row) for row in snapshot.get("volumes", ()) if self.has_volume(row.get("volume"))
+        ]
+        return {"totals": {}, "policy": None, **kept}
+
+
+def _plain(value: Any) -> Any:
+    """The same without columns that may be about others, also in rows within rows."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if key not in ABOUT_OTHERS}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+class Scopes:
+    """Scopes by selector, kept for a while."""
+
+    def __init__(self, source: AgreementSource, clock: Clock) -> None:
+        self._source = source
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._scopes: OrderedDict[str, tuple[int, LabelScope]] = OrderedDict()
+
+    def of(self, principal: Principal | None) -> LabelScope | None:
+        """What this one sees; None: everything."""
+        if principal is None or not principal.labels:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        with self._lock:
+            made_ns, scope = self._scopes.get(principal.labels, (0, None))
+        if scope is not None and now_ns - made_ns < FRESH_S * 1e9:
+            return scope
+        fresh = LabelScope(principal.labels, self._source.agreements(True))
+        with self._lock:
+            self._scopes[principal.labels] = now_ns, fresh
+            self._scopes.move_to_end(principal.labels)
+            while len(self._scopes) > SCOPES_MAX:
+                self._scopes.popitem(last=False)
+        return fresh

@@ -1,0 +1,127 @@
+"""An account with labels sees its own agreements, on every route of the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import dashboard
+from pmdaemon.runtime.clock import FakeClock
+from pmdaemon.runtime.stop import Stop
+from sla_server.api.mailbox_thread import MailboxThread
+from sla_server.api.route import PREFIX, ApiRoute
+from sla_server.api.routes import ROUTES
+from sla_server.api.scope import LabelScope
+from tests.support import api
+from tests.unit.sla_server.api.conftest import Browser
+
+OTHERS = ("erp", "gold", "batch", "disk-0", "gateway-", "mail", "scratch", "reports", "ann")
+"""Names of what belongs to others, in the fakes' rows."""
+KNOWN = {"name": "erp-gold", "volume": "erp-db", "version": "2", "kind": "Route", "event_id": "e0001"}
+KNOWN |= {"owner": "gateway-a", "pool": "data", "other": "3", "operation_id": "x", "which": "x"}
+KNOWN |= {"address": "10.0.0.5:7412", "throttle_id": "t-1", "session_id": "5e55"}
+
+
+class Customers(api.FakeSource):
+    """One agreement of globex's beside the one of the fakes, and an event and an episode of it."""
+
+    def agreements(self, in_force: bool = True) -> list[dict[str, Any]]:
+        spec = {"metadata": {"labels": {"customer": "globex"}}, "spec": {"scope": {"volumes": ["glo-*"]}}}
+        own = {"name": "globex-silver", "version": 1, "priority": "silver", "ended_us": None, "spec": spec}
+        return [*super().agreements(in_force), own]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        rows = super().volumes()
+        return [*rows, {**rows[0], "volume": "glo-1", "backend": "glo-disk"}]
+
+    def volume_owner_names(self, volumes: Any = None) -> dict[str, list[str]]:
+        return {}
+
+    def episodes(self, *wanted: Any, **more: Any) -> list[dict[str, Any]]:
+        return [*super().episodes(*wanted, **more), {**api.EPISODE, "name": "globex-silver"}]
+
+    def events(self, limit: int = 100, before: str | None = None, since_us: int | None = None) -> Any:
+        rows = super().events(limit, before, since_us)
+        own = {"element": "sla", "subject": "globex-silver/latency", "text": "batch is in its way"}
+        return [*rows, {**rows[0], **own, "event_id": "x1", "cursor": "1:x1"}]
+
+
+@pytest.fixture
+def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> FlaskClient:
+    """The browser of a customer, signed in."""
+    source = Customers()
+    account = api.account(name="glo", role="viewer", labels="customer=globex")
+    source.access.rows["accounts"] = {"glo": account}
+    source.access.rows["sessions"] = {}
+    source.access.rows["api_tokens"] = {}
+    context = api.make_context(mailbox, clock, source, reading="login")
+    mailbox.thread = MailboxThread(mailbox, context.live, context.operations, Stop())
+    shown = api.snapshot()
+    own = {"name": "globex-silver", "priority": "silver", "why": "batch"}
+    slas = [*shown["slas"], {**shown["slas"][0], **own}]
+    own = {"volume": "glo-1", "backend": "glo-disk", "gateways": ["glo-gw"]}
+    volumes = [*shown["volumes"], {**shown["volumes"][0], **own}]
+    context.live.put(api.snapshot(slas=slas, volumes=volumes))
+    app = dashboard.create_app(context)
+    app.test_client_class = Browser
+    web = app.test_client()
+    assert web.post("/login", data={"name": "glo", "password": api.PASSWORD}).status_code == 303
+    return web
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
+def test_no_route_shows_what_is_of_others(
+    globex: FlaskClient, mailbox: api.AnsweringMailbox, route: ApiRoute
+) -> None:
+    path = (PREFIX + route.path).format(**{name: KNOWN[name] for name in route.parameters})
+    headers = {"Origin": "http://127.0.0.1:8411"}
+    answer = globex.open(path, method=route.method, headers=headers, json={})
+    allowed = {"free": (200, 400, 404, 503), "sla": (404,), "volume": (404,), "": (403,)}
+    assert answer.status_code in allowed.get(route.scope, (200,)), answer.text
+    if route.operation not in ("openapi", "schema"):  # the same for everybody; examples have names
+        shown = answer.text.replace(KNOWN.get("name", ""), "") if answer.status_code >= 400 else answer.text
+        shown = shown.replace(KNOWN["volume"], "") if answer.status_code >= 400 else shown
+        assert [name for name in OTHERS if name in shown.replace("annotated", "")] == []
+    assert mailbox.posted == []
+
+
+def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
+    def items(path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = globex.get(f"/api/v1/{path}").json["items"]
+        return found
+
+    assert [row["name"] for row in items("slas")] == ["globex-silver"]
+    assert [row["volume"] for row in items("volumes")] == ["glo-1"]
+    assert [row["name"] for row in items("episodes")] == ["globex-silver"]
+    (event,) = items("events")
+    assert event["subject"] == "globex-silver/latency"
+    assert "text" not in event, "it names a neighbour"
+    live = globex.get("/api/v1/live").json
+    assert [row["name"] for row in live["slas"]] == ["globex-silver"]
+    assert [row["volume"] for row in live["volumes"]] == ["glo-1"]
+    assert (live["gateways"], live["events"], live["throttles"], live["totals"]) == ([], [], [], {})
+    assert globex.get("/api/v1/slas/erp-gold").status_code == 404
+    assert globex.get("/api/v1/episodes?name=erp-gold").status_code == 404
+    assert globex.get("/api/v1/volumes/glo-1").status_code == 200
+    assert globex.get("/").status_code == 200
+
+
+def test_a_volume_that_clients_share_is_nobodys_alone() -> None:
+    labels = {"customer": "acme"}
+    rows = [
+        {"name": name, "spec": {"metadata": {"labels": labels}, "spec": {"scope": scope}}}
+        for name, scope in (
+            ("one", {"volumes": ["a-*"], "clients": ["*"]}),
+            ("two", {"volumes": ["shared"], "clients": ["10.0.0.1"]}),
+        )
+    ]
+    scope = LabelScope("customer=acme", rows)
+    assert scope.agreements == {"one", "two"}
+    assert (scope.has_volume("a-1"), scope.has_volume("shared"), scope.has_volume(None)) == (
+        True,
+        False,
+        False,
+    )
+    assert not LabelScope("customer=globex", rows).has_volume("a-1")
