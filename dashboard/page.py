@@ -11,6 +11,7 @@ from importlib.resources import as_file, files
 
 from flask import Blueprint, Flask, Response, render_template, send_file
 
+from dashboard.reports import make_reports
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 
@@ -36,4 +37,5 @@ def create_app(context: AppContext) -> Flask:
     """API and page in one application."""
     app = create_api_app(context)
     app.register_blueprint(page)
+    app.register_blueprint(make_reports(context))
     return app

@@ -26,6 +26,8 @@ from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import IssuedReport, ReportContent, digest_of
 from sla_server.reports.errors import ReportError
 from sla_server.reports.inputs import ReportInputs, read_inputs
+from sla_server.reports.raw import RawCheck, raw_differences
+from sla_server.reports.words import moment
 from sla_server.rows import Row
 
 if TYPE_CHECKING:
@@ -177,6 +179,7 @@ def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verificati
         found.add("gone", "content", str(exc))
         return found
     compare(found, content, inputs)
+    _compare_raw(found, reader, inputs)
     if inputs.revised:
         text = f"{inputs.revised} slices were judged again after it was issued: 'sla report issue' makes a revision"
         found.add("superseded", "slices", text)
@@ -198,6 +201,19 @@ def compare(found: Verification, content: ReportContent, inputs: ReportInputs) -
         found.add("differs" if part in FIGURES else "gone", change.field, text)
     slices = sum(len(rows) for rows in inputs.slices.values())
     found.checked.append(f"all figures, computed again from {slices} stored slices as of its issue")
+
+
+def _compare_raw(found: Verification, reader: SqlReader, inputs: ReportInputs) -> None:
+    """Judge stored slices again, as far as the raw counters are there."""
+    check = RawCheck()
+    for each in raw_differences(reader, inputs, check):
+        at = moment(each.start_us, inputs.period.tz)
+        text = f"stored {_shown(dict(each.stored))}, the raw counters give {_shown(dict(each.raw))}"
+        found.add("raw", f"{each.objective} {at}", text)
+    if check.compared:
+        found.checked.append(f"{check.compared} slices judged again from the raw counters")
+    if check.gone:
+        found.checked.append(f"not compared: {check.gone} slices whose raw counters have left SQL")
 
 
 def check_sums(found: Verification, content: ReportContent) -> None:

@@ -23,6 +23,7 @@ from sla_server.api.operations import Operations
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
+from sla_server.reports.issue import issue
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
@@ -284,6 +285,10 @@ class FakeSource:
         self.ended: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
         self.stored_reports = december()
+        self.stored_reports.versions = self.agreement_versions("erp-gold")
+        self.stored_reports.other_documents = self.documents()
+        issue(self.stored_reports, "erp-gold", "2026-12", "ann", NOW_US)  # type: ignore[arg-type]
+        self.asked.clear()
 
     def _row(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -629,6 +634,10 @@ class FakeSource:
     def reports(self) -> StoredRows:
         self._row("reports")
         return self.stored_reports
+
+    def progress(self) -> dict[str, int]:
+        self._row("progress")
+        return {}
 
     def outages(self, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("outages", from_us, to_us)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, Select, exists, func, or_, select, tuple_
 
 from sla_server.db import schema
+from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.rows import Row
 
@@ -113,6 +114,13 @@ class ReportQueries:
             found |= {row["throttle_id"]: row for row in self._rows(statement)}
         ordered = sorted(found.values(), key=lambda row: (row["requested_us"], row["throttle_id"]))
         return decode_json(ordered[:limit], ("members",))
+
+    def rollups_from_us(self) -> int | None:
+        """Since when every slot's rollups are in SQL; older ones moved to files. None: there are none."""
+        meta, rollups = schema.meta, schema.rollups
+        moved = self._rows(select(meta.c.value).where(meta.c.key == MOVED_KEY))
+        oldest = self._rows(select(func.min(rollups.c.slot_us).label("us")))[0]["us"]
+        return None if oldest is None else max(int(oldest), int(moved[0]["value"]) if moved else 0)
 
     # -- Issued reports
 

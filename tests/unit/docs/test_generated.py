@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs import events, measurements, reference
+from docs import events, measurements, reference, report_schema
 
 
 def test_measurements_are_those_stored() -> None:
@@ -16,3 +16,7 @@ def test_the_configuration_reference_is_that_of_the_models() -> None:
 
 def test_the_page_of_events_is_that_of_the_catalogue() -> None:
     assert events.TARGET.read_text() == events.render()
+
+
+def test_the_schema_of_reports_is_that_of_the_models() -> None:
+    assert report_schema.TARGET.read_text() == report_schema.render(), "run 'make docs'"
