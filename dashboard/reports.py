@@ -1,7 +1,7 @@
 """The pages of reports: the list of those that were issued, and one of them, or one that is computed now.
 
-A report's page is the same self-contained document that ``sla report -o html`` writes. It has one inline style,
-which its Content-Security-Policy names by its digest; nothing else of the policy is loosened.
+A report's page is the same self-contained document that ``sla report -o html`` writes. It has one inline
+style, which its Content-Security-Policy names by its digest; nothing else of the policy is loosened.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``sla report``: what a period of an agreement says, as text or as a document; issued reports and their check.
+"""``sla report``: what a period of an agreement says, as text or as a document; issued reports, their check.
 
-The server sends the figures; text, CSV, HTML and PDF are made from them here, so that PDF needs its library on
-the machine of who wants one only.
+The server sends the figures; text, CSV, HTML and PDF are made from them here, so that PDF needs its library
+on the machine of the person who wants one, and nowhere else.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ def report() -> None:
 @OUTPUT
 @TO
 @pass_client
-def of_agreement(
-    client: Client, agreement: str | None, period: str, output: str, to: Path | None
-) -> None:
+def of_agreement(client: Client, agreement: str | None, period: str, output: str, to: Path | None) -> None:
     """Compute the report of AGREEMENT, or of all in force, for a period, as it is known now."""
     if agreement is not None:
         _write([_computed(client, agreement, period)], output, to, is_one=True)
@@ -159,7 +157,8 @@ def _parsed(model: type[Any], plain: Any) -> Any:
         return model.model_validate(plain)
     except ValidationError as exc:
         raise CliError(
-            f"the server's report is of another release ({describe(exc)}). Use -o json, or the sla of its release"
+            f"the server's report is of another release ({describe(exc)}). "
+            "Use -o json, or the sla of its release"
         ) from exc
 
 
@@ -297,7 +296,9 @@ def verify(client: Client, reports: Sequence[str], output: str) -> None:
         else:
             for each in chain["items"]:
                 _print_findings(each)
-            state = "each names the digest of the one before it" if chain["is_good"] else "the chain is broken"
+            state = (
+                "each names the digest of the one before it" if chain["is_good"] else "the chain is broken"
+            )
             click.echo(f"{chain['count']} reports: {state}")
         if not chain["is_good"]:
             raise SystemExit(1)
@@ -326,12 +327,12 @@ def _verified(client: Client, given: str) -> Row:
         raise BadUsage(problem) from exc
     answer = client.get(f"/reports/{quote(report_id, safe='')}/verification")
     stored = client.get(f"/reports/{quote(report_id, safe='')}")["digest"]
-    for mine, text in (
+    for mine, problem in (
         (digest_of(canonical_text(body)), "the file's digest is not that of its report: it was changed"),
         (stored, "the server's report of this id has another digest"),
     ):
         if mine != digest:
-            answer["findings"].insert(0, {"meaning": "broken", "where": given, "text": text})
+            answer["findings"].insert(0, {"meaning": "broken", "where": given, "text": problem})
             answer["is_good"] = False
     return answer
 
@@ -342,8 +343,8 @@ def _print_findings(found: Row) -> None:
         click.echo(printable_lines(f"  {each['meaning']}: {each['where']}: {each['text']}"))
     if found["left_out"]:
         click.echo(f"  and {found['left_out']} more")
-    for text in found["checked"]:
-        click.echo(printable_lines(f"  checked: {text}"))
+    for each in found["checked"]:
+        click.echo(printable_lines(f"  checked: {each}"))
 
 
 @report.command("issue")
@@ -352,9 +353,7 @@ def _print_findings(found: Row) -> None:
 @click.option("--preliminary", is_flag=True, help="With AGREEMENT: also while figures may still change.")
 @CONFIG
 @pass_client
-def issue(
-    client: Client, agreement: str | None, period: str, preliminary: bool, config: Path | None
-) -> None:
+def issue(client: Client, agreement: str | None, period: str, preliminary: bool, config: Path | None) -> None:
     """Issue reports, on the server's own machine: all that are due, or that of AGREEMENT.
 
     An issued report never changes. Where one of the period is there and figures differ, a revision is issued,

@@ -25,7 +25,9 @@ from sla_server.db.policies import PolicyStore
 from sla_server.db.queries.reader import SqlReader
 from sla_server.rows import Row
 
-REPORT_LOCK: Final = 0x51A5_0003  # any constant but those of migrations and policies; all releases use the same
+REPORT_LOCK: Final = (
+    0x51A5_0003  # any constant but those of migrations and policies; all releases use the same
+)
 NO_REPORT: Final = "0" * 64
 """Digest of what is before the first report."""
 

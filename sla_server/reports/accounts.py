@@ -194,7 +194,9 @@ def reasons_of(rows: Iterable[Row]) -> list[ReasonTotal]:
 
 
 def runs(
-    rows: Iterable[Row], wanted: Callable[[Row], bool], key: Callable[[Row], object] = lambda row: row["reason"]
+    rows: Iterable[Row],
+    wanted: Callable[[Row], bool],
+    key: Callable[[Row], object] = lambda row: row["reason"],
 ) -> list[list[Row]]:
     """Wanted slices one after the other with equal keys."""
     found: list[list[Row]] = []
@@ -289,7 +291,7 @@ def without_exclusions(slices: ObjectiveSlices) -> tuple[PeriodSums, int]:
 def unexcused_state(row: Row, agreed: tuple[InForce, Objective] | None) -> str | None:
     """How an excluded slice would have been judged by the figures that are stored of it; None: not known.
 
-    They are those of ``agreements.verdicts``, but for hangs of single I/Os and the clauses on sizes and reads.
+    As in ``agreements.verdicts``, but for hangs of single I/Os and the clauses on sizes and reads.
     """
     if (row["coverage_ratio"] or 0.0) < MIN_COVERAGE_RATIO:
         return "no_data"

@@ -1,7 +1,7 @@
 """The report of one agreement and one period, from stored rows: a pure function.
 
-What is stored of a slice is taken as it was judged; nothing is judged again here (``verify`` does). Figures are
-those of ``agreements.compliance`` and ``credits``, which the server itself shows.
+What is stored of a slice is taken as it was judged; nothing is judged again here (``verify`` does). Figures
+are those of ``agreements.compliance`` and ``credits``, which the server itself shows.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
 
     bad = [span for slices in of_period.values() for span in accounts.bad_spans(slices)]
     missing = [
-        span
-        for name, slices in of_period.items()
-        for span in accounts.missing_spans(slices, pending[name])
+        span for name, slices in of_period.items() for span in accounts.missing_spans(slices, pending[name])
     ]
     inexact = [span for slices in of_period.values() for span in accounts.inexact_spans(slices)]
     because = _preliminary(inputs, of_period.values())
@@ -127,6 +125,7 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
         metric=objective.indicator.metric,
         promise=promise_text(objective),
         target=objective.budgeting.target,
+        promised=promised_ratio(sums),
         is_kept=None if sums.compliance is None else sums.bad_us <= sums.allowed_us + 0.5,
         compliance=sums.compliance,
         compliance_without_exclusions=without.compliance,
@@ -139,6 +138,12 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
         reasons=accounts.reasons_of(slices.rows),
         days=accounts.day_figures(slices, inputs.period, inputs.end_us),
     )
+
+
+def promised_ratio(sums: sums_from.PeriodSums) -> float | None:
+    """What all versions promised together of the time that counts."""
+    due_us = sums.good_us + sums.bad_us
+    return round(1.0 - sums.allowed_us / due_us, 9) if due_us else None
 
 
 def _budget(
@@ -306,22 +311,28 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
             notes.append(f"slices of {name} are stored, and no readable version has that objective")
     unknown = {each.name: accounts.without_exclusions(each)[1] for each in slices}
     notes += [
-        f"slices of {name} in maintenance that stored figures do not tell, left out without exclusions: {count}"
+        f"slices of {name} in maintenance that would be neither good nor bad by what is stored: {count}"
         for name, count in unknown.items()
         if count
     ]
     since_us = inputs.decisions_from_us
     if inputs.episodes and (since_us is None or since_us > inputs.episodes[0]["opened_us"]):
-        notes.append("decisions about the oldest violations are no longer stored: their causes may be unknown")
+        notes.append(
+            "decisions about the oldest violations are no longer stored: their causes may be unknown"
+        )
     if len(inputs.episodes) >= MOST_EPISODES:
         notes.append(f"there were more violations than the {MOST_EPISODES} that were read")
     if len(inputs.throttles) >= MOST_THROTTLES:
         notes.append(f"there were more throttles than the {MOST_THROTTLES} that were read")
     if any(row["volume"] == "" for row in inputs.throttles):
         notes.append("I/Os and delays of throttled groups are not known by volume")
-    down_s = findings.union_us(
-        (max(row["from_us"], inputs.period.from_us), min(row["to_us"], inputs.end_us)) for row in inputs.outages
-    ) // SECOND_US
+    down_s = (
+        findings.union_us(
+            (max(row["from_us"], inputs.period.from_us), min(row["to_us"], inputs.end_us))
+            for row in inputs.outages
+        )
+        // SECOND_US
+    )
     if down_s:
         notes.append(f"the server itself was down for {format_duration(down_s)} of the period")
     return notes

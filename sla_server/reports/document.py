@@ -128,7 +128,12 @@ class ReportedObjective(_Part):
     metric: str
     promise: str
     target: float
+    """As agreed last."""
+    promised: float | None
+    """The share of good time that all its versions promised together, each for what it judged; with one
+    version the target; null: nothing was judged that counts."""
     is_kept: bool | None
+    """Whether the bad time is within what that leaves room for."""
     compliance: float | None
     """good / (good + bad), by time."""
     compliance_without_exclusions: float | None
@@ -165,7 +170,7 @@ class CreditedPeriod(_Part):
 
 
 class ReportedCredits(_Part):
-    """By the penalty table of the version that held at the end of each of them; no money, shares of a price."""
+    """By the penalties of the version that held at the end of each of them: no money, shares of a price."""
 
     penalties: list[Penalty]
     credit_cap: float
@@ -292,9 +297,7 @@ class ReportContent(_Part):
     left_out: dict[str, int]
     """List to how many entries of it are not shown."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
 
 class RevisedField(_Part):

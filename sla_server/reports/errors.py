@@ -1,12 +1,12 @@
 """Errors of reports.
 
-    SlaError (pmdaemon.errors)
-    └── ReportError
-        ├── NoSuchPeriod       a text that names no period
-        ├── NothingToReport    the agreement is not known, or was not in force in the period
-        ├── NotYetFinal        its figures may still change, so it is not issued
-        ├── IssueRunning       another run of the job issues reports just now
-        └── PdfNotAvailable    the library that makes PDF is not installed, or lacks a system library
+SlaError (pmdaemon.errors)
+└── ReportError
+    ├── NoSuchPeriod       a text that names no period
+    ├── NothingToReport    the agreement is not known, or was not in force in the period
+    ├── NotYetFinal        its figures may still change, so it is not issued
+    ├── IssueRunning       another run of the job issues reports just now
+    └── PdfNotAvailable    the library that makes PDF is not installed, or lacks a system library
 """
 
 from __future__ import annotations

@@ -129,15 +129,11 @@ def _named(names: Sequence[str]) -> str:
 # -- Maintenance
 
 
-def maintenance_of(
-    inputs: ReportInputs, slices: Iterable[ObjectiveSlices]
-) -> list[ReportedMaintenance]:
+def maintenance_of(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[ReportedMaintenance]:
     """Work that excused slices, once for all objectives with slices of the same spans."""
     spans: dict[tuple[int, int, str], int] = {}
     for each in slices:
-        for run in runs(
-            each.rows, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE
-        ):
+        for run in runs(each.rows, lambda row: row["state"] == "excluded" and row["reason"] != OUTSIDE):
             key = run[0]["start_us"], run[-1]["start_us"] + run[-1]["length_us"], run[0]["reason"]
             spans.setdefault(key, len(run))
     return [

@@ -28,9 +28,7 @@ LEAST_BAD: Final = 2.0
 """Pixels of a day with any bad time: one bad minute must be seen."""
 MOST_VALUE: Final = 200
 _CSS: Final = files("sla_server.reports").joinpath("templates/report.css").read_text(encoding="utf-8")
-STYLE_SOURCE: Final = (
-    f"'sha256-{base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode('ascii')}'"
-)
+STYLE_SOURCE: Final = f"'sha256-{base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode('ascii')}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +54,27 @@ def _environment() -> Environment:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
-    made.globals.update(percent=words.percent, duration=words.duration, count=words.count, value=_value)
+    made.globals.update(
+        percent=words.percent, duration=words.duration, count=words.count, edited=words.edited, value=_value
+    )
     return made
 
 
 def as_html(content: ReportContent, issued: IssuedReport | None = None, digest: str = "") -> str:
     """The page."""
     tz = content.period.tz
-    return _environment().get_template("report.html").render(
-        content=content,
-        issued=issued,
-        digest=digest,
-        css=Markup(_CSS),  # noqa: S704 - our own file
-        span=partial(_span, tz),
-        moment=partial(_moment, tz),
-        bars=bars,
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            content=content,
+            issued=issued,
+            digest=digest,
+            css=Markup(_CSS),  # noqa: S704 - our own file
+            span=partial(_span, tz),
+            moment=partial(_moment, tz),
+            bars=bars,
+        )
     )
 
 

@@ -224,9 +224,7 @@ def throttled_name(row: Row) -> str:
     return str(row["volume"] or f"group {row['group_name']}")
 
 
-def _held(
-    reader: SqlReader, throttles: Iterable[Row], period: ReportPeriod, end_us: int
-) -> dict[str, Row]:
+def _held(reader: SqlReader, throttles: Iterable[Row], period: ReportPeriod, end_us: int) -> dict[str, Row]:
     hours: dict[str, set[int]] = {}
     for row in throttles:
         span = throttled_spans(row, period.from_us, end_us)
@@ -241,7 +239,9 @@ def _volumes(reader: SqlReader, versions: Iterable[InForce]) -> list[str]:
     """Volumes in scope: those named, and of patterns those that are known."""
     selectors = {selector for item in versions for selector in item.agreement.spec.scope.volumes}
     patterns = {selector for selector in selectors if any(character in selector for character in "*?[")}
-    known = [name for name in reader.reports.volume_names() if matches(name, tuple(patterns))] if patterns else []
+    known = (
+        [name for name in reader.reports.volume_names() if matches(name, tuple(patterns))] if patterns else []
+    )
     return sorted({*(selectors - patterns), *known})
 
 
@@ -275,4 +275,3 @@ def _not_in_force(found: ReportInputs) -> str:
 
 def _day(at_us: int, found: ReportInputs) -> str:
     return to_local(at_us, found.period.tz).strftime("%Y-%m-%d %H:%M")
-

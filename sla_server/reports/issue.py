@@ -1,8 +1,8 @@
 """Issuing: from a content to a link of the chain; which reports are due.
 
-A report is due once: when its period has ended for so long that late data revise nothing any more. A later one
-of the same period is a revision: a document of its own, which says what it changes. Where nothing has changed
-there is none.
+A report is due once: when its period has ended for so long that late data revise nothing any more. A later
+one of the same period is a revision: a document of its own, which says what it changes. Where nothing has
+changed there is none.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ def summary_of(content: ReportContent) -> dict[str, Any]:
 
 
 def changed_fields(before: ReportContent, after: ReportContent) -> list[RevisedField]:
-    """Figures that differ, at most ``MOST_REVISED`` and one that counts the others; when it was computed
-    makes no difference.
-    """
+    """Figures that differ, at most ``MOST_REVISED``, and one entry that counts the others."""
     old, new = plain(before), plain(after)
     for each in (old, new):
         del each["as_of_us"]
@@ -174,4 +172,3 @@ def _due_of(reader: SqlReader, rows: list[Row], kind: DueKind, now_us: int) -> I
     if found:
         issued = reader.reports.issued_periods(name)
         yield from ((name, each.text) for each in reversed(found) if each.text not in issued)
-

@@ -1,7 +1,7 @@
 """A report as PDF: its HTML page, laid out by WeasyPrint (ADR 0032).
 
-The library is not needed for anything else and is imported at the first PDF only: it takes some 60 MB. It gets
-the page as text, which refers to nothing, and may fetch nothing.
+The library is needed for nothing else and is imported at the first PDF only: it takes some 60 MB. It gets the
+page as text, which refers to nothing, and may fetch nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The period of a report: its text, and its bounds in the agreement's own time zone. Pure.
 
-    2026        a year
-    2026-Q4     a quarter
-    2026-10     a month
-    2026-W40    a week of ISO 8601, Monday to Sunday
-    2026-10-03  a day
+2026        a year
+2026-Q4     a quarter
+2026-10     a month
+2026-W40    a week of ISO 8601, Monday to Sunday
+2026-10-03  a day
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def raw_differences(reader: SqlReader, inputs: ReportInputs, check: RawCheck) ->
             kept = [
                 row
                 for row in of_version
-                if from_us is not None and row["start_us"] - before_us >= from_us and row["state"] != "excluded"
+                if from_us is not None
+                and row["start_us"] - before_us >= from_us
+                and row["state"] != "excluded"
             ]
             check.gone += sum(row["state"] != "excluded" for row in of_version) - len(kept)
             scope = _scope(track, streams)

@@ -1,4 +1,4 @@
-"""Checks of issued reports: the chain, the sums within one, and the same figures computed again from what is stored.
+"""Checks of issued reports: the chain, the sums within one, the same figures computed again.
 
 What is found has one of these meanings:
 
@@ -48,8 +48,8 @@ FIGURES: Final = (
     "maintenance",
     "versions",
 )
-"""Parts that rest on slices and documents alone, which are stored for 13 months; the others rest on what leaves
-sooner (throttles, decisions), or goes on to change while a violation lasts.
+"""Parts that rest on slices and documents alone, which are stored for 13 months; the others rest on what
+leaves sooner (throttles, decisions), or goes on to change while a violation lasts.
 """
 NO_REPORT: Final = "0" * 64
 
@@ -181,7 +181,7 @@ def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verificati
     compare(found, content, inputs)
     _compare_raw(found, reader, inputs)
     if inputs.revised:
-        text = f"{inputs.revised} slices were judged again after it was issued: 'sla report issue' makes a revision"
+        text = f"{inputs.revised} slices were judged again since: 'sla report issue' makes a revision"
         found.add("superseded", "slices", text)
     return found
 
@@ -224,11 +224,15 @@ def check_sums(found: Verification, content: ReportContent) -> None:
         for name, total in counts.items():
             by_day = sum(getattr(day.slices, name) for day in one.days)
             if by_day != total:
-                found.add("differs", f"{where}.slices.{name}", f"the days add up to {by_day}, it says {total}")
+                found.add(
+                    "differs", f"{where}.slices.{name}", f"the days add up to {by_day}, it says {total}"
+                )
         time = one.time.model_dump()
         parts = sum(value for name, value in time.items() if name not in ("all_s", "unplanned_s"))
         if parts != one.time.all_s:
-            found.add("differs", f"{where}.time.all_s", f"its parts add up to {parts}, it says {one.time.all_s}")
+            found.add(
+                "differs", f"{where}.time.all_s", f"its parts add up to {parts}, it says {one.time.all_s}"
+            )
         due_s = sum(day.due_s for day in one.days)
         if due_s != one.due_s:
             found.add("differs", f"{where}.due_s", f"the days add up to {due_s}, it says {one.due_s}")

@@ -6,9 +6,12 @@ What is not known is a dash. A share is rounded down: 99.996 % must not read as 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sla_server.agreements.periods import to_local
+
+if TYPE_CHECKING:
+    from sla_server.reports.document import ReportedObjective
 
 DASH: Final = "–"
 
@@ -20,6 +23,13 @@ def percent(ratio: float | None, digits: int = 3) -> str:
     scale = 10**digits
     text = f"{math.floor(ratio * 100 * scale + 1e-9) / scale:.{digits}f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+
+
+def edited(one: ReportedObjective) -> str:
+    """A remark where the target was edited in the period: it is not what the versions promised together."""
+    if one.promised is None or one.promised == one.target:
+        return ""
+    return f" by its versions together; the target is {percent(one.target)} now"
 
 
 def duration(seconds: float | None) -> str:

@@ -87,7 +87,7 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SqlState:
-    """The result of one look; ``claims``: that changed since the look before; ``reports``: not announced yet."""
+    """The result of one look; ``claims``: changed since the look before; ``reports``: not announced yet."""
 
     judgement: Judgement = field(default_factory=Judgement)
     processes: list[Row] = field(default_factory=list)
@@ -216,7 +216,9 @@ class SqlWorker:
         claims = [VolumeClaim.of_row(row) for row in self._store.volume_owners(self._claims_version)]
         policy_due = policy_wanted or self._is_policy_due(now_us)
         policy = self._read_policies(orders, now_us) if policy_due else None
-        reports = self._store.unannounced_reports(self._announced, now_us - SINCE_US, MOST) if policy_due else []
+        reports = (
+            self._store.unannounced_reports(self._announced, now_us - SINCE_US, MOST) if policy_due else []
+        )
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.

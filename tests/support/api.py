@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +285,6 @@ class FakeSource:
         self.shift_us = 0
         self.ended: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
-        self.stored_reports = december()
-        self.stored_reports.versions = self.agreement_versions("erp-gold")
-        self.stored_reports.other_documents = self.documents()
-        issue(self.stored_reports, "erp-gold", "2026-12", "ann", NOW_US)  # type: ignore[arg-type]
-        self.asked.clear()
 
     def _row(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -634,6 +630,17 @@ class FakeSource:
     def reports(self) -> StoredRows:
         self._row("reports")
         return self.stored_reports
+
+    @cached_property
+    def stored_reports(self) -> StoredRows:
+        """With one issued report; made when a test asks for it."""
+        made = december()
+        made.versions = [
+            {key: value for key, value in row.items() if key != "document"}
+            for row in self._agreement_rows("erp-gold")
+        ]
+        issue(made, "erp-gold", "2026-12", "ann", NOW_US)  # type: ignore[arg-type]
+        return made
 
     def progress(self) -> dict[str, int]:
         self._row("progress")

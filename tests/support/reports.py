@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from sla_server.agreements.load import load_documents
 from sla_server.db.reports import NO_REPORT, ChainEnd
 from sla_server.rows import Row
-from sla_server.agreements.load import load_documents
 from tests.support.agreements import FULL, agreement, maintenance_text
 
 MINUTE_US = 60_000_000
@@ -201,8 +201,8 @@ class StoredRows:
 def example_month() -> tuple[StoredRows, int]:
     """October 2026 of erp-gold, with all that a report can say; and a time after it.
 
-    Slices of a quarter of an hour, an edit on the 12th, work on the 6th, storage that hung on the 14th, neighbours
-    on the 20th, a gap on the 22nd, the end of summer time on the 25th.
+    Slices of a quarter of an hour, an edit on the 12th, work on the 6th, storage that hung on the 14th,
+    neighbours on the 20th, a gap on the 22nd, the end of summer time on the 25th.
     """
     tz = "Europe/Berlin"
     quarter = 15 * MINUTE_US
@@ -252,15 +252,13 @@ def example_month() -> tuple[StoredRows, int]:
     ]
     rows.held = {"batch": {"ios": 181_223, "delay_us": 4_180_500_000}}
     work = maintenance_text(
-        "move", scope="agreements: [erp-gold]", when='start: "2026-10-06T09:00", duration: 2h, tz: Europe/Berlin',
-        reason="new shelf",
+        "move", scope="agreements: [erp-gold]", reason="new shelf",
+        when='start: "2026-10-06T09:00", duration: 2h, tz: Europe/Berlin',
     )  # fmt: skip
     (loaded,) = load_documents(work, 60)
     rows.other_documents = [
         {"kind": "Maintenance", "name": "move", "version": 1, "document": work, "applied_by": "carl",
          "spec": loaded.document.spec_json(), "applied_us": at_us("2026-10-04 10:00", tz), "ended_us": None}
     ]  # fmt: skip
-    rows.stored_outages = [
-        {"from_us": at_us("2026-10-27 13:50", tz), "to_us": at_us("2026-10-27 15:02", tz)}
-    ]
+    rows.stored_outages = [{"from_us": at_us("2026-10-27 13:50", tz), "to_us": at_us("2026-10-27 15:02", tz)}]
     return rows, at_us("2026-11-04 00:00", tz)

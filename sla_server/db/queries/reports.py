@@ -64,7 +64,7 @@ def episodes_between(name: str, from_us: int, to_us: int, limit: int) -> Select[
 def throttles_between(
     from_us: int, to_us: int, limit: int, *, victims: Collection[str] = (), volumes: Collection[str] = ()
 ) -> Select[Any]:
-    """Throttles that held I/O back in [from_us, to_us), oldest first: for these victims, or of these volumes."""
+    """Throttles that held I/O back in [from_us, to_us), oldest first: for these victims, of these volumes."""
     table = schema.throttles
     lasting = or_(table.c.released_us.is_(None), table.c.released_us > from_us)
     is_real = table.c.state.not_in(("observed", "refused"))
@@ -178,7 +178,7 @@ class ReportQueries:
         return [row["volume"] for row in self._rows(select(table.c.volume).order_by(table.c.volume))]
 
     def held_back(self, volume: str, hours_us: Collection[int]) -> Row | None:
-        """ios and delay_us (for how long throttles held them back) of some hours; None: not stored."""
+        """``ios`` of some hours, and ``delay_us``: how long throttles held them back; None: not stored."""
         streams, table = schema.streams, schema.rollup_hours
         of_volume = select(streams.c.stream_id).where(streams.c.volume == volume)
         stream_ids = [row["stream_id"] for row in self._rows(of_volume)]

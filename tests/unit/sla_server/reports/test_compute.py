@@ -209,9 +209,7 @@ def test_time_outside_service_hours_is_accounted_for() -> None:
     text = DAILY + "  service_hours: {calendar: business, days: [sat], from: '08:00', to: '18:00'}\n"
     rows = stored(text)
     for minute in (*range(480), *range(1080, 1440)):
-        rows.slices[minute] = slice_row(
-            DAY + minute * MINUTE_US, "excluded", reason="outside service hours"
-        )
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "excluded", reason="outside service hours")
     (latency,) = report(rows).objectives
     assert (latency.time.outside_service_s, latency.time.good_s) == (50_400, 36_000)
     assert latency.budget.allowed_s == 3600

@@ -1,7 +1,7 @@
 """A slow program that knows nothing of the product's sums works a report out slice by slice.
 
-Histories are generated: two versions of an agreement with other slices and targets, edited at any minute, over a
-change of summer time, with gaps, revisions, maintenance and service hours.
+Histories are generated: two versions of an agreement with other slices and targets, edited at any half hour,
+over a change of summer time, with gaps, revisions, maintenance and service hours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Terms:
 @st.composite
 def terms(draw: st.DrawFn) -> Terms:
     return Terms(
-        draw(st.sampled_from((30, 60))), draw(st.sampled_from((0.5, 0.9, 0.99))), draw(st.sampled_from(POLICIES))
+        draw(st.sampled_from((30, 60))),
+        draw(st.sampled_from((0.5, 0.9, 0.99))),
+        draw(st.sampled_from(POLICIES)),
     )
 
 
@@ -54,9 +56,7 @@ def histories(draw: st.DrawFn) -> tuple[StoredRows, list[Terms], str, int]:
         )
         for each in both
     ]
-    rows = StoredRows(
-        [version_row(texts[0], 1, start - 5 * DAY_US, edit), version_row(texts[1], 2, edit)]
-    )
+    rows = StoredRows([version_row(texts[0], 1, start - 5 * DAY_US, edit), version_row(texts[1], 2, edit)])
     now = start + draw(st.integers(1, 60)) * HOUR_US
     at = start - 4 * HOUR_US
     while at < start + 30 * HOUR_US:
@@ -143,7 +143,5 @@ def test_a_slow_program_finds_the_same(history: tuple[StoredRows, list[Terms], s
     assert parts.pop("all_s") == sum(parts.values())
     assert parts["unjudged_s"] >= 0
     spans = [(span.from_us, span.to_us) for span in found.bad]
-    in_spans = {
-        at for at, row in newest.items() if any(begin <= at < end for begin, end in spans)
-    }
+    in_spans = {at for at, row in newest.items() if any(begin <= at < end for begin, end in spans)}
     assert in_spans == {at for at, row in newest.items() if row["state"] == "bad"}
