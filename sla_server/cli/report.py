@@ -63,7 +63,7 @@ PAGE: Final = 500
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadedReport:
     """One report in hand. ``issued`` and ``digest`` of an issued one; ``plain`` is what was sent."""
 
     plain: Row
@@ -147,9 +147,9 @@ def _agreements(client: Client) -> list[str]:
             return names
 
 
-def _computed(client: Client, agreement: str, period: str) -> Report:
+def _computed(client: Client, agreement: str, period: str) -> LoadedReport:
     plain = client.get(f"/slas/{quote(agreement, safe='')}/report", period=period)
-    return Report(plain, _parsed(ReportContent, plain))
+    return LoadedReport(plain, _parsed(ReportContent, plain))
 
 
 def _parsed(model: type[Any], plain: Any) -> Any:
@@ -165,7 +165,7 @@ def _parsed(model: type[Any], plain: Any) -> Any:
 # -- Writing
 
 
-def _write(reports: Sequence[Report], output: str, to: Path | None, *, is_one: bool = False) -> None:
+def _write(reports: Sequence[LoadedReport], output: str, to: Path | None, *, is_one: bool = False) -> None:
     if output == "pdf" and to is None and sys.stdout.isatty():
         raise BadUsage("-o pdf: a terminal shows no PDF. Give --to FILE")
     if not is_one and output in ("html", "pdf"):
@@ -185,7 +185,7 @@ def _write(reports: Sequence[Report], output: str, to: Path | None, *, is_one: b
         click.echo(printable_lines(data.decode()) if output == "text" else data.decode(), nl=False)
 
 
-def _all_of(reports: Sequence[Report], output: str, *, is_one: bool) -> bytes:
+def _all_of(reports: Sequence[LoadedReport], output: str, *, is_one: bool) -> bytes:
     if is_one:
         return _made(reports[0], output)
     if output == "json":
@@ -197,7 +197,7 @@ def _all_of(reports: Sequence[Report], output: str, *, is_one: bool) -> bytes:
     return "\n".join(parts).encode()
 
 
-def _made(one: Report, output: str) -> bytes:
+def _made(one: LoadedReport, output: str) -> bytes:
     makers: dict[str, Callable[[], str]] = {
         "text": lambda: text.as_text(one.content, one.issued, one.digest),
         "csv": lambda: text.as_csv(one.content),
@@ -276,7 +276,7 @@ def show(client: Client, report_id: str, output: str, to: Path | None) -> None:
     """Show an issued report, by its id or number, as it was issued."""
     plain = client.get(f"/reports/{quote(report_id, safe='')}")
     issued = _parsed(IssuedReport, plain["report"])
-    _write([Report(plain, issued.content, issued, plain["digest"])], output, to, is_one=True)
+    _write([LoadedReport(plain, issued.content, issued, plain["digest"])], output, to, is_one=True)
 
 
 @report.command("verify")

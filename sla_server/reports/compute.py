@@ -37,6 +37,7 @@ from sla_server.reports.document import (
     ReportedPeriod,
 )
 from sla_server.reports.inputs import MOST_EPISODES, MOST_THROTTLES, ReportInputs
+from sla_server.reports.words import duration
 
 LATE_US: Final = 2 * 86_400 * SECOND_US
 """Late data may revise a slice for so long (``judging.track.OPEN_US``)."""
@@ -334,7 +335,7 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
         // SECOND_US
     )
     if down_s:
-        notes.append(f"the server itself was down for {format_duration(down_s)} of the period")
+        notes.append(f"the server itself was down for {duration(down_s)} of the period")
     return notes
 
 

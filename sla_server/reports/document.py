@@ -231,7 +231,7 @@ class ReportedMaintenance(_Part):
     """Whether it was announced as long before as was agreed; null: nothing was agreed."""
 
 
-class ThrottledVolume(_Part):
+class VolumeThrottling(_Part):
     """What throttles did to one volume, or one group, in the period."""
 
     volume: str
@@ -248,10 +248,10 @@ class ThrottledVolume(_Part):
 class ReportedThrottling(_Part):
     """What keeping the promise cost others, and what others cost these volumes."""
 
-    others: list[ThrottledVolume]
+    others: list[VolumeThrottling]
     others_throttled_s: int
     others_delayed_s: float | None
-    own: list[ThrottledVolume]
+    own: list[VolumeThrottling]
     own_throttled_s: int
 
 
@@ -346,7 +346,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def inlined_schema(model: type[BaseModel] = ReportContent) -> dict[str, Any]:
-    """The schema of one model without references, to stand within another document."""
+    """The schema of one model without references, for use within another document."""
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
 

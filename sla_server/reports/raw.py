@@ -21,10 +21,11 @@ from sla_server.agreements.document import Objective
 from sla_server.agreements.promise import InForce, promise_of
 from sla_server.agreements.slices import SliceVerdict, verdicts_of
 from sla_server.agreements.verdicts import DueSlices, Rule, judge_slices, rule_of, thresholds_us
+from sla_server.ownership import APPROVED
 from sla_server.reports.inputs import ReportInputs
 from sla_server.rows import Row
 from sla_server.services.judging.inputs import SliceRows
-from sla_server.services.judging.track import JudgedStream, Track
+from sla_server.services.judging.track import NEVER_US, JudgedStream, Track
 
 if TYPE_CHECKING:
     from sla_server.db.queries.reader import SqlReader
@@ -67,6 +68,10 @@ def raw_differences(reader: SqlReader, inputs: ReportInputs, check: RawCheck) ->
     from_us = reader.reports.rollups_from_us()
     streams = reader.streams() if from_us is not None else []
     progress = reader.progress() if from_us is not None else {}
+    claims = reader.volume_owners() if from_us is not None else []
+    until = {
+        (row["volume"], row["gateway_id"]): row["changed_us"] for row in claims if row["state"] != APPROVED
+    }
     for name, rows in inputs.slices.items():
         inside = [row for row in rows if inputs.period.from_us <= row["start_us"] < inputs.period.to_us]
         for version, of_version in _by_version(inside):
@@ -85,7 +90,7 @@ def raw_differences(reader: SqlReader, inputs: ReportInputs, check: RawCheck) ->
                 and row["state"] != "excluded"
             ]
             check.gone += sum(row["state"] != "excluded" for row in of_version) - len(kept)
-            scope = _scope(track, streams)
+            scope = _scope(track, streams, until)
             if len(scope) <= MOST_STREAMS:
                 yield from _judged(reader, track, objective, item, scope, kept, progress, check)
             else:
@@ -106,9 +111,16 @@ def _agreed(versions: Sequence[InForce], version: int, name: str) -> tuple[InFor
     return None
 
 
-def _scope(track: Track, streams: Iterable[Row]) -> list[JudgedStream]:
+def _scope(track: Track, streams: Iterable[Row], until: Mapping[tuple[str, str], int]) -> list[JudgedStream]:
+    """Streams in scope; of a volume that is not its gateway's own until that was decided."""
     return [
-        JudgedStream(row["stream_id"], row["gateway_id"], row["first_seen_us"], row["volume"])
+        JudgedStream(
+            row["stream_id"],
+            row["gateway_id"],
+            row["first_seen_us"],
+            row["volume"],
+            until.get((row["volume"], row["gateway_id"]), NEVER_US),
+        )
         for row in streams
         if track.promise.covers(row["volume"], row["client"])
     ]
@@ -159,18 +171,20 @@ def _verdicts(
     start_us = np.array([row["start_us"] for row in rows])
     length_us = np.full(len(rows), track.length_us)
     end_us = start_us + length_us
-    scopes = [scope] * len(rows)
+    scopes = [[each for each in scope if until_us <= each.until_us] for until_us in end_us.tolist()]
     observed = []
-    for begin_us in start_us.tolist():
+    for begin_us, counting in zip(start_us.tolist(), scopes, strict=True):
         until_us = begin_us + track.length_us
-        needed = track.gateways(scope, progress, begin_us, until_us)
-        observed.append([us for _, us in found.sources(scope, needed, begin_us, until_us)])
+        needed = track.gateways(counting, progress, begin_us, until_us)
+        observed.append([us for _, us in found.sources(counting, needed, begin_us, until_us)])
     pairs = found.pairs(scopes, start_us, end_us)
     steps = np.full(len(rows), -1, dtype=np.int64)
     before = (steps[:0], steps[:0], steps[:0])
     chosen = np.flatnonzero(track.has_steps & (start_us - track.length_us >= item.applied_us))
     if len(chosen):
-        of, at, stream = found.pairs([scope] * len(chosen), (start_us - length_us)[chosen], start_us[chosen])
+        of, at, stream = found.pairs(
+            [scopes[index] for index in chosen], (start_us - length_us)[chosen], start_us[chosen]
+        )
         steps[chosen] = thresholds_us(found.table, [rule] * len(chosen), length_us[chosen], of, at)
         before = chosen[of], at, stream
     due = DueSlices(

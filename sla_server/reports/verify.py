@@ -55,7 +55,7 @@ NO_REPORT: Final = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """One thing that was found: what it means, where, and in words."""
 
     meaning: Meaning
@@ -76,7 +76,7 @@ class Verification:
     """
 
     report_id: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Discrepancy] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     left_out: int = 0
 
@@ -88,7 +88,7 @@ class Verification:
     def add(self, meaning: Meaning, where: str, text: str) -> None:
         """Note a finding; those beyond ``MOST_FOUND`` are counted."""
         if len(self.findings) < MOST_FOUND:
-            self.findings.append(Finding(meaning, where, text))
+            self.findings.append(Discrepancy(meaning, where, text))
         else:
             self.left_out += 1
 
