@@ -6,6 +6,7 @@ page as text, which refers to nothing, and may fetch nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -24,6 +25,7 @@ def as_pdf(page: str) -> bytes:
         from weasyprint import HTML
     except (ImportError, OSError) as exc:  # OSError: Pango is missing
         raise PdfNotAvailable(_first_line(exc)) from exc
+    logging.getLogger("weasyprint").setLevel(logging.ERROR)  # it warns of each rule that is for screens alone
     made: bytes = HTML(string=page, url_fetcher=_refuse).write_pdf()
     return made
 

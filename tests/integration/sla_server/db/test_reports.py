@@ -15,9 +15,9 @@ from sla_server.db.engine import begin, make_engine
 from sla_server.db.errors import DbError
 from sla_server.db.reports import NO_REPORT, ReportStore
 from sla_server.db.schema import agreements, audit, slices
-from sla_server.reports.errors import NotYetFinal
+from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
 from sla_server.reports.issue import due_periods, issue
-from sla_server.reports.job import issue_due
+from sla_server.reports.job import _only_one, describe, issue_due, run
 from sla_server.reports.verify import verify_chain, verify_report
 from sla_server.services.reports import SINCE_US, announcement
 from tests.support.agreements import simple
@@ -149,6 +149,26 @@ def test_each_is_announced_once(store: ReportStore) -> None:
     put(store._engine, audit, [{**audited, "before": "", "after": json.dumps(audited["after"])}])
     assert store.reader.reports.unannounced(0, AFTER - SINCE_US, 50) == []
     assert checked(store, "gold-2026-10-03") == []
+
+
+def test_the_job_issues_what_is_due_and_notes_its_run(store: ReportStore, database: Any, tmp_path: Path) -> None:
+    config = load(None).model_copy(update={"data_dir": database.data_dir, "database": database.config})
+    config.reports.period = "own"
+    result = run(config, "ann", AFTER)
+    assert [row["report_id"] for row in result["issued"]] == ["gold-2026-10-02", "gold-2026-10-03"]
+    assert describe(result).startswith("gold-2026-10-02 issued as number 1: latency not judged")
+    again = run(config, "ann", AFTER)
+    assert describe(again).startswith("nothing to issue")
+    (second, first) = store.reader.jobs()
+    assert (first["kind"], first["state"], first["text"], first["rows"]) == (
+        "reports", "done", "2 reports issued", 2,
+    )  # fmt: skip
+    assert second["rows"] == 0
+    with pytest.raises(NothingToReport):
+        run(config, "ann", AFTER, agreement="nobody")
+    assert store.reader.jobs(1)[0]["state"] == "failed"
+    with _only_one(database.data_dir / "report-job" / "lock"), pytest.raises(IssueRunning):
+        run(config, "ann", AFTER)
 
 
 def test_the_configuration_has_a_schedule(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def issued(**changed: Any) -> dict[str, Any]:
 
 def test_the_text_says_the_outcome() -> None:
     assert announcement_text(issued()) == (
-        "the report of gold for 2026-10 was issued as gold-2026-10: latency kept (99.950% of 99.500% promised), "
-        "rate NOT kept (90.000% of 95.000% promised), credit 10%"
+        "the report of gold for 2026-10 was issued as gold-2026-10: "
+        "latency kept (99.950% of 99.500% promised), rate NOT kept (90.000% of 95.000% promised), credit 10%"
     )
     revised = announcement_text(issued(revises="gold-2026-10", report_id="gold-2026-10-r1"))
     assert "issued as gold-2026-10-r1, a revision of gold-2026-10: " in revised
