@@ -180,7 +180,7 @@ def _write(reports: Sequence[LoadedReport], output: str, to: Path | None, *, is_
     if to is not None:
         _store(to, data)
     elif output == "pdf":
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
     else:
         click.echo(printable_lines(data.decode()) if output == "text" else data.decode(), nl=False)
 

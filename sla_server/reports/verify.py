@@ -237,14 +237,14 @@ def check_sums(found: Verification, content: ReportContent) -> None:
         if due_s != one.due_s:
             found.add("differs", f"{where}.due_s", f"the days add up to {due_s}, it says {one.due_s}")
     for period in content.credits.periods:
-        total = 0.0
+        added = 0.0
         for line in period.objectives:
             owed = penalty_for(content.credits.penalties, line.compliance)
-            total += line.credit
+            added += line.credit
             if owed != line.credit:
                 where = f"credits.{line.objective}"
                 found.add("differs", where, f"by the penalties it is {owed}, it says {line.credit}")
-        capped = min(round(total, 9), content.credits.credit_cap)
+        capped = min(round(added, 9), content.credits.credit_cap)
         if capped != period.credit:
             found.add("differs", "credits", f"the objectives add up to {capped}, it says {period.credit}")
     found.checked.append("sums of days, of time, and credits by the penalties")

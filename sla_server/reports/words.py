@@ -37,7 +37,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return DASH
     rest = round(abs(seconds))
-    parts = []
+    parts: list[str] = []
     for name, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, length)
         if count and len(parts) < 2:

@@ -151,7 +151,9 @@ def test_each_is_announced_once(store: ReportStore) -> None:
     assert checked(store, "gold-2026-10-03") == []
 
 
-def test_the_job_issues_what_is_due_and_notes_its_run(store: ReportStore, database: Any, tmp_path: Path) -> None:
+def test_the_job_issues_what_is_due_and_notes_its_run(
+    store: ReportStore, database: Any, tmp_path: Path
+) -> None:
     config = load(None).model_copy(update={"data_dir": database.data_dir, "database": database.config})
     config.reports.period = "own"
     result = run(config, "ann", AFTER)
