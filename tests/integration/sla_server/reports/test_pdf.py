@@ -1,4 +1,4 @@
-"""PDF by the real library: pages of A4, the same file for the same report, nothing fetched, a clear refusal."""
+"""PDF by the real library: A4, the same file for the same report, nothing fetched, a clear refusal."""
 
 from __future__ import annotations
 
