@@ -59,7 +59,9 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
 
     bad = [span for slices in of_period.values() for span in accounts.bad_spans(slices)]
     missing = [
-        span for name, slices in of_period.items() for span in accounts.missing_spans(slices, pending[name])
+        span
+        for name, slices in of_period.items()
+        for span in accounts.missing_spans(slices, pending[name], _pending_us(inputs))
     ]
     inexact = [span for slices in of_period.values() for span in accounts.inexact_spans(slices)]
     because = _preliminary(inputs, of_period.values())
@@ -108,6 +110,11 @@ def _within(slices: ObjectiveSlices, bounds: Span) -> ObjectiveSlices:
 def _unjudged(inputs: ReportInputs, slices: ObjectiveSlices) -> list[Span]:
     spans = accounts.promised_spans(slices, (inputs.period.from_us, inputs.end_us))
     return accounts.gaps(slices, spans)
+
+
+def _pending_us(inputs: ReportInputs) -> int | None:
+    """Where what is not judged yet ends; None: two days later, when all is judged that will ever be."""
+    return inputs.end_us if inputs.as_of_us < inputs.period.to_us + LATE_US else None
 
 
 # -- Objectives

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+
 from sla_server.reports.errors import PdfNotAvailable
 
 

@@ -25,7 +25,7 @@ from sla_server.agreements.difference import differences
 from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import IssuedReport, ReportContent, digest_of
 from sla_server.reports.errors import ReportError
-from sla_server.reports.inputs import ReportInputs, read_inputs
+from sla_server.reports.inputs import MOST_SLICES, ReportInputs, read_inputs
 from sla_server.reports.raw import RawCheck, raw_differences
 from sla_server.reports.words import moment
 from sla_server.rows import Row
@@ -153,13 +153,16 @@ def check_document(found: Verification, row: Row, audited: Row | None) -> None:
     found.checked.append("digest, number, the digest of the report before it, audit log")
 
 
-def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verification:
+def verify_report(
+    reader: SqlReader, row: Row, before: Row | None, most_slices: int = MOST_SLICES
+) -> Verification:
     """Check one report in full.
 
     Args:
         reader: of what is stored.
         row: of ``reports``, with its body.
         before: the row with the number before; None for the first.
+        most_slices: of a report with more only the document itself is checked.
     """
     found = Verification(row["report_id"])
     previous = before["digest"] if before is not None else NO_REPORT
@@ -174,7 +177,8 @@ def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verificati
     check_sums(found, report.content)
     content = report.content
     try:
-        inputs = read_inputs(reader, content.agreement.name, content.period.text, content.as_of_us)
+        agreement, period = content.agreement.name, content.period.text
+        inputs = read_inputs(reader, agreement, period, content.as_of_us, most_slices)
     except ReportError as exc:
         found.add("gone", "content", str(exc))
         return found
