@@ -7,6 +7,8 @@ from typing import Any
 from sla_server.events.event import Event
 from sla_server.events.stages.route import route
 from sla_server.services.reports import MOST, SINCE_US, announcement, announcement_text
+from sla_server.services.sql_worker import SqlState
+from tests.support.services import Bench
 
 AT = 1_795_996_800_000_000
 KEPT = {"name": "latency", "compliance": 0.9995, "target": 0.995, "is_kept": True}
@@ -51,3 +53,13 @@ def test_identities_depend_on_the_report_alone() -> None:
     assert len(ids) == 1
     assert announcement(issued(report_id="gold-2026-11"))[1][1]["event_id"] not in ids
     assert (MOST, SINCE_US) == (50, 30 * 86_400_000_000)
+
+
+def test_services_record_what_the_sql_worker_has_found() -> None:
+    bench = Bench()
+    bench.sql_worker.found.put(SqlState(reports=[issued()]))
+    bench.tick()
+    recorded = [(table, row) for table, row in bench.records() if row.get("kind") != "services-started"]
+    assert [(table, row.get("action") or row["kind"]) for table, row in recorded] == [
+        ("audit", "report-issued"), ("events", "report-issued"),
+    ]  # fmt: skip
