@@ -92,6 +92,7 @@ docs: setup ## regenerate the configuration reference, the messages, the schema,
 	@$(PY) -m docs.reference
 	@$(PY) -m docs.messages
 	@$(PY) -m docs.documents_schema
+	@$(PY) -m docs.report_schema
 	@$(PY) -m docs.events
 	@$(PY) -m docs.man
 	@$(PY) -m docs.measurements

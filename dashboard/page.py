@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import as_file, files
-from typing import Any
+from typing import Any, Final
 
-from flask import Blueprint, Flask, Response, redirect, render_template, request, send_file
+from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, send_file
 
 from dashboard.login import make_blueprint
+from dashboard.reports import make_reports
 from dashboard.views import VIEWS, View
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
+from sla_server.api.security import PAGE
 
+REPORTS: Final = "reports"
+FREE: Final = ("page.static", "page.plotly_script")
+"""What the form to sign in needs, too."""
 page = Blueprint(
     "page", __name__, template_folder="templates", static_folder="static", static_url_path="/static"
 )
@@ -51,11 +56,15 @@ def plotly_script() -> Response:
 
 
 def guard_page(context: AppContext) -> Callable[[], Any]:
-    """Where reading needs a login, the page itself sends those without one to the form."""
+    """Where reading needs a login, pages send those without one to the form; reports are all or nothing."""
 
     def check() -> Any:
-        if request.endpoint == "page.index" and not context.guard.may_read(request):
+        if request.blueprint not in (page.name, REPORTS) or request.endpoint in FREE:
+            return None
+        if not context.guard.may_read(request):
             return redirect("/login", 303)
+        if request.blueprint == REPORTS and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
+            abort(403, "This account sees its own agreements alone; the list of reports is about all.")
         return None
 
     return check
@@ -67,4 +76,5 @@ def create_app(context: AppContext) -> Flask:
     app.before_request(guard_page(context))
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
+    app.register_blueprint(make_reports(context))
     return app

@@ -7,9 +7,9 @@
                         "every 6h"  at multiples of it since 00:00 UTC (s, m, h or d; at least 10 s)
 
 A run that was due while the server was down is made up for, a minute after its start: the file
-``DATA_DIR/policy-job/scheduled`` (``report-job``) has the time of the last one. The job holds a lock of its own, so one that a
-person started is no trouble (status 79). While a run goes on no other is due. A clock that was
-ahead and is set right delays a run by a period at most.
+``DATA_DIR/policy-job/scheduled`` (or ``report-job``) has the time of the last one. A job holds a lock of its
+own, so one that a person started is no trouble (status 79). While a run goes on no other is due. A clock
+that was ahead and is set right delays a run by a period at most.
 
 Thread: the supervisor's only one.
 """

@@ -5,7 +5,7 @@
 --
 -- sla_writer   dbmanager: owns database and tables, migrates, makes and drops partitions     [database] url
 -- sla_reader   services, application server: reads, cannot write even by mistake             reader_url
--- sla_policy   policy job: reads, inserts policies and their caps, notes its own runs        policy_url
+-- sla_policy   policy job and report job: read, insert policies, caps and reports, note runs  policy_url
 --
 -- Passwords and who may connect from where are yours to set (ALTER ROLE ... PASSWORD, pg_hba.conf).
 
@@ -33,6 +33,9 @@ BEGIN
     END IF;
     IF to_regclass('public.jobs') IS NOT NULL THEN
         GRANT INSERT, UPDATE ON public.jobs TO sla_policy;
+    END IF;
+    IF to_regclass('public.reports') IS NOT NULL THEN
+        GRANT INSERT ON public.reports TO sla_policy;
     END IF;
 END
 $roles$;

@@ -1,12 +1,13 @@
-"""``sla report``: what a period of an agreement says, as text or as a document; issued reports and their check.
+"""``sla report``: what a period of an agreement says, as text or as a document; issued reports, their check.
 
-The server sends the figures; text, CSV, HTML and PDF are made from them here, so that PDF needs its library on
-the machine of who wants one only.
+The server sends the figures; text, CSV, HTML and PDF are made from them here, so that PDF needs its library
+on the machine of the person who wants one, and nowhere else.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,32 @@ from urllib.parse import quote
 
 import click
 from pydantic import ValidationError
+from rich.text import Text
 
 from pmdaemon.runtime.config import describe
 from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.files import write_whole
+from pmdaemon.runtime.stop import end_with_parent
 from sla_server.cli.client import Client
 from sla_server.cli.errors import BadUsage, CliError, RequestRefused
-from sla_server.cli.formatting import pass_client
+from sla_server.cli.formatting import (
+    BAD,
+    CONFIG,
+    DASH,
+    GOOD,
+    WARN,
+    Column,
+    build,
+    console,
+    pass_client,
+    percent,
+    print_json,
+    when,
+)
 from sla_server.reports import text
-from sla_server.reports.document import IssuedReport, ReportContent
+from sla_server.reports.document import IssuedReport, ReportContent, digest_of
 from sla_server.reports.html import as_html
+from sla_server.reports.verify import canonical_text
 from sla_server.rows import Row
 
 FORMS: Final = ("text", "json", "csv", "html", "pdf")
@@ -46,7 +63,7 @@ PAGE: Final = 500
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadedReport:
     """One report in hand. ``issued`` and ``digest`` of an issued one; ``plain`` is what was sent."""
 
     plain: Row
@@ -130,9 +147,9 @@ def _agreements(client: Client) -> list[str]:
             return names
 
 
-def _computed(client: Client, agreement: str, period: str) -> Report:
+def _computed(client: Client, agreement: str, period: str) -> LoadedReport:
     plain = client.get(f"/slas/{quote(agreement, safe='')}/report", period=period)
-    return Report(plain, _parsed(ReportContent, plain))
+    return LoadedReport(plain, _parsed(ReportContent, plain))
 
 
 def _parsed(model: type[Any], plain: Any) -> Any:
@@ -140,14 +157,15 @@ def _parsed(model: type[Any], plain: Any) -> Any:
         return model.model_validate(plain)
     except ValidationError as exc:
         raise CliError(
-            f"the server's report is of another release ({describe(exc)}). Use -o json, or the sla of its release"
+            f"the server's report is of another release ({describe(exc)}). "
+            "Use -o json, or the sla of its release"
         ) from exc
 
 
 # -- Writing
 
 
-def _write(reports: Sequence[Report], output: str, to: Path | None, *, is_one: bool = False) -> None:
+def _write(reports: Sequence[LoadedReport], output: str, to: Path | None, *, is_one: bool = False) -> None:
     if output == "pdf" and to is None and sys.stdout.isatty():
         raise BadUsage("-o pdf: a terminal shows no PDF. Give --to FILE")
     if not is_one and output in ("html", "pdf"):
@@ -162,12 +180,12 @@ def _write(reports: Sequence[Report], output: str, to: Path | None, *, is_one: b
     if to is not None:
         _store(to, data)
     elif output == "pdf":
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
     else:
         click.echo(printable_lines(data.decode()) if output == "text" else data.decode(), nl=False)
 
 
-def _all_of(reports: Sequence[Report], output: str, *, is_one: bool) -> bytes:
+def _all_of(reports: Sequence[LoadedReport], output: str, *, is_one: bool) -> bytes:
     if is_one:
         return _made(reports[0], output)
     if output == "json":
@@ -179,7 +197,7 @@ def _all_of(reports: Sequence[Report], output: str, *, is_one: bool) -> bytes:
     return "\n".join(parts).encode()
 
 
-def _made(one: Report, output: str) -> bytes:
+def _made(one: LoadedReport, output: str) -> bytes:
     makers: dict[str, Callable[[], str]] = {
         "text": lambda: text.as_text(one.content, one.issued, one.digest),
         "csv": lambda: text.as_csv(one.content),
@@ -203,3 +221,155 @@ def _store(path: Path, data: bytes) -> None:
         write_whole(path, data)
     except OSError as exc:
         raise CliError(f"--to {path}: cannot be written ({exc.strerror})") from exc
+
+
+# -- Issued reports
+
+
+def _credit_of(row: Row) -> str:
+    credit = (row["summary"] or {}).get("credit")
+    return DASH if credit is None else percent(credit, 0)
+
+
+def _kept_of(row: Row) -> Text:
+    """The objectives of a report, those that were not kept first."""
+    objectives = (row["summary"] or {}).get("objectives") or []
+    missed = [str(each["name"]) for each in objectives if each["is_kept"] is False]
+    if missed:
+        return Text(f"NOT KEPT: {', '.join(missed)}", BAD)
+    is_judged = any(each["is_kept"] for each in objectives)
+    return Text("kept", GOOD) if is_judged else Text("nothing to judge", WARN)
+
+
+ISSUED_COLUMNS: Final = (
+    Column("NUMBER", lambda row, _now: str(row["number"]), number=True),
+    Column("REPORT", lambda row, _now: row["report_id"]),
+    Column("ISSUED", lambda row, _now: when(row["issued_us"])),
+    Column("PROMISES", lambda row, _now: _kept_of(row)),
+    Column("CREDIT", lambda row, _now: _credit_of(row), number=True),
+    Column("STATE", lambda row, _now: "preliminary" if row["is_preliminary"] else "final"),
+)
+
+
+@report.command("list")
+@click.argument("agreement", required=False)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="At most so many.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Form.")
+@pass_client
+def list_reports(client: Client, agreement: str | None, limit: int, output: str) -> None:
+    """List issued reports, newest first: all, or those of AGREEMENT."""
+    found = client.get("/reports", limit=limit, **({"name": agreement} if agreement else {}))["items"]
+    if output == "json":
+        print_json(found)
+    elif not found:
+        click.echo("no report was issued yet: 'sla report issue' issues those that are due", err=True)
+    else:
+        console().print(build(ISSUED_COLUMNS, found, 0))
+
+
+@report.command("show")
+@click.argument("report_id", metavar="REPORT")
+@OUTPUT
+@TO
+@pass_client
+def show(client: Client, report_id: str, output: str, to: Path | None) -> None:
+    """Show an issued report, by its id or number, as it was issued."""
+    plain = client.get(f"/reports/{quote(report_id, safe='')}")
+    issued = _parsed(IssuedReport, plain["report"])
+    _write([LoadedReport(plain, issued.content, issued, plain["digest"])], output, to, is_one=True)
+
+
+@report.command("verify")
+@click.argument("reports", metavar="[REPORT | FILE]...", nargs=-1)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="Form.")
+@pass_client
+def verify(client: Client, reports: Sequence[str], output: str) -> None:
+    """Check issued reports: is each what was issued, does it add up, is it what the server's data give?
+
+    Without an argument the chain of all reports is checked. A FILE is a report as 'sla report show -o json'
+    writes it: it is also compared with the server's. Ends with status 1 if something is wrong.
+    """
+    if not reports:
+        chain = client.get("/report-chain")
+        if output == "json":
+            print_json(chain)
+        else:
+            for each in chain["items"]:
+                _print_findings(each)
+            state = (
+                "each names the digest of the one before it" if chain["is_good"] else "the chain is broken"
+            )
+            click.echo(f"{chain['count']} reports: {state}")
+        if not chain["is_good"]:
+            raise SystemExit(1)
+        return
+    found = [_verified(client, each) for each in reports]
+    if output == "json":
+        print_json(found)
+    else:
+        for each in found:
+            _print_findings(each)
+    if not all(each["is_good"] for each in found):
+        raise SystemExit(1)
+
+
+def _verified(client: Client, given: str) -> Row:
+    path = Path(given)
+    if not path.is_file():
+        answer: Row = client.get(f"/reports/{quote(given, safe='')}/verification")
+        return answer
+    try:
+        held = json.loads(path.read_bytes())
+        digest, body = str(held["digest"]), held["report"]
+        report_id = str(body["report_id"])
+    except (OSError, ValueError, TypeError, KeyError) as exc:
+        problem = f"{given} is no report. Write one with: sla report show REPORT -o json --to {given}"
+        raise BadUsage(problem) from exc
+    answer = client.get(f"/reports/{quote(report_id, safe='')}/verification")
+    stored = client.get(f"/reports/{quote(report_id, safe='')}")["digest"]
+    for mine, problem in (
+        (digest_of(canonical_text(body)), "the file's digest is not that of its report: it was changed"),
+        (stored, "the server's report of this id has another digest"),
+    ):
+        if mine != digest:
+            answer["findings"].insert(0, {"meaning": "broken", "where": given, "text": problem})
+            answer["is_good"] = False
+    return answer
+
+
+def _print_findings(found: Row) -> None:
+    click.echo(printable_lines(f"{found['report_id']}: {'good' if found['is_good'] else 'NOT GOOD'}"))
+    for each in found["findings"]:
+        click.echo(printable_lines(f"  {each['meaning']}: {each['where']}: {each['text']}"))
+    if found["left_out"]:
+        click.echo(f"  and {found['left_out']} more")
+    for each in found["checked"]:
+        click.echo(printable_lines(f"  checked: {each}"))
+
+
+@report.command("issue")
+@click.argument("agreement", required=False)
+@click.option("--period", default="last", show_default=True, metavar="PERIOD", help="With AGREEMENT: which.")
+@click.option("--preliminary", is_flag=True, help="With AGREEMENT: also while figures may still change.")
+@CONFIG
+@pass_client
+def issue(client: Client, agreement: str | None, period: str, preliminary: bool, config: Path | None) -> None:
+    """Issue reports, on the server's own machine: all that are due, or that of AGREEMENT.
+
+    An issued report never changes. Where one of the period is there and figures differ, a revision is issued,
+    which says what it changes.
+    """
+    if agreement is None and (preliminary or period != "last"):
+        raise BadUsage("--period and --preliminary are of one agreement: name it")
+    command = [sys.executable, "-m", "sla_server.reports.job"]
+    path = config or client.config
+    command += ["--config", str(path)] if path else []
+    command += ["--agreement", agreement, "--period", period] if agreement is not None else []
+    command += ["--preliminary"] if preliminary else []
+    status = subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
+    if status:
+        raise SystemExit(status if status > 0 else 1)
+    try:
+        client.change("POST", "/policies/announce")  # the same look finds what is to be announced
+    except CliError as exc:
+        click.echo(f"the server will announce it within a minute by itself ({exc})", err=True)

@@ -99,7 +99,8 @@ class DatabaseConfig(StrictModel):
     sql/roles.sql. Empty: ``url``, in read-only sessions."""
 
     policy_url: str = ""
-    """URL for the policy job, with a role that may read and insert policies. Empty: ``url``."""
+    """URL for the policy job and the report job, with a role that may read, and insert policies and reports.
+    Empty: ``url``."""
 
     rollup_s: int = Field(default=60, ge=1, le=60)
     """Length of a rollup in seconds; divides 60. Slices are whole multiples of it. Fixed once a

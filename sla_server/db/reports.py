@@ -2,7 +2,7 @@
 
 Reports are numbered from 1 on, and each has the digest of the one before it, so a row that was changed, taken
 away or put in between is noticed. Numbers are given under a lock: two jobs never issue the same. Rows are
-inserted and never change; triggers refuse it (``sql/versions/0020``).
+inserted and never change; triggers refuse it (``sql/versions/0019``).
 
 Like the policy job it runs beside the server and waits its turn (``lock_timeout_s``).
 """

@@ -470,7 +470,7 @@ reports = Table(
     Index("reports_id", "report_id", unique=True),
     Index("reports_name", "name", "from_us"),
 )
-"""Issued reports: rows are inserted and never change; triggers refuse it (``sql/versions/0020``)."""
+"""Issued reports: rows are inserted and never change; triggers refuse it (``sql/versions/0019``)."""
 
 REJECTED: Final = "rejected"
 REJECTED_PINNED: Final = "rejected-pinned"

@@ -34,6 +34,7 @@ NOT_JUDGED: Final = "not-judged"
 NOT_JUDGED_TEXT: Final = (
     "no slice is stored: nothing was known of the volumes yet, or the server was down for longer than a week"
 )
+NOT_YET_TEXT: Final = "not judged yet"
 _GROUP: Final = ("version", "state", "ours", "inexact", "length_us")
 
 
@@ -235,8 +236,16 @@ def bad_spans(slices: ObjectiveSlices) -> list[WorstSpan]:
     return found
 
 
-def missing_spans(slices: ObjectiveSlices, unjudged: Sequence[Span]) -> list[ReportedSpan]:
-    """Slices without data in a row, and time in service hours that was not judged."""
+def missing_spans(
+    slices: ObjectiveSlices, unjudged: Sequence[Span], pending_us: int | None = None
+) -> list[ReportedSpan]:
+    """Slices without data in a row, and time in service hours that was not judged.
+
+    Args:
+        slices: of the period.
+        unjudged: spans that no slice covers.
+        pending_us: the last of them, if it ends here, is not judged yet.
+    """
     found = [
         ReportedSpan.model_validate(_head(slices.name, run))
         for run in runs(
@@ -255,7 +264,7 @@ def missing_spans(slices: ObjectiveSlices, unjudged: Sequence[Span]) -> list[Rep
                     to_us=span[1],
                     slices=0,
                     reason=NOT_JUDGED,
-                    text=NOT_JUDGED_TEXT,
+                    text=NOT_YET_TEXT if span[1] == pending_us else NOT_JUDGED_TEXT,
                 )
             )
     return sorted(found, key=lambda span: span.from_us)
@@ -291,7 +300,7 @@ def without_exclusions(slices: ObjectiveSlices) -> tuple[PeriodSums, int]:
 def unexcused_state(row: Row, agreed: tuple[InForce, Objective] | None) -> str | None:
     """How an excluded slice would have been judged by the figures that are stored of it; None: not known.
 
-    They are those of ``agreements.verdicts``, but for hangs of single I/Os and the clauses on sizes and reads.
+    As in ``agreements.verdicts``, but for hangs of single I/Os and the clauses on sizes and reads.
     """
     if (row["coverage_ratio"] or 0.0) < MIN_COVERAGE_RATIO:
         return "no_data"

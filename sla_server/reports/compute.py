@@ -1,7 +1,7 @@
 """The report of one agreement and one period, from stored rows: a pure function.
 
-What is stored of a slice is taken as it was judged; nothing is judged again here (``verify`` does). Figures are
-those of ``agreements.compliance`` and ``credits``, which the server itself shows.
+What is stored of a slice is taken as it was judged; nothing is judged again here (``verify`` does). Figures
+are those of ``agreements.compliance`` and ``credits``, which the server itself shows.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sla_server.reports.document import (
     ReportedPeriod,
 )
 from sla_server.reports.inputs import MOST_EPISODES, MOST_THROTTLES, ReportInputs
+from sla_server.reports.words import duration
 
 LATE_US: Final = 2 * 86_400 * SECOND_US
 """Late data may revise a slice for so long (``judging.track.OPEN_US``)."""
@@ -58,7 +59,9 @@ def compute_report(inputs: ReportInputs) -> ReportContent:
 
     bad = [span for slices in of_period.values() for span in accounts.bad_spans(slices)]
     missing = [
-        span for name, slices in of_period.items() for span in accounts.missing_spans(slices, pending[name])
+        span
+        for name, slices in of_period.items()
+        for span in accounts.missing_spans(slices, pending[name], _pending_us(inputs))
     ]
     inexact = [span for slices in of_period.values() for span in accounts.inexact_spans(slices)]
     because = _preliminary(inputs, of_period.values())
@@ -109,6 +112,11 @@ def _unjudged(inputs: ReportInputs, slices: ObjectiveSlices) -> list[Span]:
     return accounts.gaps(slices, spans)
 
 
+def _pending_us(inputs: ReportInputs) -> int | None:
+    """Where what is not judged yet ends; None: two days later, when all is judged that will ever be."""
+    return inputs.end_us if inputs.as_of_us < inputs.period.to_us + LATE_US else None
+
+
 # -- Objectives
 
 
@@ -125,6 +133,7 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
         metric=objective.indicator.metric,
         promise=promise_text(objective),
         target=objective.budgeting.target,
+        promised=promised_ratio(sums),
         is_kept=None if sums.compliance is None else sums.bad_us <= sums.allowed_us + 0.5,
         compliance=sums.compliance,
         compliance_without_exclusions=without.compliance,
@@ -137,6 +146,12 @@ def _objective(inputs: ReportInputs, slices: ObjectiveSlices, unjudged: Sequence
         reasons=accounts.reasons_of(slices.rows),
         days=accounts.day_figures(slices, inputs.period, inputs.end_us),
     )
+
+
+def promised_ratio(sums: sums_from.PeriodSums) -> float | None:
+    """What all versions promised together of the time that counts."""
+    due_us = sums.good_us + sums.bad_us
+    return round(1.0 - sums.allowed_us / due_us, 9) if due_us else None
 
 
 def _budget(
@@ -304,7 +319,7 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
             notes.append(f"slices of {name} are stored, and no readable version has that objective")
     unknown = {each.name: accounts.without_exclusions(each)[1] for each in slices}
     notes += [
-        f"slices of {name} in maintenance that stored figures do not tell, left out without exclusions: {count}"
+        f"slices of {name} in maintenance that would be neither good nor bad by what is stored: {count}"
         for name, count in unknown.items()
         if count
     ]
@@ -327,7 +342,7 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
         // SECOND_US
     )
     if down_s:
-        notes.append(f"the server itself was down for {format_duration(down_s)} of the period")
+        notes.append(f"the server itself was down for {duration(down_s)} of the period")
     return notes
 
 

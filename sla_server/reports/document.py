@@ -128,7 +128,12 @@ class ReportedObjective(_Part):
     metric: str
     promise: str
     target: float
+    """As agreed last."""
+    promised: float | None
+    """The share of good time that all its versions promised together, each for what it judged; with one
+    version the target; null: nothing was judged that counts."""
     is_kept: bool | None
+    """Whether the bad time is within what that leaves room for."""
     compliance: float | None
     """good / (good + bad), by time."""
     compliance_without_exclusions: float | None
@@ -165,7 +170,7 @@ class CreditedPeriod(_Part):
 
 
 class ReportedCredits(_Part):
-    """By the penalty table of the version that held at the end of each of them; no money, shares of a price."""
+    """By the penalties of the version that held at the end of each of them: no money, shares of a price."""
 
     penalties: list[Penalty]
     credit_cap: float
@@ -226,7 +231,7 @@ class ReportedMaintenance(_Part):
     """Whether it was announced as long before as was agreed; null: nothing was agreed."""
 
 
-class ThrottledVolume(_Part):
+class VolumeThrottling(_Part):
     """What throttles did to one volume, or one group, in the period."""
 
     volume: str
@@ -243,10 +248,10 @@ class ThrottledVolume(_Part):
 class ReportedThrottling(_Part):
     """What keeping the promise cost others, and what others cost these volumes."""
 
-    others: list[ThrottledVolume]
+    others: list[VolumeThrottling]
     others_throttled_s: int
     others_delayed_s: float | None
-    own: list[ThrottledVolume]
+    own: list[VolumeThrottling]
     own_throttled_s: int
 
 
@@ -341,7 +346,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def inlined_schema(model: type[BaseModel] = ReportContent) -> dict[str, Any]:
-    """The schema of one model without references, to stand within another document."""
+    """The schema of one model without references, for use within another document."""
     schema = model.model_json_schema(by_alias=True)
     definitions = schema.pop("$defs", {})
 

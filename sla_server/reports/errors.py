@@ -3,6 +3,7 @@
 SlaError (pmdaemon.errors)
 └── ReportError
     ├── NoSuchPeriod       a text that names no period
+    ├── PeriodTooLong      it holds more slices than can be read at once
     ├── NothingToReport    the agreement is not known, or was not in force in the period
     ├── NotYetFinal        its figures may still change, so it is not issued
     ├── IssueRunning       another run of the job issues reports just now
@@ -30,6 +31,16 @@ class NoSuchPeriod(ReportError):
         super().__init__(
             f"{self.text!r} {problem}. Give a month (2026-10), a week (2026-W40), a day (2026-10-03), "
             "a quarter (2026-Q4), a year (2026), last or this"
+        )
+
+
+class PeriodTooLong(ReportError):
+    """More slices than can be read at once."""
+
+    def __init__(self, text: str, slices: int, most: int) -> None:
+        super().__init__(
+            f"a report of {text} has up to {slices:,} slices, and at most {most:,} are read at once. Ask for "
+            "shorter periods, or issue it on the server's machine: sla report issue AGREEMENT --period ..."
         )
 
 

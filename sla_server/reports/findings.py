@@ -16,7 +16,7 @@ from sla_server.reports.document import (
     ReportedMaintenance,
     ReportedThrottling,
     ReportedVersion,
-    ThrottledVolume,
+    VolumeThrottling,
 )
 from sla_server.reports.inputs import BEFORE_US, ReportInputs, throttled_name, throttled_spans
 from sla_server.rows import Row
@@ -190,7 +190,7 @@ def throttling_of(inputs: ReportInputs) -> ReportedThrottling:
 
 def _throttled(
     inputs: ReportInputs, rows: Iterable[Row], held: Mapping[str, Row]
-) -> tuple[list[ThrottledVolume], int]:
+) -> tuple[list[VolumeThrottling], int]:
     """By volume, the longest first; and the sum of their times, which may run side by side."""
     spans: dict[str, list[Span]] = {}
     least: dict[str, float] = {}
@@ -206,7 +206,7 @@ def _throttled(
     for volume, of in spans.items():
         use = held.get(volume)
         found.append(
-            ThrottledVolume(
+            VolumeThrottling(
                 volume=volume,
                 throttles=len(of),
                 throttled_s=union_us(of) // SECOND_US,

@@ -54,7 +54,9 @@ def _environment() -> Environment:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
-    made.globals.update(percent=words.percent, duration=words.duration, count=words.count, value=_value)
+    made.globals.update(
+        percent=words.percent, duration=words.duration, count=words.count, edited=words.edited, value=_value
+    )
     return made
 
 

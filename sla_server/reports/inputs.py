@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from sla_server.agreements.compliance import agreed_periods
 from sla_server.agreements.document import Agreement, Window
-from sla_server.agreements.periods import RollingWindow, Span, period_bounds, to_local
+from sla_server.agreements.periods import SECOND_US, RollingWindow, Span, period_bounds, to_local
 from sla_server.agreements.promise import InForce
 from sla_server.agreements.selectors import matches
-from sla_server.reports.errors import NothingToReport
+from sla_server.reports.errors import NothingToReport, PeriodTooLong
 from sla_server.reports.period import ReportPeriod, parse_period, period_at, usual_kind
 from sla_server.rows import Row
 from sla_server.services.plans import from_rows as plans_of
@@ -32,6 +32,8 @@ MOST_DECISIONS: Final = 5000
 BEFORE_US: Final = 600_000_000
 """Decisions so long before an episode may be about it: a loop starts when a promise is at risk."""
 MOST_PERIODS: Final = 800
+MOST_SLICES: Final = 5_000_000
+"""Of one report: some 4 GB of rows; a year of minutes of one objective is a tenth of it."""
 LAST: Final = "last"
 THIS: Final = "this"
 
@@ -92,7 +94,7 @@ def versions_of(rows: Iterable[Row], documents: Iterable[Row], now_us: int) -> l
             agreement = Agreement.from_spec(row["spec"])
         except ValidationError:
             continue
-        item = InForce(agreement, row["version"], row["applied_us"], row["ended_us"], former=tuple(found))
+        item = InForce(agreement, row["version"], row["applied_us"], row["ended_us"])
         found.append(plans.attach(item))
     return found
 
@@ -134,10 +136,13 @@ def credited_periods(versions: Sequence[InForce], period: ReportPeriod, end_us: 
     return [span for span in reversed(spans) if span[1] > period.from_us and span[0] < end_us]
 
 
-def read_inputs(reader: SqlReader, name: str, period_text: str, as_of_us: int) -> ReportInputs:
+def read_inputs(
+    reader: SqlReader, name: str, period_text: str, as_of_us: int, most_slices: int = MOST_SLICES
+) -> ReportInputs:
     """Read all that a report says.
 
     Raises:
+        PeriodTooLong: there may be more than ``most_slices`` slices in it.
         NoSuchPeriod: the text names no period.
         NothingToReport: the agreement is not known, or not yet in force.
         DatabaseUnavailable: retryable.
@@ -152,16 +157,19 @@ def read_inputs(reader: SqlReader, name: str, period_text: str, as_of_us: int) -
             f"agreement {name!r} was stored by another release and cannot be read: apply its document again"
         )
     period = find_period(versions, period_text, as_of_us)
-    return _read(reader, ReportInputs(name, period, as_of_us, versions, rows))
+    return _read(reader, ReportInputs(name, period, as_of_us, versions, rows), most_slices)
 
 
-def _read(reader: SqlReader, found: ReportInputs) -> ReportInputs:
+def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInputs:
     """All the rest, for a period and versions that are known."""
     name, period, as_of_us, end_us = found.name, found.period, found.as_of_us, found.end_us
     if not found.held_versions:
         raise NothingToReport(_not_in_force(found))
     credited = credited_periods(found.versions, period, end_us)
     from_us = min([period.from_us, *(span[0] for span in credited)])
+    expected = _expected_slices(found.held_versions, from_us, end_us)
+    if expected > most_slices:
+        raise PeriodTooLong(period.text, expected, most_slices)
     agreed = [objective.name for item in found.held_versions for objective in item.agreement.judged]
     names = dict.fromkeys([*agreed, *reader.reports.report_objectives(name, from_us, end_us)])
     slices: dict[str, list[Row]] = {}
@@ -198,6 +206,16 @@ def _read(reader: SqlReader, found: ReportInputs) -> ReportInputs:
         held=_held(reader, throttles, period, end_us),
         outages=reader.outages(period.from_us, end_us),
     )
+
+
+def _expected_slices(versions: Iterable[InForce], from_us: int, end_us: int) -> int:
+    """How many there are at most."""
+    shortest: dict[str, int] = {}
+    for item in versions:
+        for objective in item.agreement.judged:
+            length_s = objective.budgeting.slice_s
+            shortest[objective.name] = min(length_s, shortest.get(objective.name, length_s))
+    return sum((end_us - from_us) // (length_s * SECOND_US) + 1 for length_s in shortest.values())
 
 
 def newest_by(rows: Iterable[Row], as_of_us: int) -> list[Row]:

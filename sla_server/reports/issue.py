@@ -1,8 +1,8 @@
 """Issuing: from a content to a link of the chain; which reports are due.
 
-A report is due once: when its period has ended for so long that late data revise nothing any more. A later one
-of the same period is a revision: a document of its own, which says what it changes. Where nothing has changed
-there is none.
+A report is due once: when its period has ended for so long that late data revise nothing any more. A later
+one of the same period is a revision: a document of its own, which says what it changes. Where nothing has
+changed there is none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # rows come in and go out; how is the caller's affair
 
 MOST_REVISED: Final = 200
 PERIODS_BACK: Final = 2
-"""Periods that are made up for: of a server that was away when one of them was due."""
+"""The newest periods that are over: the one before the last is made up for, if the server was away then."""
 DueKind = Literal["own"] | PeriodKind
 
 
@@ -131,9 +131,7 @@ def summary_of(content: ReportContent) -> dict[str, Any]:
 
 
 def changed_fields(before: ReportContent, after: ReportContent) -> list[RevisedField]:
-    """Figures that differ, at most ``MOST_REVISED`` and one that counts the others; when it was computed
-    makes no difference.
-    """
+    """Figures that differ, at most ``MOST_REVISED``, and one entry that counts the others."""
     old, new = plain(before), plain(after)
     for each in (old, new):
         del each["as_of_us"]
@@ -165,16 +163,12 @@ def _due_of(reader: SqlReader, rows: list[Row], kind: DueKind, now_us: int) -> I
         return
     newest = versions[-1].agreement.spec
     wanted = usual_kind(newest.window) if kind == "own" else kind
-    period = period_at(wanted, newest.time_zone, now_us)
+    period = period_at(wanted, newest.time_zone, now_us - LATE_US)
     found: list[ReportPeriod] = []
-    for _ in range(PERIODS_BACK + 1):
-        is_over = period.to_us + LATE_US <= now_us
-        was_in_force = rows[0]["applied_us"] < period.to_us and (
-            ended_us is None or ended_us > period.from_us
-        )
-        if is_over and was_in_force:
-            found.append(period)
+    for _ in range(PERIODS_BACK):
         period = period_at(wanted, newest.time_zone, period.from_us - 1)
+        if rows[0]["applied_us"] < period.to_us and (ended_us is None or ended_us > period.from_us):
+            found.append(period)
     if found:
         issued = reader.reports.issued_periods(name)
         yield from ((name, each.text) for each in reversed(found) if each.text not in issued)

@@ -1,4 +1,4 @@
-"""The report job: ``python -m sla_server.reports.job --config FILE``. A plain command for schedule, timer and hand.
+"""The report job: ``python -m sla_server.reports.job --config FILE``, for schedule, timer and hand.
 
 It issues what is due, or the report of one agreement and period. Each report is a transaction of its own, and
 a report that cannot be made (a database that goes away, an agreement of another release) leaves the others
@@ -35,7 +35,7 @@ KIND: Final = "reports"
 NICER: Final = 10  # whatever else this machine does goes first
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
-NOTED_EVERY: Final = 100
+WORDS: Final = {True: "kept", False: "not kept", None: "not judged"}
 _SHOWN: Final = 500  # characters of an error in the list of runs
 
 
@@ -118,10 +118,7 @@ def describe(result: dict[str, Any]) -> str:
     """The result for people."""
     lines = []
     for row in result["issued"]:
-        kept = ", ".join(
-            f"{each['name']} {'kept' if each['is_kept'] else 'not kept' if each['is_kept'] is not None else 'not judged'}"
-            for each in row["summary"]["objectives"]
-        )
+        kept = ", ".join(f"{each['name']} {WORDS[each['is_kept']]}" for each in row["summary"]["objectives"])
         state = " (preliminary)" if row["is_preliminary"] else ""
         lines.append(f"{row['report_id']}{state} issued as number {row['number']}: {kept}")
         lines.append(f"  SHA-256 {row['digest']}")

@@ -153,7 +153,9 @@ def _objective(one: ReportedObjective) -> Iterator[str]:
     verdict = {True: "KEPT", False: "NOT KEPT", None: "nothing to judge"}[one.is_kept]
     until = "" if one.is_agreed else " (no longer agreed)"
     yield f"{one.name}{until}: {one.promise}"
-    yield f"  {verdict}: {percent(one.compliance)} of {percent(one.target)} promised"
+    yield f"  {verdict}: {percent(one.compliance)} of {percent(one.promised or one.target)} promised"
+    if edited := words.edited(one):
+        yield f"   {edited}"
     if one.compliance_without_exclusions != one.compliance:
         yield f"  without exclusions {percent(one.compliance_without_exclusions)}"
     yield f"  coverage {percent(one.coverage)}; {_slices(one)}"

@@ -1,4 +1,4 @@
-"""Checks of issued reports: the chain, the sums within one, and the same figures computed again from what is stored.
+"""Checks of issued reports: the chain, the sums within one, the same figures computed again.
 
 What is found has one of these meanings:
 
@@ -25,7 +25,9 @@ from sla_server.agreements.difference import differences
 from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import IssuedReport, ReportContent, digest_of
 from sla_server.reports.errors import ReportError
-from sla_server.reports.inputs import ReportInputs, read_inputs
+from sla_server.reports.inputs import MOST_SLICES, ReportInputs, read_inputs
+from sla_server.reports.raw import RawCheck, raw_differences
+from sla_server.reports.words import moment
 from sla_server.rows import Row
 
 if TYPE_CHECKING:
@@ -46,14 +48,14 @@ FIGURES: Final = (
     "maintenance",
     "versions",
 )
-"""Parts that rest on slices and documents alone, which are stored for 13 months; the others rest on what leaves
-sooner (throttles, decisions), or goes on to change while a violation lasts.
+"""Parts that rest on slices and documents alone, which are stored for 13 months; the others rest on what
+leaves sooner (throttles, decisions), or goes on to change while a violation lasts.
 """
 NO_REPORT: Final = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """One thing that was found: what it means, where, and in words."""
 
     meaning: Meaning
@@ -74,7 +76,7 @@ class Verification:
     """
 
     report_id: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Discrepancy] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     left_out: int = 0
 
@@ -86,7 +88,7 @@ class Verification:
     def add(self, meaning: Meaning, where: str, text: str) -> None:
         """Note a finding; those beyond ``MOST_FOUND`` are counted."""
         if len(self.findings) < MOST_FOUND:
-            self.findings.append(Finding(meaning, where, text))
+            self.findings.append(Discrepancy(meaning, where, text))
         else:
             self.left_out += 1
 
@@ -151,13 +153,16 @@ def check_document(found: Verification, row: Row, audited: Row | None) -> None:
     found.checked.append("digest, number, the digest of the report before it, audit log")
 
 
-def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verification:
+def verify_report(
+    reader: SqlReader, row: Row, before: Row | None, most_slices: int = MOST_SLICES
+) -> Verification:
     """Check one report in full.
 
     Args:
         reader: of what is stored.
         row: of ``reports``, with its body.
         before: the row with the number before; None for the first.
+        most_slices: of a report with more only the document itself is checked.
     """
     found = Verification(row["report_id"])
     previous = before["digest"] if before is not None else NO_REPORT
@@ -172,13 +177,15 @@ def verify_report(reader: SqlReader, row: Row, before: Row | None) -> Verificati
     check_sums(found, report.content)
     content = report.content
     try:
-        inputs = read_inputs(reader, content.agreement.name, content.period.text, content.as_of_us)
+        agreement, period = content.agreement.name, content.period.text
+        inputs = read_inputs(reader, agreement, period, content.as_of_us, most_slices)
     except ReportError as exc:
         found.add("gone", "content", str(exc))
         return found
     compare(found, content, inputs)
+    _compare_raw(found, reader, inputs)
     if inputs.revised:
-        text = f"{inputs.revised} slices were judged again after it was issued: 'sla report issue' makes a revision"
+        text = f"{inputs.revised} slices were judged again since: 'sla report issue' makes a revision"
         found.add("superseded", "slices", text)
     return found
 
@@ -198,6 +205,19 @@ def compare(found: Verification, content: ReportContent, inputs: ReportInputs) -
         found.add("differs" if part in FIGURES else "gone", change.field, text)
     slices = sum(len(rows) for rows in inputs.slices.values())
     found.checked.append(f"all figures, computed again from {slices} stored slices as of its issue")
+
+
+def _compare_raw(found: Verification, reader: SqlReader, inputs: ReportInputs) -> None:
+    """Judge stored slices again, as far as the raw counters are there."""
+    check = RawCheck()
+    for each in raw_differences(reader, inputs, check):
+        at = moment(each.start_us, inputs.period.tz)
+        text = f"stored {_shown(dict(each.stored))}, the raw counters give {_shown(dict(each.raw))}"
+        found.add("raw", f"{each.objective} {at}", text)
+    if check.compared:
+        found.checked.append(f"{check.compared} slices judged again from the raw counters")
+    if check.gone:
+        found.checked.append(f"not compared: {check.gone} slices whose raw counters have left SQL")
 
 
 def check_sums(found: Verification, content: ReportContent) -> None:
@@ -221,14 +241,14 @@ def check_sums(found: Verification, content: ReportContent) -> None:
         if due_s != one.due_s:
             found.add("differs", f"{where}.due_s", f"the days add up to {due_s}, it says {one.due_s}")
     for period in content.credits.periods:
-        total = 0.0
+        added = 0.0
         for line in period.objectives:
             owed = penalty_for(content.credits.penalties, line.compliance)
-            total += line.credit
+            added += line.credit
             if owed != line.credit:
                 where = f"credits.{line.objective}"
                 found.add("differs", where, f"by the penalties it is {owed}, it says {line.credit}")
-        capped = min(round(total, 9), content.credits.credit_cap)
+        capped = min(round(added, 9), content.credits.credit_cap)
         if capped != period.credit:
             found.add("differs", "credits", f"the objectives add up to {capped}, it says {period.credit}")
     found.checked.append("sums of days, of time, and credits by the penalties")

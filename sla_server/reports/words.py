@@ -6,9 +6,12 @@ What is not known is a dash. A share is rounded down: 99.996 % must not read as 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sla_server.agreements.periods import to_local
+
+if TYPE_CHECKING:
+    from sla_server.reports.document import ReportedObjective
 
 DASH: Final = "–"
 
@@ -22,12 +25,19 @@ def percent(ratio: float | None, digits: int = 3) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
 
 
+def edited(one: ReportedObjective) -> str:
+    """A remark where the target was edited in the period: it is not what the versions promised together."""
+    if one.promised is None or one.promised == one.target:
+        return ""
+    return f" by its versions together; the target is {percent(one.target)} now"
+
+
 def duration(seconds: float | None) -> str:
     """Two units at most: 3 d 4 h, 12 min, 45 s."""
     if seconds is None:
         return DASH
     rest = round(abs(seconds))
-    parts = []
+    parts: list[str] = []
     for name, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
         count, rest = divmod(rest, length)
         if count and len(parts) < 2:

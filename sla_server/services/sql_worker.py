@@ -87,7 +87,7 @@ class PublishedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SqlState:
-    """The result of one look; ``claims``: that changed since the look before; ``reports``: not announced yet."""
+    """The result of one look; ``claims``: changed since the look before; ``reports``: not announced yet."""
 
     judgement: Judgement = field(default_factory=Judgement)
     processes: list[Row] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from sla_server.api.scope import Scopes
 from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
+from sla_server.reports.issue import issue
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
@@ -382,7 +384,6 @@ class FakeSource:
         self.shift_us = 0
         self.ended: list[dict[str, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
-        self.stored_reports = december()
 
     def _row(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -786,6 +787,21 @@ class FakeSource:
     def reports(self) -> StoredRows:
         self._row("reports")
         return self.stored_reports
+
+    @cached_property
+    def stored_reports(self) -> StoredRows:
+        """With one issued report; made when a test asks for it."""
+        made = december()
+        made.versions = [
+            {key: value for key, value in row.items() if key != "document"}
+            for row in self._agreement_rows("erp-gold")
+        ]
+        issue(made, "erp-gold", "2026-12", "ann", NOW_US)  # type: ignore[arg-type]
+        return made
+
+    def progress(self) -> dict[str, int]:
+        self._row("progress")
+        return {}
 
     def outages(self, from_us: int, to_us: int) -> list[dict[str, Any]]:
         self._row("outages", from_us, to_us)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from sla_server.agreements.load import load_documents
+from sla_server.db.reports import NO_REPORT, ChainEnd
 from sla_server.rows import Row
-from tests.support.agreements import agreement
+from tests.support.agreements import FULL, agreement, maintenance_text
 
 MINUTE_US = 60_000_000
 HOUR_US = 60 * MINUTE_US
@@ -85,6 +87,7 @@ class StoredRows:
     volumes: list[str] = field(default_factory=list)
     held: dict[str, Row] = field(default_factory=dict)
     since_us: int | None = 0
+    issued_rows: list[Row] = field(default_factory=list)
 
     @property
     def reports(self) -> StoredRows:
@@ -151,3 +154,111 @@ class StoredRows:
 
     def held_back(self, volume: str, hours_us: Collection[int]) -> Row | None:
         return self.held.get(volume) if hours_us else None
+
+    def rollups_from_us(self) -> int | None:
+        return None
+
+    def streams(self) -> list[Row]:
+        return []
+
+    def progress(self) -> dict[str, int]:
+        return {}
+
+    # -- Issued reports
+
+    def issued(self, limit: int = 100, before: int | None = None, name: str | None = None) -> list[Row]:
+        rows = [row for row in self.issued_rows if name in (None, row["name"])]
+        rows = [row for row in rows if before is None or row["number"] < before]
+        listed = sorted(rows, key=lambda row: -int(row["number"]))[:limit]
+        return [{key: value for key, value in row.items() if key != "body"} for row in listed]
+
+    def issued_report(self, report_id: str) -> Row | None:
+        return next(
+            (row for row in self.issued_rows if report_id in (row["report_id"], str(row["number"]))), None
+        )
+
+    def issued_after(self, number: int, limit: int) -> list[Row]:
+        return [row for row in self.issued_rows if row["number"] > number][:limit]
+
+    def audit_of(self, report_id: str) -> Row | None:
+        return None
+
+    # -- The store of the report job
+
+    @property
+    def reader(self) -> StoredRows:
+        return self
+
+    def append(self, name: str, period: str, make: Callable[[ChainEnd], Any]) -> Row | None:
+        of_period = [row for row in self.issued_rows if (row["name"], row["period"]) == (name, period)]
+        previous = self.issued_rows[-1]["digest"] if self.issued_rows else NO_REPORT
+        row = make(ChainEnd(len(self.issued_rows) + 1, previous, of_period[-1] if of_period else None))
+        if row is not None:
+            self.issued_rows.append(dict(row))
+        return row
+
+
+def example_month() -> tuple[StoredRows, int]:
+    """October 2026 of erp-gold, with all that a report can say; and a time after it.
+
+    Slices of a quarter of an hour, an edit on the 12th, work on the 6th, storage that hung on the 14th,
+    neighbours on the 20th, a gap on the 22nd, the end of summer time on the 25th.
+    """
+    tz = "Europe/Berlin"
+    quarter = 15 * MINUTE_US
+    text = FULL.replace("slice: 1m", "slice: 15m")
+    start, end, edit = (at_us(f"2026-{day} 00:00", tz) for day in ("10-01", "11-01", "10-12"))
+    rows = StoredRows(
+        [
+            version_row(text.replace("target: 0.995", "target: 0.99"), 1, start - 20 * DAY_US, edit),
+            version_row(text, 2, edit, applied_by="bea"),
+        ]
+    )
+    marks = {
+        at_us("2026-10-14 10:00", tz): ("bad", {"reason": "hung", "missed": 120, "n": 120}),
+        at_us("2026-10-14 10:15", tz): ("bad", {"reason": "failed", "missed": 80, "n": 400}),
+        at_us("2026-10-20 09:00", tz): ("bad", {"missed": 300}),
+        at_us("2026-10-20 09:15", tz): ("bad", {"missed": 90, "inexact": True}),
+        at_us("2026-10-22 12:00", tz): ("no_data", {"ours": True, "reason": "cuts-lost"}),
+        at_us("2026-10-22 12:15", tz): ("no_data", {}),
+        at_us("2026-10-23 08:00", tz): ("not_applicable", {}),
+        at_us("2026-10-23 08:15", tz): ("good", {"inexact": True}),
+    }
+    at = start
+    while at < end:
+        local = datetime.fromtimestamp(at // 1_000_000, ZoneInfo(tz))
+        state, more = marks.get(at, ("good", {}))
+        if local.weekday() > 4 or not 8 <= local.hour < 18:
+            state, more = "excluded", {"reason": "outside service hours"}
+        elif local.day == 6 and 9 <= local.hour < 11:
+            missed = 500 if local.hour == 9 else 0
+            state, more = "excluded", {"reason": "maintenance move: new shelf", "missed": missed}
+        if (local.day, local.hour) != (27, 14):  # an hour that was never judged
+            version = 1 if at < edit else 2
+            rows.slices.append(
+                slice_row(at, state, **{"name": "erp-gold", "version": version, "length_us": quarter,
+                                        "threshold_us": 5000, **more})
+            )  # fmt: skip
+        at += quarter
+    hung, slow = at_us("2026-10-14 10:02", tz), at_us("2026-10-20 09:01", tz)
+    rows.stored_episodes = [
+        episode_row(hung, hung + 26 * MINUTE_US, name="erp-gold", worst_u=20.0),
+        episode_row(slow, slow + 21 * MINUTE_US, name="erp-gold", worst_u=6.4),
+    ]
+    rows.stored_throttles = [
+        throttle_row("batch", slow + MINUTE_US, slow + 41 * MINUTE_US, victim="erp-gold/latency"),
+        throttle_row("scan", slow + 2 * MINUTE_US, slow + 20 * MINUTE_US, victim="erp-gold/latency"),
+        throttle_row("vol-17", slow + 9 * HOUR_US, slow + 9 * HOUR_US + 90_000_000, victim="hr-gold/latency"),
+    ]
+    rows.held = {"batch": {"ios": 181_223, "delay_us": 4_180_500_000}}
+    work = maintenance_text(
+        "move", scope="agreements: [erp-gold]", reason="new shelf",
+        when='start: "2026-10-06T09:00", duration: 2h, tz: Europe/Berlin',
+    )  # fmt: skip
+    (loaded,) = load_documents(work, 60)
+    rows.other_documents = [
+        {"kind": "Maintenance", "name": "move", "version": 1, "document": work, "applied_by": "carl",
+         "spec": loaded.document.spec_json(), "applied_us": at_us("2026-10-04 10:00", tz), "ended_us": None}
+    ]  # fmt: skip
+    rows.stored_outages = [{"from_us": at_us("2026-10-27 13:50", tz), "to_us": at_us("2026-10-27 15:02", tz)}]
+    return rows, at_us("2026-11-04 00:00", tz)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, Select, exists, func, or_, select, tuple_
 
 from sla_server.db import schema
+from sla_server.db.archive.manifest import MOVED_KEY
 from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.rows import Row
 
@@ -63,7 +64,7 @@ def episodes_between(name: str, from_us: int, to_us: int, limit: int) -> Select[
 def throttles_between(
     from_us: int, to_us: int, limit: int, *, victims: Collection[str] = (), volumes: Collection[str] = ()
 ) -> Select[Any]:
-    """Throttles that held I/O back in [from_us, to_us), oldest first: for these victims, or of these volumes."""
+    """Throttles that held I/O back in [from_us, to_us), oldest first: for these victims, of these volumes."""
     table = schema.throttles
     lasting = or_(table.c.released_us.is_(None), table.c.released_us > from_us)
     is_real = table.c.state.not_in(("observed", "refused"))
@@ -113,6 +114,13 @@ class ReportQueries:
             found |= {row["throttle_id"]: row for row in self._rows(statement)}
         ordered = sorted(found.values(), key=lambda row: (row["requested_us"], row["throttle_id"]))
         return decode_json(ordered[:limit], ("members",))
+
+    def rollups_from_us(self) -> int | None:
+        """Since when every slot's rollups are in SQL; older ones moved to files. None: there are none."""
+        meta, rollups = schema.meta, schema.rollups
+        moved = self._rows(select(meta.c.value).where(meta.c.key == MOVED_KEY))
+        oldest = self._rows(select(func.min(rollups.c.slot_us).label("us")))[0]["us"]
+        return None if oldest is None else max(int(oldest), int(moved[0]["value"]) if moved else 0)
 
     # -- Issued reports
 
@@ -170,7 +178,7 @@ class ReportQueries:
         return [row["volume"] for row in self._rows(select(table.c.volume).order_by(table.c.volume))]
 
     def held_back(self, volume: str, hours_us: Collection[int]) -> Row | None:
-        """ios and delay_us (for how long throttles held them back) of some hours; None: not stored."""
+        """``ios`` of some hours, and ``delay_us``: how long throttles held them back; None: not stored."""
         streams, table = schema.streams, schema.rollup_hours
         of_volume = select(streams.c.stream_id).where(streams.c.volume == volume)
         stream_ids = [row["stream_id"] for row in self._rows(of_volume)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from docs import events, man, measurements, reference
+from docs import events, man, measurements, reference, report_schema
 
 
 def test_measurements_are_those_stored() -> None:
@@ -38,3 +38,7 @@ def test_manuals_have_only_requests_that_man_knows() -> None:
 
 def test_roff_escapes_what_it_would_obey() -> None:
     assert man.roff(".so x\n'y\n-l \\n") == "\\&.so x\n\\&'y\n\\-l \\en"
+
+
+def test_the_schema_of_reports_is_that_of_the_models() -> None:
+    assert report_schema.TARGET.read_text() == report_schema.render(), "run 'make docs'"

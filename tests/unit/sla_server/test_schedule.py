@@ -115,6 +115,23 @@ def test_a_run_missed_while_the_server_was_down_is_made_up_for(tmp_path: Path) -
     assert after.child.starts == 1
 
 
+def test_the_report_job_has_its_own_module_and_stamp(tmp_path: Path) -> None:
+    clock = FakeClock(unix_us=MIDNIGHT_US)
+    schedule = JobSchedule.parse("hourly")
+    assert schedule is not None
+    pipe: Any = None
+    job = ScheduledJob(schedule, tmp_path, None, pipe, clock, name="report")
+    assert list(job.child.command)[1:] == ["-m", "sla_server.reports.job", "--scheduled"]
+    child = FakeChild()
+    job.child = child  # type: ignore[assignment]
+    clock.advance(3600)
+    job.step()
+    assert child.starts == 1
+    assert (tmp_path / "report-job" / "scheduled").exists()
+    child.status = 0
+    assert job.step() == (0, "exit status 0")
+
+
 def test_a_clock_that_was_a_year_ahead_and_is_set_right_does_not_stop_it(tmp_path: Path) -> None:
     clock = FakeClock(unix_us=MIDNIGHT_US)
     clock.step_wall(365 * 86_400)

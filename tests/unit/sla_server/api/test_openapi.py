@@ -26,6 +26,7 @@ KNOWN = {
     "version": "3",
     "event_id": "e0001",
     "kind": "Route",
+    "report_id": "erp-gold-2026-12",
     "other": "3",
 }
 """What the fakes know, by parameter."""

@@ -57,3 +57,36 @@ def test_what_is_no_period_is_refused(sla: Terminal) -> None:
     unknown = sla("report", "nobody")
     assert (unknown.exit_code, "was ever applied" in unknown.output) == (1, True)
     assert "Compute the report of AGREEMENT" in sla("report", "of", "--help").output
+
+
+def test_issued_reports_are_listed_and_shown(sla: Terminal, tmp_path: Path) -> None:
+    lines = sla("report", "list").output.splitlines()
+    assert "erp-gold-2026-12" in lines[2]
+    assert "NOT KEPT: latency" in lines[2]
+    assert sla("report", "list", "nobody").output.startswith("no report was issued yet")
+    shown = sla("report", "show", "erp-gold-2026-12").output
+    assert "report erp-gold-2026-12, number 1, issued 2027-01-15 09:00" in shown
+    assert sla("report", "show", "1").output == shown
+    missing = sla("report", "show", "erp-gold-2020-01")
+    assert (missing.exit_code, "no report 'erp-gold-2020-01' was issued" in missing.output) == (1, True)
+
+
+def test_a_report_in_a_file_is_checked_with_the_servers(sla: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "held.json"
+    assert sla("report", "show", "1", "-o", "json", "--to", str(path)).exit_code == 0
+    good = sla("report", "verify", str(path))
+    assert (good.exit_code, good.output.splitlines()[0]) == (0, "erp-gold-2026-12: good"), good.output
+    held = json.loads(path.read_text())
+    held["report"]["content"]["objectives"][0]["is_kept"] = True
+    path.write_text(json.dumps(held))
+    changed = sla("report", "verify", str(path))
+    assert changed.exit_code == 1
+    assert "the file's digest is not that of its report" in changed.output
+    assert sla("report", "verify").output == "1 reports: each names the digest of the one before it\n"
+
+
+def test_verify_says_which_figure_differs(sla: Terminal) -> None:
+    sla.source.stored_reports.slices[0]["state"] = "bad"
+    done = sla("report", "verify", "erp-gold-2026-12")
+    assert done.exit_code == 1
+    assert "differs: objectives[latency].slices.bad: the report says 5, what is stored gives 6" in done.output

@@ -6,7 +6,7 @@ import pytest
 
 from sla_server.reports.compute import compute_report
 from sla_server.reports.document import ReportContent
-from sla_server.reports.errors import NoSuchPeriod, NothingToReport
+from sla_server.reports.errors import NoSuchPeriod, NothingToReport, PeriodTooLong
 from sla_server.reports.inputs import read_inputs
 from tests.support.agreements import simple
 from tests.support.reports import (
@@ -102,6 +102,7 @@ def test_a_period_that_goes_on_is_preliminary_and_its_budget_is_of_the_whole() -
     assert found.preliminary_because == ["the period has not ended"]
     assert latency.budget.allowed_s == 8640
     assert latency.time.unjudged_s == 5
+    assert [span.text for span in found.missing] == ["not judged yet"]
     late = report(stored(), now_us=DAY + DAY_US + HOUR_US)
     assert late.preliminary_because == [
         "statistics that arrive late may revise slices until 48 h after the end"
@@ -209,9 +210,7 @@ def test_time_outside_service_hours_is_accounted_for() -> None:
     text = DAILY + "  service_hours: {calendar: business, days: [sat], from: '08:00', to: '18:00'}\n"
     rows = stored(text)
     for minute in (*range(480), *range(1080, 1440)):
-        rows.slices[minute] = slice_row(
-            DAY + minute * MINUTE_US, "excluded", reason="outside service hours"
-        )
+        rows.slices[minute] = slice_row(DAY + minute * MINUTE_US, "excluded", reason="outside service hours")
     (latency,) = report(rows).objectives
     assert (latency.time.outside_service_s, latency.time.good_s) == (50_400, 36_000)
     assert latency.budget.allowed_s == 3600
@@ -225,6 +224,8 @@ def test_what_cannot_be_reported_is_refused_with_the_reason() -> None:
         report(stored(), "2026-01")
     with pytest.raises(NoSuchPeriod, match="2026-10-03"):
         report(stored(), "last month")
+    with pytest.raises(PeriodTooLong, match=r"up to 1,441 slices, and at most 1,440"):
+        read_inputs(stored(), "gold", "2026-10-03", AFTER, 1440)  # type: ignore[arg-type]
     ended = stored()
     ended.versions[0]["ended_us"] = DAY - DAY_US
     with pytest.raises(NothingToReport, match="ended on 2026-10-02"):

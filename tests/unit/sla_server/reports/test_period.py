@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from sla_server.reports.errors import NoSuchPeriod
@@ -30,7 +32,18 @@ def test_a_text_names_a_period(text: str, kind: str, first: str, end: str, tz: s
 
 @pytest.mark.parametrize(
     "text",
-    ["", "2026-13", "2026-W54", "2026-W00", "2026-02-29", "2026-Q5", "26-10", "2026-10-03T00:00", "1900", "9999-01"],
+    [
+        "",
+        "2026-13",
+        "2026-W54",
+        "2026-W00",
+        "2026-02-29",
+        "2026-Q5",
+        "26-10",
+        "2026-10-03T00:00",
+        "1900",
+        "9999-01",
+    ],
 )
 def test_what_is_no_period_is_refused(text: str) -> None:
     with pytest.raises(NoSuchPeriod, match="Give a month"):
@@ -54,4 +67,4 @@ def test_days_join_each_other_also_where_a_day_was_left_out() -> None:
     assert len(days) == 30
     assert days[0][1] == found.from_us
     assert days[-1][2] == found.to_us
-    assert all(before[2] == after[1] for before, after in zip(days, days[1:], strict=False))
+    assert all(before[2] == after[1] for before, after in pairwise(days))

@@ -70,6 +70,21 @@ def test_policies_are_looked_at_now_and_then_on_demand_and_each_hour() -> None:
     assert (found.policy.hour_of_week, found.policy.caps) == (97, {"vol-1": None})
 
 
+def test_an_issued_report_is_handed_over_once() -> None:
+    scene = Scene()
+    scene.look()
+    scene.store.tables["reports"] = [
+        {"number": number, "issued_us": START_US - number * HOUR_US} for number in (1, 2)
+    ]
+    assert [found.reports for found in scene.look(1)] == [[]], "not looked for each second"
+    (found,) = scene.look(9)
+    assert [row["number"] for row in found.reports] == [1, 2]
+    assert [again.reports for again in scene.look(10)] == [[]]
+    old = {"number": 3, "issued_us": START_US - 31 * 24 * HOUR_US}
+    scene.store.tables["reports"].append(old)
+    assert [again.reports for again in scene.look(10)] == [[]], "no news"
+
+
 def test_caps_by_another_hand_that_are_no_rates_are_no_caps() -> None:
     rates = {"a": 5.0, "b": None, "c": math.nan, "d": math.inf, "e": -1.0, "f": 0.0}
     rows = [{"volume": name, "cost_per_s": rate} for name, rate in rates.items()]

@@ -1,0 +1,106 @@
+"""The pages of reports: the list of those that were issued, and one of them, or one that is computed now.
+
+A report's page is the same self-contained document that ``sla report -o html`` writes. It has one inline
+style, which its Content-Security-Policy names by its digest; nothing else of the policy is loosened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from flask import Blueprint, Response, abort, render_template, request
+
+from sla_server.api.context import AppContext
+from sla_server.api.errors import ApiError
+from sla_server.api.handlers.reports import computed, found_report
+from sla_server.api.security import HEADERS
+from sla_server.reports.document import IssuedReport
+from sla_server.reports.html import STYLE_SOURCE, as_html
+from sla_server.reports.text import as_csv
+from sla_server.reports.words import percent
+
+PAGE_ROWS: Final = 100
+MOST_NUMBER: Final = 1 << 31
+FORMS: Final = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
+POLICY: Final = "Content-Security-Policy"
+
+
+def make_reports(context: AppContext) -> Blueprint:
+    """The routes; without a script, so that they print and work in any browser."""
+    pages = Blueprint("reports", __name__, template_folder="templates")
+    pages.add_url_rule("/reports", "listed", _listed(context))
+    pages.add_url_rule("/reports/<report_id>", "one", _one(context))
+    pages.add_url_rule("/reports/now", "computed", _computed(context))
+    return pages
+
+
+def _listed(context: AppContext) -> Callable[[], str]:
+    def listed() -> str:
+        """Newest first, a page at a time; of one agreement, if one is asked for."""
+        name = request.args.get("name", "")[:200]
+        before = request.args.get("before", "")
+        number = int(before) if before.isdecimal() and len(before) < 10 else None
+        rows = context.source.reports.issued(PAGE_ROWS, number, name or None)
+        return render_template(
+            "reports.html",
+            rows=rows,
+            name=name,
+            next=rows[-1]["number"] if len(rows) == PAGE_ROWS else None,
+            is_first=number is None,
+            day=_day,
+            percent=percent,
+        )
+
+    return listed
+
+
+def _one(context: AppContext) -> Callable[[str], Response]:
+    def one(report_id: str) -> Response:
+        """An issued report as it was issued; ``.csv`` and ``.json`` behind its id for programs."""
+        name, form = _form_of(report_id)
+        try:
+            row = found_report(context, name)
+        except ApiError as exc:
+            abort(exc.status, exc.detail)
+        issued = IssuedReport.model_validate_json(row["body"])
+        if form == "json":
+            return _file(row["body"], form, row["report_id"])
+        if form == "csv":
+            return _file(as_csv(issued.content), form, row["report_id"])
+        return _page(as_html(issued.content, issued, row["digest"]))
+
+    return one
+
+
+def _computed(context: AppContext) -> Callable[[], Response]:
+    def of_period() -> Response:
+        """A report of a period as it is known now."""
+        try:
+            content = computed(context, request.args.get("name", ""), request.args.get("period") or "last")
+        except ApiError as exc:
+            abort(exc.status, exc.detail)
+        return _page(as_html(content))
+
+    return of_period
+
+
+def _form_of(report_id: str) -> tuple[str, str]:
+    name, _, form = report_id.rpartition(".")
+    return (name, form) if name and form in FORMS else (report_id, "html")
+
+
+def _page(text: str) -> Response:
+    response = Response(text, mimetype="text/html")
+    response.headers[POLICY] = HEADERS[POLICY].replace("style-src 'self'", f"style-src {STYLE_SOURCE}")
+    return response
+
+
+def _file(text: str, form: str, report_id: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{report_id}.{form}"'}
+    return Response(text, mimetype=FORMS[form], headers=headers)
+
+
+def _day(at_us: int) -> str:
+    return f"{datetime.fromtimestamp(at_us / 1e6, UTC):%Y-%m-%d %H:%M} UTC"

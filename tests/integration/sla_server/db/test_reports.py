@@ -1,0 +1,179 @@
+"""Reports in both databases: issued once, revised, chained, and never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from sla_server.config import load
+from sla_server.db.engine import begin, make_engine
+from sla_server.db.errors import DbError
+from sla_server.db.reports import NO_REPORT, ReportStore
+from sla_server.db.schema import agreements, audit, slices
+from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
+from sla_server.reports.issue import due_periods, issue
+from sla_server.reports.job import _only_one, describe, issue_due, run
+from sla_server.reports.verify import verify_chain, verify_report
+from sla_server.services.reports import SINCE_US, announcement
+from tests.support.agreements import simple
+from tests.support.reports import DAY_US, MINUTE_US, at_us, slice_row, version_row
+
+DAY = at_us("2026-10-03")
+AFTER = at_us("2026-10-06")
+DAILY = simple(extra="  window: {type: calendar, period: day}\n")
+
+
+def put(engine: Any, table: Any, rows: list[dict[str, Any]]) -> None:
+    names = {column.name for column in table.c}
+    with begin(engine) as connection:
+        connection.execute(
+            table.insert(), [{key: value for key, value in row.items() if key in names} for row in rows]
+        )
+
+
+@pytest.fixture
+def store(database: Any) -> Iterator[ReportStore]:
+    """Two days of the agreement ``gold``, of which the second has three bad minutes."""
+    engine = make_engine(database.config, database.data_dir)
+    row = version_row(DAILY, 1, DAY - DAY_US, document=DAILY)
+    put(engine, agreements, [{**row, "spec": json.dumps(row["spec"])}])
+    bad = {1500, 1501, 1700}
+    put(engine, slices, [
+        slice_row(DAY + minute * MINUTE_US, "bad" if minute in bad else "good") for minute in range(2880)
+    ])  # fmt: skip
+    made = ReportStore(engine)
+    yield made
+    made.close()
+
+
+def issued(store: ReportStore, period: str = "2026-10-03", now_us: int = AFTER, **more: Any) -> Any:
+    return issue(store, "gold", period, "ann", now_us, **more)
+
+
+def checked(store: ReportStore, report_id: str) -> list[tuple[str, str]]:
+    row = store.reader.reports.issued_report(report_id)
+    assert row is not None
+    before = store.reader.reports.issued_report(str(row["number"] - 1))
+    return [(each.meaning, each.where) for each in verify_report(store.reader, row, before).findings]
+
+
+def test_reports_are_a_chain_and_each_is_what_the_slices_give(store: ReportStore) -> None:
+    first, second = issued(store), issued(store, "2026-10-04", AFTER + DAY_US)
+    assert (first["number"], first["previous"], first["report_id"]) == (1, NO_REPORT, "gold-2026-10-03")
+    assert (second["number"], second["previous"]) == (2, first["digest"])
+    assert second["summary"]["objectives"][0]["compliance"] == 1437 / 1440
+    assert [found.is_good for found in verify_chain(store.reader)] == [True, True]
+    assert checked(store, "gold-2026-10-03") == []
+    assert checked(store, "2") == []
+
+
+def test_a_report_that_says_the_same_is_not_issued_again_and_a_revision_says_what_changed(
+    store: ReportStore,
+) -> None:
+    first = issued(store)
+    assert issued(store, now_us=AFTER + DAY_US) is None
+    late = AFTER + DAY_US
+    put(store._engine, slices, [slice_row(DAY, "bad", revision=1, judged_us=late)])
+    assert checked(store, first["report_id"]) == [("superseded", "slices")]
+    second = issued(store, now_us=late)
+    assert (second["report_id"], second["revises"]) == ("gold-2026-10-03-r1", "gold-2026-10-03")
+    body = json.loads(second["body"])
+    changed = {each["field"]: (each["before"], each["after"]) for each in body["revised"]}
+    assert changed["objectives[latency].slices.bad"] == (0, 1)
+    assert body["content"]["objectives"][0]["slices"]["bad"] == 1
+    stored = store.reader.reports.issued_report(first["report_id"])
+    assert stored is not None
+    assert stored["body"] == first["body"]
+    assert checked(store, second["report_id"]) == []
+
+
+def test_a_row_of_an_issued_report_cannot_be_changed_or_taken_away(store: ReportStore) -> None:
+    issued(store)
+    for statement in ("UPDATE reports SET body = ''", "DELETE FROM reports"):
+        with pytest.raises(DbError), begin(store._engine) as connection:
+            connection.execute(text(statement))
+    assert [found.is_good for found in verify_chain(store.reader)] == [True]
+
+
+def test_what_was_tampered_with_is_named(store: ReportStore) -> None:
+    for period in ("2026-10-02", "2026-10-03", "2026-10-04"):
+        issued(store, period, AFTER + DAY_US)
+    with begin(store._engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("ALTER TABLE reports DISABLE TRIGGER reports_never_change"))
+        else:
+            connection.execute(text("DROP TRIGGER reports_never_update"))
+            connection.execute(text("DROP TRIGGER reports_never_delete"))
+        connection.execute(text("DELETE FROM reports WHERE number = 1"))
+        body = connection.execute(text("SELECT body FROM reports WHERE number = 3")).scalar_one()
+        changed = {"body": body.replace('"bad":3,', '"bad":0,')}
+        connection.execute(text("UPDATE reports SET body = :body WHERE number = 3"), changed)
+    found = {each.report_id: [one.where for one in each.findings] for each in verify_chain(store.reader)}
+    assert found == {"gold-2026-10-03": ["number"], "gold-2026-10-04": ["digest"]}
+    wheres = dict(reversed(each) for each in checked(store, "gold-2026-10-04"))
+    assert wheres["digest"] == "broken"
+    assert wheres["objectives[latency].slices.bad"] == "differs"
+    with begin(store._engine) as connection:
+        connection.execute(text("UPDATE slices SET state = 'good' WHERE state = 'bad' AND start_us < :at"),
+                           {"at": DAY + 1501 * MINUTE_US})  # fmt: skip
+    assert ("differs", "objectives[latency].slices.good") in checked(store, "gold-2026-10-04")
+
+
+def test_what_is_due_is_issued_once_and_not_before_late_data_can_come(store: ReportStore) -> None:
+    assert list(due_periods(store.reader, "own", DAY + 3 * DAY_US - 1)) == [("gold", "2026-10-02")]
+    assert list(due_periods(store.reader, "own", DAY + 3 * DAY_US)) == [
+        ("gold", "2026-10-02"), ("gold", "2026-10-03"),
+    ]  # fmt: skip
+    rows, refused = issue_due(store, "own", "schedule", DAY + 3 * DAY_US)
+    assert ([row["report_id"] for row in rows], refused) == (["gold-2026-10-02", "gold-2026-10-03"], [])
+    assert issue_due(store, "own", "schedule", DAY + 3 * DAY_US) == ([], [])
+    assert list(due_periods(store.reader, "month", DAY + 3 * DAY_US)) == []
+    with pytest.raises(NotYetFinal, match="--preliminary"):
+        issued(store, "2026-10-04", DAY + 3 * DAY_US)
+    assert issued(store, "2026-10-04", DAY + 3 * DAY_US, may_be_preliminary=True)["is_preliminary"]
+
+
+def test_each_is_announced_once(store: ReportStore) -> None:
+    issued(store)
+    (row,) = store.reader.reports.unannounced(0, AFTER - SINCE_US, 50)
+    rows = announcement(row, "https://sla.example/")
+    (_, audited), (_, event) = rows
+    assert event["text"].startswith("the report of gold for 2026-10-03 was issued as gold-2026-10-03: ")
+    assert event["details"]["link"] == "https://sla.example/reports/gold-2026-10-03"
+    assert announcement(row, "https://sla.example/") == rows
+    put(store._engine, audit, [{**audited, "before": "", "after": json.dumps(audited["after"])}])
+    assert store.reader.reports.unannounced(0, AFTER - SINCE_US, 50) == []
+    assert checked(store, "gold-2026-10-03") == []
+
+
+def test_the_job_issues_what_is_due_and_notes_its_run(
+    store: ReportStore, database: Any, tmp_path: Path
+) -> None:
+    config = load(None).model_copy(update={"data_dir": database.data_dir, "database": database.config})
+    config.reports.period = "own"
+    result = run(config, "ann", AFTER)
+    assert [row["report_id"] for row in result["issued"]] == ["gold-2026-10-02", "gold-2026-10-03"]
+    assert describe(result).startswith("gold-2026-10-02 issued as number 1: latency not judged")
+    again = run(config, "ann", AFTER)
+    assert describe(again).startswith("nothing to issue")
+    (second, first) = store.reader.jobs()
+    assert (first["kind"], first["state"], first["text"], first["rows"]) == (
+        "reports", "done", "2 reports issued", 2,
+    )  # fmt: skip
+    assert second["rows"] == 0
+    with pytest.raises(NothingToReport):
+        run(config, "ann", AFTER, agreement="nobody")
+    assert store.reader.jobs(1)[0]["state"] == "failed"
+    with _only_one(database.data_dir / "report-job" / "lock"), pytest.raises(IssueRunning):
+        run(config, "ann", AFTER)
+
+
+def test_the_configuration_has_a_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "sla.toml"
+    path.write_text('[reports]\nschedule = "03:00"\nperiod = "own"\n')
+    assert load(path).reports.schedule == "03:00"

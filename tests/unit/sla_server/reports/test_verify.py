@@ -1,0 +1,75 @@
+"""What verify makes of a report that does not add up, and of one that nothing is stored of any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sla_server.reports.compute import compute_report
+from sla_server.reports.document import ReportContent
+from sla_server.reports.inputs import read_inputs
+from sla_server.reports.issue import issue
+from sla_server.reports.verify import Verification, check_document, check_sums, verify_report
+from tests.support.reports import example_month
+
+
+def content() -> ReportContent:
+    rows, now = example_month()
+    return compute_report(read_inputs(rows, "erp-gold", "2026-10", now))  # type: ignore[arg-type]
+
+
+def sums_of(made: ReportContent) -> list[str]:
+    found = Verification("r")
+    check_sums(found, made)
+    return [each.where for each in found.findings]
+
+
+def changed(made: ReportContent, **fields: Any) -> ReportContent:
+    """With other figures of its one objective."""
+    (one,) = made.objectives
+    return made.model_copy(update={"objectives": [one.model_copy(update=fields)]})
+
+
+def test_a_report_adds_up() -> None:
+    assert sums_of(content()) == []
+
+
+def test_what_does_not_add_up_is_named() -> None:
+    made = content()
+    (one,) = made.objectives
+    assert sums_of(changed(made, due_s=one.due_s + 60)) == ["objectives[latency].due_s"]
+    slices = one.slices.model_copy(update={"bad": 0})
+    assert sums_of(changed(made, slices=slices)) == ["objectives[latency].slices.bad"]
+    time = one.time.model_copy(update={"planned_s": 0})
+    assert sums_of(changed(made, time=time)) == ["objectives[latency].time.all_s"]
+    (period,) = made.credits.periods
+    lines = [line.model_copy(update={"credit": 0.0}) for line in period.objectives]
+    owed = made.credits.model_copy(update={"periods": [period.model_copy(update={"objectives": lines})]})
+    assert sums_of(made.model_copy(update={"credits": owed})) == ["credits.latency", "credits"]
+
+
+def test_throttles_that_are_no_longer_stored_are_no_fault() -> None:
+    rows, now = example_month()
+    row = issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
+    assert row is not None
+    rows.stored_throttles.clear()
+    found = verify_report(rows, row, None)  # type: ignore[arg-type]
+    assert found.is_good
+    assert {each.meaning for each in found.findings} == {"gone"}
+    assert any(each.where.startswith("throttling") for each in found.findings)
+    rows.slices.clear()
+    without = verify_report(rows, row, None)  # type: ignore[arg-type]
+    assert ("gone", "objectives") in [(each.meaning, each.where) for each in without.findings]
+
+
+def test_the_audit_log_is_compared() -> None:
+    rows, now = example_month()
+    row = issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
+    assert row is not None
+    for after, wheres in (
+        (None, []),
+        ({"digest": row["digest"]}, []),
+        ({"digest": "f" * 64}, ["audit"]),
+    ):
+        found = Verification("r")
+        check_document(found, row, {"after": after})
+        assert [each.where for each in found.findings] == wheres
