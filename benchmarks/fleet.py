@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -100,16 +101,24 @@ def _program(folder: Path) -> Path:
     return program
 
 
-def _wait(ready: Any, what: str, limit_s: float) -> float:
+def _wait(ready: Callable[[], bool], what: str, limit_s: float) -> float:
     """Seconds until ``ready()``.
 
     Raises:
         RuntimeError: not within the limit.
     """
+    waited_s = _seconds_until(ready, limit_s)
+    if waited_s is None:
+        raise RuntimeError(f"{what}: not within {limit_s:.0f} s")
+    return waited_s
+
+
+def _seconds_until(ready: Callable[[], bool], limit_s: float) -> float | None:
+    """Seconds until ``ready()``; None: not within the limit."""
     started_s = time.monotonic()
     while not ready():
         if time.monotonic() - started_s > limit_s:
-            raise RuntimeError(f"{what}: not within {limit_s:.0f} s")
+            return None
         time.sleep(0.25)
     return time.monotonic() - started_s
 
@@ -144,8 +153,11 @@ def _watch(run: Run, for_s: float) -> tuple[dict[str, Any], list[tuple[str, floa
     return counts, list(fleet_watch.rows(began, last, elapsed_s))
 
 
-def _outage(run: Run, for_s: float) -> dict[str, float]:
-    """Stop dbmanager for so long: replies and late ones meanwhile and while it catches up."""
+def _outage(run: Run, for_s: float) -> dict[str, float | None]:
+    """Stop dbmanager for so long: replies and late ones meanwhile and while it catches up.
+
+    ``caught_up_s`` is None when it does not within the limit: the fleet makes as much as the machine stores.
+    """
     stopped = fleet_watch.part(run.server_pid, "dbmanager")
     began, figures = run.usage(), run.figures()
     stopped.suspend()
@@ -160,10 +172,12 @@ def _outage(run: Run, for_s: float) -> dict[str, float]:
     time.sleep(SETTLE_S)
     settled = run.figures()
     behind = CAUGHT_UP * run.gateways
-    _wait(lambda: run.stored_cuts() >= run.simulator.ask()["cuts"] - behind, "caught up", CATCH_UP_LIMIT_S)
-    caught_up_s, last = time.monotonic() - resumed_s, run.figures()
+    is_behind = (
+        _seconds_until(lambda: run.stored_cuts() >= run.simulator.ask()["cuts"] - behind, CATCH_UP_LIMIT_S)
+        is None
+    )
+    took_s, last = time.monotonic() - resumed_s, run.figures()
     found = {
-        "caught_up_s": caught_up_s,
         "replies_catching_up": last["replies_total"] - settled["replies_total"],
         "late_catching_up": last.get(LATE, 0.0) - settled.get(LATE, 0.0),
         "replies": counts["replies_total"],
@@ -176,10 +190,10 @@ def _outage(run: Run, for_s: float) -> dict[str, float]:
         )
     )
     _say(
-        "caught up after {caught_up_s:.0f} s; {late_catching_up:.0f} of {replies_catching_up:.0f} "
-        "replies late after 5 s".format(**found)
+        f"{'NOT caught up' if is_behind else 'caught up'} after {took_s:.0f} s; "
+        "{late_catching_up:.0f} of {replies_catching_up:.0f} replies late after 5 s".format(**found)
     )
-    return found
+    return {"caught_up_s": None if is_behind else took_s, **found}
 
 
 def _judged_ratio(run: Run, began_us: int, ended_us: int) -> float | None:

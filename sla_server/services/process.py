@@ -180,6 +180,7 @@ def _loop(
             now_ns = clock.monotonic_ns()
             if now_ns >= due_ns:
                 services.tick(now_ns, clock.unix_us())
+                sql_worker.live_us = services.controller.last_cut_us
                 collector.tick(now_ns)
                 due_ns = now_ns + round(TICK_S * 1e9)
             else:

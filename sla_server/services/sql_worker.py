@@ -126,6 +126,7 @@ class SqlWorker:
         self._fits = NewestFits()
         self._claims_version = 0
         self._interrupted = False  # the last look read what is shown, but not all that is judged
+        self.live_us = 0  # when a cut came last, server time; set by the main loop
 
     @property
     def trouble(self) -> str:
@@ -216,7 +217,7 @@ class SqlWorker:
         if not self._is_open:
             self._judge.set_claims(claims)
         # Last, because what it judges must not be thrown away by a later read that fails.
-        judgement = self._judge.run(now_us)
+        judgement = self._judge.run(now_us, self.live_us)
         self._interrupted = judgement.interrupted is not None
         if judgement.interrupted is not None:
             self._record_away(judgement.interrupted)

@@ -7,8 +7,8 @@
                is clients, which come and go in their volume's place (``client_turnover``)
     ceiling    lowest C at which risk was met recently; C is parked a little below it and probes it rarely.
                What was learned while a gateway was away is forgotten when it is back: its caps had lapsed
-    gate       gateways that have not yet shown a cut made wholly under the caps last set; while it is shut no
-               window is formed and nothing is decided (``cut_intake`` feeds windows only while it is open)
+    gate       what was made under the caps last set (``cap_gate``); while it is shut no window is formed and
+               nothing is decided
     rest       after attempts without effect; it ends early when the trouble has ended meanwhile
 
 Each step answers one question: given what the victims' windows say under the caps in force, should C change?
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from sla_server.services.control.cap_gate import CapGate
 from sla_server.services.control.decisions import Reason
 from sla_server.services.control.settings import ControlSettings
 from sla_server.services.control.sharing import (
@@ -112,8 +113,7 @@ class BackendControl:
     managed: dict[str, Neighbour] = field(default_factory=dict)
     lead: Victim | None = None
     victims: set[Key] = field(default_factory=set)
-    awaiting: dict[str, int] = field(default_factory=dict)
-    waiting_ns: int = 0
+    gate: CapGate = field(default_factory=CapGate)
     settling: bool = False
     is_ahead: bool = False  # C was set before a burst and not lowered since: nothing says that it is too low
     changed_ns: int = 0
@@ -141,21 +141,6 @@ class BackendControl:
     def active(self) -> bool:
         """Whether C is in force."""
         return self.phase is not Phase.IDLE
-
-    @property
-    def gate_open(self) -> bool:
-        """Whether every gateway with changed caps has shown a cut made wholly under them."""
-        return not self.awaiting
-
-    def confirm(self, gateway_id: str, throttle_gen: int, issued: int) -> None:
-        """A cut reported the generation held during the whole of it; ``issued``: the newest it was sent."""
-        wanted = self.awaiting.get(gateway_id)
-        if wanted is not None and wanted <= throttle_gen <= issued:
-            del self.awaiting[gateway_id]
-
-    def wait_for(self, gateway_id: str, gen: int, now_ns: int) -> None:
-        """Caps of this generation went out; the gate is shut until the gateway shows a cut under them."""
-        self.awaiting[gateway_id], self.waiting_ns = gen, now_ns
 
     def adopt(
         self,
@@ -246,7 +231,7 @@ class BackendControl:
 
     def lost(self, gateway_id: str) -> None:
         """A gateway with volumes of this backend is lost: from its lease's end on its caps do not hold."""
-        self.awaiting.pop(gateway_id, None)
+        self.gate.awaiting.pop(gateway_id, None)
         self.away.setdefault(gateway_id, self.ceiling if self.active else float("inf"))
 
     def came_back(self, gateway_id: str) -> None:
@@ -298,11 +283,11 @@ class BackendControl:
             return released
         at_risk = [v for v in victims if v.need is Need.AT_RISK]
         self._follow_trouble(victims, now_ns)
-        if at_risk and self.gate_open:
+        if at_risk and self.gate.is_open:
             self.clear_since_ns = None
             self.calm_since_ns = now_ns
             return self._protect(max(at_risk, key=rank_of), at_risk, neighbours, now_ns)
-        if self.active and self.gate_open:
+        if self.active and self.gate.is_open:
             return self._recover([v for v in victims if v.need not in ASKS_NOTHING], now_ns)
         return NOTHING
 

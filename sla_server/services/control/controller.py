@@ -96,6 +96,11 @@ class Controller:
         self._ticked_ns = 0
         self._closing: dict[Key, int] = {}  # open episodes of promises that are kept, and when they close
 
+    @property
+    def last_cut_us(self) -> int:
+        """When the cut came that was received last, by the server's wall clock; 0: none has come yet."""
+        return self._intake.unix_us
+
     # What is promised.
 
     def set_agreements(self, promises: Sequence[Promise], classes: Sequence[VolumeClass]) -> None:

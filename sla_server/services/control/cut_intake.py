@@ -120,8 +120,8 @@ class CutIntake:
             return
         waiting, self._waiting = self._waiting, []
         stale_us, inside = self._settings.stale_s * 1e6, set[str]()
-        awaiting = {backend: c for backend, c in self._controls.items() if c.awaiting}
-        shut = frozenset[str]()
+        awaiting = [c.gate for c in self._controls.values() if c.gate.awaiting]
+        gated = {b: c.gate for b, c in self._controls.items() if c.gate.awaiting or c.gate.in_force_ns}
         gateways = self._policy.gateways
         for cut, recv_us, offset_us, now_ns in waiting:
             gateway_id = cut.gateway_id
@@ -140,11 +140,9 @@ class CutIntake:
                 table.state, table.reason = "up", ""
                 self._policy.gateway_up(table, now_ns)
             inside.add(gateway_id)
-            if awaiting:
-                gen = gateways[gateway_id].gen
-                for control in awaiting.values():
-                    control.confirm(gateway_id, cut.throttle_gen, gen)
-                shut = frozenset(b for b, c in awaiting.items() if not c.gate_open)
+            began_ns = now_ns - (max(recv_us - table.end_unix_us, 0) + cut.duration_us) * 1000
+            for gate in awaiting:
+                gate.confirm(gateway_id, cut.throttle_gen, gateways[gateway_id].gen, began_ns)
             plan = self._scopes.plan(table, cut.counters[_STREAM_ID])
             if table.skipped:
                 self._usage.resync(table.places)
@@ -154,7 +152,8 @@ class CutIntake:
             excused = self._excused(table.starved_ratio) if table.starved_ratio else 0.0
             self._taken.append(Taken(cut, table, plan, now_ns, excused, lacks, has_stopped))
             self._received.append(recv_us)
-            self._shut.append(shut)
+            here = gated.keys() & plan.backends if gated else ()
+            self._shut.append(frozenset(b for b in here if not gated[b].is_evidence(began_ns)))
         self._flush_batch()
 
     def _excused(self, starved_ratio: float) -> float:

@@ -392,6 +392,11 @@ class BackendInventory:
             return ""
         return target_of(volume, next((g for g in named if fnmatchcase(client, g)), OTHER_CLIENTS))
 
+    def beside(self, slowed: Collection[str], managed: Iterable[Neighbour]) -> list[Neighbour]:
+        """Of the managed, those that are not ``slowed`` yet, as others of their volume and glob are."""
+        globs = {glob for target in slowed if (glob := self.glob_of(target))}
+        return [n for n in managed if n.volume not in slowed and self.glob_of(n.volume) in globs]
+
     def except_of(self, target: str) -> tuple[str, ...]:
         """Names and globs of the clients that match a target's glob and are not of it."""
         named, glob = self.named_clients(volume_of(target)), client_of(target)

@@ -96,7 +96,7 @@ class Loops:
         """It cannot confirm; the others go on. What is learned while it is away is forgotten afterwards."""
         backends = {table.backend_of(volume) for volume in (*table.exports, *table.use)}
         for backend, control in self.controls.items():
-            control.awaiting.pop(table.gateway_id, None)
+            control.gate.awaiting.pop(table.gateway_id, None)
             if backend in backends:
                 control.lost(table.gateway_id)
 
@@ -160,7 +160,7 @@ class Loops:
         for volume, gens in waits.items():
             for gateway_id, gen in gens.items():
                 backend = tables[gateway_id].backend_of(volume)
-                self._control(backend).wait_for(gateway_id, gen, now_ns)
+                self._control(backend).gate.wait_for(gateway_id, gen, now_ns)
                 shut.add(backend)
         self.forget(shut)
 
@@ -312,21 +312,22 @@ class Loops:
         if not control.active:
             self._helped.pop(backend, None)  # of a loop that has ended
         self._helped.setdefault(backend, set()).update(at_risk)
-        self._give_up_waiting(control, now_ns)
+        control.gate.stop_waiting(self._settings.confirm_limit_s, now_ns)
         self._restore_returned(control)
         turned = turn_over(control, victims, neighbours, now_ns)
         if turned is not None:
-            if not self._take_together(turned[0], now_ns):
+            if not self._take_together(turned[0].join, now_ns):
                 self._replace(control, turned[0], neighbours, turned[1])
             if turned[0].join:
                 return []  # what is known is of clients that were free until now
-        if control.active and control.gate_open:
+        if control.active and control.gate.is_open:
             shares = partial(self._shares, control, neighbours)
             if found := control.unneeded(shares, victims, now_ns):
                 text = f"{named(found)}: no promise needs that it is slowed down any more"
                 self._let_go(control, found, shares(), Reason.WITHDRAWN, text, neighbours, unix_us)
-        before = LoopBefore.of(control)
+        before, slowed = LoopBefore.of(control), frozenset(control.managed)
         step = control.step(victims, neighbours, now_ns)
+        self._take_together(self._inventory.beside(slowed, control.managed.values()), now_ns)
         self._record(before, control, step, neighbours, unix_us)
         self.forward.learn(control, step, before, now_ns)
         left_out = self._name_left_out(backend, neighbours, now_ns) if step.changed or step.notice else []
@@ -343,10 +344,10 @@ class Loops:
             if found is not None and found.holds_its_caps:
                 control.came_back(gateway_id)
 
-    def _take_together(self, turned: Turnover, now_ns: int) -> bool:
+    def _take_together(self, joined: Iterable[Neighbour], now_ns: int) -> bool:
         """Whether clients came under new names too often: their caps go over in the next step."""
         find = self._inventory
-        came = {glob for n in turned.join if (glob := find.glob_of(n.volume))}
+        came = {glob for n in joined if (glob := find.glob_of(n.volume))}
         found = self._newcomers.joined(sorted(came), now_ns)
         for target in found:
             find.take_together(target, True)
@@ -500,11 +501,6 @@ class Loops:
     def _control_caps(self) -> dict[str, float | None]:
         return {volume: t.rates.cost_per_s for volume, t in self._policy.layers["control"].items()}
 
-    def _give_up_waiting(self, control: BackendControl, now_ns: int) -> None:
-        """A gateway that does not confirm must not blind the loop; the policy manager reports it."""
-        if control.awaiting and now_ns - control.waiting_ns > self._settings.confirm_limit_s * 1e9:
-            control.awaiting.clear()
-
     def _actuate(
         self, control: BackendControl, neighbours: Mapping[str, Neighbour], step: LoopStep, now_ns: int
     ) -> None:
@@ -526,7 +522,7 @@ class Loops:
         holders = [known[g] for v in shares for g in self._inventory.carriers_of(v) if g in known]
         issued_ns = max((holder.issued_ns for holder in holders), default=0)
         due = now_ns - issued_ns >= self._settings.resplit_min_s * 1e9
-        if starved and due and control.gate_open:
+        if starved and due and control.gate.is_open:
             text = f"{control.allowed:.0f} cost/s shared again by demand"
             self._policy.set_control(control.backend, shares, Reason.FAIR_SHARE, text, "", loop)
 
@@ -548,8 +544,9 @@ class Loops:
             return []
         # The loop of this backend may be at work for other promises.
         control = self._shadows.setdefault(backend, BackendControl(self._settings, backend))
-        before = LoopBefore.of(control)
+        before, slowed = LoopBefore.of(control), frozenset(control.managed)
         step = control.step(victims, neighbours, now_ns)
+        self._take_together(self._inventory.beside(slowed, control.managed.values()), now_ns)
         self._record(before, control, step, neighbours, unix_us, at_risk)
         decisions: list[Decision] = _notices(backend, step)
         if step.changed or step.notice:  # else the view has not settled yet

@@ -135,7 +135,7 @@ class _Account:
 
 
 class SimGateway:
-    """A gateway: counts, holds back, cuts when polled, takes caps with a lag.
+    """A gateway: counts, holds back, cuts when polled and when caps come, takes caps with a lag.
 
     Attributes:
         deaf: takes caps without enforcing them, as a broken enforcer would.
@@ -181,6 +181,7 @@ class SimGateway:
         self._lease_s = 0.0
         self._gen_changed = False
         self._cut_at = world.now
+        self._kept: list[Cut] = []
         self._wake: dict[str, float] = dict.fromkeys(self.volumes, math.inf)
 
     def move(self, volume: str, backend: str, storage: SimStorage) -> None:
@@ -301,6 +302,7 @@ class SimGateway:
             if is_glob(cap["client"]):
                 self.named.setdefault(cap["volume"], []).append((cap["client"], cap[EXCEPT]))
         self.gen, self._gen_changed = decision.gen, True
+        self._kept.append(self._close())
         self._lease_s = decision.lease_us / 1e6
         self.renew_lease()
         for volume in self.volumes:
@@ -329,8 +331,13 @@ class SimGateway:
         for volume in self.volumes:
             self._admit(volume)
 
-    def cut(self) -> Cut:
-        """A poll arrived: everything since the last cut."""
+    def cuts(self) -> list[Cut]:
+        """A poll arrived: everything since the last one, in parts where caps came in between."""
+        kept, self._kept = self._kept, []
+        return [*kept, self._close()]
+
+    def _close(self) -> Cut:
+        """Everything since the last cut."""
         counters = np.zeros((len(COLUMNS), len(self.accounts)), dtype=np.int64)
         hist, missed = [], []
         for row, (stream, account) in enumerate(self.accounts.items()):
@@ -549,15 +556,16 @@ class Simulation:
         world.at(world.now + self._interval_s, lambda: self._poll(gateway))
         if gateway.lost:
             return
-        cut, offset_us = gateway.cut(), gateway.offset_us
+        cuts, offset_us = gateway.cuts(), gateway.offset_us
         gateway.offset_us = world.step_us - gateway.step_us
-        world.at(world.now + self.lag_s, lambda: self._deliver(cut, offset_us))
+        world.at(world.now + self.lag_s, lambda: self._deliver(cuts, offset_us))
         if world.now - self._renewed < LEASE_FRESH_S:
             world.at(world.now + self.lag_s, gateway.renew_lease)
 
-    def _deliver(self, cut: Cut, offset_us: int) -> None:
+    def _deliver(self, cuts: list[Cut], offset_us: int) -> None:
         if self.alive:
-            self.controller.add_cut(cut, self.world.unix_us, offset_us, False, self.world.now_ns)
+            for cut in cuts:
+                self.controller.add_cut(cut, self.world.unix_us, offset_us, False, self.world.now_ns)
 
     def _tick(self) -> None:
         self.world.at(self.world.now + TICK_S, self._tick)

@@ -64,6 +64,7 @@ from sla_server.services.judging.track import (
     SECOND_US,
     JudgedStream,
     Track,
+    lag_us,
 )
 from sla_server.services.rows import event_row, identity
 from sla_server.services.store import SqlReads
@@ -228,8 +229,8 @@ class Judge:
             return {}
         return terms_by_version(self._store.agreement_versions(track.item.name), track.objective.name)
 
-    def run(self, now_us: int) -> Judgement:
-        """One pass.
+    def run(self, now_us: int, live_us: int = 0) -> Judgement:
+        """One pass; ``live_us``: see ``lag_us``.
 
         Raises:
             SlaError: the database is away (retryable); no state has changed then.
@@ -241,7 +242,7 @@ class Judge:
         if self._unread:
             self._load(now_us)
         if self._tracks:
-            self._judge_due(now_us, result)
+            self._judge_due(now_us, live_us, result)
         judged = {(row["name"], row["objective"]): None for name, row in result.rows if name == "slices"}
         result.changed, events = self._books.refresh(judged, now_us)
         result.rows += events
@@ -259,14 +260,16 @@ class Judge:
         self._late, self._late_read_us, self._late_seen_us = {}, 0, 0
         self._set_scopes()
 
-    def _judge_due(self, now_us: int, result: Judgement) -> None:
+    def _judge_due(self, now_us: int, live_us: int, result: Judgement) -> None:
         if not self._read_progress(now_us):
             return
         progress = self._progress
         parts: list[list[_Due]] = []
         try:
             self._record_late_cuts(now_us)
-            parts = _parts(self._due(progress, now_us))
+            parts = _parts(
+                self._due(progress, now_us, self._late_us + lag_us(min(live_us, now_us), progress))
+            )
             while parts:
                 self._yield_to_main_loop()
                 part = self._read(parts[0], progress, now_us)
@@ -343,16 +346,16 @@ class Judge:
                     track.recall(row)
         return bool(noted_us)
 
-    def _due(self, progress: dict[str, int], now_us: int) -> list[_Due]:
+    def _due(self, progress: dict[str, int], now_us: int, late_us: int) -> list[_Due]:
         """Slices to judge in this pass; tracks take turns when there are too many."""
         self._queue.advance(progress, now_us)
         dues: list[_Due] = []
         again: list[Name] = []
         for name in self._queue.take(MOST_LOOKS):
             track, scope = self._tracks[name], self._scopes.of(name)
-            starts = track.due(scope, progress, now_us, self._late_us)
+            starts = track.due(scope, progress, now_us, late_us)
             dues += [_due_of(track, start_us, scope) for start_us in starts]
-            rest = None if starts else track.waits_for(scope, progress, self._late_us)
+            rest = None if starts else track.waits_for(scope, progress, late_us)
             if rest is None:
                 again.append(name)
             else:

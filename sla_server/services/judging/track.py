@@ -33,11 +33,29 @@ OPEN_US: Final = 2 * DAY_US
 """How long late data may revise a slice: rollups stay in SQL 48 h."""
 JUDGE_BACK_US: Final = 7 * DAY_US
 """Slices older than this that were not judged (server away) stay unjudged."""
+LAG_LEAST_US: Final = 15 * SECOND_US
+"""Cuts are stored some seconds after they came; less than this is no lag."""
+LAG_MOST_US: Final = 900 * SECOND_US
+"""Behind by more than this, a server may never catch up, and slices must be judged by what there is."""
 RECHECK_SLICES: Final = 3
 NEVER_US: Final = 1 << 62
 MAX_DUE: Final = 240  # a pass: four hours of minutes, so that a long catch-up delays no other track
 
 Fingerprint = tuple[Any, ...]
+
+
+def lag_us(live_us: int, progress: Mapping[str, int]) -> int:
+    """How far the server itself is behind with storing what gateways send; slices wait so much longer.
+
+    What has come waits to be stored then, and slices judged without it would be judged twice, by a server
+    that has too much to do.
+
+    Args:
+        live_us: when a cut came last, server time; 0: none has come yet.
+        progress: how far what each gateway sent is in SQL.
+    """
+    found_us = live_us - max(progress.values(), default=live_us)
+    return min(found_us, LAG_MOST_US) if found_us >= LAG_LEAST_US else 0
 
 
 @dataclass(frozen=True, slots=True)

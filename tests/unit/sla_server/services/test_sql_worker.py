@@ -107,6 +107,18 @@ def test_agreements_are_judged_from_the_look_after_they_are_handed_in() -> None:
     assert found.judgement.standings.keys() == {("gold", "latency")}
 
 
+def test_the_judge_knows_how_far_storing_is_behind_what_comes() -> None:
+    scene = Scene()
+    scene.store.add_stream()
+    scene.store.progress_us[GATEWAY] = START_US + 30 * 1_000_000
+    scene.sql_worker.set_catalog(apply(Start().catalog, docs(simple()), "ann", START_US).catalog)
+    scene.sql_worker.live_us = START_US + 95 * 1_000_000
+    assert [found.judgement.rows for found in scene.look(95)] == [[]]
+    scene.sql_worker.live_us = 0
+    (found,) = scene.look(61)
+    assert [row["state"] for table, row in found.judgement.rows if table == "slices"] == ["no_data"] * 2
+
+
 @pytest.mark.parametrize("method", ["*", "slices", "progress", "slice_inputs", "processes", "policies"])
 def test_a_database_that_goes_away_loses_neither_agreements_nor_slices(method: str) -> None:
     scene = Scene()

@@ -143,18 +143,18 @@ def test_at_risk_is_another_reason_than_violated(control):
 
 def test_no_second_decrease_within_hold_down_or_before_confirmation(control):
     start(control, now=100 * S)
-    control.wait_for("A", 7, 100 * S)
+    control.gate.wait_for("A", 7, 100 * S)
     assert not control.step([victim()], world(neighbour(cost=200.0)), 104 * S).changed
-    control.confirm("A", 6, 8)
-    assert not control.gate_open
-    control.confirm("A", -1, 8)
-    assert not control.gate_open
-    control.confirm("B", 9, 9)
-    assert not control.gate_open
-    control.confirm("A", 1 << 62, 8)
-    assert not control.gate_open, "it was never issued"
-    control.confirm("A", 8, 8)
-    assert control.gate_open
+    control.gate.confirm("A", 6, 8, 101 * S)
+    assert not control.gate.is_open
+    control.gate.confirm("A", -1, 8, 101 * S)
+    assert not control.gate.is_open
+    control.gate.confirm("B", 9, 9, 101 * S)
+    assert not control.gate.is_open
+    control.gate.confirm("A", 1 << 62, 8, 101 * S)
+    assert not control.gate.is_open, "it was never issued"
+    control.gate.confirm("A", 8, 8, 101 * S)
+    assert control.gate.is_open
     assert not control.step([victim()], world(neighbour(cost=200.0)), 102 * S).changed
     assert control.step([victim()], world(neighbour(cost=200.0)), 103 * S).changed
     assert control.allowed == 100.0

@@ -116,6 +116,24 @@ def test_each_change_of_caps_rests_on_windows_made_under_the_ones_before():
     assert "gold/latency at" in text[0]
 
 
+@pytest.mark.parametrize("front_s", [0.0, 0.2, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("back_s", [0.1, 0.5])
+def test_what_a_deep_queue_owed_when_the_cap_came_is_not_paid_twice(front_s, back_s):
+    """Whenever the two gateways are polled: 180 I/Os of 2 ms are before gold's when its neighbour is cut."""
+    sim = Simulation(controller((promise(ms=100),), mode="observe"), 1)
+    front = sim.gateway("A", ["gold"], {"gold": [100_000]}, phase_s=front_s)
+    back = sim.gateway("B", ["greedy"], phase_s=back_s)
+    gold = SimClient(front, "gold", rate=60)
+    SimClient(back, "greedy", depth=180)
+    sim.run(15)
+    assert gold.percentile_between(7, 15, 95) >= 0.3
+    sim.controller.set_mode("enforce")
+    sim.run(26)
+    rates = [set_caps.caps[0]["cost_per_s"] for _, set_caps in caps(sim)]
+    assert len(rates) >= 3
+    assert rates == sorted(rates), "one decrease was enough, and C has only risen since"
+
+
 def test_a_bursting_neighbour_stays_capped_through_its_pauses():
     world = enforcing(1, 110, depth=32, active=lambda now: now >= 5 and now % 15 < 7)
     assert world.sim.of_kind("throttle-released") == []
@@ -340,7 +358,7 @@ def test_replayed_and_old_cuts_change_nothing():
     world = demo(2, 20)
     made = world.sim.controller
     before = made.snapshot(1)
-    late = dataclasses.replace(world.front.cut(), seq=3)
+    late = dataclasses.replace(world.front.cuts()[-1], seq=3)
     made.add_cut(late, world.sim.world.unix_us, 0, True, world.sim.world.now_ns)
     assert made.snapshot(1) == before
 

@@ -164,6 +164,7 @@ def test_nothing_waits_once_the_state_is_asked_for():
     assert made.tables["g1"].seq == 0
     assert made.snapshot(1)["volumes"][0]["iops"] == 40
     assert made.tables["g1"].seq == 1
+    assert made.last_cut_us == each.start_unix_us + each.duration_us
 
 
 def test_a_gateway_known_by_its_dropped_cuts_alone_is_measured_like_any_other():

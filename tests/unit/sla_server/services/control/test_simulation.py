@@ -59,7 +59,7 @@ def test_cuts_are_real_and_lose_nothing():
     made.gateways.clear()
     client = SimClient(gateway, "v", depth=32)
     made.world.run(0.9)
-    cut = cuts.decode(cuts.encode(gateway.cut()))
+    cut = cuts.decode(cuts.encode(gateway.cuts()[-1]))
     assert cut.column("reads")[0] == len(client.completed)
     assert cut.column("arrived")[0] == cut.column("reads")[0] + cut.column("inflight")[0]
     assert cut.dense_hist(0, 99).sum() == len(client.completed)
@@ -69,12 +69,15 @@ def test_cuts_are_real_and_lose_nothing():
 
 
 def test_the_generation_is_reported_for_whole_cuts_only():
-    gateway = sim().gateway("A", ["v"])
-    assert gateway.cut().throttle_gen == 0
-    gateway.apply(SetCaps(gateway.gateway_id, 9, 1, []))
-    assert [gateway.cut().throttle_gen for _ in range(2)] == [-1, 9]
+    made = sim()
+    gateway = made.gateway("A", ["v"])
+    made.gateways.clear()
+    made.world.run(0.5)
+    gateway.apply(SetCaps(gateway.gateway_id, 9, 10**9, []))
+    made.world.run(0.6)
+    assert [(cut.throttle_gen, cut.duration_us) for cut in gateway.cuts()] == [(-1, 500_000), (9, 100_000)]
     gateway.expire_lease()
-    assert [gateway.cut().throttle_gen for _ in range(2)] == [-1, 0]
+    assert [cut.throttle_gen for _ in range(2) for cut in gateway.cuts()] == [-1, 0]
 
 
 def test_the_event_loop_keeps_order():
@@ -111,7 +114,7 @@ def test_kinds_sizes_clients_and_backends_are_counted_apart():
     for client, size, is_write in (("c", 4096, False), ("d", 65_536, True), ("d", 65_536, True)):
         gateway.submit(Io("v", 0.0, lambda _now: None, client=client, size_bytes=size, is_write=is_write))
     made.world.run(0.9)
-    cut = cuts.decode(cuts.encode(gateway.cut()))
+    cut = cuts.decode(cuts.encode(gateway.cuts()[-1]))
     assert cut.column("reads").tolist() == [1, 0]
     assert cut.column("writes").tolist() == [0, 2]
     assert cut.column("write_bytes").tolist() == [0, 131_072]

@@ -61,6 +61,33 @@ def test_a_slice_is_judged_once_when_its_gateway_has_passed_its_end() -> None:
     assert scene.slices(1.5) == []
 
 
+def test_while_the_server_is_behind_with_storing_what_came_its_slices_wait_and_are_judged_once() -> None:
+    scene = Scene()
+    scene.store.add_slot(at(0), missed=30)
+    scene.store.progress_us[GATEWAY] = at(0.5)
+    assert scene.judge.run(at(1.6), live_us=at(1.6)).rows == [], "30 s late, and the server is 66 s behind"
+    assert scene.judge.run(at(2.2), live_us=at(2.2)).rows == []
+    scene.store.progress_us[GATEWAY] = at(1)
+    ((_, row),) = scene.judge.run(at(2.3), live_us=at(2.3)).rows
+    assert (row["state"], row["revision"]) == ("good", 0)
+
+
+@pytest.mark.parametrize("live", [0, 0.6, 0.7])
+def test_a_gateway_that_sends_nothing_any_more_is_not_waited_for(live: float) -> None:
+    scene = Scene()
+    scene.store.progress_us[GATEWAY] = at(0.5)
+    ((_, row),) = scene.judge.run(at(1.6), live_us=at(live) if live else 0).rows
+    assert row["state"] == "no_data"
+
+
+def test_a_server_that_is_behind_for_a_quarter_of_an_hour_judges_by_what_there_is() -> None:
+    scene = Scene()
+    scene.store.progress_us[GATEWAY] = at(0.5)
+    assert scene.judge.run(at(15.4), live_us=at(15.4)).rows == []
+    rows = scene.judge.run(at(17), live_us=at(17)).rows
+    assert [row["start_us"] for _, row in rows] == [at(0)]
+
+
 def test_the_row_says_how_it_was_judged() -> None:
     scene = Scene()
     scene.store.add_slot(at(0), missed=31)
