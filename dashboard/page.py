@@ -38,7 +38,8 @@ def _shell_of(view: View) -> Callable[..., str]:
 
 
 for _view in VIEWS:
-    page.add_url_rule(_view.path, _view.key, _shell_of(_view))
+    if not _view.elsewhere:
+        page.add_url_rule(_view.path, _view.key, _shell_of(_view))
 
 
 @page.get("/static/plotly.min.js")

@@ -1,7 +1,8 @@
 """The views of the page: each has an address of its own, a template and a script. One line adds a view.
 
 ``templates/views/KEY.html`` is what the server renders, ``static/views/KEY.js`` what fills it; the script's
-``start`` is called once. A view loads what it shows and nothing else.
+``start`` is called once. A view loads what it shows and nothing else. One that another blueprint serves
+(``elsewhere``) needs neither; its template may extend ``base.html`` and is given ``view`` and ``views``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class View:
     title: str
     above: str = ""
     """Of a view of one thing: the key of the list it belongs to; empty: the view is in the navigation."""
+    elsewhere: bool = False
+    """Whether a blueprint of its own serves it: it is in the navigation only."""
 
 
 VIEWS: Final = (
