@@ -12,7 +12,7 @@ from importlib.resources import as_file, files
 
 from flask import Blueprint, Flask, Response, render_template, send_file
 
-from dashboard.views import VIEWS, View
+from dashboard.views import VIEWS, PageView
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 
@@ -21,7 +21,7 @@ page = Blueprint(
 )
 
 
-def _shell_of(view: View) -> Callable[..., str]:
+def _shell_of(view: PageView) -> Callable[..., str]:
     """Renders a view's shell; its script asks the API for what is in it."""
     listed = [each for each in VIEWS if not each.above]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """One address."""
 
     key: str
@@ -27,19 +27,19 @@ class View:
 
 
 VIEWS: Final = (
-    View("overview", "/", "Overview"),
-    View("agreements", "/agreements", "Agreements"),
-    View("agreement", "/agreements/<name>", "Agreement", "agreements"),
-    View("volumes", "/volumes", "Volumes"),
-    View("volume", "/volumes/<name>", "Volume", "volumes"),
-    View("backends", "/backends", "Backends"),
-    View("backend", "/backends/<name>", "Backend", "backends"),
-    View("gateways", "/gateways", "Gateways"),
-    View("pools", "/pools", "Pools"),
-    View("policies", "/policies", "Policies"),
-    View("policy", "/policies/<name>", "Policy", "policies"),
-    View("events", "/events", "Events"),
-    View("jobs", "/jobs", "Jobs"),
-    View("audit", "/audit", "Audit"),
+    PageView("overview", "/", "Overview"),
+    PageView("agreements", "/agreements", "Agreements"),
+    PageView("agreement", "/agreements/<name>", "Agreement", "agreements"),
+    PageView("volumes", "/volumes", "Volumes"),
+    PageView("volume", "/volumes/<name>", "Volume", "volumes"),
+    PageView("backends", "/backends", "Backends"),
+    PageView("backend", "/backends/<name>", "Backend", "backends"),
+    PageView("gateways", "/gateways", "Gateways"),
+    PageView("pools", "/pools", "Pools"),
+    PageView("policies", "/policies", "Policies"),
+    PageView("policy", "/policies/<name>", "Policy", "policies"),
+    PageView("events", "/events", "Events"),
+    PageView("jobs", "/jobs", "Jobs"),
+    PageView("audit", "/audit", "Audit"),
 )
 """In the order of the navigation."""
