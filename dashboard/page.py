@@ -15,7 +15,7 @@ from flask import Blueprint, Flask, Response, abort, redirect, render_template, 
 
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
-from dashboard.views import VIEWS, View
+from dashboard.views import VIEWS, PageView
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
@@ -28,7 +28,7 @@ page = Blueprint(
 )
 
 
-def _shell_of(view: View) -> Callable[..., str]:
+def _shell_of(view: PageView) -> Callable[..., str]:
     """Renders a view's shell; its script asks the API for what is in it."""
     listed = [each for each in VIEWS if not each.above]
 
@@ -45,7 +45,8 @@ def _shell_of(view: View) -> Callable[..., str]:
 
 
 for _view in VIEWS:
-    page.add_url_rule(_view.path, _view.key, _shell_of(_view))
+    if not _view.elsewhere:
+        page.add_url_rule(_view.path, _view.key, _shell_of(_view))
 
 
 @page.get("/static/plotly.min.js")

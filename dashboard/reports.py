@@ -12,6 +12,7 @@ from typing import Final
 
 from flask import Blueprint, Response, abort, render_template, request
 
+from dashboard.views import VIEWS
 from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError
 from sla_server.api.handlers.reports import computed, found_report
@@ -45,6 +46,7 @@ def _listed(context: AppContext) -> Callable[[], str]:
         rows = context.source.reports.issued(PAGE_ROWS, number, name or None)
         return render_template(
             "reports.html",
+            views=[each for each in VIEWS if not each.above],
             rows=rows,
             name=name,
             next=rows[-1]["number"] if len(rows) == PAGE_ROWS else None,

@@ -1,7 +1,8 @@
 """The views of the page: each has an address of its own, a template and a script. One line adds a view.
 
 ``templates/views/KEY.html`` is what the server renders, ``static/views/KEY.js`` what fills it; the script's
-``start`` is called once. A view loads what it shows and nothing else.
+``start`` is called once. A view loads what it shows and nothing else. One that another blueprint serves
+(``elsewhere``) needs neither; its template may extend ``base.html`` and is given ``view`` and ``views``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """One address."""
 
     key: str
@@ -21,22 +22,24 @@ class View:
     title: str
     above: str = ""
     """Of a view of one thing: the key of the list it belongs to; empty: the view is in the navigation."""
+    elsewhere: bool = False
+    """Whether a blueprint of its own serves it: it is in the navigation only."""
 
 
 VIEWS: Final = (
-    View("overview", "/", "Overview"),
-    View("agreements", "/agreements", "Agreements"),
-    View("agreement", "/agreements/<name>", "Agreement", "agreements"),
-    View("volumes", "/volumes", "Volumes"),
-    View("volume", "/volumes/<name>", "Volume", "volumes"),
-    View("backends", "/backends", "Backends"),
-    View("backend", "/backends/<name>", "Backend", "backends"),
-    View("gateways", "/gateways", "Gateways"),
-    View("pools", "/pools", "Pools"),
-    View("policies", "/policies", "Policies"),
-    View("policy", "/policies/<name>", "Policy", "policies"),
-    View("events", "/events", "Events"),
-    View("jobs", "/jobs", "Jobs"),
-    View("audit", "/audit", "Audit"),
+    PageView("overview", "/", "Overview"),
+    PageView("agreements", "/agreements", "Agreements"),
+    PageView("agreement", "/agreements/<name>", "Agreement", "agreements"),
+    PageView("volumes", "/volumes", "Volumes"),
+    PageView("volume", "/volumes/<name>", "Volume", "volumes"),
+    PageView("backends", "/backends", "Backends"),
+    PageView("backend", "/backends/<name>", "Backend", "backends"),
+    PageView("gateways", "/gateways", "Gateways"),
+    PageView("pools", "/pools", "Pools"),
+    PageView("policies", "/policies", "Policies"),
+    PageView("policy", "/policies/<name>", "Policy", "policies"),
+    PageView("events", "/events", "Events"),
+    PageView("jobs", "/jobs", "Jobs"),
+    PageView("audit", "/audit", "Audit"),
 )
 """In the order of the navigation."""

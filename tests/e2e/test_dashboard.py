@@ -412,7 +412,7 @@ def test_caps_have_their_unit_and_events_what_they_are_about(site: Site, page: P
     with page(390, 900) as driver:
         driver.get(f"{site.url}volumes")
         wait_for(driver, "[data-volume=batch]")
-        assert "50 IOPS" in text(driver, "[data-volume=batch]")
+        until(driver, lambda: "50 IOPS" in text(driver, "[data-volume=batch]"), "the cap in its unit")
         driver.get(site.url)
         wait_for(driver, "[data-throttle]")
         settle(driver)

@@ -410,10 +410,9 @@ class FakeSource:
     def pages(self) -> FakeSource:
         return self
 
-    def agreement_names(self, part: str = "") -> list[dict[str, Any]]:
-        self._row("agreement_names", part)
-        rows = [{"name": row["name"], "priority": row["priority"]} for row in self.agreements()]
-        return [row for row in rows if part.lower() in row["name"].lower()]
+    def agreement_names(self) -> dict[str, str]:
+        self._row("agreement_names")
+        return {row["name"]: row["priority"] for row in self.agreements()}
 
     def agreements_named(self, names: Collection[str]) -> list[dict[str, Any]]:
         self._row("agreements_named", sorted(names))
@@ -423,12 +422,10 @@ class FakeSource:
         self._row("open_episodes", sorted(names))
         return [{**EPISODE, "closed_us": None}] if EPISODE["name"] in names else []
 
-    def volume_names(self, backend: str = "") -> list[dict[str, Any]]:
-        self._row("volume_names", backend)
-        rows = [{key: row[key] for key in ("volume", "backend")} for row in self.volumes()]
-        return [
-            row for row in sorted(rows, key=lambda row: str(row["volume"])) if backend in ("", row["backend"])
-        ]
+    def volume_names(self) -> dict[str, str]:
+        self._row("volume_names")
+        rows = sorted(self.volumes(), key=lambda row: str(row["volume"]))
+        return {row["volume"]: row["backend"] for row in rows}
 
     def volumes_named(self, names: Collection[str]) -> list[dict[str, Any]]:
         self._row("volumes_named", sorted(names))

@@ -6,7 +6,9 @@ a filter means, and for all else of the few rows on the page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from flask import Request, Response
@@ -40,7 +42,6 @@ VOLUMES_SHOWN: Final = 5
 TROUBLE: Final = ("violating", "at-risk", "no-data")
 """States that need a look, the worst first; those that burn their budget too fast come after them."""
 HOUR_US: Final = 3_600_000_000
-Key = tuple[str, str]
 
 
 def promises(context: AppContext, request: Request) -> Response:
@@ -50,19 +51,19 @@ def promises(context: AppContext, request: Request) -> Response:
     ``since_us``: when the violation opened, or when the state was first seen; null where that is not known.
     """
     offset, limit = page_of(request)
-    known = {row["name"]: row for row in context.source.pages.agreement_names(request.args.get("match", ""))}
+    part = request.args.get("match", "").lower()
+    known = context.source.pages.agreement_names()
+    if part:
+        known = {name: priority for name, priority in known.items() if part in name.lower()}
     live = {} if context.live.is_stale() else context.live.others()
-    found: dict[Key, Row] = {key: row for key, row in live.items() if key[0] in known}
-    for name in known.keys() - {key[0] for key in found}:
-        found[name, ""] = {"name": name, "objective": "", "state": ""}
-    states: dict[str, int] = {}
-    for row in found.values():
-        states[row["state"]] = states.get(row["state"], 0) + 1
+    found = [row for key, row in live.items() if key[0] in known]
+    silent = known.keys() - {row["name"] for row in found}
+    found += [{"name": name, "objective": "", "state": ""} for name in silent]
+    states = Counter(row["state"] for row in found)
     wanted = {state for state in request.args.get("state", "").split(",") if state}
-    rows = [row for row in found.values() if not wanted or row["state"] in wanted]
-    rows.sort(key=_order(request))
-    page = rows[offset : offset + limit]
-    full = _filled(context, page, {name: row["priority"] for name, row in known.items()})
+    rows = [row for row in found if row["state"] in wanted] if wanted else found
+    page = heapq.nsmallest(offset + limit, rows, key=_order(request))[offset:]
+    full = _filled(context, page, known)
     following = str(offset + limit) if offset + limit < len(rows) else None
     return live_list(context, full, following, count=len(rows), before=offset, states=states)
 
@@ -96,7 +97,7 @@ def _order(request: Request) -> Callable[[Row], tuple[Any, ...]]:
     return by_trouble
 
 
-def _filled(context: AppContext, page: list[Row], priorities: dict[str, str]) -> list[Row]:
+def _filled(context: AppContext, page: list[Row], priorities: Mapping[str, str]) -> list[Row]:
     """The rows of a page with what SQL and the snapshot know of them."""
     names = {row["name"] for row in page}
     agreements = {row["name"]: row for row in context.source.pages.agreements_named(names)}

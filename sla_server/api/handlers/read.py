@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from flask import Request, Response, g
@@ -43,6 +43,7 @@ from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row
 
+Item = TypeVar("Item")
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
 SPAN_MAX_US: Final = 31 * DAY_US
@@ -80,7 +81,7 @@ def page_of(request: Request, default: int = PAGE_DEFAULT) -> tuple[int, int]:
 
 
 def _paged(
-    context: AppContext, request: Request, rows: list[Row], complete: Callable[[list[Row]], list[Row]]
+    context: AppContext, request: Request, rows: list[Item], complete: Callable[[list[Item]], list[Row]]
 ) -> Response:
     """The rows that the query wants, all without a limit; only they are completed."""
     offset, limit = page_of(request, LIMIT_MAX)
@@ -138,32 +139,42 @@ def _reported_gateways(folder: Path | None) -> list[Row] | None:
 def volumes(context: AppContext, request: Request) -> Response:
     """Exact counts with the live view; volumes of which nothing is stored yet have counts of 0.
 
-    Without a limit all of them, by name. A page is sorted by what the live view says of each volume.
+    A page is sorted by what the live view says of each volume; without a limit all of them come.
     """
     part, backend = request.args.get("match", "").lower(), request.args.get("backend", "")
     live = {str(row.get("volume")): row for row in snapshot_now(context)["volumes"]}
-    known = context.source.pages.volume_names()
-    names = {row["volume"] for row in known}
-    fresh = [
-        {"volume": name, "backend": row.get("backend")} for name, row in live.items() if name not in names
+    if request.args.get("limit"):
+        known = dict(context.source.pages.volume_names())
+    else:  # those of now: it is what programs ask for
+        known = {row["volume"]: row["backend"] for row in context.source.volumes()}
+    known |= {name: str(row.get("backend")) for name, row in live.items() if name not in known}
+    names = [
+        name for name, its_backend in known.items() if part in name.lower() and backend in ("", its_backend)
     ]
-    rows = [
-        row for row in (*known, *fresh) if part in row["volume"].lower() and backend in ("", row["backend"])
-    ]
-    if order := request.args.get("sort", ""):
-        rows.sort(key=_volume_order(order, live))
-    return _paged(context, request, rows, lambda page: _complete_volumes(context, page))
+    names = _sorted_volumes(request.args.get("sort", ""), names, known, live)
+
+    def complete(page: list[str]) -> list[Row]:
+        return _complete_volumes(context, [{"volume": name, "backend": known[name]} for name in page])
+
+    return _paged(context, request, names, complete)
 
 
-def _volume_order(order: str, live: Mapping[str, Row]) -> Callable[[Row], tuple[Any, ...]]:
-    """The key to sort by: the largest first, what is not known last, then by name."""
-    if order in ("name", "backend"):
-        return lambda row: (row["backend"] if order == "backend" else "", row["volume"])
+def _sorted_volumes(
+    order: str, names: list[str], backends: Mapping[str, str], live: Mapping[str, Row]
+) -> list[str]:
+    """Names in the order asked for: by the figures of now the largest first, then all others by name."""
+    if order in ("", "name"):
+        return names
+    if order == "backend":
+        return sorted(names, key=lambda name: (backends[name], name))
     column = VOLUME_ORDERS.get(order)
     if column is None:
         fix = f"Use {', '.join((*VOLUME_ORDERS, 'name', 'backend'))}"
         raise BadInput("sort", f"{order[:40]!r} is no order", fix)
-    return lambda row: (-(live.get(row["volume"], {}).get(column) or 0), row["volume"])
+    first = [name for name in names if live.get(name, {}).get(column)]
+    first.sort(key=lambda name: (-live[name][column], name))
+    done = set(first)
+    return first + [name for name in names if name not in done]
 
 
 def _complete_volumes(context: AppContext, page: list[Row]) -> list[Row]:
@@ -243,7 +254,7 @@ def backend(context: AppContext, _request: Request, backend: str) -> Response:
     report = (policy or {}).get("report") or {}
     found = {
         **_with_live(context, [row], "backends", "backend")[0],
-        "volume_count": len(context.source.pages.volume_names(backend)),
+        "volume_count": list(context.source.pages.volume_names().values()).count(backend),
         "mode": snapshot_now(context).get("backend_modes", {}).get(backend),
         "policy_version": policy["version"] if policy else None,
         "capacity": [one for one in report.get("capacity") or () if one.get("backend") == backend],

@@ -6,7 +6,9 @@ A range of slices is one of their primary key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Executable, func, select
@@ -17,22 +19,45 @@ from sla_server.db.queries.rows import chunks, decode_json, total
 from sla_server.db.schema import HOUR_US, STREAM_SUMS
 from sla_server.rows import Row
 
+NAMES_S: Final = 5.0
+"""Names are kept for so long: many open pages ask for the same 64,000 each few seconds."""
 SLICE_COLUMNS: Final = ("version", "state", "ours", "inexact", "length_us")
 
 
 class PageQueries:
-    """The questions; ``read`` runs a statement (``SqlReader``). Thread: any."""
+    """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
+
+    State: ``_names``, names that were read lately and when; an entry is replaced, never changed.
+    """
 
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
         self._read = read
+        self._names: dict[str, tuple[float, Mapping[str, str]]] = {}
 
-    def agreement_names(self, part: str = "") -> list[Row]:
-        """Name and priority of each agreement in force whose name has ``part`` in it, by name."""
+    def agreement_names(self) -> Mapping[str, str]:
+        """Name to priority of each agreement in force, by name, as of ``NAMES_S`` ago at most."""
+        return self._kept("agreements", self._agreement_names)
+
+    def _agreement_names(self) -> dict[str, str]:
         table = schema.agreements
         statement = select(table.c.name, table.c.priority).where(table.c.ended_us.is_(None))
-        if part:
-            statement = statement.where(_has(table.c.name, part))
-        return self._read(statement.order_by(table.c.name))
+        return {row["name"]: row["priority"] for row in self._read(statement.order_by(table.c.name))}
+
+    def volume_names(self) -> Mapping[str, str]:
+        """Name to backend of each volume, by name, as of ``NAMES_S`` ago at most."""
+        return self._kept("volumes", self._volume_names)
+
+    def _volume_names(self) -> dict[str, str]:
+        table = schema.volumes
+        rows = self._read(select(table.c.volume, table.c.backend).order_by(table.c.volume))
+        return {row["volume"]: row["backend"] for row in rows}
+
+    def _kept(self, which: str, ask: Callable[[], dict[str, str]]) -> Mapping[str, str]:
+        """What was read lately, else what is read now; two threads may both read."""
+        known = self._names.get(which)
+        if known is None or time.monotonic() - known[0] > NAMES_S:
+            known = self._names[which] = time.monotonic(), MappingProxyType(ask())
+        return known[1]
 
     def agreements_named(self, names: Collection[str]) -> list[Row]:
         """The version in force of each of these agreements, ``spec`` decoded, without the document's text."""
@@ -52,12 +77,6 @@ class PageQueries:
             wanted = table.c.closed_us.is_(None), table.c.name.in_(chunk)
             rows += self._read(select(table).where(*wanted).order_by(table.c.opened_us))
         return rows
-
-    def volume_names(self, backend: str = "") -> list[Row]:
-        """Name and backend of each volume, by name; of one backend, or all."""
-        table = schema.volumes
-        statement = select(table.c.volume, table.c.backend).order_by(table.c.volume)
-        return self._read(statement if not backend else statement.where(table.c.backend == backend))
 
     def volumes_named(self, names: Collection[str]) -> list[Row]:
         """These volumes with exact sums over their streams, as ``SqlReader.volumes`` has them."""

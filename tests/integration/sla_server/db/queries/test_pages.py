@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from sla_server.db.queries import pages as module
 from tests.support.samples import (
     T0,
     cuts_message,
@@ -65,9 +66,7 @@ def pages(rig):
 
 
 def test_names_of_agreements_in_force(pages):
-    assert [row["name"] for row in pages.agreement_names()] == ["a_b", "erp-gold"]
-    assert [row["name"] for row in pages.agreement_names("P-G")] == ["erp-gold"], "whatever the case"
-    assert [row["name"] for row in pages.agreement_names("_")] == ["a_b"], "no wildcard"
+    assert list(pages.agreement_names().items()) == [("a_b", "gold"), ("erp-gold", "gold")]
     (row,) = pages.agreements_named(["erp-gold", "old", "none"])
     assert (row["version"], row["spec"]["spec"]) == (2, {"labels": {"a": 1}})
     assert "document" not in row
@@ -80,13 +79,18 @@ def test_violations_that_go_on(pages):
 
 def test_volumes_of_a_page_have_the_sums_of_all(pages, rig):
     whole = rig.reader.volumes()
-    names = [row["volume"] for row in pages.volume_names()]
-    assert names == [row["volume"] for row in whole]
+    assert dict(pages.volume_names()) == {row["volume"]: row["backend"] for row in whole}
+    names = list(pages.volume_names())
     assert pages.volumes_named(names) == whole
     assert pages.volumes_named(names[:1]) == whole[:1]
-    backend = whole[0]["backend"]
-    assert {row["backend"] for row in pages.volume_names(backend)} == {backend}
-    assert pages.volume_names("none") == []
+
+
+def test_names_are_asked_for_once_in_a_while(pages, rig, monkeypatch):
+    assert "new" not in pages.agreement_names()
+    rig.feed(record_message([agreement("new")]))
+    assert "new" not in pages.agreement_names(), "those read a moment ago"
+    monkeypatch.setattr(module, "NAMES_S", -1.0)
+    assert "new" in pages.agreement_names()
 
 
 def test_slices_by_the_hour_are_of_the_newest_revision(pages):
