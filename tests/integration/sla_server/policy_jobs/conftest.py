@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 FEW_ROWS: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""Of tests: Java is spared from compiling a class for each step of each query, in each process that runs it.
+"""Of tests: no class is compiled for a step of a query, and no query is planned again at each shuffle.
 
 ``test_topologies`` and ``tests/e2e/test_cycle.py`` have a run each with the settings of the product.
 """
