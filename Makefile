@@ -2,9 +2,11 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 ARGS ?=
+TWO := -n 2 --dist loadfile
 THREE := -n 3 --dist loadfile
 FOUR := -n 4 --dist loadfile
 CODE := pmdaemon sla_server gateway_agent dashboard
+REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
@@ -17,17 +19,23 @@ demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
 
-# Long tests go first and the quick ones fill the gaps; lint and types run beside them. ARGS="tests/e2e -k name": some.
-# The first time the tests are collected once alone: four workers at once would each compile all of them.
+# Two runs at once. Tests of processes and databases wait for them much of the time; those of tests/unit never wait and
+# give way to them. Which files go first: tests/conftest.py. ARGS="tests/e2e -k name": some.
+# The first time the tests are collected once alone: six workers at once would each compile all of them.
 test: setup ## everything: lint, types, unit, integration, crash, end to end, browser, Spark
 ifdef ARGS
 	@$(MAKE) --no-print-directory lint
 	@$(PY) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory lint types & checks=$$!; failed=0; \
-	[ -d tests/__pycache__ ] || $(PY) -m pytest -q --collect-only tests >/dev/null || true; \
-	$(PY) -m pytest $(FOUR) --no-loadscope-reorder --durations=30 tests/crash tests/e2e tests/integration tests/unit || failed=1; \
-	wait $$checks || { echo "lint or types failed: see above, or make check"; failed=1; }; exit $$failed
+	@failed=0; log=$$(mktemp); trap 'rm -f $$log' EXIT; \
+	nice -n 5 $(MAKE) --no-print-directory lint types & checks=$$!; \
+	[ -d tests/__pycache__ ] || { $(PY) -m pytest -q --collect-only tests/unit >/dev/null & \
+		$(PY) -m pytest -q --collect-only $(REAL) >/dev/null || true; wait $$! || true; }; \
+	nice -n 5 $(PY) -m pytest -q $(TWO) --durations=20 -o cache_dir=.pytest_cache/unit tests/unit >$$log 2>&1 & unit=$$!; \
+	$(PY) -m pytest $(FOUR) --no-loadscope-reorder --durations=30 $(REAL) || failed=1; \
+	wait $$unit || failed=1; cat $$log; \
+	wait $$checks || { echo "lint or types failed: see above, or make check"; failed=1; }; \
+	[ $$failed = 0 ] || echo "tests or checks failed: see above"; exit $$failed
 endif
 
 test-loaded: ## the same with two busy loops beside it, as on a shared machine

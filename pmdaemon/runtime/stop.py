@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import threading
+import weakref
 from collections.abc import Sequence
 from types import FrameType
 from typing import Final
@@ -29,7 +30,8 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read_fd, self._write_fd = ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        weakref.finalize(self, _close, ends).atexit = False
         self.reason = ""
 
     def set(self, reason: str = "asked to stop") -> None:
@@ -81,6 +83,12 @@ class Stop:
         return thread
 
 
+def _close(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
 def end_with_parent() -> None:
     """Let the kernel end this process (SIGTERM) when the thread that started it is gone. Linux only.
 
@@ -115,6 +123,4 @@ class ParentPipe:
 
     def close(self) -> None:
         """Let go: every child that still runs is asked to stop."""
-        for fd in (self.child_fd, self._held_fd):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        _close((self.child_fd, self._held_fd))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -11,6 +11,17 @@ from sla_server.policy_jobs.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+FEW_ROWS: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Of tests: no class is compiled for a step of a query, and no query is planned again at each shuffle.
+
+``test_topologies`` and ``tests/e2e/test_cycle.py`` have a run each with the settings of the product.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g")
+    session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", FEW_ROWS)
     yield session
     session.stop()

@@ -1,7 +1,8 @@
 """One job, one policy: on threads, processes, a cluster, over Spark Connect; from SQLite and PostgreSQL.
 
 Each run is the command as a timer starts it, on a small fleet whose statistics are partly in SQL and partly
-in files. Master, workers and Connect server are those of the installed pyspark package.
+in files. Master, workers and Connect server are those of the installed pyspark package. The run that the
+others are compared with has the settings of the product; the others are spared what only many rows need.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -28,6 +30,7 @@ from tests.integration.sla_server.db.conftest import Database, new_database
 from tests.integration.sla_server.db.conftest import migrated_file as migrated_file
 from tests.integration.sla_server.db.conftest import migrated_template as migrated_template
 from tests.integration.sla_server.db.conftest import postgres as postgres
+from tests.integration.sla_server.policy_jobs.conftest import FEW_ROWS
 from tests.support.fleet_history import fill
 
 PYSPARK = Path(find_spec("pyspark").submodule_search_locations[0])  # type: ignore[union-attr, index]
@@ -36,7 +39,7 @@ GENEROUS_S = 300.0
 
 @dataclass
 class Fleet:
-    """The same statistics in both databases, and what ``local[2]`` made of them."""
+    """The same statistics in both databases, and what ``local[2]`` made of them with Spark's own settings."""
 
     sqlite: Database
     postgresql: Database
@@ -44,13 +47,17 @@ class Fleet:
     now_us: int
 
 
-def run_job(database: Database, master: str, now_us: int) -> dict[str, Any]:
+def run_job(
+    database: Database, master: str, now_us: int, spark: Mapping[str, str] = MappingProxyType(FEW_ROWS)
+) -> dict[str, Any]:
     """Run the command; returns what it published that does not depend on when and where it ran."""
     config = database.data_dir / "server.toml"
+    further = "".join(f'"{name}" = "{value}"\n' for name, value in spark.items())
     config.write_text(
         f'data_dir = "{database.data_dir}"\nruntime_dir = "{database.data_dir}/run"\n'
         f'[database]\nurl = "{database.config.url}"\n[policy]\nmaster = "{master}"\ndriver_memory = "1g"\n'
         'publish = "always"\nback_test_ios = 1000\n'
+        f"[policy.spark]\n{further}"
     )
     done = subprocess.run(
         [
@@ -93,7 +100,8 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for kind in ("sqlite", "postgresql"):
         made[kind] = new_database(request, kind, tmp_path_factory.mktemp(kind))
         fill(made[kind], now_us)
-    return Fleet(made["sqlite"], made["postgresql"], run_job(made["sqlite"], "local[2]", now_us), now_us)
+    expected = run_job(made["sqlite"], "local[2]", now_us, {})
+    return Fleet(made["sqlite"], made["postgresql"], expected, now_us)
 
 
 @pytest.fixture
@@ -179,8 +187,8 @@ def test_a_spark_connect_server(fleet: Fleet, processes: Callable[..., Path]) ->
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--master", "local[2]", "--driver-memory", "1g"),
         *("--conf", f"spark.connect.grpc.binding.port={port}", "--conf", "spark.ui.enabled=false"),
-        *("--conf", "spark.sql.shuffle.partitions=4"),  # the client leaves it to the server: 200 else
-        "spark-internal",
+        *(part for name, value in FEW_ROWS.items() for part in ("--conf", f"{name}={value}")),
+        "spark-internal",  # the client leaves settings to the server
     )
     wait_for("Spark Connect server started", log)
     assert run_job(fleet.postgresql, f"sc://127.0.0.1:{port}", fleet.now_us) == fleet.expected

@@ -24,6 +24,15 @@ def test_the_first_reason_is_kept_and_the_descriptor_stays_readable() -> None:
     assert readable(stop.fileno())
 
 
+def test_a_flag_that_is_gone_has_no_descriptors() -> None:
+    stop = Stop()
+    fd = stop.fileno()
+    os.fstat(fd)
+    del stop
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_a_dead_parent_stops_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = ParentPipe()
     monkeypatch.setenv(PARENT_FD_VARIABLE, str(os.dup(pipe.child_fd)))
