@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import pwd
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -36,6 +37,9 @@ class TlsConfig(StrictModel):
     def lifetime_s(self) -> float:
         """Seconds a certificate lives."""
         return self.certificate_days * 86_400.0
+
+
+EVERY_USER: Final = "*"
 
 
 class ListedGateway(StrictModel):
@@ -87,6 +91,9 @@ class PmConfig(StrictModel):
     open_files: int = Field(default=16384, ge=256, le=1 << 20)
     """Descriptors wanted (RLIMIT_NOFILE is raised to it): one a gateway and some 50 more."""
 
+    agent_users: list[str] = Field(default_factory=list)
+    """Users of this machine whose agents may connect without TLS, beside the server's own and root; "*" is
+    every user. The kernel says whose a connection is."""
     tls: TlsConfig = Field(default_factory=TlsConfig)
     gateway: list[ListedGateway] = Field(default_factory=list)
     """Gateways to dial. Those of the database's table gateway_list are dialled, too."""
@@ -96,6 +103,23 @@ class PmConfig(StrictModel):
     def _is_address(cls, value: str) -> str:
         parse_address(value)
         return value
+
+    @field_validator("agent_users")
+    @classmethod
+    def _are_users(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name != EVERY_USER:
+                try:
+                    pwd.getpwnam(name)
+                except KeyError as exc:
+                    raise ValueError(f"{name!r} is no user of this machine; correct or remove it") from exc
+        return value
+
+    def agent_uids(self) -> frozenset[int] | None:
+        """Users whose connections are served; None: those of all, as with TLS the certificate decides."""
+        if self.tls.enabled or EVERY_USER in self.agent_users:
+            return None
+        return frozenset((0, os.geteuid(), *(pwd.getpwnam(name).pw_uid for name in self.agent_users)))
 
     @model_validator(mode="after")
     def _plain_on_loopback_only(self) -> PmConfig:

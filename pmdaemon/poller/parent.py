@@ -78,7 +78,7 @@ from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.runtime.sockets import accept, open_listener
+from pmdaemon.runtime.sockets import accept, client_uids, open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire.messages.server import RecordRows
 
@@ -368,6 +368,7 @@ class Daemon:
         self._accept_at_ns: int | None = None  # until then nothing is accepted; None: it is
         self._held: tuple[socket.socket, str] | None = None  # accepted; waits until a pair has room
         self._refusals = LimitedLog("pmdaemon")
+        self._agent_uids = config.pmdaemon.agent_uids()
         self.refused_connections = 0
 
     @property
@@ -438,13 +439,29 @@ class Daemon:
         self._accept_at_ns = self._clock.monotonic_ns() + for_ns
 
     def _accept(self) -> None:
+        uids: dict[tuple[str, int], int] = {}
         for _ in range(ACCEPTS_A_ROUND):
             accepted = accept(self._listener, self._pause_accepting)
             if accepted is None:
                 return
             sock, peer = accepted
+            if self._agent_uids is not None:
+                place = str(peer[0]), int(peer[1])
+                if place not in uids:  # one look at the kernel's table for all that have come so far
+                    uids = client_uids(self.port)
+                if uids.get(place) not in self._agent_uids:
+                    self._refuse_user(sock, place, uids.get(place))
+                    continue
             if not self._give(sock, f"{peer[0]}:{peer[1]}"):
                 return
+
+    def _refuse_user(self, sock: socket.socket, place: tuple[str, int], uid: int | None) -> None:
+        """Close a connection of a user of this machine whose agents are not served."""
+        self.refused_connections += 1
+        fix = "let the agent run as the server's user, name its user in pmdaemon.agent_users, or enable TLS"
+        values = {"address": f"{place[0]}:{place[1]}", "uid": uid, "fix": fix}
+        self._refusals.warning(self._clock.monotonic_ns(), "agent-of-another-user", **values)
+        sock.close()
 
     def _give(self, sock: socket.socket, address: str) -> bool:
         """Give a connection to a pair; False if it has to wait for room, and with it all that come."""

@@ -152,6 +152,41 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.close()
 
 
+STRANGER = """
+import encodings.idna, os, pwd, socket, sys
+os.setuid(pwd.getpwnam(sys.argv[2]).pw_uid)
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) as connection:
+    try:
+        connection.sendall(sys.stdin.buffer.read())
+        print(len(connection.recv(64)))
+    except ConnectionError:
+        print(0)
+"""
+
+
+def answered_to(port: int, user: str) -> int:
+    """How many bytes the daemon answers to the HELLO of a process of this user."""
+    command = [sys.executable, "-I", "-S", "-c", STRANGER, str(port), user]
+    done = subprocess.run(command, input=hello(), capture_output=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts processes of other users")
+def test_without_tls_other_users_of_the_machine_are_no_gateways(server: Server) -> None:
+    """Review, finding 5: each of them could register, and take another's session."""
+    port = server.start()
+    assert answered_to(port, "nobody") == 0
+    assert "agent-of-another-user" in server.log.read_text()
+    agent = Agent.dial(port)
+    agent.register()
+    server.state(agent.gateway_id, "up")
+    agent.close()
+    server.stop()
+    for allowed in ("nobody", "*"):
+        assert answered_to(server.start(agent_users=[allowed]), "nobody") > 0
+        server.stop()
+
+
 @pytest.mark.parametrize("settings", [{}, {"pairs": "unified"}], ids=["pair", "unified"])
 def test_whole_session(server: Server, settings: dict[str, Any]) -> None:
     port = server.start(**settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
 from pmdaemon.cli import cli
 from pmdaemon.errors import ConfigError
@@ -112,3 +113,14 @@ def test_check_config(tmp_path: Path) -> None:
     assert "nothing: no such key" in bad.output
     missing = runner.invoke(cli, ["run", "--config", str(tmp_path / "none.toml"), "--check-config"])
     assert missing.exit_code == 78
+
+
+def test_users_whose_agents_may_connect() -> None:
+    assert config.PmConfig().agent_uids() == {0, os.geteuid()}
+    assert config.PmConfig(agent_users=["root"]).agent_uids() == {0, os.geteuid()}
+    assert config.PmConfig(agent_users=["*"]).agent_uids() is None
+    assert config.PmConfig.model_validate({"tls": {"enabled": True}}).agent_uids() is None, (
+        "certificates decide"
+    )
+    with pytest.raises(ValidationError, match="no user of this machine"):
+        config.PmConfig(agent_users=["no-such-user"])
