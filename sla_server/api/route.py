@@ -72,3 +72,8 @@ class ApiRoute:
     def parameters(self) -> list[str]:
         """Names within braces."""
         return [part.partition("}")[0] for part in self.path.split("{")[1:]]
+
+
+LIMIT_MAX: Final = 1000
+ANY: Final = "any"
+LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)

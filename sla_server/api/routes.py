@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 from sla_server.api.access_routes import ACCESS_ROUTES
-from sla_server.api.route import ApiRoute, Query
+from sla_server.api.report_routes import REPORT_ROUTES
+from sla_server.api.route import ANY, LIMIT, LIMIT_MAX, ApiRoute, Query
 
-LIMIT_MAX: Final = 1000
 LONG_LIMIT_MAX: Final = 5000
 MAX_US: Final = 1 << 62
 POOL_DAYS_MAX: Final = 400
-ANY: Final = "any"
 CREDITS_MAX: Final = 14
 """Slices are kept 13 months."""
 
 PERIODS_MAX: Final = 60  # five years of months; slices are kept for 13 months by default
-LIMIT = Query("limit", "integer", "Rows a page; default 100.", least=1, most=LIMIT_MAX)
 BEFORE = Query("before", "string", "The `next` of the page before.")
 FROM = Query(
     "from_us",
@@ -256,53 +254,6 @@ ROUTES: Final = (
         (Query("periods", "integer", "At most so many; default 3.", least=1, most=CREDITS_MAX),),
         items=ANY,
         scope="sla",
-    ),
-    ApiRoute(
-        "GET",
-        "/slas/{name}/report",
-        "sla_report",
-        "What a report of one period says, as of now; issued ones are under /reports.",
-        (
-            Query(
-                "period",
-                "string",
-                "2026-10, 2026-W40, 2026-10-03, 2026-Q4, 2026, last (default: that ended last) or this.",
-            ),
-        ),
-        schema="Report",
-    ),
-    ApiRoute(
-        "GET",
-        "/reports",
-        "reports",
-        "Issued reports, newest first.",
-        (
-            Query("name", "string", "Only those of this agreement."),
-            LIMIT,
-            Query("before", "integer", "The `next` of the page before.", least=1, most=(1 << 31) - 1),
-        ),
-        items="reports",
-    ),
-    ApiRoute(
-        "GET",
-        "/reports/{report_id}",
-        "report",
-        "One issued report, by its id or number, as it was issued; with its digest.",
-        schema="IssuedReport",
-    ),
-    ApiRoute(
-        "GET",
-        "/reports/{report_id}/verification",
-        "report_verification",
-        "Whether a report is what was issued, adds up, and is what stored slices and raw counters give.",
-        schema="Verification",
-    ),
-    ApiRoute(
-        "GET",
-        "/report-chain",
-        "report_chain",
-        "Whether each report names the digest of the one before it; those in which something was found.",
-        items=ANY,
     ),
     ApiRoute(
         "GET",
@@ -633,5 +584,6 @@ ROUTES: Final = (
         "This document.",
         scope="free",
     ),
+    *REPORT_ROUTES,
     *ACCESS_ROUTES,
 )

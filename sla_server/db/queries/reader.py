@@ -284,9 +284,8 @@ class SqlReader:
     @staticmethod
     def _newest_versions() -> Any:
         table = schema.agreements
-        return (
-            select(table.c.name, func.max(table.c.version).label("version")).group_by(table.c.name).subquery()
-        )
+        version = func.max(table.c.version).label("version")
+        return select(table.c.name, version).group_by(table.c.name).subquery()
 
     def slices(
         self, name: str, objective: str, from_us: int, to_us: int, limit: int | None = None

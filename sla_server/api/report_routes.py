@@ -1,0 +1,57 @@
+"""Routes of reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sla_server.api.route import ANY, LIMIT, ApiRoute, Query
+
+REPORT_ROUTES: Final = (
+    ApiRoute(
+        "GET",
+        "/slas/{name}/report",
+        "sla_report",
+        "What a report of one period says, as of now; issued ones are under /reports.",
+        (
+            Query(
+                "period",
+                "string",
+                "2026-10, 2026-W40, 2026-10-03, 2026-Q4, 2026, last (default: that ended last) or this.",
+            ),
+        ),
+        schema="Report",
+    ),
+    ApiRoute(
+        "GET",
+        "/reports",
+        "reports",
+        "Issued reports, newest first.",
+        (
+            Query("name", "string", "Only those of this agreement."),
+            LIMIT,
+            Query("before", "integer", "The `next` of the page before.", least=1, most=(1 << 31) - 1),
+        ),
+        items="reports",
+    ),
+    ApiRoute(
+        "GET",
+        "/reports/{report_id}",
+        "report",
+        "One issued report, by its id or number, as it was issued; with its digest.",
+        schema="IssuedReport",
+    ),
+    ApiRoute(
+        "GET",
+        "/reports/{report_id}/verification",
+        "report_verification",
+        "Whether a report is what was issued, adds up, and is what stored slices and raw counters give.",
+        schema="Verification",
+    ),
+    ApiRoute(
+        "GET",
+        "/report-chain",
+        "report_chain",
+        "Whether each report names the digest of the one before it; those in which something was found.",
+        items=ANY,
+    ),
+)
