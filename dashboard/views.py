@@ -40,6 +40,7 @@ VIEWS: Final = (
     PageView("policy", "/policies/<name>", "Policy", "policies"),
     PageView("events", "/events", "Events"),
     PageView("jobs", "/jobs", "Jobs"),
+    PageView("reports", "/reports", "Reports", elsewhere=True),
     PageView("audit", "/audit", "Audit"),
 )
 """In the order of the navigation."""

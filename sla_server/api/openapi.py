@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any, Final
 
-from sla_server.api.route import PREFIX, ApiRoute, Query
-from sla_server.api.routes import ANY, ROUTES
+from sla_server.api.route import ANY, PREFIX, ApiRoute, Query
+from sla_server.api.routes import ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from sla_server.events.event import schema as event_schema
 from sla_server.reports.document import IssuedReport, inlined_schema

@@ -20,7 +20,8 @@ from pmdaemon.runtime.config import plain_problem
 from pmdaemon.runtime.excerpt import excerpt
 from sla_server.agreements.limits import CALL_BYTES, MAX_DOCUMENTS
 from sla_server.api.errors import ApiError, BadInput, TooLarge
-from sla_server.api.routes import LIMIT_MAX, LONG_LIMIT_MAX, MAX_US
+from sla_server.api.route import LIMIT_MAX
+from sla_server.api.routes import LONG_LIMIT_MAX, MAX_US
 
 Model = TypeVar("Model", bound=BaseModel)
 LIMIT_DEFAULT: Final = 100

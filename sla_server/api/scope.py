@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from flask import Response
 
 from pmdaemon.runtime.clock import Clock
-from sla_server.agreements.selectors import has_labels, matches, parse_labels
+from sla_server.agreements.selectors import matches, parse_labels, selects
 from sla_server.api import responses
 from sla_server.api.errors import Forbidden, NotFound
 from sla_server.api.roles import Principal
@@ -53,7 +53,7 @@ class LabelScope:
         names: set[str] = set()
         for row in rows:
             spec = row.get("spec") or {}
-            if not has_labels((spec.get("metadata") or {}).get("labels") or {}, wanted):
+            if not selects(wanted, (spec.get("metadata") or {}).get("labels") or {}):
                 continue
             names.add(row["name"])
             scope = (spec.get("spec") or {}).get("scope") or {}

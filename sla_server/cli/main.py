@@ -44,7 +44,10 @@ COMMANDS: Final = {
     "gateways": ("change", "Gateways that the server dials, because their hosts may not dial out."),
     "volumes": ("volumes", "Which gateway a volume belongs to: list, pending, approve, revoke."),
     "policy": ("policy", "Compute policies from what was stored, and list them."),
-    "report": ("report", "Report on a period of an agreement: kept or not, credits; issue and verify."),
+    "report": (
+        "report",
+        "What a period of an agreement says: compliance, budget, violations, credits, cost to others.",
+    ),
     "simulate": ("simulate", "Simulate what control does with recorded, generated or stored load."),
     "queue": ("inspect", "Look into a disk queue: its figures, its records, what recovery would do."),
     "storage": ("storage", "Look after the Parquet files: what there is, merge now, is all of it there."),

@@ -20,7 +20,7 @@ from pmdaemon.errors import SlaError
 class ReportError(SlaError):
     """Root of this package's errors."""
 
-    exit_status = 64  # EX_USAGE
+    exit_status = 2
 
 
 class NoSuchPeriod(ReportError):

@@ -37,8 +37,8 @@ from sla_server.api.handlers.documents import windows_of
 from sla_server.api.handlers.live import feed_state
 from sla_server.api.live_view import EMPTY
 from sla_server.api.metrics import FRESH_S
-from sla_server.api.route import PREFIX
-from sla_server.api.routes import LIMIT_MAX, PERIODS_MAX
+from sla_server.api.route import LIMIT_MAX, PREFIX
+from sla_server.api.routes import PERIODS_MAX
 from sla_server.db.queries.reader import STREAM_SUMS
 from sla_server.events.documents import without_secrets
 from sla_server.rows import Row

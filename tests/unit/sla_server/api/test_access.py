@@ -8,6 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 import dashboard
+from dashboard.views import VIEWS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.context import AppContext
@@ -324,6 +325,13 @@ def test_where_reading_needs_a_login_every_route_does(closed: FlaskClient, route
     else:
         assert answer.status_code == 401
         assert answer.json["title"] == "Signing in is needed"
+
+
+@pytest.mark.parametrize("path", [view.path.replace("<name>", "x") for view in VIEWS])
+def test_no_view_is_shown_without_a_login(closed: FlaskClient, path: str) -> None:
+    for address in (path, f"{path}/now", f"{path}/x.json") if path == "/reports" else (path,):
+        answer = closed.get(address)
+        assert (answer.status_code, answer.headers["Location"]) == (303, "/login")
 
 
 def test_the_page_leads_to_the_form_and_back(closed: FlaskClient, bearer: dict[str, str]) -> None:

@@ -11,8 +11,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from sla_server.api import openapi
 from sla_server.api.context import AppContext
-from sla_server.api.route import PREFIX, ApiRoute
-from sla_server.api.routes import ANY, ROUTES
+from sla_server.api.route import ANY, PREFIX, ApiRoute
+from sla_server.api.routes import ROUTES
 from sla_server.db.queries.row_schemas import row_schema
 from tests.support.api import snapshot
 

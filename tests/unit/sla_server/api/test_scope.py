@@ -22,6 +22,7 @@ OTHERS = ("erp", "gold", "batch", "disk-0", "gateway-", "mail", "scratch", "repo
 KNOWN = {"name": "erp-gold", "volume": "erp-db", "version": "2", "kind": "Route", "event_id": "e0001"}
 KNOWN |= {"owner": "gateway-a", "pool": "data", "other": "3", "operation_id": "x", "which": "x"}
 KNOWN |= {"address": "10.0.0.5:7412", "throttle_id": "t-1", "session_id": "5e55"}
+KNOWN |= {"report_id": "r-1", "backend": "disk-0"}
 
 
 class Customers(api.FakeSource):
@@ -106,6 +107,8 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
     assert globex.get("/api/v1/episodes?name=erp-gold").status_code == 404
     assert globex.get("/api/v1/volumes/glo-1").status_code == 200
     assert globex.get("/").status_code == 200
+    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold"):
+        assert globex.get(path).status_code == 403, "they are about all agreements"
 
 
 def test_a_volume_that_clients_share_is_nobodys_alone() -> None:
