@@ -57,6 +57,7 @@ class Access:
         *,
         before: Any = None,
         after: Any = None,
+        waits: bool = True,
     ) -> Operation:
         """Ask ``services`` to record a change.
 
@@ -67,7 +68,7 @@ class Access:
             {"table": table, "row": row or {}, "action": action, "subject": subject}
             | {"before": before, "after": after}
         )
-        operation = self._operations.ask("access", who, body.model_dump())
+        operation = self._operations.ask("access", who, body.model_dump(), waits=waits)
         if operation.done.is_set():
             operation.result()
         if row is not None:
@@ -77,7 +78,7 @@ class Access:
     def record(self, who: str, action: str, subject: str, after: Any = None) -> None:
         """An entry of the audit log that must not hold up what it is about."""
         try:
-            self.change(who, action, subject, after=after)
+            self.change(who, action, subject, after=after, waits=False)
         except SlaError as exc:
             log.warning("audit-entry-lost", who=who, action=action, subject=subject, error=str(exc))
 
@@ -135,7 +136,7 @@ class Access:
             self._try_end(principal.who, item)
         after = {"session": row["session_id"][:12], "by": how, "address": row["address"]}
         try:
-            self.change(principal.who, "login", principal.who, "sessions", row, after=after)
+            self.change(principal.who, "login", principal.who, "sessions", row, after=after, waits=False)
         except SlaError as exc:  # it ends with this process
             log.warning("session-not-stored", who=principal.who, error=str(exc))
             self.directory.put("sessions", row)

@@ -82,7 +82,7 @@ class Operations:
         self._operations: OrderedDict[str, Operation] = OrderedDict()
         self._waiting = 0
 
-    def ask(self, op: str, who: str, body: dict[str, Any]) -> Operation:
+    def ask(self, op: str, who: str, body: dict[str, Any], *, waits: bool = True) -> Operation:
         """Post a request and wait; the operation's ``done`` says whether the answer came in time.
 
         Raises:
@@ -107,7 +107,8 @@ class Operations:
             raise Unavailable(
                 f"the services part takes no requests ({exc})", "Try again in a moment"
             ) from exc
-        self._wait(operation)
+        if waits:
+            self._wait(operation)
         return operation
 
     def _wait(self, operation: Operation) -> None:

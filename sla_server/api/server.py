@@ -85,6 +85,7 @@ LOOP_S: Final = 0.25  # how late the loop notices the stop and a limit
 STOP_LIMIT_S: Final = 5.0
 OUTPUT_MAX_BYTES: Final = 1 << 20  # of one connection in memory; what is more waits in a temporary file
 SOCKET_NAME: Final = "api.sock"
+PEER_HEADER: Final = PEER_UID.removeprefix("HTTP_")
 # For the command line; each call takes a thread for some milliseconds, a change for 5 s at most.
 LOCAL_THREADS: Final = 4
 LOCAL_PLACES: Final = 64
@@ -141,9 +142,10 @@ class HttpConnection(HTTPChannel):  # type: ignore[misc]  # waitress has no type
         with self.requests_lock:
             first, *more = self.requests
             first.headers.pop("RANGE", None)
-        first.headers.pop(PEER_UID.removeprefix("HTTP_"), None)
-        if self.socket.family == socket.AF_UNIX:
-            first.headers[PEER_UID.removeprefix("HTTP_")] = str(sockets.unix_peer_uid(self.socket))
+            first.headers.pop(PEER_HEADER, None)
+            peer = self.socket  # None: closed meanwhile
+            if peer is not None and peer.family == socket.AF_UNIX:
+                first.headers[PEER_HEADER] = str(sockets.unix_peer_uid(peer))
             if more:
                 first.headers["CONNECTION"] = "close"
                 self.requests[1:] = []
