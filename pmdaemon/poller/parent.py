@@ -74,11 +74,12 @@ from pmdaemon.poller.config import PmConfig, PmFile
 from pmdaemon.poller.dialler import DialledFile, Dialler, GatewayList
 from pmdaemon.reserve import event_row, initialized, raise_event
 from pmdaemon.runtime import watchdog
+from pmdaemon.runtime.client_user import client_uid
 from pmdaemon.runtime.clock import Clock, server_clock
 from pmdaemon.runtime.config import parse_address
 from pmdaemon.runtime.files import write_whole
 from pmdaemon.runtime.logs import LimitedLog
-from pmdaemon.runtime.sockets import accept, client_uids, open_listener
+from pmdaemon.runtime.sockets import accept, open_listener
 from pmdaemon.runtime.stop import ParentPipe, Stop
 from pmdaemon.wire.messages.server import RecordRows
 
@@ -439,18 +440,15 @@ class Daemon:
         self._accept_at_ns = self._clock.monotonic_ns() + for_ns
 
     def _accept(self) -> None:
-        uids: dict[tuple[str, int], int] = {}
         for _ in range(ACCEPTS_A_ROUND):
             accepted = accept(self._listener, self._pause_accepting)
             if accepted is None:
                 return
             sock, peer = accepted
             if self._agent_uids is not None:
-                place = str(peer[0]), int(peer[1])
-                if place not in uids:  # one look at the kernel's table for all that have come so far
-                    uids = client_uids(self.port)
-                if uids.get(place) not in self._agent_uids:
-                    self._refuse_user(sock, place, uids.get(place))
+                uid = client_uid(sock)
+                if uid not in self._agent_uids:
+                    self._refuse_user(sock, (str(peer[0]), int(peer[1])), uid)
                     continue
             if not self._give(sock, f"{peer[0]}:{peer[1]}"):
                 return

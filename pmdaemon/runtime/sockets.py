@@ -115,10 +115,11 @@ def _address(text: str) -> tuple[str, int]:
     """``0100007F:20DB`` -> (127.0.0.1, 8411): 32-bit words in the machine's byte order."""
     digits, _, port = text.partition(":")
     words = [int(digits[index : index + 8], 16) for index in range(0, len(digits), 8)]
-    return str(_shortest(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))), int(port, 16)
+    return str(shortest(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))), int(port, 16)
 
 
-def _shortest(address: Address) -> Address:
+def shortest(address: Address) -> Address:
+    """An address of IPv4 also where it was written as one of IPv6."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
@@ -130,7 +131,7 @@ def listener_uids(host: str, port: int) -> set[int]:
     IPv6. A listener of ``::`` beside one of IPv4 is another user's for IPv6 alone: the kernel refuses both
     for the same connections.
     """
-    address = _shortest(ipaddress.ip_address(host))
+    address = shortest(ipaddress.ip_address(host))
     places = [str(address), "0.0.0.0", "::"] if address.version == 4 else [str(address), "::"]  # noqa: S104
     listening = [row for row in sockets() if row.is_listening and row.local[1] == port]
     found = ({row.uid for row in listening if row.local[0] == place} for place in places)
@@ -164,7 +165,7 @@ def listener_at(host: str, port: int) -> Listener | None:
 
     A listener of every address keeps them from each single one, and the other way round.
     """
-    address = str(_shortest(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)))
+    address = str(shortest(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)))
     everywhere = {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
     users = {
         row.inode: row.uid
@@ -221,9 +222,14 @@ def why_not(error: OSError, host: str, port: int) -> str:
     return f"{error.strerror or error}" + (f" by {found}" if found is not None else "")
 
 
+def client_rows(port: int) -> dict[tuple[str, int], Socket]:
+    """Address of each local client of our port -> its row; clients of other machines are not in it."""
+    return {row.local: row for row in sockets() if row.remote[1] == port and not row.is_listening}
+
+
 def client_uids(port: int) -> dict[tuple[str, int], int]:
-    """Address of each local client of our port -> its user; clients of other machines are not in it."""
-    return {row.local: row.uid for row in sockets() if row.remote[1] == port and not row.is_listening}
+    """Address of each local client of our port -> its user; of one connection: ``client_user``."""
+    return {place: row.uid for place, row in client_rows(port).items()}
 
 
 def unix_peer_uid(connection: socket.socket) -> int:

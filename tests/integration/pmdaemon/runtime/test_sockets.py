@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.errors import ConfigError
-from pmdaemon.runtime import sockets
+from pmdaemon.runtime import client_user, sockets
+from pmdaemon.runtime.client_user import client_uid
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -18,6 +19,33 @@ def test_the_users_of_both_ends(family: int, host: str) -> None:
         with socket.create_connection((host, port), timeout=30) as client:
             assert sockets.client_uids(port)[client.getsockname()[:2]] == os.geteuid()
     assert sockets.listener_uids(host, port) == set()
+
+
+@pytest.mark.parametrize("asks_kernel", [True, False])
+@pytest.mark.parametrize(
+    ("family", "host", "to"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+        (socket.AF_INET6, "::1", "::1"),
+        (socket.AF_INET6, "::", "127.0.0.1"),
+    ],
+)
+def test_the_user_of_one_connection(
+    family: int, host: str, to: str, asks_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not asks_kernel:
+        monkeypatch.setattr(client_user, "NETLINK_SOCK_DIAG", 31)  # no such family of messages
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as listener:
+        address = to, listener.getsockname()[1]
+        with socket.create_connection(address, timeout=30):
+            connection, _ = listener.accept()
+            with connection:
+                assert client_uid(connection) == os.geteuid()
+        with socket.create_connection(address, timeout=30) as client:
+            client.sendall(b"closed at once")
+        connection, _ = listener.accept()
+        with connection:
+            assert client_uid(connection) is None, "what it has said is of nobody, not of user 0"
 
 
 ANY4, OWN4, ANY6, OWN6 = "00000000", "0100007F", "0" * 32, "0" * 24 + "01000000"
