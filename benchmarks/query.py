@@ -40,10 +40,12 @@ from sla_server.db.queries.reader import SqlReader, open_reader
 from tests.support.postgres import PostgresServer
 
 ROUNDS = 5
+TOKEN = "benchmark"  # noqa: S105 - nobody can reach this application
 NO_SQL = {"health", "mode", "live", "schema", "trend", "stream", "operation"}
 NO_SQL |= {"session_state", "metrics", "openapi", "undelivered"}
 NO_SQL |= {"document_versions"}  # it asks what calendars and maintenance ask
 NO_SQL |= {"alive", "ready"}
+NO_SQL |= {"report", "report_verification"}  # one row by its key; and what sla_report asks
 NO_SQL |= {"sizes"}  # of the support bundle: it counts rows, so many of each table at most
 """GET routes that are answered without the database, or by the question of another page."""
 DAY_US = query_data.DAY_US
@@ -95,6 +97,13 @@ def pages(world: query_data.World) -> dict[str, tuple[str, str, dict[str, Any]]]
         "policy_volumes": ("policy_volumes", f"/policies/{version}/volumes", {}),
         "policy_diff": ("policy_diff", f"/policies/{version}/diff/{version - 1}", {}),
         "jobs": ("jobs", "/jobs", {}),
+        "sla_report": ("sla_report", f"/slas/{sla}/report", {"period": "this"}),
+        "reports": ("reports", "/reports", {}),
+        "report_chain": ("report_chain", "/report-chain", {}),
+        "users": ("users", "/users", {}),
+        "tokens": ("tokens", "/tokens", {}),
+        "sessions": ("sessions", "/sessions", {}),
+        "audit_chain": ("audit_chain", "/audit/chain", {}),
         "pools": ("pools", "/pools", {}),
         "pool": ("pool", "/pools/server/pool-0", {}),
         "processes": ("processes", "/processes", {}),
@@ -141,6 +150,12 @@ GROUPS = {
         "policy",
         "policy_volume",
         "jobs",
+        "reports",
+        "report_chain",
+        "users",
+        "tokens",
+        "sessions",
+        "audit_chain",
         "pools",
         "pool",
         "processes",
@@ -165,7 +180,7 @@ GROUPS = {
     "history_48h_ms": ("history_48h",),
     "history_30d_ms": ("history_30d",),
     "slices_day_ms": ("slices_day",),
-    "slices_30d_ms": ("slices_30d", "slice_hours", "periods", "sla_credits"),
+    "slices_30d_ms": ("slices_30d", "slice_hours", "periods", "sla_credits", "sla_report"),
     "caps_ms": ("caps_hour", "caps_all", "policy_volumes", "policy_diff"),
 }
 """Goal -> its pages; the slowest counts."""
@@ -180,11 +195,11 @@ def client(source: SqlReader, port: int = 8411) -> FlaskClient:
     directory = Directory(source.access, clock)
     parts = AppContext(
         config=config,
-        token="benchmark",  # noqa: S106 - nobody can reach this application
+        token=TOKEN,
         source=source,
         live=live,
         operations=operations,
-        guard=Guard("benchmark", config.allowed_hosts, directory),
+        guard=Guard(TOKEN, config.allowed_hosts, directory),
         logins=Logins(clock),
         scopes=Scopes(source, clock),
         access=Access(directory, operations, clock, session_hours=config.session_hours),
@@ -199,7 +214,8 @@ def ask(web: FlaskClient, page: tuple[str, str, dict[str, Any]]) -> tuple[float,
     """(milliseconds, bytes) of one answer, which must be 200."""
     _operation, path, query = page
     started_ns = time.perf_counter_ns()
-    answer = web.get(PREFIX + path, query_string=query, base_url="http://127.0.0.1:8411")
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    answer = web.get(PREFIX + path, query_string=query, base_url="http://127.0.0.1:8411", headers=headers)
     took_ms = (time.perf_counter_ns() - started_ns) / 1e6
     if answer.status_code != 200:
         raise SystemExit(f"{path}: {answer.status_code} {answer.text}")

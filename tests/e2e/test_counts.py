@@ -73,7 +73,7 @@ def test_every_place_agrees_with_fio(fio_stage: Stage, volume: str, tmp_path: Pa
     assert totals_in_sql(fio_stage, volume) == expected
     from tests.support.browser import text_of
 
-    page = text_of(f"http://127.0.0.1:{fio_stage.api_port}/", f'[data-volume="{volume}"] [data-total]')
+    page = text_of(f"http://127.0.0.1:{fio_stage.api_port}/volumes", f'[data-volume="{volume}"] [data-total]')
     assert page.replace(",", "").replace("\u202f", "").replace("\u00a0", "").split()[0] == str(reads + writes)
 
 

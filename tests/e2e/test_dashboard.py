@@ -531,7 +531,7 @@ def test_the_process_over_a_real_mailbox(tmp_path: Path) -> None:
             base_url=f"http://127.0.0.1:{port_file.read_text().strip()}", headers=headers
         ) as client:
             with closing(Client("", local=local)) as ours:
-                assert ours.get("/session") == {"signed_in": False}
+                assert ours.get("/session") == {"signed_in": False, "login_needed": False}
             services.post("appserver", frame.encode(Kind.SNAPSHOT, api.snapshot()))
             while client.get("/api/v1/live").json()["mode"] is None:
                 assert time.monotonic() < end_s

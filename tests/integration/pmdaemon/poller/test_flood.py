@@ -60,7 +60,9 @@ class Figures:
 
 
 def test_ten_thousand_attempts(server: Server) -> None:
-    port = server.start(agent_users=["*"])  # else those that are gone already are of nobody, and go no further
+    port = server.start(
+        agent_users=["*"]
+    )  # else those that are gone already are of nobody, and go no further
     server.watermarks()
     good = Agent.dial(port)
     good.register()

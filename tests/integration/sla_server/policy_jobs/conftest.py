@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -24,10 +26,15 @@ FEW_ROWS: Final = {
 """
 
 
+PY4J_SOCKET: Final = "ignore:unclosed <socket:ResourceWarning"
+"""Spark's Python leaves its connections to Java to the collector of garbage, whenever that comes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "integration/sla_server/policy_jobs" in str(item.path):
             item.add_marker("spark")
+            item.add_marker(pytest.mark.filterwarnings(PY4J_SOCKET))
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +42,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", FEW_ROWS)
     yield session
     session.stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

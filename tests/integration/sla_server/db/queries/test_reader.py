@@ -465,7 +465,7 @@ def test_events_since(rig):
 
 
 def test_audit_keeps_before_and_after(rig):
-    record(rig, ("audit", {"audit_id": "a", "before": None, "after": json.dumps({"x": 1})}))
+    record(rig, ("audit", {"audit_id": "a", "at_us": T0, "before": None, "after": json.dumps({"x": 1})}))
     [row] = rig.reader.audit()
     assert (row["before"], row["after"]) == (None, {"x": 1})
 
