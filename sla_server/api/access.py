@@ -161,7 +161,7 @@ class Access:
 
     def _end_us(self, now_us: int, within: str) -> int:
         made_from = self.directory.open_sessions(lambda row: row["session_id"] == within) if within else []
-        return min([now_us + self._session_us, *(row["expires_us"] for row in made_from)])
+        return min([now_us + self._session_us, *(int(row["expires_us"]) for row in made_from)])
 
     def _account_of(self, principal: Principal) -> Row | None:
         return self.directory.account(principal.account) if principal.account else None

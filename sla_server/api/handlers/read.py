@@ -466,7 +466,8 @@ def audit(context: AppContext, request: Request) -> Response:
     """A page of the audit log; addresses in it show no secret that an earlier release took."""
 
     def read(limit: int, before: str | None) -> list[Row]:
-        return without_secrets(context.source.audit(limit, before))
+        rows: list[Row] = without_secrets(context.source.audit(limit, before))
+        return rows
 
     return responses.as_list(*_page_of(read, request, "audit"))
 
