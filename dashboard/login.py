@@ -38,12 +38,13 @@ def make_blueprint(context: AppContext) -> Blueprint:
                 return _page(name=name, problem=exc.detail, fix=exc.fix, status=exc.status)
             how = "password"
         else:
-            found = context.logins.spend(request.form.get("code", ""))
+            found = context.access.by_code(context.logins.spend(request.form.get("code", "")))
             if found is None:
                 context.access.code_refused(address)
                 return Response(USED, 403, mimetype="text/plain")
             principal, how = found, "one-time code"
-        remember_session(context.access.begin_session(principal, address, browser, how))
+        within = principal.session
+        remember_session(context.access.begin_session(principal, address, browser, how, within=within))
         return redirect("/", 303)
 
     return login

@@ -89,9 +89,21 @@ class ChainCheck:
                 self._problem(
                     f"the log ends at row {self.seq}; row {head[0]} was noted before, so rows are missing"
                 )
-            elif head_found is not None and head_found != head[1]:
-                self._problem(f"row {head[0]} has another digest than the one that was noted")
+            else:
+                self._check_head(head, head_found, pruned)
         return self.problems
+
+    def _check_head(self, head: tuple[int, str], found: str | None, pruned: Mapping[str, Any]) -> None:
+        """One that is not the end; if it has left by age, ``audit-pruned`` may still have its digest."""
+        if found is None and head[0] == pruned["through"]:
+            found = pruned["digest"]
+        if found is None:
+            self._problem(
+                f"row {head[0]}, which was noted, is not there any more, so nothing shows that the rows "
+                "behind it are those of then; note the head again before its row leaves by age"
+            )
+        elif found != head[1]:
+            self._problem(f"row {head[0]} has another digest than the one that was noted")
 
     def _problem(self, text: str) -> None:
         if len(self.problems) < MOST_PROBLEMS:

@@ -98,6 +98,8 @@ class Access:
         if not self.passwords.verify(stored, password[:PASSWORD_MAX]) or account is None:
             self.record(NOBODY, "login-failed", name, {"address": address})
             raise LoginRefused
+        if self.directory.account(name) != account:  # changed while the password was looked at
+            raise LoginRefused
         self._limits.succeeded(name, address)
         return Principal(name, role_of(account), account["labels"], account=name)
 
@@ -109,8 +111,23 @@ class Access:
             return
         self.record(NOBODY, "login-failed", "one-time code", {"address": address})
 
-    def begin_session(self, principal: Principal, address: str, browser: str, how: str) -> str:
-        """A new session; returns the secret that its cookie holds."""
+    def by_code(self, principal: Principal | None) -> Principal | None:
+        """Who spends a one-time code, as they are now: that of a session is good while the session is.
+
+        Raises:
+            Unavailable: sessions cannot be read.
+        """
+        if principal is None or not principal.session:
+            return principal
+        return self.directory.by_session_id(principal.session)
+
+    def begin_session(
+        self, principal: Principal, address: str, browser: str, how: str, *, within: str = ""
+    ) -> str:
+        """A new session; returns the secret that its cookie holds.
+
+        ``within``: id of the session that it is made from; it ends with that one's time at the latest.
+        """
         secret = secrets.token_urlsafe(32)
         account = self._account_of(principal)
         now_us = max(self._clock.unix_us(), account["sessions_from_us"] if account else 0)
@@ -124,7 +141,7 @@ class Access:
             "browser": printable(browser, 200),
             "created_us": now_us,
             "changed_us": now_us,
-            "expires_us": now_us + self._session_us,
+            "expires_us": self._end_us(now_us, within),
             "ended_us": None,
         }
         same = [
@@ -141,6 +158,10 @@ class Access:
             log.warning("session-not-stored", who=principal.who, error=str(exc))
             self.directory.put("sessions", row)
         return secret
+
+    def _end_us(self, now_us: int, within: str) -> int:
+        made_from = self.directory.open_sessions(lambda row: row["session_id"] == within) if within else []
+        return min([now_us + self._session_us, *(int(row["expires_us"]) for row in made_from)])
 
     def _account_of(self, principal: Principal) -> Row | None:
         return self.directory.account(principal.account) if principal.account else None

@@ -190,8 +190,15 @@ class Directory:
         Raises:
             Unavailable: as ``rows``.
         """
+        return self.by_session_id(digest_of(secret))
+
+    def by_session_id(self, session_id: str) -> Principal | None:
+        """The same, of a session whose id is known.
+
+        Raises:
+            Unavailable: as ``rows``.
+        """
         self.refresh()
-        session_id = digest_of(secret)
         with self._lock:
             self._check_known()
             row = self._rows["sessions"].get(session_id)

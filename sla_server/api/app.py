@@ -71,6 +71,17 @@ def handler_of(route: ApiRoute) -> Handler:
     raise LookupError(f"no handler for {route.operation}")
 
 
+class LocalProxy(ProxyFix):
+    """Believes what the proxy on this machine adds; who comes from elsewhere says it of themselves."""
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        """See WSGI."""
+        peer = environ.get("REMOTE_ADDR", "")
+        if peer == "::1" or peer.startswith("127."):
+            return super().__call__(environ, start_response)
+        return self.app(environ, start_response)
+
+
 def create_app(context: AppContext) -> Flask:
     """The app of the API; ``dashboard.create_app`` adds the page."""
     app = Flask("sla_server.api", static_folder=None)
@@ -85,7 +96,7 @@ def create_app(context: AppContext) -> Flask:
         MAX_CONTENT_LENGTH=context.config.max_body_bytes,
     )
     if context.config.external_url:  # one proxy, of the operator's: what it adds is believed
-        app.wsgi_app = ProxyFix(app.wsgi_app, x_for=1, x_proto=1, x_host=0)  # type: ignore[method-assign]
+        app.wsgi_app = LocalProxy(app.wsgi_app, x_for=1, x_proto=1, x_host=0)  # type: ignore[method-assign]
     app.url_map.merge_slashes = False  # a path is what it says: 404, not a redirect
     app.json.sort_keys = False  # type: ignore[attr-defined]
     for route in ROUTES:

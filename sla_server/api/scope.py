@@ -24,11 +24,12 @@ from sla_server.agreements.selectors import matches, parse_labels, selects
 from sla_server.api import responses
 from sla_server.api.errors import Forbidden, NotFound
 from sla_server.api.roles import Principal
-from sla_server.api.route import ApiRoute
+from sla_server.api.route import LIMIT_MAX, ApiRoute
 from sla_server.rows import Row
 
 FRESH_S: Final = 10.0
 SCOPES_MAX: Final = 64
+PAGES_MAX: Final = 20
 ABOUT_OTHERS: Final = frozenset(
     ("text", "details", "victim", "members", "who", "reason", "why", "note", "causes")
 )
@@ -97,13 +98,7 @@ class LabelScope:
         if route.scope == "free" or response.status_code != 200:
             return response
         body = json.loads(response.get_data())
-        is_theirs: dict[str, Callable[[Row], bool]] = {
-            "slas": lambda row: self.has_agreement(row.get("name")),
-            "episodes": lambda row: self.has_agreement(row.get("name")),
-            "volumes": lambda row: self.has_volume(row.get("volume")),
-            "throttles": lambda row: self.has_volume(row.get("volume")),
-            "events": self._has_event,
-        }
+        is_theirs = self._tests()
         if route.scope == "live":
             body = self._live(body)
         elif route.scope in is_theirs:
@@ -115,6 +110,35 @@ class LabelScope:
         else:  # a mistake in the table: better nothing than too much
             raise Forbidden("this is not for accounts with labels", "Report it")
         return responses.as_json(body)
+
+    def page(
+        self, scope: str, read: Callable[[int, str | None], list[Row]], limit: int, before: str | None
+    ) -> tuple[list[Row], str | None]:
+        """The newest of their rows before that cursor, and the cursor of the next page.
+
+        A cursor is one of their own rows: those of others tell when something happened to them. Only after
+        ``PAGES_MAX`` pages with too few of theirs it is what it is, so that a page costs a second at most.
+        """
+        is_theirs = self._tests()[scope]
+        found: list[Row] = []
+        for _page in range(PAGES_MAX):
+            rows = read(LIMIT_MAX, before)
+            found += filter(is_theirs, rows)
+            if len(found) > limit:
+                return found[:limit], found[limit - 1]["cursor"]
+            if len(rows) < LIMIT_MAX:
+                return found, None
+            before = rows[-1]["cursor"]
+        return found, before
+
+    def _tests(self) -> dict[str, Callable[[Row], bool]]:
+        return {
+            "slas": lambda row: self.has_agreement(row.get("name")),
+            "episodes": lambda row: self.has_agreement(row.get("name")),
+            "volumes": lambda row: self.has_volume(row.get("volume")),
+            "throttles": lambda row: self.has_volume(row.get("volume")),
+            "events": self._has_event,
+        }
 
     def _live(self, snapshot: Row) -> Row:
         kept: Row = {key: snapshot[key] for key in LIVE_KEYS if key in snapshot}

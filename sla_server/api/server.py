@@ -202,6 +202,7 @@ class HttpListener:
         places: int,
         max_body_bytes: int,
         tls: PageCertificate | None = None,
+        is_behind_proxy: bool = False,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._channels: dict[int, Any] = {}
@@ -222,6 +223,7 @@ class HttpListener:
             asyncore_use_poll=True,
             ident=None,
             url_scheme="http" if tls is None else "https",
+            clear_untrusted_proxy_headers=not is_behind_proxy,  # the application reads them (LocalProxy)
         )
         self._server.channel_class = HttpConnection
         self._accept_at_s = 0.0  # until then nothing is accepted: without descriptors
@@ -374,6 +376,7 @@ class WebServer:
             places=4 * workers,
             max_body_bytes=body_bytes,
             tls=self.certificate,
+            is_behind_proxy=bool(self.config.external_url),
         )
         try:
             browsers.serve(self.stop, self.context.live.close)

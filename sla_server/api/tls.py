@@ -125,15 +125,16 @@ class PageCertificate:
         self._context = load_context(certificate, key)
         self._check_at_ns = 0
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        found = []
+    def _stamps(self) -> list[tuple[int, ...]]:
+        """With mode and owner: of a key that was refused these alone may change."""
+        found: list[tuple[int, ...]] = []
         for path in self._files:
             if path is not None:
                 try:
                     status = path.stat()
-                    found.append((status.st_mtime_ns, status.st_ino))
+                    found.append((status.st_mtime_ns, status.st_ino, status.st_mode, status.st_uid))
                 except OSError:
-                    found.append((0, 0))
+                    found.append(())
         return found
 
     def wrap(self, sock: socket.socket) -> TlsSocket:

@@ -65,14 +65,13 @@ def prune(connection: Connection, limit_us: int, now_us: int) -> bool:
     if not leaving or min(row["at_us"] for row in leaving) >= limit_us - DAY_US:
         return False
     last = rows[-1]
-    known = _kept_before(connection)
+    known = _last_pruned(connection)
     digests = {row["seq"]: row["digest"] for row in rows}
     kept: dict[str, list[str]] = {}
     for row in rows:
         seq = row["seq"]
         if seq in kept_seqs:
-            previous = digests.get(seq - 1, "" if seq == 1 else known.get(str(seq), [""])[0])
-            kept[str(seq)] = [previous, row["digest"]]
+            kept[str(seq)] = [digests.get(seq - 1) or _digest_before(seq, known), row["digest"]]
     after = {"through": last["seq"], "digest": last["digest"], "rows": len(leaving), "kept": kept}
     connection.execute(insert(audit), _pruned_row(after, now_us))
     chain(connection)
@@ -93,12 +92,19 @@ def _kept(connection: Connection) -> set[int]:
     return found
 
 
-def _kept_before(connection: Connection) -> dict[str, Any]:
-    """What the last ``audit-pruned`` says of the rows that it left standing."""
+def _last_pruned(connection: Connection) -> dict[str, Any]:
+    """What the last ``audit-pruned`` says: which row left last, and which before it were left standing."""
     newest = select(audit.c.after).where(audit.c.action == audit_chain.PRUNED).order_by(audit.c.seq.desc())
     text = connection.execute(newest.limit(1)).scalar()
-    found: dict[str, Any] = json.loads(text)["kept"] if text else {}
+    found: dict[str, Any] = json.loads(text) if text else {"through": 0, "digest": "", "kept": {}}
     return found
+
+
+def _digest_before(seq: int, known: dict[str, Any]) -> str:
+    """Digest of the row before this one, which has left: as the last one, or before one that was kept."""
+    if seq - 1 == known["through"]:
+        return str(known["digest"])
+    return str(known["kept"].get(str(seq), [""])[0])
 
 
 def _pruned_row(after: dict[str, Any], now_us: int) -> Row:

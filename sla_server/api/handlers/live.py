@@ -14,7 +14,6 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from flask import Request, Response, g
-from flask import session as cookie
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from pmdaemon.errors import SlaError
@@ -27,6 +26,7 @@ from sla_server.api.openapi import document
 
 HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
+AWAY: Final = "it cannot be read"
 
 
 def live(context: AppContext, request: Request) -> Response:
@@ -60,25 +60,32 @@ def trend(context: AppContext, _request: Request) -> Response:
     return responses.as_json(context.live.trend())
 
 
-def stream(context: AppContext, _request: Request) -> Response:
+def stream(context: AppContext, request: Request) -> Response:
     """Server-sent events."""
     try:
         place = context.live.take_place()
     except TooManyStreams:
         context.metrics.streams_refused.inc()
         raise
-    secret, directory = str(cookie.get("id")), context.access.directory
-    is_session = g.principal is not None and bool(g.principal.session)
-    events = EventStream(
-        context.live, place, lambda: not is_session or directory.by_session(secret) is not None
-    )
+    events = EventStream(context.live, place, _still_admitted(context, request))
     response = Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
     response.call_on_close(place.release)  # also when the browser left before the first event
     return response
 
 
+def _still_admitted(context: AppContext, request: Request) -> Callable[[], bool]:
+    """Whether the session or the API token of this request is still good; asked after the request, too."""
+    principal, directory = g.principal, context.access.directory
+    if principal is not None and principal.token_id:
+        token = request.headers.get("Authorization", "").partition(" ")[2].strip()
+        return lambda: directory.by_token(token) is not None
+    if principal is not None and principal.session:
+        return lambda: directory.by_session_id(principal.session) is not None
+    return lambda: True
+
+
 class EventStream:
-    """Iterates over the text of one live stream; ends when the live view closes, or its session."""
+    """Iterates over the text of one live stream; ends when the live view closes, or its session or token."""
 
     def __init__(
         self, view: LiveView, place: StreamPlace, may_go_on: Callable[[], bool] = lambda: True
@@ -173,6 +180,8 @@ def ready(context: AppContext, _request: Request) -> Response:
     """
     waits_for = []
     if problem := _read_problem(context):
+        if g.scope is not None or (g.principal is None and context.config.reading == "login"):
+            problem = AWAY  # where it is, and as whom it is asked, is not for strangers
         waits_for.append({"process": "database", "reason": problem})
     if context.live.is_stale():
         waits_for.append({"process": "services", "reason": SILENT})

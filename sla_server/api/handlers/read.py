@@ -149,7 +149,11 @@ def volumes(context: AppContext, request: Request) -> Response:
         known = {row["volume"]: row["backend"] for row in context.source.volumes()}
     known |= {name: str(row.get("backend")) for name, row in live.items() if name not in known}
     names = [
-        name for name, its_backend in known.items() if part in name.lower() and backend in ("", its_backend)
+        name
+        for name, its_backend in known.items()
+        if part in name.lower()
+        and backend in ("", its_backend)
+        and (g.scope is None or g.scope.has_volume(name))  # here: `next` must not count those of others
     ]
     names = _sorted_volumes(request.args.get("sort", ""), names, known, live)
 
@@ -408,19 +412,18 @@ def calendar_of(context: AppContext, hours: ServiceHours | None) -> list[Calenda
 
 def episodes(context: AppContext, request: Request) -> Response:
     """A page of episodes, each with the address of its slices."""
-    limit = responses.limit(request)
     if name := request.args.get("name"):
         row = agreement_of(context, name)  # or say that there never was one
         if request.args.get("objective"):
             asked_objective(context, request, row)
-    rows = context.source.episodes(
-        responses.flag(request, "open"),
-        limit,
-        name=request.args.get("name") or None,
-        objective=request.args.get("objective") or None,
-        before=responses.cursor(request),
-    )
-    last = rows[-1]["cursor"] if len(rows) == limit else None
+    open_only, objective = responses.flag(request, "open"), request.args.get("objective") or None
+
+    def read(limit: int, before: str | None) -> list[Row]:
+        return context.source.episodes(
+            open_only, limit, name=name or None, objective=objective, before=before
+        )
+
+    rows, last = _page_of(read, request, "episodes")
     for row in rows:
         place = quote(row["name"], safe="")
         row["slices"] = f"{PREFIX}/slas/{place}/slices?episode={quote(row['episode_id'], safe='')}"
@@ -430,7 +433,11 @@ def episodes(context: AppContext, request: Request) -> Response:
 def throttles(context: AppContext, request: Request) -> Response:
     """Throttles as recorded, with the live view of those in force."""
     in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
-    rows = context.source.throttles(in_force, limit)
+    if g.scope is None:
+        rows = context.source.throttles(in_force, limit)
+    else:  # theirs may be behind those of others
+        newest = context.source.throttles(in_force, LIMIT_MAX)
+        rows = [row for row in newest if g.scope.has_volume(row["volume"])][:limit]
     return live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
 
 
@@ -452,12 +459,17 @@ def decisions(context: AppContext, request: Request) -> Response:
 
 def events(context: AppContext, request: Request) -> Response:
     """A page of events."""
-    return _page(context.source.events, request)
+    return responses.as_list(*_page_of(context.source.events, request, "events"))
 
 
 def audit(context: AppContext, request: Request) -> Response:
     """A page of the audit log; addresses in it show no secret that an earlier release took."""
-    return _page(lambda limit, before: without_secrets(context.source.audit(limit, before)), request)
+
+    def read(limit: int, before: str | None) -> list[Row]:
+        rows: list[Row] = without_secrets(context.source.audit(limit, before))
+        return rows
+
+    return responses.as_list(*_page_of(read, request, "audit"))
 
 
 def processes(context: AppContext, _request: Request) -> Response:
@@ -465,10 +477,16 @@ def processes(context: AppContext, _request: Request) -> Response:
     return responses.as_list(context.source.processes())
 
 
-def _page(read: Callable[[int, str | None], list[Row]], request: Request) -> Response:
-    limit = responses.limit(request)
-    rows = read(limit, responses.cursor(request))
-    return responses.as_list(rows, rows[-1]["cursor"] if len(rows) == limit else None)
+def _page_of(
+    read: Callable[[int, str | None], list[Row]], request: Request, scope: str
+) -> tuple[list[Row], str | None]:
+    """The page that is asked for, and the cursor of the next one; for accounts with labels only of theirs."""
+    limit, before = responses.limit(request), responses.cursor(request)
+    if g.scope is not None:
+        page: tuple[list[Row], str | None] = g.scope.page(scope, read, limit, before)
+        return page
+    rows = read(limit, before)
+    return rows, rows[-1]["cursor"] if len(rows) == limit else None
 
 
 def snapshot_now(context: AppContext) -> Row:

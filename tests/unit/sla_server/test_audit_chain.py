@@ -80,3 +80,10 @@ def test_rows_that_left_by_age_are_no_gap() -> None:
     rows = pruned(5)
     rows[0]["who"] = "bob"
     assert "row 6" in problems(rows)[0]
+
+
+def test_a_noted_head_whose_row_has_left_proves_nothing_unless_its_digest_was_kept() -> None:
+    rows, all_rows = pruned(5), audit_rows(8)
+    assert problems(rows, (5, all_rows[4]["digest"])) == []
+    assert "another digest" in problems(rows, (5, "0" * 64))[0]
+    assert "not there any more" in problems(rows, (4, all_rows[3]["digest"]))[0], "it said: nothing changed"

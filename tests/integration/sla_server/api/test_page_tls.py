@@ -11,12 +11,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.pki.authority import DAY_S, Authority
+from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
 from sla_server.api.config import ApiConfig
 from sla_server.api.server import WebServer, open_listener
+from sla_server.api.tls import PageCertificate
 from sla_server.cli.client import Client
 from sla_server.cli.errors import NoToken, UntrustedServer
 from tests.support import api
@@ -164,3 +167,24 @@ def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path) -> N
             WebServer(config, api.data_dir(tmp_path), api.FakeSource(), mailbox, listener, Stop())
         listener.close()
         mailbox.close()
+
+
+def test_a_key_that_was_refused_for_its_mode_is_read_once_it_is_mended(site: Site) -> None:
+    """The log says: Run chmod 600. Neither the file's time nor its number changes by that."""
+    clock = FakeClock()
+    certificate = PageCertificate(site.certificate, site.key, clock)
+
+    def seen() -> list[str]:
+        clock.advance(11)
+        ours, theirs = socket.socketpair()
+        with capture_logs() as lines:
+            certificate.wrap(ours).close()
+        theirs.close()
+        return [line["event"] for line in lines]
+
+    site.renew()
+    site.key.chmod(0o644)
+    assert seen() == ["certificate-not-read"]
+    assert seen() == []
+    site.key.chmod(0o600)
+    assert seen() == ["certificate-read"]

@@ -32,7 +32,7 @@ HALF = b"GET /api/v1/mode HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "
 class Running:
     """A web server with few places at TCP, and a Unix socket."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.stop = Stop()
         self.mailbox = api.AnsweringMailbox(answer=lambda _header: (True, 200, {"mode": "observe"}))
         self.path = folder / "api.sock"
@@ -40,7 +40,7 @@ class Running:
         assert local is not None
         listener = open_listener("127.0.0.1:0")
         self.server = WebServer(
-            ApiConfig(listen="127.0.0.1:0", live_streams_max=1),
+            ApiConfig.model_validate({"listen": "127.0.0.1:0", "live_streams_max": 1, **settings}),
             api.data_dir(folder),
             api.FakeSource(),
             self.mailbox,
@@ -111,6 +111,20 @@ def test_no_line_of_the_log_lets_anyone_in(running: Running, tmp_path: Path) -> 
     assert code
     assert code not in str(lines)
     assert api.TOKEN not in str(lines)
+
+
+@pytest.mark.parametrize("url", ["", "https://sla.example.org"])
+def test_who_asks_is_what_the_proxy_adds_if_there_is_one(tmp_path: Path, url: str) -> None:
+    """The HTTP layer took the header off: all who came through the proxy shared the tries of one address."""
+    behind = Running(tmp_path, external_url=url, reading="login")
+    try:
+        headers = {"X-Forwarded-For": "6.6.6.6, 10.9.8.7", "X-Forwarded-Proto": "https"}
+        at = f"http://127.0.0.1:{behind.server.port}/login"
+        assert httpx.post(at, data={"code": "wrong"}, headers=headers, timeout=60).status_code == 403
+    finally:
+        behind.close()
+    noted = behind.mailbox.recorded[-1]["body"]["after"]
+    assert noted == {"address": "10.9.8.7" if url else "127.0.0.1"}
 
 
 SCRIPT = "GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n{}\r\n"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, insert, select, text
 
 from sla_server.audit_chain import ChainCheck
+from sla_server.db import audit, schema
 from sla_server.db.engine import begin
 from sla_server.db.errors import DbError
+from sla_server.db.schema import DAY_US
 from tests.support import api
 from tests.support.database import Rig
 from tests.support.samples import T0, record_message
@@ -79,3 +81,21 @@ def test_accounts_tokens_and_sessions_are_stored_and_read(rig: Rig) -> None:
     ended = api.session(ended_us=now_us, changed_us=now_us)
     rig.feed(record_message([("sessions", ended)]))
     assert access.sessions(now_us) == [ended]
+
+
+def test_a_row_that_stays_behind_the_last_one_that_left_is_still_checked() -> None:
+    """The digest before it is in the former ``audit-pruned`` alone: ``verify`` said that it was changed."""
+    engine = create_engine("sqlite://")
+    schema.audit.create(engine)
+    with engine.begin() as connection:
+        for day, action in ((1, "apply"), (2, "apply"), (5, "mode"), (6, "apply"), (20, "apply")):
+            row = {"audit_id": f"{day:02}", "at_us": day * DAY_US, "action": action}
+            connection.execute(insert(schema.audit), {**row, "before": "null", "after": "null"})
+            audit.chain(connection)
+        for limit_day in (4, 10, 30):
+            audit.prune(connection, limit_day * DAY_US, (limit_day + 30) * DAY_US)
+            check = ChainCheck()
+            for found in connection.execute(select(schema.audit).order_by(schema.audit.c.seq)).mappings():
+                check.add(found)
+            assert check.end() == []
+            assert check.rows > 1

@@ -121,6 +121,42 @@ def test_a_session_has_an_absolute_end(web: FlaskClient, clock: FakeClock) -> No
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=PAGE).status_code == 401
 
 
+def one_time_code(web: FlaskClient) -> str:
+    return str(web.post("/api/v1/logins", headers=PAGE).json["address"]).partition("code=")[2]
+
+
+def test_a_one_time_code_is_worth_no_more_than_the_session_that_made_it(
+    web: FlaskClient, clock: FakeClock
+) -> None:
+    thief = browser(web)
+    sign_in(web, "ann")
+    clock.advance(11 * 3600)
+    assert thief.post("/login", data={"code": one_time_code(web)}).status_code == 303
+    code = one_time_code(thief)
+    clock.advance(3600)
+    assert not state(thief)["signed_in"], "else a session makes another one for ever"
+    assert thief.post("/login", data={"code": code}).status_code == 403
+    sign_in(web, "ann")
+    code = one_time_code(web)
+    assert web.delete("/api/v1/sessions", headers=PAGE).status_code == 200
+    assert thief.post("/login", data={"code": code}).status_code == 403, "signed out everywhere"
+
+
+def test_a_password_that_is_changed_while_it_is_looked_at_signs_nobody_in(
+    web: FlaskClient, context: AppContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verify(_stored: str, _password: str) -> bool:
+        row = context.access.directory.account("ann")
+        assert row is not None
+        at_us = context.access.directory.changed_us(row)
+        context.access.directory.put("accounts", {**row, "password": "x", "changed_us": at_us})
+        return True
+
+    monkeypatch.setattr(context.access.passwords, "verify", verify)
+    assert sign_in(web, "ann") == 403
+    assert not state(web)["signed_in"]
+
+
 def test_a_live_stream_ends_with_its_session(web: FlaskClient, context: AppContext) -> None:
     sign_in(web, "ann")
     context.live.put(api.snapshot())
@@ -361,6 +397,11 @@ def test_behind_a_proxy_its_header_says_who_asks(
     assert answer.status_code == 303
     assert "Secure" in answer.headers["Set-Cookie"]
     assert mailbox.recorded[-1]["body"]["row"]["address"] == "10.9.8.7", "what the proxy itself adds"
+    from_elsewhere = {"REMOTE_ADDR": "192.0.2.7"}
+    web.post(
+        "/login", data=form, headers=headers, base_url="http://sla.example.org", environ_base=from_elsewhere
+    )
+    assert mailbox.recorded[-1]["body"]["row"]["address"] == "192.0.2.7", "no proxy: it says so of itself"
 
 
 def new_api_token(web: FlaskClient, bearer: dict[str, str], **more: Any) -> dict[str, Any]:
@@ -408,3 +449,29 @@ def test_an_api_token_expires(web: FlaskClient, clock: FakeClock, bearer: dict[s
 def test_tokens_that_nobody_made(web: FlaskClient, given: str) -> None:
     headers = {"Authorization": f"Bearer {given}"}
     assert web.put("/api/v1/mode", json={"mode": "enforce"}, headers=headers).status_code == 401
+
+
+def test_a_live_stream_ends_with_its_api_token(
+    web: FlaskClient, context: AppContext, bearer: dict[str, str]
+) -> None:
+    program = {"Authorization": f"Bearer {new_api_token(web, bearer)['token']}"}
+    context.live.put(api.snapshot())
+    answer = web.get("/api/v1/live/stream", headers=program, buffered=False)
+    events = iter(answer.response)
+    assert "event: snapshot" in str(next(events))
+    assert web.delete("/api/v1/tokens/deploy", headers=bearer).status_code == 200
+    context.live.put(api.snapshot(api.NOW_US + 1))
+    assert next(events, None) is None
+    answer.close()
+
+
+def test_a_stranger_is_not_told_where_the_database_is(
+    closed: FlaskClient, source: api.FakeSource, bearer: dict[str, str]
+) -> None:
+    """Review, finding 14."""
+    source.away = True
+    answer = closed.get("/api/v1/ready")
+    assert answer.status_code == 503
+    assert "database" in answer.text
+    assert "postgresql" not in answer.text
+    assert "postgresql" in closed.get("/api/v1/ready", headers=bearer).text

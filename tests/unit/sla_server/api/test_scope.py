@@ -111,6 +111,28 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
         assert globex.get(path).status_code == 403, "they are about all agreements"
 
 
+@pytest.mark.parametrize("query", ["limit=1", "limit=1&match=b", "limit=1&backend=disk-0"])
+def test_pages_of_volumes_count_none_of_others(globex: FlaskClient, query: str) -> None:
+    """With ``match`` and ``next`` the names of others could be guessed letter by letter."""
+    answer = globex.get(f"/api/v1/volumes?{query}").json
+    assert answer["next"] is None
+    assert {row["volume"] for row in answer["items"]} <= {"glo-1"}
+
+
+def test_cursors_are_of_their_own_rows() -> None:
+    scope = LabelScope("customer=a", [{"name": "a", "spec": {"metadata": {"labels": {"customer": "a"}}}}])
+    rows = [{"name": "a" if at % 1500 == 7 else "b", "cursor": f"{at}:x"} for at in range(9_000, 0, -1)]
+
+    def read(limit: int, before: str | None) -> list[dict[str, Any]]:
+        first = 0 if before is None else 1 + [row["cursor"] for row in rows].index(before)
+        return rows[first : first + limit]
+
+    page, cursor = scope.page("episodes", read, 4, None)
+    assert [row["cursor"] for row in page] == ["7507:x", "6007:x", "4507:x", "3007:x"]
+    assert cursor == "3007:x"
+    assert scope.page("episodes", read, 4, cursor) == ([rows[-1507], rows[-7]], None)
+
+
 def test_a_volume_that_clients_share_is_nobodys_alone() -> None:
     labels = {"customer": "acme"}
     rows = [
