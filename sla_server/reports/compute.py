@@ -205,7 +205,7 @@ def _credits(inputs: ReportInputs, slices: dict[str, ObjectiveSlices]) -> Report
     note = "" if spec.penalties else "the agreement has no penalties"
     periods = []
     for bounds in inputs.credited:
-        held = [item for item in inputs.versions if item.applied_us < min(bounds[1], inputs.as_of_us)]
+        held = [item for item in inputs.versions if item.applied_us < min(bounds[1], inputs.end_us)]
         if held:
             periods.append(_credited(inputs, slices, bounds, held[-1]))
     is_over = any(period.is_over for period in periods)
@@ -226,7 +226,7 @@ def _credited(
     return CreditedPeriod(
         from_us=bounds[0],
         to_us=bounds[1],
-        is_over=inputs.period.to_us <= inputs.as_of_us if is_rolling else bounds[1] <= inputs.as_of_us,
+        is_over=inputs.period.to_us <= inputs.as_of_us if is_rolling else bounds[1] <= inputs.end_us,
         version=item.version,
         objectives=_credit_lines(found),
         uncapped=found.uncapped,

@@ -8,7 +8,7 @@ from sla_server.reports.compute import compute_report
 from sla_server.reports.document import ReportContent
 from sla_server.reports.errors import NoSuchPeriod, NothingToReport, PeriodTooLong
 from sla_server.reports.inputs import read_inputs
-from tests.support.agreements import simple
+from tests.support.agreements import FULL, simple
 from tests.support.reports import (
     DAY_US,
     HOUR_US,
@@ -16,6 +16,7 @@ from tests.support.reports import (
     StoredRows,
     at_us,
     episode_row,
+    example_month,
     slice_row,
     throttle_row,
     version_row,
@@ -230,3 +231,15 @@ def test_what_cannot_be_reported_is_refused_with_the_reason() -> None:
     ended.versions[0]["ended_us"] = DAY - DAY_US
     with pytest.raises(NothingToReport, match="ended on 2026-10-02"):
         report(ended, "2026-10-03")
+
+
+def test_a_period_that_goes_on_beyond_the_report_s_end_is_credited_so_far() -> None:
+    rows, now = example_month()
+    later = version_row(FULL.replace("credit: 0.10", "credit: 0.15"), 3, at_us("2026-10-20", "Europe/Berlin"))
+    rows.versions[-1]["ended_us"] = later["applied_us"]
+    rows.versions.append(later)
+    found = compute_report(read_inputs(rows, "erp-gold", "2026-10-15", now + 10 * DAY_US))  # type: ignore[arg-type]
+    assert not found.is_preliminary
+    (month,) = found.credits.periods
+    assert (month.is_over, month.version) == (False, 2)
+    assert found.credits.note.startswith("no period of the agreement ends in this one")
