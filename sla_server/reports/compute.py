@@ -304,7 +304,7 @@ def _preliminary(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> lis
             spans = accounts.promised_spans(each, (period.from_us, end_us))
             if spans and judged_us < spans[-1][1] and now_us < end_us + LATE_US:
                 found.append(f"the last slices of {each.name} are not judged yet")
-    if any(row["closed_us"] is None for row in inputs.episodes):
+    if found and any(row["closed_us"] is None for row in inputs.episodes):
         found.append("a violation goes on")
     return found
 
@@ -323,6 +323,8 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
         for name, count in unknown.items()
         if count
     ]
+    if any(row["closed_us"] is None for row in inputs.episodes):
+        notes.append("a violation went on when this was computed: its end is not known")
     since_us = inputs.decisions_from_us
     if inputs.episodes and (since_us is None or since_us > inputs.episodes[0]["opened_us"]):
         notes.append(

@@ -182,8 +182,16 @@ def test_a_violation_without_decisions_has_no_known_cause() -> None:
     rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)], since_us=DAY + 5 * HOUR_US)
     found = report(rows)
     assert found.episodes[0].cause == "unknown"
-    assert "a violation goes on" in found.preliminary_because
     assert any("decisions" in note for note in found.notes)
+
+
+def test_a_violation_that_goes_on_does_not_keep_a_period_open_for_ever() -> None:
+    rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)])
+    assert "a violation goes on" in report(rows, now_us=DAY + 2 * DAY_US).preliminary_because
+    found = report(rows)
+    assert not found.is_preliminary
+    assert any("a violation went on" in note for note in found.notes)
+    assert found.episodes[0].closed_us is None
 
 
 def test_what_it_cost_others() -> None:
