@@ -235,6 +235,8 @@ def test_what_cannot_be_reported_is_refused_with_the_reason() -> None:
         report(stored(), "last month")
     with pytest.raises(PeriodTooLong, match=r"up to 1,441 slices, and at most 1,440"):
         read_inputs(stored(), "gold", "2026-10-03", AFTER, 1440)  # type: ignore[arg-type]
+    with pytest.raises(NothingToReport, match="2199 has not begun"):
+        report(stored(), "2199")
     ended = stored()
     ended.versions[0]["ended_us"] = DAY - DAY_US
     with pytest.raises(NothingToReport, match="ended on 2026-10-02"):
