@@ -53,7 +53,7 @@ def issue(
         who: issues it.
         now_us: wall clock.
         may_be_preliminary: also while figures may change.
-        only_first: no revision.
+        only_first: no revision of a final report.
 
     Raises:
         NotYetFinal: figures may still change.
@@ -65,7 +65,7 @@ def issue(
         raise NotYetFinal(name, content.period.text, content.preliminary_because)
 
     def make(end: ChainEnd) -> dict[str, Any] | None:
-        if only_first and end.latest is not None:
+        if only_first and end.latest is not None and not end.latest["is_preliminary"]:
             return None
         return _row(content, end, who, now_us)
 
@@ -144,7 +144,7 @@ def changed_fields(before: ReportContent, after: ReportContent) -> list[RevisedF
 
 
 def due_periods(reader: SqlReader, kind: DueKind, now_us: int) -> Iterator[tuple[str, str]]:
-    """(agreement, period) of reports that are due and were never issued, the oldest of each first."""
+    """(agreement, period) of reports that are due and have no final one, the oldest of each first."""
     rows: list[Row] = []
     for row in reader.all_agreements():
         if rows and rows[-1]["name"] != row["name"]:

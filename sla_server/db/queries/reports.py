@@ -151,9 +151,10 @@ class ReportQueries:
         return decode_json(self._rows(statement), ("summary",))
 
     def issued_periods(self, name: str) -> set[str]:
-        """Periods of an agreement that have a report."""
+        """Periods of an agreement that have a final report."""
         table = schema.reports
-        statement = select(table.c.period).where(table.c.name == name).distinct()
+        wanted = table.c.name == name, table.c.is_preliminary.is_(False)
+        statement = select(table.c.period).where(*wanted).distinct()
         return {row["period"] for row in self._rows(statement)}
 
     def unannounced(self, after: int, since_us: int, limit: int) -> list[Row]:

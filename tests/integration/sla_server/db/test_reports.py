@@ -136,6 +136,10 @@ def test_what_is_due_is_issued_once_and_not_before_late_data_can_come(store: Rep
     with pytest.raises(NotYetFinal, match="--preliminary"):
         issued(store, "2026-10-04", DAY + 3 * DAY_US)
     assert issued(store, "2026-10-04", DAY + 3 * DAY_US, may_be_preliminary=True)["is_preliminary"]
+    (final,), _ = issue_due(store, "own", "schedule", DAY + 4 * DAY_US)
+    assert (final["report_id"], final["revises"]) == ("gold-2026-10-04-r1", "gold-2026-10-04")
+    assert not final["is_preliminary"]
+    assert issue_due(store, "own", "schedule", DAY + 4 * DAY_US) == ([], [])
 
 
 def test_each_is_announced_once(store: ReportStore) -> None:
