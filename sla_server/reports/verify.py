@@ -126,6 +126,15 @@ def verify_chain(reader: SqlReader) -> Iterator[Verification]:
             yield found
 
 
+def taken_away(reader: SqlReader) -> Iterator[Verification]:
+    """Reports that the audit log says were issued and are no longer there, as the last ones of the chain."""
+    for row in reader.reports.taken_away(MOST_FOUND):
+        found = Verification(row["subject"])
+        number = (row["after"] or {}).get("number")
+        found.add("broken", "number", f"it was issued as number {number}, and is no longer there")
+        yield found
+
+
 def check_document(found: Verification, row: Row, audited: Row | None) -> None:
     """Whether a stored report is what its digest says, its columns and the audit log as well.
 

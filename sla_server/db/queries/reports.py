@@ -173,6 +173,14 @@ class ReportQueries:
         rows = decode_json(self._rows(statement), ("before", "after"))
         return rows[0] if rows else None
 
+    def taken_away(self, limit: int) -> list[Row]:
+        """What the audit log says was issued and is no report now, the oldest first: id and number."""
+        table, reports = schema.audit, schema.reports
+        is_there = exists().where(reports.c.report_id == table.c.subject)
+        wanted = table.c.action == ISSUED, ~is_there
+        statement = select(table.c.subject, table.c.after).where(*wanted).order_by(table.c.at_us).limit(limit)
+        return decode_json(self._rows(statement), ("after",))
+
     def volume_names(self) -> list[str]:
         """All volumes ever seen, by name."""
         table = schema.volumes
