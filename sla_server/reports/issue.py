@@ -19,7 +19,7 @@ from sla_server.reports.document import (
     canonical,
     digest_of,
 )
-from sla_server.reports.errors import NotYetFinal
+from sla_server.reports.errors import NothingToReport, NotYetFinal
 from sla_server.reports.inputs import read_inputs, versions_of
 from sla_server.reports.period import PeriodKind, ReportPeriod, period_at, usual_kind
 from sla_server.rows import Row
@@ -77,6 +77,7 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
     name, period = content.agreement.name, content.period
     if end.latest is not None:
         before = IssuedReport.model_validate_json(end.latest["body"])
+        _check_still_stored(before, content)
         revised = changed_fields(before.content, content)
         if not revised:
             return None
@@ -111,6 +112,21 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
         "summary": summary_of(content),
         "body": body.decode(),
     }
+
+
+def _check_still_stored(before: IssuedReport, content: ReportContent) -> None:
+    """Whether a revision would rest on all that the report before it rests on.
+
+    Raises:
+        NothingToReport: slices have left since; what was issued stays as it is.
+    """
+    if before.content.is_preliminary:
+        return  # slices were still to come
+    unjudged_s = {one.name: one.time.unjudged_s for one in content.objectives}
+    for one in before.content.objectives:
+        if unjudged_s.get(one.name, one.time.all_s) > one.time.unjudged_s:
+            text = f"slices of {one.name} that {before.report_id} rests on are no longer stored"
+            raise NothingToReport(f"{text}: it stays as it is")
 
 
 def summary_of(content: ReportContent) -> dict[str, Any]:
