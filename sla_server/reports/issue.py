@@ -137,7 +137,13 @@ def summary_of(content: ReportContent) -> dict[str, Any]:
     )
     return {
         "objectives": [
-            {"name": each.name, "compliance": each.compliance, "target": each.target, "is_kept": each.is_kept}
+            {
+                "name": each.name,
+                "compliance": each.compliance,
+                "target": each.target,
+                "promised": each.promised,
+                "is_kept": each.is_kept,
+            }
             for each in content.objectives
         ],
         "credit": credit if content.credits.penalties else None,

@@ -54,8 +54,8 @@ def announcement_text(row: Row) -> str:
     said = []
     for each in summary.get("objectives") or []:
         verdict = {True: "kept", False: "NOT kept"}.get(each.get("is_kept"), "not judged")
-        figure = each.get("compliance")
-        shown = "" if figure is None else f" ({_percent(figure)} of {each['target']:.3%} promised)"
+        figure, promised = each.get("compliance"), each.get("promised") or each.get("target")
+        shown = "" if figure is None else f" ({_percent(figure)} of {promised:.3%} promised)"
         said.append(f"{each.get('name')} {verdict}{shown}")
     credit = summary.get("credit")
     said += [f"credit {credit:.0%}"] if credit else []

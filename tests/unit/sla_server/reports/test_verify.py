@@ -108,6 +108,12 @@ def test_what_lists_show_is_compared_with_the_report() -> None:
         found = Verification("r")
         check_document(found, {**row, name: value}, None)
         assert [(each.meaning, each.where) for each in found.findings] == [("broken", name)]
+    assert row["summary"]["objectives"][0]["promised"] < row["summary"]["objectives"][0]["compliance"]
+    older = {**row["summary"]}
+    del older["customer"]
+    found = Verification("r")
+    check_document(found, {**row, "summary": older}, None)
+    assert found.findings == [], "of a release that did not write it"
 
 
 def test_slices_that_are_no_longer_stored_make_no_revision() -> None:
