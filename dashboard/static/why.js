@@ -20,7 +20,13 @@ export function whyAddress(kind, name, objective = "", atUs = "") {
 }
 
 function parse(hash) {
-  const [what, kind, name, objective, atUs] = hash.slice(1).split("/").map(decodeURIComponent);
+  let parts;
+  try {
+    parts = hash.slice(1).split("/").map(decodeURIComponent);
+  } catch {
+    return null; // a % that stands for nothing: the rest of the page is as good without it
+  }
+  const [what, kind, name, objective, atUs] = parts;
   return what === "why" && name ? {kind, name, objective, atUs} : null;
 }
 

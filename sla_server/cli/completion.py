@@ -82,7 +82,7 @@ def known_names(context: click.Context, kind: str, beginning: str) -> list[str]:
     if kind == "slas":
         query = {"limit": MOST} | ({"match": beginning} if beginning else {})
     try:
-        given = (root.params.get(name) for name in ("server", "token_file", "config"))
+        given = (root.params.get(name) for name in ("server", "token_file", "config", "ca_file"))
         client = root.obj or Client.find(*given)
         client.timeout_s = TIMEOUT_S
         rows = client.get(listed.path, **query)[listed.rows]

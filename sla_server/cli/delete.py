@@ -146,20 +146,22 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
     """
     ended: list[Row] = []
     refused: list[RequestRefused] = []
-    for kind, name in things:
-        try:
-            found = _find(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
-            if not dry_run:
-                _end(client, kind, found)
-        except RequestRefused as exc:
-            refused.append(exc)
-            continue
-        state = "would be ended" if dry_run else "ended"
-        ended.append({"kind": singular_of(kind), "name": name, "state": state})
-        if output != "json":
-            click.echo(f"{name}: {state}")
-    if output == "json":
-        print_json(ended)
+    try:
+        for kind, name in things:
+            try:
+                found = _find(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
+                if not dry_run:
+                    _end(client, kind, found)
+            except RequestRefused as exc:
+                refused.append(exc)
+                continue
+            state = "would be ended" if dry_run else "ended"
+            ended.append({"kind": singular_of(kind), "name": name, "state": state})
+            if output != "json":
+                click.echo(f"{name}: {state}")
+    finally:  # also where the server went away: what was ended is ended
+        if output == "json":
+            print_json(ended)
     if len(refused) == 1:
         raise refused[0]
     if refused:

@@ -205,7 +205,7 @@ def _credits(inputs: ReportInputs, slices: dict[str, ObjectiveSlices]) -> Report
     note = "" if spec.penalties else "the agreement has no penalties"
     periods = []
     for bounds in inputs.credited:
-        held = [item for item in inputs.versions if item.applied_us < min(bounds[1], inputs.as_of_us)]
+        held = [item for item in inputs.versions if item.applied_us < min(bounds[1], inputs.end_us)]
         if held:
             periods.append(_credited(inputs, slices, bounds, held[-1]))
     is_over = any(period.is_over for period in periods)
@@ -226,7 +226,7 @@ def _credited(
     return CreditedPeriod(
         from_us=bounds[0],
         to_us=bounds[1],
-        is_over=inputs.period.to_us <= inputs.as_of_us if is_rolling else bounds[1] <= inputs.as_of_us,
+        is_over=inputs.period.to_us <= inputs.as_of_us if is_rolling else bounds[1] <= inputs.end_us,
         version=item.version,
         objectives=_credit_lines(found),
         uncapped=found.uncapped,
@@ -304,7 +304,7 @@ def _preliminary(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> lis
             spans = accounts.promised_spans(each, (period.from_us, end_us))
             if spans and judged_us < spans[-1][1] and now_us < end_us + LATE_US:
                 found.append(f"the last slices of {each.name} are not judged yet")
-    if any(row["closed_us"] is None for row in inputs.episodes):
+    if found and any(row["closed_us"] is None for row in inputs.episodes):
         found.append("a violation goes on")
     return found
 
@@ -323,6 +323,8 @@ def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]
         for name, count in unknown.items()
         if count
     ]
+    if any(row["closed_us"] is None for row in inputs.episodes):
+        notes.append("a violation went on when this was computed: its end is not known")
     since_us = inputs.decisions_from_us
     if inputs.episodes and (since_us is None or since_us > inputs.episodes[0]["opened_us"]):
         notes.append(

@@ -163,6 +163,8 @@ def read_inputs(
 def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInputs:
     """All the rest, for a period and versions that are known."""
     name, period, as_of_us, end_us = found.name, found.period, found.as_of_us, found.end_us
+    if period.from_us >= as_of_us:
+        raise NothingToReport(f"{period.text} has not begun: there is nothing to report of it yet")
     if not found.held_versions:
         raise NothingToReport(_not_in_force(found))
     credited = credited_periods(found.versions, period, end_us)

@@ -19,7 +19,7 @@ from sla_server.reports.document import (
     canonical,
     digest_of,
 )
-from sla_server.reports.errors import NotYetFinal
+from sla_server.reports.errors import NothingToReport, NotYetFinal
 from sla_server.reports.inputs import read_inputs, versions_of
 from sla_server.reports.period import PeriodKind, ReportPeriod, period_at, usual_kind
 from sla_server.rows import Row
@@ -53,7 +53,7 @@ def issue(
         who: issues it.
         now_us: wall clock.
         may_be_preliminary: also while figures may change.
-        only_first: no revision.
+        only_first: no revision of a final report.
 
     Raises:
         NotYetFinal: figures may still change.
@@ -65,7 +65,7 @@ def issue(
         raise NotYetFinal(name, content.period.text, content.preliminary_because)
 
     def make(end: ChainEnd) -> dict[str, Any] | None:
-        if only_first and end.latest is not None:
+        if only_first and end.latest is not None and not end.latest["is_preliminary"]:
             return None
         return _row(content, end, who, now_us)
 
@@ -77,6 +77,7 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
     name, period = content.agreement.name, content.period
     if end.latest is not None:
         before = IssuedReport.model_validate_json(end.latest["body"])
+        _check_still_stored(before, content)
         revised = changed_fields(before.content, content)
         if not revised:
             return None
@@ -113,6 +114,21 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
     }
 
 
+def _check_still_stored(before: IssuedReport, content: ReportContent) -> None:
+    """Whether a revision would rest on all that the report before it rests on.
+
+    Raises:
+        NothingToReport: slices have left since; what was issued stays as it is.
+    """
+    if before.content.is_preliminary:
+        return  # slices were still to come
+    unjudged_s = {one.name: one.time.unjudged_s for one in content.objectives}
+    for one in before.content.objectives:
+        if unjudged_s.get(one.name, one.time.all_s) > one.time.unjudged_s:
+            text = f"slices of {one.name} that {before.report_id} rests on are no longer stored"
+            raise NothingToReport(f"{text}: it stays as it is")
+
+
 def summary_of(content: ReportContent) -> dict[str, Any]:
     """What lists and the event about it show."""
     own = content.period.from_us, content.period.to_us
@@ -121,7 +137,13 @@ def summary_of(content: ReportContent) -> dict[str, Any]:
     )
     return {
         "objectives": [
-            {"name": each.name, "compliance": each.compliance, "target": each.target, "is_kept": each.is_kept}
+            {
+                "name": each.name,
+                "compliance": each.compliance,
+                "target": each.target,
+                "promised": each.promised,
+                "is_kept": each.is_kept,
+            }
             for each in content.objectives
         ],
         "credit": credit if content.credits.penalties else None,
@@ -144,7 +166,7 @@ def changed_fields(before: ReportContent, after: ReportContent) -> list[RevisedF
 
 
 def due_periods(reader: SqlReader, kind: DueKind, now_us: int) -> Iterator[tuple[str, str]]:
-    """(agreement, period) of reports that are due and were never issued, the oldest of each first."""
+    """(agreement, period) of reports that are due and have no final one, the oldest of each first."""
     rows: list[Row] = []
     for row in reader.all_agreements():
         if rows and rows[-1]["name"] != row["name"]:

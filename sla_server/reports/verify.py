@@ -26,6 +26,7 @@ from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import IssuedReport, ReportContent, digest_of
 from sla_server.reports.errors import ReportError
 from sla_server.reports.inputs import MOST_SLICES, ReportInputs, read_inputs
+from sla_server.reports.issue import summary_of
 from sla_server.reports.raw import RawCheck, raw_differences
 from sla_server.reports.words import moment
 from sla_server.rows import Row
@@ -126,6 +127,15 @@ def verify_chain(reader: SqlReader) -> Iterator[Verification]:
             yield found
 
 
+def taken_away(reader: SqlReader) -> Iterator[Verification]:
+    """Reports that the audit log says were issued and are no longer there, as the last ones of the chain."""
+    for row in reader.reports.taken_away(MOST_FOUND):
+        found = Verification(row["subject"])
+        number = (row["after"] or {}).get("number")
+        found.add("broken", "number", f"it was issued as number {number}, and is no longer there")
+        yield found
+
+
 def check_document(found: Verification, row: Row, audited: Row | None) -> None:
     """Whether a stored report is what its digest says, its columns and the audit log as well.
 
@@ -147,10 +157,42 @@ def check_document(found: Verification, row: Row, audited: Row | None) -> None:
     for name in ("number", "report_id", "revision", "issued_us", "issued_by", "previous"):
         if plain_body.get(name) != row[name]:
             found.add("broken", name, f"its body says {plain_body.get(name)}, its row {row[name]}")
+    _check_listed(found, row, plain_body)
     after = (audited or {}).get("after")
     if after is not None and after.get("digest") != row["digest"]:
         found.add("broken", "audit", f"the audit log has the digest {after.get('digest')}")
     found.checked.append("digest, number, the digest of the report before it, audit log")
+
+
+def _check_listed(found: Verification, row: Row, plain_body: Mapping[str, Any]) -> None:
+    """Whether what lists show of a report is what its body says."""
+    try:
+        report = IssuedReport.model_validate(plain_body)
+    except ValidationError:
+        return  # of another release
+    content = report.content
+    period = content.period
+    said = {
+        "name": content.agreement.name,
+        "period": period.text,
+        "from_us": period.from_us,
+        "to_us": period.to_us,
+        "revises": report.revises or "",
+        "is_preliminary": content.is_preliminary,
+        "summary": summary_of(content),
+    }
+    for name, value in said.items():
+        if not _agrees(row[name], value):
+            found.add("broken", name, f"its body says {_shown(value)}, its row {_shown(row[name])}")
+
+
+def _agrees(stored: Any, said: Any) -> bool:
+    """Whether they are equal, but for keys that only one release writes."""
+    if isinstance(stored, dict) and isinstance(said, dict):
+        return all(_agrees(stored[key], said[key]) for key in stored.keys() & said.keys())
+    if isinstance(stored, list) and isinstance(said, list):
+        return len(stored) == len(said) and all(map(_agrees, stored, said))
+    return bool(stored == said)
 
 
 def verify_report(
@@ -242,14 +284,16 @@ def check_sums(found: Verification, content: ReportContent) -> None:
             found.add("differs", f"{where}.due_s", f"the days add up to {due_s}, it says {one.due_s}")
     for period in content.credits.periods:
         added = 0.0
+        is_of_last = period.version == content.agreement.version  # whose penalties and cap the report has
         for line in period.objectives:
             owed = penalty_for(content.credits.penalties, line.compliance)
             added += line.credit
-            if owed != line.credit:
+            if is_of_last and owed != line.credit:
                 where = f"credits.{line.objective}"
                 found.add("differs", where, f"by the penalties it is {owed}, it says {line.credit}")
-        capped = min(round(added, 9), content.credits.credit_cap)
-        if capped != period.credit:
+        added = round(added, 9)
+        capped = min(added, content.credits.credit_cap) if is_of_last else min(added, period.credit)
+        if added != period.uncapped or capped != period.credit:
             found.add("differs", "credits", f"the objectives add up to {capped}, it says {period.credit}")
     found.checked.append("sums of days, of time, and credits by the penalties")
 

@@ -7,6 +7,7 @@ twice is announced once.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from sla_server.rows import Row, Rows
@@ -42,14 +43,19 @@ def announcement(row: Row, external_url: str = "") -> Rows:
     ]
 
 
+def _percent(ratio: float) -> str:
+    """Rounded down, as in the report: 99.9996 % must not read as 100 %."""
+    return f"{math.floor(ratio * 100_000 + 1e-9) / 1000:.3f}%"
+
+
 def announcement_text(row: Row) -> str:
     """One sentence for people."""
     summary = row["summary"] or {}
     said = []
     for each in summary.get("objectives") or []:
         verdict = {True: "kept", False: "NOT kept"}.get(each.get("is_kept"), "not judged")
-        figure = each.get("compliance")
-        shown = "" if figure is None else f" ({figure:.3%} of {each['target']:.3%} promised)"
+        figure, promised = each.get("compliance"), each.get("promised") or each.get("target")
+        shown = "" if figure is None else f" ({_percent(figure)} of {promised:.3%} promised)"
         said.append(f"{each.get('name')} {verdict}{shown}")
     credit = summary.get("credit")
     said += [f"credit {credit:.0%}"] if credit else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -201,6 +202,22 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         assert driver.find_element(By.CSS_SELECTOR, "#heat .b3").get_attribute("title") == (
             "Mon 00:00 UTC: at most 300 weighted IOPS, usual demand up to 450"
         )
+
+
+def test_a_past_period_has_its_own_figures_and_a_broken_address_breaks_nothing(
+    site: Site, page: Page
+) -> None:
+    past_us = time.time_ns() // 1000 - 60 * 86_400_000_000
+    with page() as driver:
+        driver.get(f"{site.url}agreements/erp-gold#why/sla/%")
+        until(driver, lambda: "Error budget left" in text(driver, "#figures"), "the view is there")
+        until(driver, lambda: text(driver, "#feed") == "live", "and the rest of the page")
+        site.source.__dict__["slice_hours"] = lambda _name, _objective, from_us, _to_us: [
+            {**api.slice_sum("bad", 60), "hour_us": from_us, "newest_us": from_us}
+        ]
+        driver.get(f"{site.url}agreements/erp-gold?at={past_us}")
+        until(driver, lambda: "0 good, 60 bad" in text(driver, "#figures"), "slices of that period")
+        assert "0.000 %" in text(driver, "#figures")
 
 
 def asked_span_us(site: Site) -> int:

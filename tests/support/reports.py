@@ -180,6 +180,9 @@ class StoredRows:
     def issued_after(self, number: int, limit: int) -> list[Row]:
         return [row for row in self.issued_rows if row["number"] > number][:limit]
 
+    def taken_away(self, limit: int) -> list[Row]:
+        return []
+
     def audit_of(self, report_id: str) -> Row | None:
         return None
 

@@ -37,9 +37,21 @@ function objectiveWords(one) {
   return `${what}, in ${f.percent(target, 2)} of the ${slice || ""} slices`;
 }
 
+// Of a past period what its slices give, in place of what is so in the one that goes on.
+function inPeriod(live, hours) {
+  if (!page.address.get().at || !hours) return live;
+  const slices = {};
+  for (const hour of hours.items) {
+    for (const key of ["good", "bad", "no_data", "not_applicable", "excluded"]) slices[key] = (slices[key] || 0) + hour[key];
+  }
+  const left = hours.budget_s - hours.bad_s;
+  return {...live, slices, target: hours.target, compliance: hours.compliance, coverage: hours.coverage,
+    budget_remaining: hours.budget_s ? left / hours.budget_s : null, budget_minutes_left: Math.max(0, left) / 60};
+}
+
 function showLive() {
   const {row, hours} = page;
-  const live = row.live.find((one) => one.objective === chosen()) || {};
+  const live = inPeriod(row.live.find((one) => one.objective === chosen()) || {}, hours);
   setBadge($("state"), ...f.stateOf(objectives().length ? live.state : "no-objective"));
   const {parties, window: period, scope} = row.spec?.spec || {};
   const agreed = objectives().find((one) => one.name === chosen());

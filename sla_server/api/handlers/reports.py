@@ -14,7 +14,7 @@ from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import ReportContent
 from sla_server.reports.errors import NoSuchPeriod, NothingToReport, PeriodTooLong
 from sla_server.reports.inputs import LAST, read_inputs
-from sla_server.reports.verify import verify_chain, verify_report
+from sla_server.reports.verify import taken_away, verify_chain, verify_report
 from sla_server.rows import Row
 
 MOST_BROKEN: Final = 100
@@ -73,6 +73,7 @@ def report_chain(context: AppContext, _request: Request) -> Response:
         count += 1
         if found.findings:
             broken.append(found.as_dict())
+    broken += [found.as_dict() for found in taken_away(context.source)]
     return responses.as_list(broken[:MOST_BROKEN], count=count, is_good=not broken)
 
 

@@ -151,9 +151,10 @@ class ReportQueries:
         return decode_json(self._rows(statement), ("summary",))
 
     def issued_periods(self, name: str) -> set[str]:
-        """Periods of an agreement that have a report."""
+        """Periods of an agreement that have a final report."""
         table = schema.reports
-        statement = select(table.c.period).where(table.c.name == name).distinct()
+        wanted = table.c.name == name, table.c.is_preliminary.is_(False)
+        statement = select(table.c.period).where(*wanted).distinct()
         return {row["period"] for row in self._rows(statement)}
 
     def unannounced(self, after: int, since_us: int, limit: int) -> list[Row]:
@@ -171,6 +172,14 @@ class ReportQueries:
         statement = select(table).where(table.c.action == ISSUED, table.c.subject == report_id).limit(1)
         rows = decode_json(self._rows(statement), ("before", "after"))
         return rows[0] if rows else None
+
+    def taken_away(self, limit: int) -> list[Row]:
+        """What the audit log says was issued and is no report now, the oldest first: id and number."""
+        table, reports = schema.audit, schema.reports
+        is_there = exists().where(reports.c.report_id == table.c.subject)
+        wanted = table.c.action == ISSUED, ~is_there
+        statement = select(table.c.subject, table.c.after).where(*wanted).order_by(table.c.at_us).limit(limit)
+        return decode_json(self._rows(statement), ("after",))
 
     def volume_names(self) -> list[str]:
         """All volumes ever seen, by name."""

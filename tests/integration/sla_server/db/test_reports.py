@@ -18,7 +18,7 @@ from sla_server.db.schema import agreements, audit, slices
 from sla_server.reports.errors import IssueRunning, NothingToReport, NotYetFinal
 from sla_server.reports.issue import due_periods, issue
 from sla_server.reports.job import _only_one, describe, issue_due, run
-from sla_server.reports.verify import verify_chain, verify_report
+from sla_server.reports.verify import taken_away, verify_chain, verify_report
 from sla_server.services.reports import SINCE_US, announcement
 from tests.support.agreements import simple
 from tests.support.reports import DAY_US, MINUTE_US, at_us, slice_row, version_row
@@ -124,6 +124,25 @@ def test_what_was_tampered_with_is_named(store: ReportStore) -> None:
     assert ("differs", "objectives[latency].slices.good") in checked(store, "gold-2026-10-04")
 
 
+def test_the_last_report_that_was_taken_away_is_named(store: ReportStore) -> None:
+    for period in ("2026-10-03", "2026-10-04"):
+        issued(store, period, AFTER + DAY_US)
+    for row in store.reader.reports.unannounced(0, AFTER - SINCE_US, 50):
+        (_, audited), _ = announcement(row)
+        put(store._engine, audit, [{**audited, "before": "", "after": json.dumps(audited["after"])}])
+    assert list(taken_away(store.reader)) == []
+    with begin(store._engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("ALTER TABLE reports DISABLE TRIGGER reports_never_change"))
+        else:
+            connection.execute(text("DROP TRIGGER reports_never_delete"))
+        connection.execute(text("DELETE FROM reports WHERE number = 2"))
+    assert [found.is_good for found in verify_chain(store.reader)] == [True], "what is left is a chain"
+    (gone,) = taken_away(store.reader)
+    assert (gone.report_id, gone.is_good) == ("gold-2026-10-04", False)
+    assert gone.findings[0].text == "it was issued as number 2, and is no longer there"
+
+
 def test_what_is_due_is_issued_once_and_not_before_late_data_can_come(store: ReportStore) -> None:
     assert list(due_periods(store.reader, "own", DAY + 3 * DAY_US - 1)) == [("gold", "2026-10-02")]
     assert list(due_periods(store.reader, "own", DAY + 3 * DAY_US)) == [
@@ -136,6 +155,10 @@ def test_what_is_due_is_issued_once_and_not_before_late_data_can_come(store: Rep
     with pytest.raises(NotYetFinal, match="--preliminary"):
         issued(store, "2026-10-04", DAY + 3 * DAY_US)
     assert issued(store, "2026-10-04", DAY + 3 * DAY_US, may_be_preliminary=True)["is_preliminary"]
+    (final,), _ = issue_due(store, "own", "schedule", DAY + 4 * DAY_US)
+    assert (final["report_id"], final["revises"]) == ("gold-2026-10-04-r1", "gold-2026-10-04")
+    assert not final["is_preliminary"]
+    assert issue_due(store, "own", "schedule", DAY + 4 * DAY_US) == ([], [])
 
 
 def test_each_is_announced_once(store: ReportStore) -> None:

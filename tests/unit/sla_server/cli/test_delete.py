@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sla_server.cli.client import Client
+from sla_server.cli.errors import ServerDown
 from tests.support import api
 from tests.support.agreements import FULL, calendar_text
 from tests.support.api import FakeSource
@@ -55,6 +57,22 @@ def test_one_that_cannot_be_ended_does_not_keep_the_others(sla: Terminal) -> Non
     done = sla("delete", "sla", "a", "b", "c")
     assert (done.exit_code, done.stdout) == (1, "c: ended\n")
     assert "2 of 3 were not ended" in done.stderr
+
+
+def test_what_was_ended_is_said_to_programs_though_the_server_goes_away(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = Client.change
+
+    def lost(client: Client, method: str, path: str, **how: Any) -> Any:
+        if path.endswith("/b"):
+            raise ServerDown(client.server, "reset")
+        return change(client, method, path, **how)
+
+    monkeypatch.setattr(Client, "change", lost)
+    done = sla("delete", "sla", "a", "b", "c", "-o", "json")
+    assert done.exit_code == 69
+    assert [row["name"] for row in json.loads(done.stdout)] == ["a"]
 
 
 def test_documents_of_a_file_those_that_name_others_first(sla: Terminal, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from sla_server.reports.compute import compute_report
 from sla_server.reports.document import ReportContent
 from sla_server.reports.errors import NoSuchPeriod, NothingToReport, PeriodTooLong
 from sla_server.reports.inputs import read_inputs
-from tests.support.agreements import simple
+from tests.support.agreements import FULL, simple
 from tests.support.reports import (
     DAY_US,
     HOUR_US,
@@ -16,6 +16,7 @@ from tests.support.reports import (
     StoredRows,
     at_us,
     episode_row,
+    example_month,
     slice_row,
     throttle_row,
     version_row,
@@ -181,8 +182,16 @@ def test_a_violation_without_decisions_has_no_known_cause() -> None:
     rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)], since_us=DAY + 5 * HOUR_US)
     found = report(rows)
     assert found.episodes[0].cause == "unknown"
-    assert "a violation goes on" in found.preliminary_because
     assert any("decisions" in note for note in found.notes)
+
+
+def test_a_violation_that_goes_on_does_not_keep_a_period_open_for_ever() -> None:
+    rows = stored(stored_episodes=[episode_row(DAY + HOUR_US, None)])
+    assert "a violation goes on" in report(rows, now_us=DAY + 2 * DAY_US).preliminary_because
+    found = report(rows)
+    assert not found.is_preliminary
+    assert any("a violation went on" in note for note in found.notes)
+    assert found.episodes[0].closed_us is None
 
 
 def test_what_it_cost_others() -> None:
@@ -226,7 +235,21 @@ def test_what_cannot_be_reported_is_refused_with_the_reason() -> None:
         report(stored(), "last month")
     with pytest.raises(PeriodTooLong, match=r"up to 1,441 slices, and at most 1,440"):
         read_inputs(stored(), "gold", "2026-10-03", AFTER, 1440)  # type: ignore[arg-type]
+    with pytest.raises(NothingToReport, match="2199 has not begun"):
+        report(stored(), "2199")
     ended = stored()
     ended.versions[0]["ended_us"] = DAY - DAY_US
     with pytest.raises(NothingToReport, match="ended on 2026-10-02"):
         report(ended, "2026-10-03")
+
+
+def test_a_period_that_goes_on_beyond_the_report_s_end_is_credited_so_far() -> None:
+    rows, now = example_month()
+    later = version_row(FULL.replace("credit: 0.10", "credit: 0.15"), 3, at_us("2026-10-20", "Europe/Berlin"))
+    rows.versions[-1]["ended_us"] = later["applied_us"]
+    rows.versions.append(later)
+    found = compute_report(read_inputs(rows, "erp-gold", "2026-10-15", now + 10 * DAY_US))  # type: ignore[arg-type]
+    assert not found.is_preliminary
+    (month,) = found.credits.periods
+    assert (month.is_over, month.version) == (False, 2)
+    assert found.credits.note.startswith("no period of the agreement ends in this one")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sla_server.reports.compute import compute_report
 from sla_server.reports.document import ReportContent
+from sla_server.reports.errors import NothingToReport
 from sla_server.reports.inputs import read_inputs
 from sla_server.reports.issue import issue
 from sla_server.reports.verify import Verification, check_document, check_sums, verify_report
-from tests.support.reports import example_month
+from tests.support.agreements import FULL
+from tests.support.reports import at_us, example_month, version_row
 
 
 def content() -> ReportContent:
@@ -73,3 +77,49 @@ def test_the_audit_log_is_compared() -> None:
         found = Verification("r")
         check_document(found, row, {"after": after})
         assert [each.where for each in found.findings] == wheres
+
+
+def test_credits_of_periods_under_other_penalties_are_no_fault() -> None:
+    rows, _ = example_month()
+    november = at_us("2026-11-02", "Europe/Berlin")
+    rows.versions[-1]["ended_us"] = november
+    text = FULL.replace("credit: 0.10", "credit: 0.20")
+    rows.versions.append(version_row(text, 3, november))
+    quarter = compute_report(read_inputs(rows, "erp-gold", "2026-Q4", at_us("2027-01-10")))  # type: ignore[arg-type]
+    assert [period.version for period in quarter.credits.periods] == [2, 3, 3]
+    assert sums_of(quarter) == []
+    (october, *others) = quarter.credits.periods
+    wrong = [october.model_copy(update={"uncapped": 0.0, "credit": 0.0}), *others]
+    owed = quarter.credits.model_copy(update={"periods": wrong})
+    assert sums_of(quarter.model_copy(update={"credits": owed})) == ["credits"]
+
+
+def test_what_lists_show_is_compared_with_the_report() -> None:
+    rows, now = example_month()
+    row = issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
+    assert row is not None
+    kept = [{**each, "is_kept": False} for each in row["summary"]["objectives"]]
+    for name, value in (
+        ("summary", {**row["summary"], "objectives": kept}),
+        ("period", "2026-09"),
+        ("is_preliminary", True),
+        ("name", "other"),
+    ):
+        found = Verification("r")
+        check_document(found, {**row, name: value}, None)
+        assert [(each.meaning, each.where) for each in found.findings] == [("broken", name)]
+    assert row["summary"]["objectives"][0]["promised"] < row["summary"]["objectives"][0]["compliance"]
+    older = {**row["summary"]}
+    del older["customer"]
+    found = Verification("r")
+    check_document(found, {**row, "summary": older}, None)
+    assert found.findings == [], "of a release that did not write it"
+
+
+def test_slices_that_are_no_longer_stored_make_no_revision() -> None:
+    rows, now = example_month()
+    assert issue(rows, "erp-gold", "2026-10", "ann", now) is not None  # type: ignore[arg-type]
+    del rows.slices[:200]
+    with pytest.raises(NothingToReport, match="erp-gold-2026-10 rests on are no longer stored"):
+        issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
+    assert len(rows.issued_rows) == 1

@@ -31,6 +31,10 @@ def test_the_text_says_the_outcome() -> None:
     )
     revised = announcement_text(issued(revises="gold-2026-10", report_id="gold-2026-10-r1"))
     assert "issued as gold-2026-10-r1, a revision of gold-2026-10: " in revised
+    near = {**KEPT, "compliance": 0.9949999, "is_kept": False}
+    assert "NOT kept (99.499% of" in announcement_text(issued(summary={"objectives": [near]}))
+    edited = {**KEPT, "compliance": 0.994, "promised": 0.993}
+    assert "kept (99.400% of 99.300% promised)" in announcement_text(issued(summary={"objectives": [edited]}))
     assert announcement_text(issued(summary={})).endswith(": nothing to judge")
 
 
