@@ -27,11 +27,13 @@ HASHES: Final = 2
 HASH_WAIT_S: Final = 10.0
 PASSWORD_MIN: Final = 12
 PASSWORD_MAX: Final = 1024
-ACCOUNT_TRIES: Final = (5, 30.0)
-"""Burst, and seconds for one more; of an account."""
+PAIR_TRIES: Final = (5, 30.0)
+"""Burst, and seconds for one more; of an account from one address, so that strangers lock nobody out."""
 ADDRESS_TRIES: Final = (20, 5.0)
 """The same of an address (IPv6: of a network of 64 bits)."""
-PLACES: Final = 4096
+ACCOUNT_TRIES: Final = (200, 2.0)
+"""The same of an account from all addresses: 43,000 guesses a day of 12 characters and more."""
+PLACES: Final = 65_536
 
 
 class Passwords:
@@ -106,32 +108,35 @@ class LoginLimits:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._accounts = _Tries(*ACCOUNT_TRIES)
-        self._addresses = _Tries(*ADDRESS_TRIES)
+        self._pairs, self._addresses, self._accounts = (
+            _Tries(*tries) for tries in (PAIR_TRIES, ADDRESS_TRIES, ACCOUNT_TRIES)
+        )
 
     def take(self, account: str, address: str) -> None:
         """Take one try.
 
         Raises:
-            TooManyLogins: of the account or from the address; none was taken.
+            TooManyLogins: of the account, from the address, or of both together; none was taken.
         """
-        now_s, network = self._clock.monotonic_ns() / 1e9, network_of(address)
+        now_s, limits = self._clock.monotonic_ns() / 1e9, self._limits_of(account, address)
         with self._lock:
-            wait_s = max(
-                self._accounts.wait_s(account, now_s, takes=False),
-                self._addresses.wait_s(network, now_s, takes=False),
-            )
+            wait_s = max(tries.wait_s(key, now_s, takes=False) for tries, key in limits)
             if wait_s <= 0:
-                self._accounts.wait_s(account, now_s, takes=True)
-                self._addresses.wait_s(network, now_s, takes=True)
+                for tries, key in limits:
+                    tries.wait_s(key, now_s, takes=True)
         if wait_s > 0:
             raise TooManyLogins(wait_s)
 
     def succeeded(self, account: str, address: str) -> None:
         """It was the right password: the try does not count."""
         with self._lock:
-            self._accounts.give_back(account)
-            self._addresses.give_back(network_of(address))
+            for tries, key in self._limits_of(account, address):
+                tries.give_back(key)
+
+    def _limits_of(self, account: str, address: str) -> tuple[tuple[_Tries, str], ...]:
+        network = network_of(address)
+        pair = f"{network} {account}"
+        return (self._pairs, pair), (self._addresses, network), (self._accounts, account)
 
 
 def network_of(address: str) -> str:

@@ -14,7 +14,7 @@ from pmdaemon.runtime.stop import Stop
 from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyLogins
 from sla_server.api.mailbox_thread import MailboxThread
-from sla_server.api.passwords import ACCOUNT_TRIES, ADDRESS_TRIES, LoginLimits, network_of
+from sla_server.api.passwords import ACCOUNT_TRIES, ADDRESS_TRIES, PAIR_TRIES, LoginLimits, network_of
 from sla_server.api.route import PREFIX
 from sla_server.api.routes import ROUTES
 from tests.support import api
@@ -73,7 +73,7 @@ def test_wrong_names_and_passwords_are_refused_alike_and_recorded(
 
 
 def test_tries_are_limited_for_an_account_and_come_back(web: FlaskClient, clock: FakeClock) -> None:
-    burst, refill_s = ACCOUNT_TRIES
+    burst, refill_s = PAIR_TRIES
     assert [sign_in(web, "ann", "wrong") for _ in range(burst)] == [403] * burst
     answer = web.post("/login", data={"name": "ann", "password": api.PASSWORD})
     assert answer.status_code == 429
@@ -81,6 +81,24 @@ def test_tries_are_limited_for_an_account_and_come_back(web: FlaskClient, clock:
     assert not state(web)["signed_in"]
     clock.advance(refill_s)
     assert sign_in(web, "ann") == 303
+
+
+def test_a_stranger_who_tries_passwords_does_not_keep_the_owner_out() -> None:
+    limits = LoginLimits(FakeClock())
+    for _ in range(PAIR_TRIES[0]):
+        limits.take("ann", "198.51.100.7")
+    with pytest.raises(TooManyLogins):
+        limits.take("ann", "198.51.100.7")
+    limits.take("ann", "10.0.0.1")
+
+
+def test_an_account_has_a_limit_whatever_the_addresses_are() -> None:
+    limits = LoginLimits(FakeClock())
+    for number in range(ACCOUNT_TRIES[0]):
+        limits.take("ann", f"10.0.{number // 256}.{number % 256}")
+    with pytest.raises(TooManyLogins):
+        limits.take("ann", "10.1.0.1")
+    limits.take("bob", "10.1.0.1")
 
 
 def test_limits_of_addresses_and_their_memory() -> None:
