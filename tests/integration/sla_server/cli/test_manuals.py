@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-
-import pytest
 
 from docs import man
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff; test_generated checks the requests")
 def test_groff_has_no_warning() -> None:
     pages = sorted(man.FOLDER.glob("*.1"))
     assert len(pages) > 30

@@ -332,7 +332,6 @@ def test_any_damaged_request_is_refused_or_read(data: st.DataObject) -> None:
         assert isinstance(key.curve, certificates.CURVES)
 
 
-@pytest.mark.filterwarnings("ignore:Parsed a serial number")  # not positive: cryptography warns, and reads it
 # Not positive: cryptography warns, and reads it.
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
 @settings(max_examples=300)

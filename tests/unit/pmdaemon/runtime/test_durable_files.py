@@ -374,11 +374,15 @@ def test_a_directory_that_a_dead_process_left_unsynced_is_synced_before_it_is_us
 def test_a_parent_that_cannot_be_synced_by_its_kind_is_left_to_whoever_made_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def refused(_path: Path) -> None:
+    tried = []
+
+    def refused(path: Path) -> None:
+        tried.append(path)
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(files, "sync_directory", refused)
     make_directory(tmp_path)
+    assert tried == [tmp_path.parent]
 
 
 def test_a_disk_that_fails_under_a_directory_that_exists_is_an_error(tmp_path: Path, disk: Disk) -> None:
