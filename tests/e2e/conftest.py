@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from selenium.webdriver import Chrome
 
+from tests.support.browser import fresh_page, running
 from tests.support.load import Load
 from tests.support.stage import Agent, Stage
 
@@ -18,6 +21,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker("e2e")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chrome]:
+    """One Chromium for all tests of a file."""
+    with running() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(chromium: Chrome) -> Callable[..., contextlib.AbstractContextManager[Chrome]]:
+    """Opens a page of a size in it, with a window and storage of its own."""
+    return partial(fresh_page, chromium)
 
 
 @pytest.fixture(scope="module")

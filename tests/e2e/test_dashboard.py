@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from selenium.webdriver.support.wait import WebDriverWait
 
 from pmdaemon.errors import ConfigError
 from pmdaemon.mailbox import attach, create_segment
@@ -39,12 +37,11 @@ from tests.support.browser import (
     OVER_A_SILENCE,
     WORDS_OF_A_LOOP,
     console_errors,
-    fresh_page,
     from_module,
-    running,
     settle,
     take_screenshot,
     text_of,
+    until,
     wait_for,
 )
 from tests.support.site import Site
@@ -60,22 +57,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield made
     made.close()
     made.mailbox.close()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chrome]:
-    with running() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(chromium: Chrome) -> Page:
-    """One Chromium for all tests here; each has a window and storage of its own."""
-    return partial(fresh_page, chromium)
-
-
-def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
-    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
 
 
 def text(driver: Chrome, css: str) -> str:

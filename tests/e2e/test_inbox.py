@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -15,11 +13,10 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from selenium.webdriver.support.wait import WebDriverWait
 
 from sla_server.events.delivery_state import write_delivery_state
 from tests.support import api
-from tests.support.browser import console_errors, fresh_page, running, settle, wait_for
+from tests.support.browser import console_errors, settle, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -41,21 +38,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield made
     made.close()
     made.mailbox.close()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chrome]:
-    with running() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(chromium: Chrome) -> Page:
-    return partial(fresh_page, chromium)
-
-
-def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
-    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
 
 
 def text(driver: Chrome, css: str) -> str:

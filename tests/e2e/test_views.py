@@ -6,20 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
-from selenium.webdriver.support.wait import WebDriverWait
 
 from dashboard.views import VIEWS
 from tests.support import api
-from tests.support.browser import console_errors, fresh_page, running, wait_for
+from tests.support.browser import console_errors, until, wait_for
 from tests.support.site import Site
 
 pytestmark = pytest.mark.e2e
@@ -60,21 +57,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield made
     made.close()
     made.mailbox.close()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chrome]:
-    with running() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(chromium: Chrome) -> Page:
-    return partial(fresh_page, chromium)
-
-
-def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
-    WebDriverWait(driver, 60).until(lambda _driver: condition(), what)
 
 
 def text(driver: Chrome, css: str = "main") -> str:

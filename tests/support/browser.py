@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,15 @@ def wait_for(driver: Chrome, css: str, *, visible: bool = False) -> None:
     WebDriverWait(driver, WAIT_S).until(
         condition((By.CSS_SELECTOR, css)), f"no {css!r} on {driver.current_url}"
     )
+
+
+def until(driver: Chrome, condition: Callable[[], Any], what: str) -> None:
+    """Wait until something is so.
+
+    Raises:
+        TimeoutException: it is not; ``what`` is said.
+    """
+    WebDriverWait(driver, WAIT_S).until(lambda _driver: condition(), what)
 
 
 def console_errors(driver: Chrome) -> list[str]:
