@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from py4j.protocol import Py4JError
 
 from sla_server.policy_jobs.session import build_session
 
@@ -43,8 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = build_session("local[2]", tmp_path_factory.mktemp("spark"), "1g", FEW_ROWS)
     yield session
-    with contextlib.suppress(Py4JError, OSError):  # Java may have ended already, at the end of a long run
-        session.stop()
+    session.stop()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

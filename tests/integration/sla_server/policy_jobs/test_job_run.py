@@ -105,6 +105,7 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
     config = configuration.load(None)
     migrate.upgrade(make_engine(config.database, tmp_path))
     before = signal.getsignal(signal.SIGTERM)
+    told_to_end: list[str] = []
 
     def compute(*_: Any) -> NoReturn:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -115,7 +116,10 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
     monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
     monkeypatch.setattr(job.inputs, "read", lambda *_: None)
     monkeypatch.setattr(job, "on_spark", compute)
+    # The real one would end every Java of this process, and one is the session of the other tests.
+    monkeypatch.setattr(job, "end_java", lambda: told_to_end.append("java"))
     assert CliRunner().invoke(job.main, []).exit_code == 128 + signal.SIGTERM
+    assert told_to_end == ["java"]
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.alarm(0) == 0
     assert not (tmp_path / "policy-job" / "scratch").exists()
