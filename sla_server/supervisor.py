@@ -9,8 +9,9 @@ State (all in ``Supervisor``, touched by its one thread only):
 
 Order: delivery, dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first,
 then the mailboxes drain, then the queue is synced and the writer flushed; delivery takes the events of them
-all. A dead part is restarted with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event
-says so; the others go on. One that makes no progress is reported, then killed. A part whose first start ends
+all. A node of a cluster (``[cluster]``) starts before them and stops after them. A dead part is restarted
+with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One
+that makes no progress is reported, then killed. A part whose first start ends
 with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server with the same status:
 trying again would change nothing. Children are exec'ed and hold a pipe to the supervisor: if it dies, however
 it dies, they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on
@@ -62,6 +63,7 @@ from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_even
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
+CLUSTER: Final = "cluster"
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
@@ -119,7 +121,7 @@ class Supervisor:
             notify = NotifyDirectories.of(self.config.notify, self.config.data_dir)
             prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
-            for name in PARTS:
+            for name in parts_of(self.config):
                 self._start(self.add(name, self._command(name)))
             self._jobs = self._scheduled()
             log.info(
@@ -320,10 +322,18 @@ class Supervisor:
         for job in self._jobs:
             job.stop()
         statuses: dict[str, int] = {}
-        for name in reversed(PARTS):
+        for name in reversed(parts_of(self.config)):
             if name in self.parts:
                 statuses |= stop_together([self.parts[name]], self.clock)
         self._is_drained = statuses.get("dbmanager") == 0
+
+
+def parts_of(config: ResolvedConfig) -> tuple[str, ...]:
+    """The parts that this configuration has, in the order of their start.
+
+    A node of a cluster carries other servers' messages, too: it comes first and goes last.
+    """
+    return PARTS if config.cluster is None else (CLUSTER, *PARTS)
 
 
 def describe_step(step: ClockStep) -> str:
