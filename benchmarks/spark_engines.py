@@ -231,7 +231,7 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     import polars as pl
 
     def small(table: pa.Table) -> Any:
-        return pl.from_arrow(table).lazy()
+        return pl.DataFrame(pl.from_arrow(table)).lazy()
 
     def sums(*names: str) -> list[Any]:
         return [pl.col(name).sum() for name in names]
@@ -324,10 +324,10 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     results = pl.collect_all([points, costs, demand, victims], engine="streaming")
     intervals = _intervals_in_polars(results[0].lazy(), results[3].lazy()).collect()
     uses = _uses_in_polars(volume_slots, intervals.lazy()).collect()
-    found = models(*(_plain(each) for each in results[:3]), read)
-    capped = pl.from_arrow(pa.table({"volume": capped_names(found)})).lazy()
-    recent = volume_slots.filter(pl.col("at_us") >= recent_from_us(read)).join(capped, "volume")
-    recent = recent.select("backend", "volume", "at_us", "demand").collect()
+    found = models(_plain(results[0]), _plain(results[1]), _plain(results[2]), read)
+    capped = small(pa.table({"volume": capped_names(found)}))
+    slots = volume_slots.filter(pl.col("at_us") >= recent_from_us(read)).join(capped, "volume")
+    recent = slots.select("backend", "volume", "at_us", "demand").collect()
     return replace(
         found, harms=harms_of(_plain(intervals), _plain(uses)), bursts=bursts_of(_plain(recent), read)
     )
@@ -403,7 +403,8 @@ def main() -> None:
     engine, place = sys.argv[1], Path(sys.argv[2])
     started_s = time.monotonic()
     read = spark_world.fleet()
-    start_s, memory = 0.0, {}
+    start_s = 0.0
+    memory: dict[str, int] = {}
     if engine == "spark":
         found, start_s, memory = in_spark(place, read)
     else:

@@ -66,7 +66,7 @@ def _places(names: Iterable[str]) -> list[str]:
 
 
 def _centred(names: Sequence[str], height: int) -> dict[str, float]:
-    """The height of each name; the shorter column stands in the middle."""
+    """The height of each name; the shorter column is centred."""
     top = (height - ROW * len(names)) / 2
     return {name: top + ROW * (number + 0.5) for number, name in enumerate(names)}
 

@@ -31,6 +31,6 @@ def test_a_version_that_is_not_there_has_no_graph(web: FlaskClient, version: str
 
 def test_a_policy_of_an_older_release_has_no_harms(web: FlaskClient, source: api.FakeSource) -> None:
     (row,) = source.policies()
-    source.policy = lambda _version: {**row, "report": None}  # type: ignore[method-assign]
+    source.policy = lambda _version: {**row, "report": None}  # type: ignore[method-assign,assignment]
     assert web.get("/api/v1/policies/3/harms").json["items"] == []  # type: ignore[index]
     assert web.get("/policies/3/harms.svg").status_code == 200
