@@ -217,7 +217,7 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
     )
     found = models(points, slots, demand, read)
     connection.register("capped", pa.table({"volume": capped_names(found)}))
-    recent = connection.execute(RECENT, [recent_from_us(read)]).to_arrow_table()
+    recent = connection.sql(RECENT, params=[recent_from_us(read)]).to_arrow_table()
     return replace(found, harms=harms_of(intervals, uses), bursts=bursts_of(recent, read))
 
 
