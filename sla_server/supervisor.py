@@ -80,6 +80,7 @@ STEP_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
+    "rollup": "days that are due are rolled up by the next run",
     "report": "reports that are due are issued by the next run",
 }
 MOST_REASON: Final = 1000  # characters of why a part has ended
@@ -180,7 +181,12 @@ class Supervisor:
 
     def _scheduled(self) -> list[ScheduledJob]:
         """The jobs for which the configuration has a schedule."""
-        texts = {"policy": self.config.policy.schedule, "report": self.config.reports.schedule}
+        policy = self.config.policy
+        texts = {
+            "policy": policy.schedule,
+            "rollup": policy.rollup_schedule,
+            "report": self.config.reports.schedule,
+        }
         schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
         return [
             ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock, name=name)
