@@ -34,6 +34,7 @@ MODULES: Final = {
     "services": "sla_server.services.process",
     "dbmanager": "sla_server.db.process",
     "appserver": "sla_server.api.server",
+    "cluster": "sla_server.cluster.process",
 }
 log = structlog.get_logger("part")
 

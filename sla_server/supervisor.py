@@ -9,8 +9,9 @@ State (all in ``Supervisor``, touched by its one thread only):
 
 Order: delivery, dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first,
 then the mailboxes drain, then the queue is synced and the writer flushed; delivery takes the events of them
-all. A dead part is restarted with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event
-says so; the others go on. One that makes no progress is reported, then killed. A part whose first start ends
+all. A node of a cluster (``[cluster]``) starts before them and stops after them. A dead part is restarted
+with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One
+that makes no progress is reported, then killed. A part whose first start ends
 with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server with the same status:
 trying again would change nothing. Parts are forked from one process that has imported for all of them
 (``template``), or exec'ed when it cannot, and hold a pipe to the supervisor: if it dies, however it dies,
@@ -74,6 +75,7 @@ IMPORTED: Final = (
 )
 """What the parts import, by the template that they are forked from; delivery's first, it starts first."""
 TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started one by one
+CLUSTER: Final = "cluster"
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
@@ -136,7 +138,7 @@ class Supervisor:
             prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
             self._template.wait_ready(TEMPLATE_S, self.stop.fileno())
-            for name in PARTS:
+            for name in parts_of(self.config):
                 self._start(self.add(name, self._command(name)))
             self._jobs = self._scheduled()
             log.info(
@@ -352,10 +354,18 @@ class Supervisor:
         for job in self._jobs:
             job.stop()
         statuses: dict[str, int] = {}
-        for name in reversed(PARTS):
+        for name in reversed(parts_of(self.config)):
             if name in self.parts:
                 statuses |= stop_together([self.parts[name]], self.clock)
         self._is_drained = statuses.get("dbmanager") == 0
+
+
+def parts_of(config: ResolvedConfig) -> tuple[str, ...]:
+    """The parts that this configuration has, in the order of their start.
+
+    A node of a cluster carries other servers' messages, too: it comes first and goes last.
+    """
+    return PARTS if config.cluster is None else (CLUSTER, *PARTS)
 
 
 def describe_step(step: ClockStep) -> str:
