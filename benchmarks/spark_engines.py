@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
+from sla_server.policy_jobs.bursts import HORIZON_S
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.job import BURST_DAYS, Found, compute
@@ -167,6 +168,12 @@ def bursts_of(recent: pa.Table, read: JobInputs) -> list[dict[str, Any]]:
 
 def _in_order(rows: list[dict[str, Any]], columns: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
+
+
+def compared_burst(row: dict[str, Any]) -> dict[str, Any]:
+    """A burst pair as it is compared: by what it lets pass, which pairs of equal merit have in common."""
+    least = row["cost_per_s"] * HORIZON_S + row["burst_cost"]
+    return {"backend": row["backend"], "volume": row["volume"], "days": row["days"], "least": least}
 
 
 def recent_from_us(read: JobInputs) -> int:
@@ -427,7 +434,7 @@ def main() -> None:
         },
         "capped": len(found.capped),
         "harms": found.harms,
-        "bursts": found.bursts,
+        "bursts": [compared_burst(row) for row in found.bursts],
     }
     print(json.dumps(result))
 
