@@ -19,6 +19,7 @@ from pmdaemon.runtime.config import StrictModel
 from pmdaemon.space.config import SpaceConfig
 from sla_server.agreements.fields import TimeZone
 from sla_server.api.config import ApiConfig
+from sla_server.cluster.config import ClusterConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
@@ -102,6 +103,7 @@ class ServerConfig(StrictModel):
     reports: ReportsConfig = Field(default_factory=ReportsConfig)
     storage: StorageConfig = Field(default_factory=StorageConfig)
     space: SpaceConfig = Field(default_factory=SpaceConfig)
+    cluster: ClusterConfig | None = None
 
     @model_validator(mode="after")
     def _leases_outlast_polls(self) -> ServerConfig:

@@ -368,7 +368,7 @@ ROUTES: Final = (
         "/throttles",
         "throttles",
         "Throttles, newest first.",
-        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
+        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT, BEFORE),
         items="throttles",
         scope="throttles",
     ),

@@ -248,6 +248,7 @@ def december() -> StoredRows:
         slice_row(from_us + minute * MINUTE_US, "bad" if 20 <= minute < 25 else "good", **named)
         for minute in range(60)
     ]
+    slices.append(slice_row(NOW_US - MINUTE_US, judged_us=NOW_US, **named))  # judging goes on
     opened_us, closed_us = from_us + 20 * MINUTE_US, from_us + 25 * MINUTE_US
     throttles = [throttle_row("batch", opened_us, closed_us, victim="erp-gold/latency")]
     episodes = [episode_row(opened_us, closed_us, name="erp-gold")]
@@ -653,9 +654,12 @@ class FakeSource:
         self._row("episode", episode_id)
         return dict(EPISODE) if str(EPISODE["episode_id"]).startswith(episode_id) else None
 
-    def throttles(self, in_force: bool = False, limit: int = 100) -> list[dict[str, Any]]:
-        self._row("throttles", in_force, limit)
-        return [{"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}][:limit]
+    def throttles(
+        self, in_force: bool = False, limit: int = 100, before: str | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("throttles", in_force, limit, before)
+        row = {"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}
+        return [] if before else [{**row, "cursor": f"{NOW_US}:t-1"}][:limit]
 
     def events(
         self, limit: int = 100, before: str | None = None, since_us: int | None = None
