@@ -1,8 +1,8 @@
 """Signing in and out, and every change of accounts, tokens and sessions: one request to ``services`` each.
 
 A change holds in this process as soon as it was asked for (``Directory.put``), unless ``services`` refuse it,
-also later (``take_back``), and everywhere when it is durable. A session begins at once, whatever became of its
-row: a person who was given the right to come in need not wait for the database. Thread: any.
+also later (``take_back``), and everywhere when it is durable. A session begins at once, whatever became of
+its row: a person who was given the right to come in need not wait for the database. Thread: any.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 The audit log takes no change and keeps three years, so a row for each wrong password would let anybody who
 can reach the form fill it. The first failure of an account from one place in the network is recorded at once,
 as those who look want to see it; the others of the next ``SPAN_US`` are counted, and recorded as one row with
-the count and the times of the first and the last: when that has passed, when the right password comes, or when
-the process stops. Names that are no account count as one account, with the newest few of them as examples;
-when ``MOST_KEYS`` are counted, further ones count as one. So an hour adds at most two rows for each of
-``MOST_KEYS`` + 1, and one more for each login.
+the count and the times of the first and the last: when that has passed, when the right password comes, or at
+the end of the process. Names that are no account count as one account, with the newest few of them as
+examples; when ``MOST_KEYS`` are counted, further ones count as one. So an hour adds at most two rows for each
+of ``MOST_KEYS`` + 1, and one more for each login.
 
 What is lost by a crash: counts of the last span, never that there was a failure.
 

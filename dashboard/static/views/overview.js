@@ -81,10 +81,16 @@ const COLUMNS = [
   }},
 ];
 
+// What was asked for is older than the snapshot: since when is of the state of then, so of no other one.
+function factsOf(row) {
+  const {state, since_us: since, ...facts} = page.facts.get(keyOf(row)) || {};
+  return {...facts, since_us: state === row.state ? since : null};
+}
+
 function showPromises(snapshot) {
   const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
   const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS)
-    .map((row) => ({...row, ...page.facts.get(keyOf(row))}));
+    .map((row) => ({...row, ...factsOf(row)}));
   fillTable($("slas"), COLUMNS, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
@@ -217,7 +223,8 @@ async function loadFacts() {
   const [promises, episodes] = await Promise.all([read(`/promises?limit=${MOST_ROWS}`), read("/episodes?open=1&limit=10")]);
   if (promises) {
     page.facts = new Map(promises.items.map((row) => [keyOf(row),
-      {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, since_us: row.since_us}]));
+      {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, state: row.state,
+        since_us: row.since_us}]));
   }
   if (episodes) page.episodes = episodes.items;
   if (!promises && shell.isStale()) {
