@@ -28,7 +28,7 @@ MOST_NUMBER: Final = 1 << 31
 FORMS: Final = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
 POLICY: Final = "Content-Security-Policy"
 OTHER_RELEASE: Final = (
-    "{0} was issued by another release, whose form this one does not know. As it was issued: /reports/{0}.json"
+    "{0} was issued by another release, in a form unknown here. As issued: /reports/{0}.json"
 )
 
 

@@ -68,7 +68,7 @@ def follow(draw: Callable[[], Any], interval_s: float, wait: Callable[[float], N
     is_screen = sys.stdout.isatty() and form() not in (JSON, YAML, NAME)
     show = _on_screen if is_screen else _as_stream
     last: list[str] = []
-    with contextlib.suppress(KeyboardInterrupt), _ended_by_sigterm(), show(sys.stdout) as shown:
+    with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm(), show(sys.stdout) as shown:
         while True:
             lines, trouble = _picture(draw, has_last=bool(last))
             last = lines or last
@@ -79,8 +79,8 @@ def follow(draw: Callable[[], Any], interval_s: float, wait: Callable[[float], N
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does, with the screen as it was before; the status says that it was SIGTERM."""
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, with the screen as it was before; the status says which it was."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -125,7 +125,9 @@ def _revised(latest: Row, content: ReportContent) -> list[RevisedField]:
         before = IssuedReport.model_validate_json(latest["body"])
     except ValidationError as exc:
         if not latest["is_preliminary"]:
-            problem = f"{latest['report_id']} was issued by another release, so nothing says what would change"
+            problem = (
+                f"{latest['report_id']} was issued by another release, so nothing says what would change"
+            )
             raise NothingToReport(f"{problem}: it stays as it is") from exc
         return [RevisedField(field=OTHER_RELEASE, before=None, after=None)]
     _check_still_stored(before, content)

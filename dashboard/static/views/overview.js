@@ -2,7 +2,7 @@
 
 import {read} from "../api.js";
 import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, keyOf, measuredPair, promisedPair,
-  volumeAddress, whyLink} from "../cells.js";
+  factsNow, volumeAddress, whyLink} from "../cells.js";
 import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
@@ -81,16 +81,10 @@ const COLUMNS = [
   }},
 ];
 
-// What was asked for is older than the snapshot: since when is of the state of then, so of no other one.
-function factsOf(row) {
-  const {state, since_us: since, ...facts} = page.facts.get(keyOf(row)) || {};
-  return {...facts, since_us: state === row.state ? since : null};
-}
-
 function showPromises(snapshot) {
   const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
   const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS)
-    .map((row) => ({...row, ...factsOf(row)}));
+    .map((row) => ({...row, ...factsNow(page.facts.get(keyOf(row)), row)}));
   fillTable($("slas"), COLUMNS, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
