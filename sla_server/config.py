@@ -57,6 +57,9 @@ class PolicyJobConfig(StrictModel):
     schedule: Annotated[str, AfterValidator(_schedule)] = ""
     """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
     Empty: never; the systemd timer may start it."""
+    rollup_schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """The same for the rollup job, which makes hourly and daily rollups of what has left SQL, on the same
+    Spark. Best some time before the policy job, which reads them."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
     back_test_days: int = Field(default=7, ge=1, le=35)

@@ -237,6 +237,9 @@ SERVER: Final = {
     "policy-job-failed": EventKind(
         "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
     ),
+    "rollup-job-failed": EventKind(
+        "warning", "The rollup job that the server started has failed.", "`sla get jobs` says why."
+    ),
     "report-job-failed": EventKind(
         "warning", "The report job that the server started has failed.", "`sla get jobs` says why."
     ),
