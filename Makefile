@@ -73,7 +73,7 @@ chaos: setup ## kill, cut, fill, step clocks for minutes, then prove every cut; 
 fuzz: setup ## random gateways, clients and documents for minutes; ARGS="--for 600 --only wire --seed 1"
 	@$(PY) -m tests.fuzz $(ARGS)
 
-bench: bench-demo bench-sla bench-gateway bench-nbd bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls bench-events ## all benchmarks of this release
+bench: bench-demo bench-sla bench-gateway bench-nbd bench-control bench-mailbox bench-queue bench-ingest bench-query bench-poll bench-tls bench-events bench-idle ## all benchmarks of this release
 
 setup-bench:
 	@deploy/setup.sh bench
@@ -93,7 +93,7 @@ bench-spark: setup-bench ## the policy job on Spark beside DuckDB and Polars; AR
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events
+bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events, idle
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference, the messages, the schema, manuals and docs/measurements
