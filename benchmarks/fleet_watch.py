@@ -88,11 +88,11 @@ def _all(pid: int) -> Usage:
     spent_s, rss, pss = cpu_s(pid, dead_children=True), *memory(pid)
     for child in psutil.Process(pid).children(recursive=True):
         try:
-            memory = memory(child.pid)
+            used = memory(child.pid)
             spent_s += cpu_s(child.pid, dead_children=True)
         except (OSError, ProcessLookupError):
             continue
-        rss, pss = rss + memory[0], pss + memory[1]
+        rss, pss = rss + used[0], pss + used[1]
     return Usage(spent_s, rss, pss)
 
 
