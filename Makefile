@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark fmt lint types check unit bench docs clean
+.PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark fmt lint types check unit bench docs wheel deb deb-try clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,5 +105,16 @@ docs: setup ## regenerate the configuration reference, the messages, the schema,
 	@$(PY) -m docs.man
 	@$(PY) -m docs.measurements
 
+wheel: setup ## the wheel, in dist
+	@deploy/wheel.sh dist
+
+deb: setup ## Debian packages of server and agent, in dist; EXTRAS=server,reports,policy with the policy job
+	@deploy/debian/build.sh server dist
+	@deploy/debian/build.sh agent dist
+
+deb-try: setup ## install, run, upgrade, remove and purge the server's package in a clean root (as root)
+	@first=$$(deploy/debian/build.sh server dist); newer=$$(VERSION=9.9 deploy/debian/build.sh server dist); \
+	unshare --mount deploy/debian/try.sh "$$first" "$$newer" dist/root
+
 clean: ## remove .venv and caches
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data
