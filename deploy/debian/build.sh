@@ -84,5 +84,5 @@ for script in postinst prerm postrm; do
     install -m 0755 "$here/$kind/$script" "$tree/DEBIAN/$script"
 done
 package=$out/${name}_${version}_$(dpkg --print-architecture).deb
-dpkg-deb --root-owner-group -Zgzip --build "$tree" "$package" >&2
+dpkg-deb --root-owner-group -Zzstd -z3 --build "$tree" "$package" >&2
 printf '%s\n' "$package"

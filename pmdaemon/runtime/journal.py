@@ -34,13 +34,13 @@ APART: Final = frozenset({"event", "level", "process", "timestamp"})
 _NAMESPACE: Final = uuid.UUID("5d0f2a86-8f0c-5a43-9d0b-6d2a4c8b7a10")  # any constant; releases must agree
 
 
-class Entry(str):
+class JournalEntry(str):
     """A line, with the fields from which the journal's entry is made."""
 
     fields: Mapping[str, Any]
 
     @classmethod
-    def of(cls, text: str, fields: Mapping[str, Any]) -> Entry:
+    def of(cls, text: str, fields: Mapping[str, Any]) -> JournalEntry:
         """A line and its fields."""
         made = cls(text)
         made.fields = fields
@@ -84,7 +84,7 @@ def opened(descriptor: int) -> Callable[[bytes], int] | None:
 
 def encoded(process: str, line: str) -> bytes:
     """The datagram of a line; one without fields was printed, and is a notice without an event."""
-    given = line.fields if isinstance(line, Entry) else {}
+    given = line.fields if isinstance(line, JournalEntry) else {}
     level, event = str(given.get("level", "")), str(given.get("event", ""))
     name = str(given.get("process", process))
     found: dict[str, str] = {

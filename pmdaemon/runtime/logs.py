@@ -38,7 +38,7 @@ import structlog
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.excerpt import printable
 from pmdaemon.runtime.failures import traceback_file
-from pmdaemon.runtime.journal import APART, Entry, encoded, opened
+from pmdaemon.runtime.journal import APART, JournalEntry, encoded, opened
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 STDERR: Final = 2
@@ -247,10 +247,10 @@ class _Renderer:
             self._entry if for_journal else self._logfmt,
         )
 
-    def _entry(self, logger: object, method: str, event: structlog.typing.EventDict) -> Entry:
+    def _entry(self, logger: object, method: str, event: structlog.typing.EventDict) -> JournalEntry:
         """The line for the journal, which has time, level and process in fields of its own."""
         rest = {key: value for key, value in event.items() if key not in APART or key == "event"}
-        return Entry.of(self._message(logger, method, rest), event)
+        return JournalEntry.of(self._message(logger, method, rest), event)
 
     def _tracebacks_to_files(
         self, _logger: object, _method: str, event: structlog.typing.EventDict

@@ -1,8 +1,8 @@
 """The first steps of the README, as a reader takes them: each file written, each command run, in its order.
 
 They run in a network namespace of their own, so that the ports which the README names are free. ``.venv`` of
-the reader's directory has the programs of this checkout. What a reader waits for is waited for: a command that
-shows something is given again until it is there.
+the reader's directory has the programs of this checkout. What a reader waits for is waited for: a command
+that shows something is given again until it is there.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Reader:
             process.send_signal(signal.SIGINT)  # Ctrl-C
             process.wait(LIMIT_S)
         self._network.kill()
-        self._network.wait()
+        self._network.communicate()
 
 
 @pytest.fixture

@@ -50,7 +50,9 @@ def test_each_service_has_a_user_of_its_own() -> None:
 
 def test_the_policy_job_sees_of_the_server_its_parquet_files_alone() -> None:
     text = (UNITS / "sla-policy.service").read_text()
-    named = [line for line in text.splitlines() if "sla-server" in line and not line.startswith(("#", "After="))]
+    named = [
+        line for line in text.splitlines() if "sla-server" in line and not line.startswith(("#", "After="))
+    ]
     assert named == ["BindReadOnlyPaths=-/var/lib/sla-server/parquet:/var/lib/sla-policy/parquet"]
     assert service("sla-policy")["supplementarygroups"] == "sla", "server.toml is readable by that group"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pmdaemon.runtime.journal import MOST_FIELDS, STREAM, Entry, encoded, is_stream, message_id, opened
+from pmdaemon.runtime.journal import MOST_FIELDS, STREAM, JournalEntry, encoded, is_stream, message_id, opened
 
 
 def fields(data: bytes) -> dict[str, str]:
@@ -26,7 +26,7 @@ def fields(data: bytes) -> dict[str, str]:
 
 
 def test_an_entry_can_be_selected_by_process_event_level_and_value() -> None:
-    line = Entry.of(
+    line = JournalEntry.of(
         "segment-damaged path=/run/x",
         {
             "event": "segment-damaged",
@@ -55,7 +55,7 @@ def test_what_was_printed_is_an_entry_too() -> None:
 
 
 def test_values_of_several_lines_and_names_of_any_kind_forge_no_field() -> None:
-    line = Entry.of("x", {"event": "x", "level": "info", "text": "a\nPRIORITY=0", "a=b c\n": "1"})
+    line = JournalEntry.of("x", {"event": "x", "level": "info", "text": "a\nPRIORITY=0", "a=b c\n": "1"})
     found = fields(encoded("link", line))
     assert found["SLA_TEXT"] == "a\nPRIORITY=0"
     assert found["SLA_A_B_C_"] == "1"
@@ -64,7 +64,7 @@ def test_values_of_several_lines_and_names_of_any_kind_forge_no_field() -> None:
 
 def test_an_entry_is_bounded() -> None:
     many = {f"k{number}": "x" * 100_000 for number in range(100)}
-    data = encoded("link", Entry.of("x" * 100_000, {"event": "x", **many}))
+    data = encoded("link", JournalEntry.of("x" * 100_000, {"event": "x", **many}))
     assert len(fields(data)) == 5 + MOST_FIELDS
     assert len(data) < 200_000
 
