@@ -114,7 +114,7 @@ deb: setup ## Debian packages of server and agent, in dist; EXTRAS=server,report
 
 deb-try: setup ## install, run, upgrade, remove and purge the server's package in a clean root (as root)
 	@first=$$(deploy/debian/build.sh server dist); newer=$$(VERSION=9.9 deploy/debian/build.sh server dist); \
-	unshare --mount deploy/debian/try.sh "$$first" "$$newer" dist/root
+	unshare --mount --net deploy/debian/try.sh "$$first" "$$newer" dist/root
 
 clean: ## remove .venv and caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-data

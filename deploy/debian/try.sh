@@ -2,7 +2,7 @@
 # Tries packages in a clean root: installs, runs, upgrades, removes, purges. As root.
 # Usage: deploy/debian/try.sh SERVER.deb NEWER-SERVER.deb ROOT
 # ROOT is a directory with a minimal Debian (made by debootstrap from this machine's own archive, if it is not there).
-# Run it through: make deb-try
+# Run it through: make deb-try, which gives it mounts and a network of its own
 set -eu
 say() { printf '==> %s\n' "$*"; }
 fail() { printf 'try.sh: %s\n' "$*" >&2; exit 1; }
@@ -29,6 +29,9 @@ server() { # as its unit runs it: its user, no rights beyond it
     in_root install -d -m 0700 -o sla -g sla /run/sla-server
     as_sla sla-server "$@" --config /etc/sla/server.toml
 }
+
+ip link set lo up # of the network that make deb-try gives it, where nobody else has the ports
+in_root dpkg -P storage-sla-server >/dev/null 2>&1 || true # of a try that was ended
 
 say "install"
 in_root dpkg -i /first.deb
