@@ -238,7 +238,7 @@ class _Renderer:
         self._logfmt = structlog.processors.LogfmtRenderer(
             key_order=["timestamp", "level", "process", "event"]
         )
-        self._message = structlog.processors.LogfmtRenderer(key_order=["event"])
+        self._message = structlog.processors.LogfmtRenderer()
         self._steps: tuple[Callable[..., Any], ...] = (
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
@@ -249,8 +249,8 @@ class _Renderer:
 
     def _entry(self, logger: object, method: str, event: structlog.typing.EventDict) -> JournalEntry:
         """The line for the journal, which has time, level and process in fields of its own."""
-        rest = {key: value for key, value in event.items() if key not in APART or key == "event"}
-        return JournalEntry.of(self._message(logger, method, rest), event)
+        values = self._message(logger, method, {key: event[key] for key in event if key not in APART})
+        return JournalEntry.of(f"{event.get('event', '')} {values}".strip(), event)
 
     def _tracebacks_to_files(
         self, _logger: object, _method: str, event: structlog.typing.EventDict
