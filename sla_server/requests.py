@@ -210,7 +210,8 @@ class GatewayListing(ListedGateway):
     is_listed: bool
 
 
-AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._@+-]{0,63}$")]
+ACCOUNT_NAME: Final = r"^[a-z0-9][a-z0-9._@+-]{0,63}$"
+AccountName = Annotated[str, StringConstraints(pattern=ACCOUNT_NAME)]
 RoleName = Literal["viewer", "operator", "admin"]
 Password = Annotated[str, StringConstraints(min_length=12, max_length=1024)]
 

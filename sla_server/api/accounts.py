@@ -154,6 +154,11 @@ class Directory:
                 "Use the server's own token (DATA_DIR/api.token), or try again when the database is back",
             )
 
+    def without_sessions(self, account: Row) -> Row:
+        """The account, with all sessions so far ended."""
+        at_us = self.changed_us(account)
+        return {**account, "changed_us": at_us, "sessions_from_us": at_us + 1}  # those of this microsecond, too
+
     def account(self, name: str) -> Row | None:
         """An account that was not deleted.
 

@@ -297,7 +297,7 @@ _PASSWORD_HASH = QUICK_PASSWORDS.hash(PASSWORD)
 def account(**changed: Any) -> dict[str, Any]:
     """A row of ``accounts``: ann, an operator whose password is PASSWORD."""
     row = {"name": "ann", "role": "operator", "password": _PASSWORD_HASH, "labels": "", "state": "active"}
-    return {**row, "created_us": 1, "changed_us": 1, "sessions_from_us": 1, **changed}
+    return {**row, "identity": "", "created_us": 1, "changed_us": 1, "sessions_from_us": 1, **changed}
 
 
 def session(**changed: Any) -> dict[str, Any]:
