@@ -18,6 +18,8 @@ from pmdaemon.errors import SlaError
 from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from sla_server.api.accounts import ACTIVE, DELETED, SESSIONS_MAX, Directory, digest_of, role_of
+from sla_server.api.approvals import Approvals
+from sla_server.api.config import ApiConfig
 from sla_server.api.errors import ApiError, LoginRefused, TooManyLogins
 from sla_server.api.identity import ASK, Identity
 from sla_server.api.operations import Operation, Operations
@@ -42,7 +44,7 @@ class Access:
         operations: Operations,
         clock: Clock,
         *,
-        session_hours: float,
+        config: ApiConfig,
         passwords: Passwords | None = None,
     ) -> None:
         self.directory = directory
@@ -50,7 +52,8 @@ class Access:
         self._limits = LoginLimits(clock)
         self._operations = operations
         self._clock = clock
-        self._session_us = round(session_hours * HOUR_US)
+        self._session_us = round(config.session_hours * HOUR_US)
+        self.approvals = Approvals(directory, operations, config)
         self._provided = threading.Lock()  # one account of the provider is made or changed at a time
 
     def change(

@@ -33,7 +33,12 @@ DISABLED: Final = "disabled"
 DELETED: Final = "deleted"
 SESSIONS_MAX: Final = 32
 """Open sessions of one account; the oldest ends when one more begins."""
-KEYS: Final = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}
+KEYS: Final = {
+    "accounts": "name",
+    "api_tokens": "token_id",
+    "sessions": "session_id",
+    "approvals": "approval_id",
+}
 """Tables, and the column of their key."""
 TOKEN_PREFIX: Final = "sla_"  # noqa: S105 - what secret scanners look for
 
@@ -49,6 +54,9 @@ class AccessSource(Protocol):
 
     def sessions(self, now_us: int) -> list[Row]:
         """Sessions whose time is not up."""
+
+    def approvals(self, now_us: int) -> list[Row]:
+        """Changes that wait for a second person, and whose time is not up."""
 
 
 def digest_of(secret: str) -> str:
@@ -96,6 +104,7 @@ class Directory:
                 "accounts": self._source.accounts(),
                 "api_tokens": self._source.tokens(now_us),
                 "sessions": self._source.sessions(now_us),
+                "approvals": self._source.approvals(now_us),
             }
             with self._lock:
                 self._merge(found, now_us)
@@ -131,6 +140,10 @@ class Directory:
             self._rows[table][name] = row
             if table == "api_tokens":
                 self._index()
+
+    def now_us(self) -> int:
+        """The server's time."""
+        return self._clock.unix_us()
 
     def changed_us(self, row: Row | None) -> int:
         """Time for the next change of a row: now, and later than the last one."""

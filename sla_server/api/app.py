@@ -26,6 +26,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import ApiError, Unavailable
 from sla_server.api.handlers import (
     access,
+    approvals,
     documents,
     live,
     notifications,
@@ -62,6 +63,7 @@ def handler_of(route: ApiRoute) -> Handler:
         reports,
         space,
         access,
+        approvals,
     ):
         found = vars(module).get(route.operation)
         if callable(found):

@@ -132,6 +132,11 @@ class ApiConfig(StrictModel):
     it and restarting ends every session."""
     session_hours: float = Field(default=12.0, gt=0, le=24 * 30)
     """A session of a browser ends this long after signing in, whether or not it is used."""
+    approval: list[Literal["mode", "policies"]] = Field(default_factory=list)
+    """Changes that wait until a second person approves them: "mode" (to enforce, and a backend's back to that
+    of the server; observe never waits), "policies" (pin, unpin, roll back)."""
+    approval_hours: float = Field(default=24.0, gt=0, le=24 * 30)
+    """A change that nobody approved within this time waits no more."""
     max_body_bytes: int = Field(default=262_144, ge=1024, le=16 << 20)
     """Largest request body; agreements are a few KB."""
     request_wait_s: float = Field(default=5.0, gt=0, le=60)

@@ -200,7 +200,6 @@ class OidcProvider:
         wanted = {
             "iss": {"essential": True, "value": self.config.issuer},
             "aud": {"essential": True, "value": self.config.client_id},
-            "nonce": {"essential": True, "value": pending["nonce"]},
             "sub": {"essential": True},
         }
         given = {"nonce": pending["nonce"], "client_id": self.config.client_id}

@@ -411,7 +411,7 @@ def make_context(
         guard=Guard(token, config.hosts(), directory, needs_login=config.reading == "login"),
         logins=Logins(clock),
         scopes=Scopes(source, clock),
-        access=Access(directory, operations, clock, session_hours=config.session_hours),
+        access=Access(directory, operations, clock, config=config),
         metrics=Metrics(
             live,
             operations,

@@ -19,7 +19,7 @@ from pmdaemon.wire.kinds import Kind
 from sla_server import audit_chain
 from sla_server.agreements.load import load_documents
 from sla_server.api.access import Access
-from sla_server.api.accounts import Directory
+from sla_server.api.accounts import KEYS, Directory
 from sla_server.api.config import ApiConfig
 from sla_server.api.context import AppContext
 from sla_server.api.live_view import LiveView
@@ -340,6 +340,7 @@ class FakeAccess:
             "accounts": {"ann": account()},
             "api_tokens": {"70c3": api_token()},
             "sessions": {"5e55": session()},
+            "approvals": {},
         }
     )
     away: bool = False
@@ -348,7 +349,7 @@ class FakeAccess:
     def stored(self, header: dict[str, Any]) -> None:
         """A request to ``services`` that it carries out."""
         if table := header["body"].get("table"):
-            key = {"accounts": "name", "api_tokens": "token_id", "sessions": "session_id"}[table]
+            key = KEYS[table]
             self.rows[table][header["body"]["row"][key]] = header["body"]["row"]
 
     def _all(self, table: str) -> list[dict[str, Any]]:
@@ -358,6 +359,13 @@ class FakeAccess:
 
     def accounts(self) -> list[dict[str, Any]]:
         return self._all("accounts")
+
+    def approvals(self, now_us: int) -> list[dict[str, Any]]:
+        rows = self._all("approvals")
+        return [row for row in rows if row["state"] == "pending" and row["expires_us"] > now_us]
+
+    def approvals_newest(self, limit: int) -> list[dict[str, Any]]:
+        return sorted(self._all("approvals"), key=lambda row: -row["requested_us"])[:limit]
 
     def tokens(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("api_tokens") if row["expires_us"] > now_us]
@@ -996,7 +1004,7 @@ def make_context(
         logins=Logins(used),
         scopes=Scopes(rows, used),
         access=Access(
-            directory, operations, used, session_hours=settings.session_hours, passwords=QUICK_PASSWORDS
+            directory, operations, used, config=settings, passwords=QUICK_PASSWORDS
         ),
         metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
