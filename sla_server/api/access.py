@@ -142,12 +142,18 @@ class Access:
             self._check_one_account(identity)
             account = self.directory.account(identity.name)
             if account is not None and account.get("identity", "") != identity.subject:
-                whose = "was another person's at the provider" if account.get("identity") else "is a local one"
+                whose = (
+                    "was another person's at the provider" if account.get("identity") else "is a local one"
+                )
                 problem = f"the account {identity.name!r} {whose}, so it is not yours"
-                raise LoginRefused(problem, f"An administrator ends it first: sla user delete {identity.name}")
+                raise LoginRefused(
+                    problem, f"An administrator ends it first: sla user delete {identity.name}"
+                )
             if not identity.role:
                 self._end_all(account)
-                raise LoginRefused(f"{identity.name!r} is known to the provider, but may not come in here", ASK)
+                raise LoginRefused(
+                    f"{identity.name!r} is known to the provider, but may not come in here", ASK
+                )
             if account is not None and account["state"] != ACTIVE:
                 problem = f"the account {identity.name!r} is disabled"
                 raise LoginRefused(problem, f"An administrator enables it: sla user enable {identity.name}")
@@ -157,10 +163,11 @@ class Access:
     def _check_one_account(self, identity: Identity) -> None:
         """One person has one account: somebody with two could approve what they asked for themselves."""
         for row in self.directory.rows("accounts"):
-            if row.get("identity", "") == identity.subject and row["state"] != DELETED:
-                if row["name"] != identity.name:
-                    problem = f"the provider calls you {identity.name!r} now; your account is {row['name']!r}"
-                    raise LoginRefused(problem, f"An administrator ends that: sla user delete {row['name']}")
+            is_theirs = row.get("identity", "") == identity.subject and row["state"] != DELETED
+            if is_theirs and row["name"] != identity.name:
+                former = row["name"]
+                problem = f"the provider calls you {identity.name!r} now; your account is {former!r}"
+                raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
 
     def _provided_row(self, identity: Identity, account: Row | None) -> Row:
         given = {"role": identity.role, "labels": identity.labels}

@@ -170,7 +170,11 @@ class Directory:
     def without_sessions(self, account: Row) -> Row:
         """The account, with all sessions so far ended."""
         at_us = self.changed_us(account)
-        return {**account, "changed_us": at_us, "sessions_from_us": at_us + 1}  # those of this microsecond, too
+        return {
+            **account,
+            "changed_us": at_us,
+            "sessions_from_us": at_us + 1,
+        }  # those of this microsecond, too
 
     def account(self, name: str) -> Row | None:
         """An account that was not deleted.

@@ -84,7 +84,9 @@ class OidcConfig(StrictModel):
     def _is_provider(cls, value: str) -> str:
         parts = urlsplit(value)
         if value and (parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment):
-            raise ValueError(f"{value!r} is no address of a provider; write https://HOST or https://HOST/PATH")
+            raise ValueError(
+                f"{value!r} is no address of a provider; write https://HOST or https://HOST/PATH"
+            )
         return value
 
     @field_validator("redirect_url")

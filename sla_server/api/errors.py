@@ -78,8 +78,7 @@ class LoginNeeded(ApiError):
 
 
 class LoginRefused(ApiError):
-    """Name and password do not fit, or the account is disabled; it does not say which. Or a provider of
-    OpenID Connect, or its mapping to roles, does not let them in."""
+    """Name and password do not fit, or the account is disabled, no word which; or the provider says no."""
 
     status = 403
     slug = "login-refused"

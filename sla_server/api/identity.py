@@ -13,7 +13,9 @@ from sla_server.api.errors import LoginRefused
 from sla_server.requests import ACCOUNT_NAME
 
 BEGIN_AGAIN: Final = "Begin again, or sign in with name and password"
-ASK: Final = "Ask the administrator of this server: [[api.oidc.map]] in its configuration says who may come in"
+ASK: Final = (
+    "Ask the administrator of this server: [[api.oidc.map]] in its configuration says who may come in"
+)
 IDENTITY_MAX: Final = 512
 
 
@@ -40,9 +42,13 @@ def identity_of(config: OidcConfig, claims: Mapping[str, Any]) -> Identity:
     if not isinstance(name, str) or not re.fullmatch(ACCOUNT_NAME, name.strip().lower()):
         shown = "does not say" if name is None else f"says {printable(str(name), 80)!r} as"
         problem = f"the provider {shown} a name for the account (claim {config.name_claim})"
-        raise LoginRefused(problem, "An administrator sets name_claim in [api.oidc] to a claim with a usable name")
+        raise LoginRefused(
+            problem, "An administrator sets name_claim in [api.oidc] to a claim with a usable name"
+        )
     if config.name_claim == "email" and value_of(claims, "email_verified") is False:
-        raise LoginRefused("the provider has not verified that address of mail", "Verify it with the provider")
+        raise LoginRefused(
+            "the provider has not verified that address of mail", "Verify it with the provider"
+        )
     subject = f"{config.issuer} {claims['sub']}"
     if len(subject) > IDENTITY_MAX or not subject.isprintable():
         raise LoginRefused("the provider's name for you (claim sub) cannot be stored", BEGIN_AGAIN)
@@ -51,9 +57,14 @@ def identity_of(config: OidcConfig, claims: Mapping[str, Any]) -> Identity:
 
 
 def is_complete(config: OidcConfig, claims: Mapping[str, Any]) -> bool:
-    """Whether all claims that the configuration names are there."""
-    names = {config.name_claim, *(row.claim for row in config.map)}
-    return all(value_of(claims, name) is not None for name in names)
+    """Whether the claims decide: nothing that is missing could change what they mean."""
+    if value_of(claims, config.name_claim) is None:
+        return False
+    for row in config.map:
+        value = value_of(claims, row.claim)
+        if value is None or row.value in _texts(value):
+            return value is not None
+    return True
 
 
 def value_of(claims: Mapping[str, Any], name: str) -> Any:

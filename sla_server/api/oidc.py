@@ -23,8 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-from authlib.integrations.base_client import OAuthError
-from authlib.integrations.httpx_client import OAuth2Client
+from authlib.oauth2 import ClientAuth, OAuth2Client, OAuth2Error
 from authlib.oidc.core import CodeIDToken
 from itsdangerous import BadData, URLSafeSerializer
 from joserfc import jwt
@@ -49,6 +48,30 @@ ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 """Signatures that the provider alone can make; never "none", never one with a key that we have, too."""
 ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 LOCAL_WORKS: Final = "Try again later, or sign in with name and password, which needs no provider"
+
+
+class ProviderClient(OAuth2Client):  # type: ignore[misc]  # authlib has no types
+    """One conversation with the provider. What is said is authlib's; ``httpx`` carries it."""
+
+    session: httpx.Client
+
+    def _fetch_token(
+        self, url: str, *, body: str, headers: dict[str, str], auth: ClientAuth, **_how: Any
+    ) -> Any:
+        url, headers, body = auth.prepare("POST", url, dict(headers), body)
+        return self.parse_response_token(self.session.post(url, content=body, headers=headers))
+
+    def ask(self, address: str, *, as_user: bool = False) -> dict[str, Any]:
+        """A JSON object of the provider; ``as_user`` with the access token."""
+        headers: dict[str, str] = {}
+        if as_user:
+            address, headers, _body = self.token_auth.prepare(address, headers, "")
+        answer = self.session.get(address, headers=headers)
+        answer.raise_for_status()
+        found = answer.json()
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+        return found
 
 
 class OidcProvider:
@@ -93,8 +116,12 @@ class OidcProvider:
             Unavailable: as ``begin``.
         """
         pending = self._pending(cookie)
-        if not hmac.compare_digest(pending["state"].encode(), answer.get("state", "").encode(errors="replace")):
-            raise LoginRefused("this sign-in was not begun in this browser, or another one was since", BEGIN_AGAIN)
+        if not hmac.compare_digest(
+            pending["state"].encode(), answer.get("state", "").encode(errors="replace")
+        ):
+            raise LoginRefused(
+                "this sign-in was not begun in this browser, or another one was since", BEGIN_AGAIN
+            )
         if answer.get("iss", self.config.issuer) != self.config.issuer:
             raise LoginRefused("the answer is that of another provider", BEGIN_AGAIN)
         if "code" not in answer:
@@ -114,15 +141,16 @@ class OidcProvider:
         return pending
 
     @contextmanager
-    def _asking(self) -> Iterator[OAuth2Client]:
+    def _asking(self) -> Iterator[ProviderClient]:
         """A client of the provider; every failure of it as one of ours."""
         if not self._places.acquire(blocking=False):
             raise Unavailable("too many people sign in at this moment", "Try again in some seconds")
         issuer = self.config.issuer
         try:
-            with self._client() as client:
-                yield client
-        except (OAuthError, JoseError) as exc:
+            trust = ssl.create_default_context(cafile=self.config.ca_file)
+            with httpx.Client(verify=trust, timeout=ANSWER_S, follow_redirects=False) as http:
+                yield self._client(http)
+        except (OAuth2Error, JoseError) as exc:
             problem = f"the provider's answer is not accepted: {printable(str(exc), 200)}"
             raise LoginRefused(problem, BEGIN_AGAIN) from exc
         except httpx.HTTPStatusError as exc:
@@ -140,29 +168,29 @@ class OidcProvider:
         finally:
             self._places.release()
 
-    def _client(self) -> OAuth2Client:
+    def _client(self, http: httpx.Client) -> ProviderClient:
         config = self.config
         secret = read_secret(config.client_secret_file) if config.client_secret_file else None
-        return OAuth2Client(
+        return ProviderClient(
+            http,
             config.client_id,
             secret,
             token_endpoint_auth_method=config.client_auth if secret else "none",
             scope=" ".join(config.scopes),
             redirect_uri=self._redirect_url,
             code_challenge_method="S256",
-            verify=ssl.create_default_context(cafile=config.ca_file),
-            timeout=ANSWER_S,
-            follow_redirects=False,
         )
 
-    def _provider(self, client: OAuth2Client, *, fresh: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _provider(
+        self, client: ProviderClient, *, fresh: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the provider says of itself, and its keys."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
             known = self._known
         if known is not None and not fresh and now_ns - known[0] < FRESH_S * 1e9:
             return known[1], known[2]
-        metadata = self._get(client, f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
+        metadata = client.ask(f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
         if metadata.get("issuer") != self.config.issuer:
             said = printable(str(metadata.get("issuer")), 200)
             problem = f"the provider at {self.config.issuer} names itself {said}"
@@ -170,21 +198,12 @@ class OidcProvider:
         for name in ENDPOINTS:
             if urlsplit(str(metadata.get(name))).scheme != "https":
                 raise Unavailable(f"the provider's {name} is no https address", LOCAL_WORKS)
-        keys = self._get(client, metadata["jwks_uri"])
+        keys = client.ask(metadata["jwks_uri"])
         with self._lock:
             self._known = (now_ns, metadata, keys)
         return metadata, keys
 
-    @staticmethod
-    def _get(client: OAuth2Client, address: str, **more: Any) -> dict[str, Any]:
-        answer = client.get(address, **(more or {"withhold_token": True}))
-        answer.raise_for_status()
-        found = answer.json()
-        if answer.status_code != 200 or not isinstance(found, dict):
-            raise ValueError(f"status {answer.status_code}, no object")
-        return found
-
-    def _claims(self, client: OAuth2Client, code: str, pending: Mapping[str, str]) -> dict[str, Any]:
+    def _claims(self, client: ProviderClient, code: str, pending: Mapping[str, str]) -> dict[str, Any]:
         metadata, keys = self._provider(client)
         token = client.fetch_token(
             metadata["token_endpoint"],
@@ -209,7 +228,7 @@ class OidcProvider:
         checked.validate(now=self._clock.unix_us() // 1_000_000, leeway=LEEWAY_S)
         claims = dict(decoded.claims)
         if not is_complete(self.config, claims) and "userinfo_endpoint" in metadata:
-            more = self._get(client, metadata["userinfo_endpoint"], auth=client.token_auth)
+            more = client.ask(metadata["userinfo_endpoint"], as_user=True)
             if more.get("sub") != claims["sub"]:
                 raise LoginRefused("the provider speaks of two different people", BEGIN_AGAIN)
             claims = {**more, **claims}

@@ -30,7 +30,16 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
 }
 """Operations that can wait, and their bodies."""
 PENDING: Final = "pending"
-BOUND: Final = ("approval_id", "op", "body", "basis", "requested_by", "requested_as", "requested_us", "expires_us")
+BOUND: Final = (
+    "approval_id",
+    "op",
+    "body",
+    "basis",
+    "requested_by",
+    "requested_as",
+    "requested_us",
+    "expires_us",
+)
 """Columns that the digest binds together."""
 TEXT_MAX: Final = 200
 
@@ -63,11 +72,15 @@ def text_of(wanted: BaseModel, basis: Row) -> str:
         return f"{what} {wanted.mode} on {where} (now {now})"
     now = f"now version {basis['version'] or 'none'}" + (", pinned" if basis["pinned"] else "")
     if isinstance(wanted, PolicyPin):
-        return f"pin policy version {wanted.version} ({now})" if wanted.version else f"unpin the policy ({now})"
+        return (
+            f"pin policy version {wanted.version} ({now})" if wanted.version else f"unpin the policy ({now})"
+        )
     return f"roll back the policy ({now})"
 
 
-def requested(asked: ApprovalRequest, who: str, wanted: BaseModel, basis: Row, now_us: int) -> tuple[Row, Rows]:
+def requested(
+    asked: ApprovalRequest, who: str, wanted: BaseModel, basis: Row, now_us: int
+) -> tuple[Row, Rows]:
     """The row of a change that waits from now on, and all rows to record."""
     row: Row = {
         "approval_id": str(uuid.uuid4()),

@@ -1003,9 +1003,7 @@ def make_context(
         guard=Guard(TOKEN, settings.hosts(), directory, needs_login=settings.reading == "login"),
         logins=Logins(used),
         scopes=Scopes(rows, used),
-        access=Access(
-            directory, operations, used, config=settings, passwords=QUICK_PASSWORDS
-        ),
+        access=Access(directory, operations, used, config=settings, passwords=QUICK_PASSWORDS),
         metrics=Metrics(live, operations, box, rows, settings.metrics_rows_max),
         clock=used,
         address="http://127.0.0.1:8411/",

@@ -21,7 +21,9 @@ from sla_server.rows import Row
 SECRETS: Final = ("password", "digest")
 TOKENS_MAX: Final = 1000
 DAY_US: Final = 86_400_000_000
-PROVIDED: Final = "Change it there, or [[api.oidc.map]] in the configuration; 'sla user disable' keeps them out"
+PROVIDED: Final = (
+    "Change it there, or [[api.oidc.map]] in the configuration; 'sla user disable' keeps them out"
+)
 LABELS_FOR_VIEWERS: Final = "an account with labels sees its agreements alone, so its role is viewer"
 
 

@@ -193,7 +193,12 @@ def _ask(context: AppContext, op: str, body: BaseModel | None = None) -> Respons
     if row is None:  # not answered yet, or there was nothing to approve
         return answered(operation)
     detail = f"{row['text']} waits as {row['approval_id']} until a second person approves it"
-    answer = {"state": WAITS, "approval": row["approval_id"], "expires_us": row["expires_us"], "detail": detail}
+    answer = {
+        "state": WAITS,
+        "approval": row["approval_id"],
+        "expires_us": row["expires_us"],
+        "detail": detail,
+    }
     return responses.as_json(answer, 202, {"Location": f"{PREFIX}/approvals"})
 
 

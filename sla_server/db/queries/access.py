@@ -1,4 +1,4 @@
-"""Accounts, API tokens, sessions and approvals: who may come in and do what; and the audit log in the order of its chain."""
+"""Accounts, API tokens, sessions, approvals: who may do what; and the audit log in the order of its chain."""
 
 from __future__ import annotations
 

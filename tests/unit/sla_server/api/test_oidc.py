@@ -1,4 +1,4 @@
-"""Sign-in through a provider of OpenID Connect: what its claims mean here, and what becomes of the account."""
+"""Sign-in through a provider of OpenID Connect: what its claims mean, what becomes of the account."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ def test_the_first_row_that_fits_decides() -> None:
     acme = {"sub": "a", "preferred_username": "acme", "realm_access": {"roles": ["acme"]}}
     assert identity_of(CONFIG, acme) == Identity(f"{ISSUER} a", "acme", "viewer", "customer=acme")
     assert identity_of(CONFIG, {**CLAIMS, "groups": "storage"}).role == "operator"
-    assert not is_complete(CONFIG, CLAIMS)
-    assert is_complete(CONFIG, {**CLAIMS, **acme})
+    assert is_complete(CONFIG, CLAIMS), "the first row fits, whatever else there is"
+    assert not is_complete(CONFIG, {**CLAIMS, "groups": ["all"]}), "realm_access could still fit"
+    assert is_complete(CONFIG, {**CLAIMS, "groups": ["all"], "realm_access": {"roles": []}})
+    assert not is_complete(CONFIG, {**CLAIMS, "preferred_username": None})
 
 
-@pytest.mark.parametrize("groups", [None, [], "storage-admin", ["Storage"], 7, {"storage": True}, [["storage"]]])
+@pytest.mark.parametrize(
+    "groups", [None, [], "storage-admin", ["Storage"], 7, {"storage": True}, [["storage"]]]
+)
 def test_who_fits_no_row_has_no_role(groups: Any) -> None:
     assert identity_of(CONFIG, {**CLAIMS, "groups": groups}).role == ""
 
@@ -103,7 +107,9 @@ def test_a_server_that_listens_everywhere_must_say_where_browsers_come_back() ->
 class FakeProvider:
     """Sends browsers to an address and takes anybody back; ``says`` is who they are."""
 
-    says: Identity | Exception = field(default_factory=lambda: Identity(f"{ISSUER} 5f3", "bea", "operator", ""))
+    says: Identity | Exception = field(
+        default_factory=lambda: Identity(f"{ISSUER} 5f3", "bea", "operator", "")
+    )
     begin_fails: Exception | None = None
     finished: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
@@ -206,7 +212,7 @@ def test_the_session_ends_absolutely(web: FlaskClient, clock: FakeClock) -> None
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (Identity(f"{ISSUER} 5f3", "ann", "admin", ""), "is a local one"),
+        (Identity(f"{ISSUER} 99", "ann", "admin", ""), "is a local one"),
         (Identity("https://other.example 5f3", "bea", "admin", ""), "another person"),
         (Identity(f"{ISSUER} 77", "bea", "admin", ""), "another person"),
         (Identity(f"{ISSUER} 5f3", "beatrice", "admin", ""), "your account is &#39;bea&#39;"),
@@ -233,7 +239,9 @@ def test_disabled_accounts_stay_out_and_deleted_ones_are_made_again(
     assert "is disabled" in come_back(web).text
     assert not state(web)["signed_in"]
     assert web.delete("/api/v1/users/bea", headers=bearer).status_code == 200
-    provider.says = Identity(f"{ISSUER} 78", "bea", "viewer", "")  # the provider gave the name to another person
+    provider.says = Identity(
+        f"{ISSUER} 78", "bea", "viewer", ""
+    )  # the provider gave the name to another person
     assert come_back(web).status_code == 200
     assert state(web)["role"] == "viewer"
 
@@ -253,7 +261,9 @@ def test_the_provider_rules_its_accounts(web: FlaskClient, bearer: dict[str, str
 
 
 def test_a_provider_that_is_away_leaves_local_accounts(web: FlaskClient, provider: FakeProvider) -> None:
-    provider.begin_fails = Unavailable("the sign-in provider cannot be reached: refused", "Use a local account")
+    provider.begin_fails = Unavailable(
+        "the sign-in provider cannot be reached: refused", "Use a local account"
+    )
     answer = web.get("/login/oidc")
     assert answer.status_code == 503
     assert "cannot be reached" in answer.text
@@ -265,7 +275,9 @@ def test_a_provider_that_is_away_leaves_local_accounts(web: FlaskClient, provide
     assert state(web)["who"] == "ann"
 
 
-def test_refusals_are_limited(web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox) -> None:
+def test_refusals_are_limited(
+    web: FlaskClient, provider: FakeProvider, mailbox: api.AnsweringMailbox
+) -> None:
     provider.says = LoginRefused("no")
     statuses = [web.get("/login/oidc/callback?code=c").status_code for _ in range(PAIR_TRIES[0] + 2)]
     assert statuses == [403] * PAIR_TRIES[0] + [429] * 2
