@@ -31,6 +31,7 @@ import httpx
 from pmdaemon.runtime import sockets
 from pmdaemon.runtime.toml_file import read_toml
 from sla_server.cli.errors import (
+    ApprovalNeeded,
     BadUsage,
     NotAnAnswer,
     NoToken,
@@ -131,6 +132,7 @@ class Client:
             NoToken: none was found, the server does not know it, or another user's process would get it.
             Refused: the server said no.
             Pending: it has still not answered.
+            ApprovalNeeded: it waits for a second person.
         """
         headers = {**(how.pop("headers", None) or {}), **self._identity()}
         return self._call(method, path, headers=headers, **how)
@@ -208,6 +210,9 @@ class Client:
     def _call(self, method: str, path: str, **how: Any) -> Any:
         response = self._send(method, f"/api/v1{path}", **how)
         if response.status_code == 202:
+            said = response.json()
+            if "approval" in said:
+                raise ApprovalNeeded(str(said["detail"]), str(said["approval"]))
             return self._await(str(response.headers["Location"]), how.get("headers") or {})
         return _answer(self.server, response)
 

@@ -365,8 +365,9 @@ accounts = Table(
     "accounts",
     metadata,
     _key("name", Text),
-    *(_text(name) for name in ("role", "password", "labels", "state", "identity")),
+    *(_text(name) for name in ("role", "password", "labels", "state")),
     *(_count(name) for name in ("created_us", "changed_us", "sessions_from_us")),
+    _text("identity"),
 )
 
 api_tokens = Table(

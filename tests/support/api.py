@@ -32,6 +32,7 @@ from sla_server.api.security import Guard, Logins
 from sla_server.db.errors import DatabaseUnavailable
 from sla_server.events.event import SEVERITIES
 from sla_server.reports.issue import issue
+from sla_server.services.approvals import digest_of
 from tests.support.agreements import FULL, agreement, calendar_text, maintenance_text
 from tests.support.reports import MINUTE_US, StoredRows, episode_row, slice_row, throttle_row
 
@@ -321,6 +322,16 @@ def api_token(**changed: Any) -> dict[str, Any]:
     return {**row, "revoked_us": None, **changed}
 
 
+def approval(**changed: Any) -> dict[str, Any]:
+    """A row of ``approvals``: zoe asks for enforce on the whole server."""
+    row = {"approval_id": "5c0f", "op": "mode", "body": '{"mode":"enforce"}', "state": "pending"}
+    row |= {"basis": '{"mode":"observe","own":null}', "text": "mode enforce on the server (now observe)"}
+    row |= {"requested_by": "zoe", "requested_as": "account zoe", "decided_by": "", "answer": ""}
+    row |= {"requested_us": 5, "expires_us": 4_000_000_000_000_000, "changed_us": 5, "decided_us": None}
+    row |= changed
+    return {**row, "digest": digest_of(row)}
+
+
 def audit_rows(count: int) -> list[dict[str, Any]]:
     """Rows of the audit log in their chain."""
     rows: list[dict[str, Any]] = []
@@ -340,7 +351,7 @@ class FakeAccess:
             "accounts": {"ann": account()},
             "api_tokens": {"70c3": api_token()},
             "sessions": {"5e55": session()},
-            "approvals": {},
+            "approvals": {"5c0f": approval()},
         }
     )
     away: bool = False
