@@ -21,7 +21,7 @@ from sla_server.api.accounts import ACTIVE, DELETED, SESSIONS_MAX, Directory, di
 from sla_server.api.approvals import Approvals
 from sla_server.api.config import ApiConfig
 from sla_server.api.errors import ApiError, LoginRefused, TooManyLogins
-from sla_server.api.identity import ASK, Identity
+from sla_server.api.identity import ASK, ProviderIdentity
 from sla_server.api.operations import Operation, Operations
 from sla_server.api.passwords import PASSWORD_MAX, LoginLimits, Passwords, network_of
 from sla_server.api.roles import Principal
@@ -112,7 +112,7 @@ class Access:
         self._limits.succeeded(name, address)
         return Principal(name, role_of(account), account["labels"], account=name)
 
-    def by_provider(self, fetch: Callable[[], Identity], address: str) -> Principal:
+    def by_provider(self, fetch: Callable[[], ProviderIdentity], address: str) -> Principal:
         """Who signs in through the provider of OpenID Connect; ``fetch`` asks it who it is.
 
         Raises:
@@ -136,7 +136,7 @@ class Access:
         self._limits.succeeded(key, address)
         return principal
 
-    def _of_identity(self, identity: Identity) -> Principal:
+    def _of_identity(self, identity: ProviderIdentity) -> Principal:
         """The account of somebody whom the provider vouches for; made, or changed, as the mapping says."""
         with self._provided:
             self._check_one_account(identity)
@@ -160,7 +160,7 @@ class Access:
             row = self._provided_row(identity, account)
         return Principal(row["name"], role_of(row), row["labels"], account=row["name"])
 
-    def _check_one_account(self, identity: Identity) -> None:
+    def _check_one_account(self, identity: ProviderIdentity) -> None:
         """One person has one account: somebody with two could approve what they asked for themselves."""
         for row in self.directory.rows("accounts"):
             is_theirs = row.get("identity", "") == identity.subject and row["state"] != DELETED
@@ -169,7 +169,7 @@ class Access:
                 problem = f"the provider calls you {identity.name!r} now; your account is {former!r}"
                 raise LoginRefused(problem, f"An administrator ends that: sla user delete {former}")
 
-    def _provided_row(self, identity: Identity, account: Row | None) -> Row:
+    def _provided_row(self, identity: ProviderIdentity, account: Row | None) -> Row:
         given = {"role": identity.role, "labels": identity.labels}
         if account is not None:
             before = {key: account[key] for key in given}

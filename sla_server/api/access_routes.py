@@ -70,7 +70,6 @@ ACCESS_ROUTES: Final = (
         "Changes that wait for a second person, oldest first; or all there were, newest first.",
         (Query("all", "boolean", "Also those that wait no more."), LIMIT),
         items="approvals",
-        role="operator",
     ),
     ApiRoute(
         "POST",

@@ -106,7 +106,7 @@ class OidcConfig(StrictModel):
         if "openid" not in self.scopes:
             raise ValueError('scopes: without "openid" the provider does not say who it is; add it')
         if not self.map:
-            raise ValueError("map: nobody could come in; add [[api.oidc.map]] tables with value and role")
+            raise ValueError("map: no account could come in; add [[api.oidc.map]] tables with value and role")
         return self
 
 

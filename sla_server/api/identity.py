@@ -20,7 +20,7 @@ IDENTITY_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProviderIdentity:
     """Somebody whom the provider vouches for."""
 
     subject: str
@@ -32,7 +32,7 @@ class Identity:
     labels: str
 
 
-def identity_of(config: OidcConfig, claims: Mapping[str, Any]) -> Identity:
+def identity_of(config: OidcConfig, claims: Mapping[str, Any]) -> ProviderIdentity:
     """What the claims of an ID token mean here; the first row of the configuration that fits decides.
 
     Raises:
@@ -53,7 +53,7 @@ def identity_of(config: OidcConfig, claims: Mapping[str, Any]) -> Identity:
     if len(subject) > IDENTITY_MAX or not subject.isprintable():
         raise LoginRefused("the provider's name for you (claim sub) cannot be stored", BEGIN_AGAIN)
     row = next((row for row in config.map if row.value in _texts(value_of(claims, row.claim))), None)
-    return Identity(subject, name.strip().lower(), row.role if row else "", row.labels if row else "")
+    return ProviderIdentity(subject, name.strip().lower(), row.role if row else "", row.labels if row else "")
 
 
 def is_complete(config: OidcConfig, claims: Mapping[str, Any]) -> bool:

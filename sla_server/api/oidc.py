@@ -35,7 +35,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from sla_server.api.config import OidcConfig
 from sla_server.api.errors import LoginRefused, Unavailable
-from sla_server.api.identity import BEGIN_AGAIN, Identity, identity_of, is_complete
+from sla_server.api.identity import BEGIN_AGAIN, ProviderIdentity, identity_of, is_complete
 from sla_server.events.recipients.secret_files import SecretUnusable, read_secret
 
 PENDING_S: Final = 600.0
@@ -108,7 +108,7 @@ class OidcProvider:
             )
         return address, self._signer.dumps({**pending, "at_us": self._clock.unix_us()})
 
-    def finish(self, cookie: str, answer: Mapping[str, str]) -> Identity:
+    def finish(self, cookie: str, answer: Mapping[str, str]) -> ProviderIdentity:
         """Who it is, by what the provider has sent back with the browser.
 
         Raises:

@@ -14,13 +14,18 @@ from sla_server.rows import Row
 def approvals(context: AppContext, request: Request) -> Response:
     """What waits, oldest first; or all there was, newest first."""
     if not responses.flag(request, "all"):
-        return responses.as_list(context.access.approvals.pending())
+        return responses.as_list([_shown(row) for row in context.access.approvals.pending()])
     now_us = context.clock.unix_us()
     rows = context.source.access.approvals_newest(responses.limit(request))
-    return responses.as_list([_shown(row, now_us) for row in rows])
+    return responses.as_list([_shown(_aged(row, now_us)) for row in rows])
 
 
-def _shown(row: Row, now_us: int) -> Row:
+def _shown(row: Row) -> Row:
+    """Without the person at a provider, which is an address of theirs."""
+    return {name: value for name, value in row.items() if name != "requested_as"}
+
+
+def _aged(row: Row, now_us: int) -> Row:
     is_expired = row["state"] == "pending" and row["expires_us"] <= now_us
     return {**row, "state": "expired"} if is_expired else row
 

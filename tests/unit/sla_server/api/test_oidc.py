@@ -14,7 +14,7 @@ from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.config import ApiConfig, OidcConfig
 from sla_server.api.context import AppContext
 from sla_server.api.errors import LoginRefused, Unavailable
-from sla_server.api.identity import Identity, identity_of, is_complete
+from sla_server.api.identity import ProviderIdentity, identity_of, is_complete
 from sla_server.api.passwords import PAIR_TRIES
 from tests.support import api
 from tests.unit.sla_server.api.conftest import Browser
@@ -36,9 +36,9 @@ CLAIMS = {"sub": "5f3", "preferred_username": "Bea", "groups": ["storage", "stor
 
 
 def test_the_first_row_that_fits_decides() -> None:
-    assert identity_of(CONFIG, CLAIMS) == Identity(f"{ISSUER} 5f3", "bea", "admin", "")
+    assert identity_of(CONFIG, CLAIMS) == ProviderIdentity(f"{ISSUER} 5f3", "bea", "admin", "")
     acme = {"sub": "a", "preferred_username": "acme", "realm_access": {"roles": ["acme"]}}
-    assert identity_of(CONFIG, acme) == Identity(f"{ISSUER} a", "acme", "viewer", "customer=acme")
+    assert identity_of(CONFIG, acme) == ProviderIdentity(f"{ISSUER} a", "acme", "viewer", "customer=acme")
     assert identity_of(CONFIG, {**CLAIMS, "groups": "storage"}).role == "operator"
     assert is_complete(CONFIG, CLAIMS), "the first row fits, whatever else there is"
     assert not is_complete(CONFIG, {**CLAIMS, "groups": ["all"]}), "realm_access could still fit"
@@ -82,7 +82,7 @@ def test_an_address_of_mail_is_a_name_only_if_the_provider_has_verified_it() -> 
     [
         ({"issuer": "http://id.example.org"}, "https://HOST"),
         ({"client_id": ""}, "client_id"),
-        ({"map": []}, "nobody could come in"),
+        ({"map": []}, "no account could come in"),
         ({"scopes": ["profile"]}, "openid"),
         ({"redirect_url": "https://sla.example.org/"}, "/login/oidc/callback"),
         ({"map": [{"value": "x", "role": "operator", "labels": "a=b"}]}, "viewer"),
@@ -107,8 +107,8 @@ def test_a_server_that_listens_everywhere_must_say_where_browsers_come_back() ->
 class FakeProvider:
     """Sends browsers to an address and takes anybody back; ``says`` is who they are."""
 
-    says: Identity | Exception = field(
-        default_factory=lambda: Identity(f"{ISSUER} 5f3", "bea", "operator", "")
+    says: ProviderIdentity | Exception = field(
+        default_factory=lambda: ProviderIdentity(f"{ISSUER} 5f3", "bea", "operator", "")
     )
     begin_fails: Exception | None = None
     finished: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -118,7 +118,7 @@ class FakeProvider:
             raise self.begin_fails
         return f"{ISSUER}/authorize?state=s", "pending"
 
-    def finish(self, cookie: str, answer: Mapping[str, str]) -> Identity:
+    def finish(self, cookie: str, answer: Mapping[str, str]) -> ProviderIdentity:
         self.finished.append((cookie, dict(answer)))
         if isinstance(self.says, Exception):
             raise self.says
@@ -188,11 +188,11 @@ def test_the_mapping_holds_at_each_sign_in_and_at_once(
 ) -> None:
     come_back(web)
     other = Browser(web.application, web.application.response_class)
-    provider.says = Identity(f"{ISSUER} 5f3", "bea", "viewer", "customer=acme")
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "viewer", "customer=acme")
     come_back(other)
     assert actions(mailbox) == ["user-add", "login", "user-change", "login"]
     assert (state(web)["role"], state(web)["labels"]) == ("viewer", "customer=acme")
-    provider.says = Identity(f"{ISSUER} 5f3", "bea", "", "")
+    provider.says = ProviderIdentity(f"{ISSUER} 5f3", "bea", "", "")
     refused = come_back(other)
     assert refused.status_code == 403
     assert "may not come in here" in refused.text
@@ -212,14 +212,14 @@ def test_the_session_ends_absolutely(web: FlaskClient, clock: FakeClock) -> None
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (Identity(f"{ISSUER} 99", "ann", "admin", ""), "is a local one"),
-        (Identity("https://other.example 5f3", "bea", "admin", ""), "another person"),
-        (Identity(f"{ISSUER} 77", "bea", "admin", ""), "another person"),
-        (Identity(f"{ISSUER} 5f3", "beatrice", "admin", ""), "your account is &#39;bea&#39;"),
+        (ProviderIdentity(f"{ISSUER} 99", "ann", "admin", ""), "is a local one"),
+        (ProviderIdentity("https://other.example 5f3", "bea", "admin", ""), "another person"),
+        (ProviderIdentity(f"{ISSUER} 77", "bea", "admin", ""), "another person"),
+        (ProviderIdentity(f"{ISSUER} 5f3", "beatrice", "admin", ""), "your account is &#39;bea&#39;"),
     ],
 )
 def test_nobody_gets_the_account_of_another_or_a_second_one(
-    web: FlaskClient, provider: FakeProvider, source: api.FakeSource, says: Identity, words: str
+    web: FlaskClient, provider: FakeProvider, source: api.FakeSource, says: ProviderIdentity, words: str
 ) -> None:
     come_back(web)
     provider.says = says
@@ -239,7 +239,7 @@ def test_disabled_accounts_stay_out_and_deleted_ones_are_made_again(
     assert "is disabled" in come_back(web).text
     assert not state(web)["signed_in"]
     assert web.delete("/api/v1/users/bea", headers=bearer).status_code == 200
-    provider.says = Identity(
+    provider.says = ProviderIdentity(
         f"{ISSUER} 78", "bea", "viewer", ""
     )  # the provider gave the name to another person
     assert come_back(web).status_code == 200

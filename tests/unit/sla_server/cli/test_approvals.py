@@ -1,0 +1,37 @@
+"""``sla approvals`` against the API, and what a command says whose change waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sla_server.api.approvals import Approvals
+from tests.support import api
+from tests.support.cli import Terminal
+
+
+def test_what_waits_is_listed_and_refused(sla: Terminal) -> None:
+    shown = sla("approvals", "list").output
+    assert "mode enforce on the server (now observe)" in " ".join(shown.split())
+    assert "zoe" in shown
+    assert '"approval_id": "5c0f"' in sla("approvals", "list", "--all", "-o", "json").output
+    done = sla("approvals", "refuse", "5c", "--note", "not now")
+    assert done.output == "refused: mode enforce on the server (now observe), asked for by zoe\n"
+    ((op, body),) = sla.asked
+    assert (op, body["approves"], body["note"]) == ("approval_decide", False, "not now")
+    assert sla("approvals", "list").output == "No change waits for approval.\n"
+    assert sla("approvals", "refuse", "5c").exit_code == 2
+
+
+def test_the_servers_own_token_approves_nothing(sla: Terminal) -> None:
+    done = sla("approvals", "approve", "5c0f")
+    assert (done.exit_code, "does not say which person" in done.stderr) == (1, True)
+    assert sla.asked == []
+
+
+def test_a_command_whose_change_waits_says_who_can_approve_it(sla: Terminal, monkeypatch: Any) -> None:
+    sla.mailbox.answer = lambda _header: (True, 200, {"approval": api.approval(approval_id="77aa")})
+    monkeypatch.setattr(Approvals, "is_needed", lambda *_: True)  # the rig's configuration is fixed
+    done = sla("mode", "enforce")
+    assert done.exit_code == 75
+    assert "waits as 77aa until a second person approves it" in " ".join(done.stderr.split())
+    assert "sla approvals approve 77aa" in done.stderr
