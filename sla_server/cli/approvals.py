@@ -19,6 +19,9 @@ COLUMNS: Final = (
     Column("BY", lambda row, _now_us: str(row["requested_by"])),
     Column("SINCE", lambda row, _now_us: formatting.when(row.get("requested_us"))),
     Column("ENDS", lambda row, _now_us: formatting.when(row.get("expires_us"))),
+)
+PAST_COLUMNS: Final = (
+    *COLUMNS[:-1],
     Column("STATE", lambda row, _now_us: str(row["state"])),
     Column("DECIDED", lambda row, _now_us: str(row.get("decided_by") or formatting.DASH)),
 )
@@ -40,7 +43,7 @@ def list_(client: Client, all_: bool, output: str) -> None:
     if output == "json":
         print_json(rows)
     elif rows:
-        console().print(build(COLUMNS, rows, time.time_ns() // 1000))
+        console().print(build(PAST_COLUMNS if all_ else COLUMNS, rows, time.time_ns() // 1000))
     else:
         click.echo("No change waits for approval.")
 
