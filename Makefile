@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark fmt lint types check unit bench docs clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ help: ## show this list
 demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
+
+demo-cluster: ## three nodes on this machine, one is killed, nothing acknowledged is lost; ARGS="--tls --for 10"
+	@deploy/setup.sh demo
+	@$(PY) -m benchmarks.cluster_demo $(ARGS)
 
 # Two runs at once. Tests of processes and databases wait for them much of the time; those of tests/unit never wait and
 # give way to them. Which files go first: tests/conftest.py. ARGS="tests/e2e -k name": some.
