@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,8 @@ class Provider:
     """Another key than the one it publishes."""
     asked: list[str] = field(default_factory=list)
     redirect_url: str = ""
+    shows_page: bool = False
+    """People have to agree on a page of the provider, as in a browser."""
     used: set[str] = field(default_factory=set)
     codes: dict[str, Code] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -173,6 +176,8 @@ class Provider:
             except OAuth2Error as exc:
                 return Response(f"{exc.error}: {exc.description}", 400)
             assert request.args["code_challenge_method"] == "S256"
+            if self.shows_page and "agreed" not in request.args:
+                return f'<a id="agree" href="{escape(request.full_path)}&agreed=1">Agree</a>'
             return server.create_authorization_response(grant=grant, grant_user=self.at_the_browser)
 
         @app.post("/token")
