@@ -224,6 +224,11 @@ class Client:
         while True:
             state = _answer(self.server, self._send("GET", operation, headers=headers))
             if state["state"] == "done":
+                row = (state["body"] or {}).get("approval") or {}
+                if row.get("state") == "pending":
+                    raise ApprovalNeeded(
+                        f"{row['text']} waits until a second person approves it", row["approval_id"]
+                    )
                 return state["body"]
             if state["state"] == "failed":
                 raise RequestRefused(int(state["code"]), state["body"])

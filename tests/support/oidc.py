@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,11 @@ class Quiet(WSGIRequestHandler):
         return
 
 
+@cache
+def first_key() -> RSAKey:
+    return RSAKey.generate_key(2048, {"kid": "first"})
+
+
 @dataclass
 class Provider:
     """See the module."""
@@ -104,7 +110,7 @@ class Provider:
     people: dict[str, dict[str, Any]] = field(default_factory=dict)
     at_the_browser: str = ""
     lies: dict[str, Any] = field(default_factory=dict)
-    key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "first"}))
+    key: RSAKey = field(default_factory=first_key)
     signs_with: RSAKey | None = None
     """Another key than the one it publishes."""
     asked: list[str] = field(default_factory=list)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
+import pytest
+
 from sla_server.api.approvals import Approvals
+from sla_server.cli.client import Client
+from sla_server.cli.errors import ApprovalNeeded
 from tests.support import api
 from tests.support.cli import Terminal
 
@@ -36,3 +41,18 @@ def test_a_command_whose_change_waits_says_who_can_approve_it(sla: Terminal, mon
     assert done.exit_code == 75
     assert "waits as 77aa until a second person approves it" in " ".join(done.stderr.split())
     assert "sla approvals approve 77aa" in done.stderr
+
+
+def test_a_late_answer_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLA_TOKEN", api.TOKEN)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT":
+            return httpx.Response(
+                202, json={"state": "pending"}, headers={"Location": "/api/v1/operations/1"}
+            )
+        return httpx.Response(200, json={"state": "done", "body": {"approval": api.approval()}})
+
+    client = Client("http://127.0.0.1:8411", transport=httpx.MockTransport(answer))
+    with pytest.raises(ApprovalNeeded, match=r"(?s)mode enforce .* waits.*approve 5c0f"):
+        client.change("PUT", "/mode", json={"mode": "enforce"})
