@@ -1,8 +1,9 @@
 """The computation of the policy job in Spark, DuckDB and Polars, each a cold process of its own.
 
 ``python -m benchmarks.spark_engines ENGINE DIR`` prints one line of JSON: seconds of start and of work, the
-most memory, and the results. Reading, joining and summing is the engine's; the models are the same functions
-of ``policy_jobs.grouped`` in all three, in Spark inside its workers.
+most memory, and the results. ENGINE is spark, duckdb or polars; fleet is Spark on ``spark_world.LARGE``.
+Reading, joining and summing is the engine's; the models are the same functions of ``policy_jobs.grouped`` in
+all three, in Spark inside its workers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
+from sla_server.policy_jobs.bursts import HORIZON_S
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
 from sla_server.policy_jobs.job import BURST_DAYS, Found, compute
@@ -166,6 +168,12 @@ def bursts_of(recent: pa.Table, read: JobInputs) -> list[dict[str, Any]]:
 
 def _in_order(rows: list[dict[str, Any]], columns: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
+
+
+def compared_burst(row: dict[str, Any]) -> dict[str, Any]:
+    """A burst pair as it is compared: by what it lets pass, which pairs of equal merit have in common."""
+    least = row["cost_per_s"] * HORIZON_S + row["burst_cost"]
+    return {"backend": row["backend"], "volume": row["volume"], "days": row["days"], "least": least}
 
 
 def recent_from_us(read: JobInputs) -> int:
@@ -387,10 +395,13 @@ def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as work:
         spark = build_session("local[*]", Path(work), "2g")
         start_s = time.monotonic() - started_s
+        hours = spark.createDataFrame([], HOUR_DDL)
+        if (place / "hours").exists():
+            hours = spark.read.schema(HOUR_DDL).parquet(f"{place}/hours")
         rows = Statistics(
             spark.read.schema(SLOT_DDL).parquet(f"{place}/rollups"),
             spark.read.schema(MISSED_DDL).parquet(f"{place}/missed"),
-            spark.createDataFrame([], HOUR_DDL),
+            hours,
         )
         found = compute(spark, rows, read)
         memory = peak_mib()
@@ -402,10 +413,10 @@ def main() -> None:
     """Compute with one engine, and print what came of it."""
     engine, place = sys.argv[1], Path(sys.argv[2])
     started_s = time.monotonic()
-    read = spark_world.fleet()
+    read = spark_world.fleet(spark_world.LARGE if engine == "fleet" else spark_world.SMALL)
     start_s = 0.0
     memory: dict[str, int] = {}
-    if engine == "spark":
+    if engine in ("spark", "fleet"):
         found, start_s, memory = in_spark(place, read)
     else:
         found = {"duckdb": in_duckdb, "polars": in_polars}[engine](place, read)
@@ -423,7 +434,7 @@ def main() -> None:
         },
         "capped": len(found.capped),
         "harms": found.harms,
-        "bursts": found.bursts,
+        "bursts": [compared_burst(row) for row in found.bursts],
     }
     print(json.dumps(result))
 
