@@ -36,6 +36,7 @@ READY = {
     "policies": "[data-policy='3']",
     "policy": "[data-cap=batch]",
     "events": "[data-event=e0003]",
+    "approvals": "[data-approval='5c0f']",
     "jobs": "[data-job=j-1]",
     "audit": "[data-entry=a-1]",
 }
@@ -46,6 +47,7 @@ SAYS = {
     "backend": ("371 weighted IOPS", "largest load at which the promise was kept"),
     "policy": ("not tried on stored I/O", "40 of 168"),
     "gateways": ("13.7 %", "gateway-a"),
+    "approvals": ("mode enforce on the server (now observe)", "zoe"),
     "jobs": ("it helps", "version 3"),
     "audit": ("token", "mode"),
 }
