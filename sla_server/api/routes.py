@@ -528,6 +528,15 @@ ROUTES: Final = (
     ),
     ApiRoute(
         "GET",
+        "/policies/{version}/harms",
+        "policy_harms",
+        "Who hurt whom by one policy version: volumes, the promises they hurt, when and how much, and "
+        "whether that is a likely cause or a correlation.",
+        (LIMIT,),
+        items=ANY,
+    ),
+    ApiRoute(
+        "GET",
         "/policies/{version}/diff/{other}",
         "policy_diff",
         "Volumes whose caps differ from one version to another.",

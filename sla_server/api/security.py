@@ -44,10 +44,8 @@ CODES_EACH: Final = 8
 CODES_MAX: Final = 1024
 REPLACED: Final = "Delete it; a new one is made at the next start"
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
-# The hash is that of the empty string: plotly adds an empty <style> element and fills it through the DOM.
-EMPTY_STYLE: Final = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 PAGE_POLICY: Final = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' {EMPTY_STYLE}; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS: Final = {

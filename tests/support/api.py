@@ -372,6 +372,26 @@ class FakeAccess:
         return [row for row in self._all("sessions") if row["expires_us"] > now_us]
 
 
+def _harm(volume: str, share: float, reason: str = "") -> dict[str, Any]:
+    """A row of a policy's attribution."""
+    return {
+        "backend": "disk-0",
+        "sla": "erp-gold",
+        "objective": "latency",
+        "step": 0,
+        "volume": volume,
+        "share": share,
+        "avoided_bad": 9,
+        "avoided_missed": 1200.5,
+        "bad": 12,
+        "first_us": NOW_US - 7_200_000_000,
+        "last_us": NOW_US,
+        "worst_us": NOW_US - 3_600_000_000,
+        "likely_cause": not reason,
+        "reason": reason,
+    }
+
+
 class FakeSource:
     """Fixed rows; ``away`` makes every question fail as a database that is not there.
 
@@ -681,7 +701,8 @@ class FakeSource:
                             "cost_per_s": 900.0,
                             "reason": "largest load at which the promise was kept",
                         }
-                    ]
+                    ],
+                    "harms": [_harm("crm", 0.2, reason="only 12 intervals, 30 needed"), _harm("batch", 0.7)],
                 },
             }
         ]

@@ -509,8 +509,10 @@ def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> li
 class LiveObjectives:
     """Live entries of agreements; of promises beyond ``services.live_rows`` those that say only the state."""
 
-    def __init__(self, context: AppContext) -> None:
-        self._others = {} if context.live.is_stale() else context.live.others()
+    def __init__(self, context: AppContext, others: Mapping[tuple[str, str], Row] | None = None) -> None:
+        if others is None:
+            others = {} if context.live.is_stale() else context.live.others()
+        self._others = others
         self._rows: dict[str, list[Row]] = {}
         for entry in snapshot_now(context)["slas"]:
             self._rows.setdefault(str(entry.get("name")), []).append(entry)

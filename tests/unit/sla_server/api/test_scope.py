@@ -118,7 +118,7 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
     assert globex.get("/api/v1/episodes?name=erp-gold").status_code == 404
     assert globex.get("/api/v1/volumes/glo-1").status_code == 200
     assert globex.get("/").status_code == 200
-    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold"):
+    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold", "/policies/3/harms.svg"):
         assert globex.get(path).status_code == 403, "they are about all agreements"
 
 
