@@ -80,7 +80,7 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
         "$python" -m venv .venv
     fi
     say "installing Python packages into .venv (about 1 GB, Spark included; some minutes the first time)"
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt \
         -e ".[$extras]" 2>&1 | awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'
     .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
     touch "$stamp"

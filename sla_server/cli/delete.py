@@ -1,7 +1,7 @@
 """``sla delete``: end what is in force, by name, by label, or as a file of documents names it.
 
-Each thing is ended by a call of its own. What was ended is reported at once; what could not be ended, or has no
-answer yet, does not keep the others, and is said at the end with status 1 or 75.
+Each thing is ended by a call of its own. What was ended is reported at once; what could not be ended, or has
+no answer yet, does not keep the others, and is said at the end with status 1 or 75.
 """
 
 from __future__ import annotations

@@ -140,6 +140,29 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
     again.close()
 
 
+TWENTY_FIVE = """m.daysOf(Array.from({length: 25},
+  (_, at) => ({hour_us: Date.UTC(2026, 9, 24, 22 + at) * 1000, at})), (hour) => ({at: hour.at}))"""
+"""Of heat.js: the hours of 2026-10-25 in Berlin."""
+
+
+def test_a_day_of_25_hours_shows_them_all(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(site.url)
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+        day, again = from_module(driver, "heat.js", TWENTY_FIVE)
+        assert [cell["at"] for cell in day["cells"]] == [0, 1, 2, *range(4, 25)]
+        assert [(hour, cell["at"]) for hour, cell in enumerate(again["cells"]) if cell] == [(2, 3)]
+        assert again["label"] == f"{day['label']}, again"
+
+
+def test_since_when_is_of_the_state_that_is_shown(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(site.url)
+        asked = "m.factsNow({state: 'ok', since_us: 5, customer: 'acme'}, {state: %r})"
+        assert from_module(driver, "cells.js", asked % "ok") == {"customer": "acme", "since_us": 5}
+        assert from_module(driver, "cells.js", asked % "violating") == {"customer": "acme", "since_us": None}
+
+
 @pytest.mark.parametrize(
     ("width", "dark"),
     [(1440, False), (WIDE_PX, True), (HALF_PX, False), (390, False)],

@@ -115,3 +115,16 @@ def test_throttles_come_in_pages(
     assert ([row["throttle_id"] for row in first["items"]], first["next"]) == (["t-5", "t-4", "t-3"], "3:t-3")
     second: Any = web.get("/api/v1/throttles?in_force=1&limit=3&before=3:t-3").json
     assert ([row["throttle_id"] for row in second["items"]], second["next"]) == (["t-2", "t-1"], None)
+
+
+def test_a_report_of_another_release_is_there_as_it_was_issued(
+    web: FlaskClient, source: api.FakeSource
+) -> None:
+    (row,) = source.stored_reports.issued_rows
+    row["body"] = '{"form": 99}'
+    for path in ("/reports/1", "/reports/erp-gold-2026-12.csv"):
+        answer = web.get(path)
+        assert (answer.status_code, "/reports/erp-gold-2026-12.json" in answer.text) == (406, True)
+    assert web.get("/reports/1.json").text == row["body"]
+    assert web.get("/api/v1/reports/1").json["report"] == {"form": 99}  # type: ignore[index]
+    assert web.get("/reports").status_code == 200
