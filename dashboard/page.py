@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, send_file
 
+from dashboard.harms import HARMS, make_harms
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
 from dashboard.views import VIEWS, PageView
@@ -57,15 +58,19 @@ def plotly_script() -> Response:
 
 
 def guard_page(context: AppContext) -> Callable[[], Any]:
-    """Where reading needs a login, pages send those without one to the form; reports are all or nothing."""
+    """Where reading needs a login, pages send those without one to the form.
+
+    Reports, and the graph of who hurt whom, are all or nothing.
+    """
 
     def check() -> Any:
-        if request.blueprint not in (page.name, REPORTS) or request.endpoint in FREE:
+        if request.blueprint not in (page.name, REPORTS, HARMS) or request.endpoint in FREE:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
-        if request.blueprint == REPORTS and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
-            abort(403, "This account sees its own agreements alone; the list of reports is about all.")
+        is_about_all = request.blueprint in (REPORTS, HARMS)
+        if is_about_all and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
+            abort(403, "This account sees its own agreements alone, and this is about all of them.")
         return None
 
     return check
@@ -78,4 +83,5 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
+    app.register_blueprint(make_harms(context))
     return app

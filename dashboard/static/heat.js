@@ -13,6 +13,23 @@ export function drawHeat(table, corner, heads, rows) {
     element("tbody", {}, ...rows.map((row) => element("tr", {}, element("th", {scope: "row"}, row.label), ...row.cells.map(cellOf)))));
 }
 
+// Hours of a period by the day of the browser's time zone. Where clocks go back an hour comes twice: the second time it
+// has a row of its own, so that none hides the other.
+export function daysOf(hours, cellFor) {
+  const days = new Map();
+  for (const hour of hours) {
+    const at = new Date(hour.hour_us / 1000);
+    const day = at.toLocaleDateString("en-GB", {weekday: "short", day: "numeric", month: "short"});
+    const first = at.toDateString();
+    const again = `${first} again`;
+    const isTaken = days.get(first)?.cells[at.getHours()];
+    const key = isTaken ? again : first;
+    if (!days.has(key)) days.set(key, {label: isTaken ? `${day}, again` : day, cells: Array(24).fill(null)});
+    days.get(key).cells[at.getHours()] = cellFor(hour);
+  }
+  return [...days.values()];
+}
+
 function cellOf(cell) {
   if (!cell) return element("td", {});
   const text = cell.text ?? "";

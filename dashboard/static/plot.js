@@ -1,8 +1,15 @@
 // Charts by plotly, which is loaded when the first one is drawn. Colours are those of the page's scheme.
 
+import {element} from "./dom.js";
+
+// Plotly fills style elements of its own, which the content security policy refuses, unless elements of these ids
+// are there already: page.css has the rules that our charts need. The second one is that of maps, which we do not draw.
+const STYLES = ["plotly.js-style-global", "9f215cf04c5486422605d13261cb87401f4e7763b6296af81e98efbc0130da53"];
+
 let plotly = null;
 export function loadPlotly() {
   plotly ||= new Promise((resolve, reject) => {
+    document.head.append(...STYLES.map((id) => element("meta", {id, class: "no-inline-styles"})));
     const script = document.createElement("script");
     script.src = "/static/plotly.min.js";
     script.onload = () => resolve(window.Plotly);

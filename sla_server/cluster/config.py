@@ -45,7 +45,7 @@ class ClusterTlsConfig(StrictModel):
 
     enabled: bool = False
     """Required for addresses that are not loopback, and the same on all nodes."""
-    lifetime_s: float = Field(default=90 * 86_400.0, ge=3600, le=3650 * 86_400)
+    lifetime_s: float = Field(default=365 * 86_400.0, ge=3600, le=3650 * 86_400)
     """Of the certificates that `sla cluster init` and `sla cluster invite` make."""
 
 

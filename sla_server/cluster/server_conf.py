@@ -72,7 +72,8 @@ def text(config: ClusterConfig, engine: Engine, secrets: Secrets, store: Path, t
         "max_payload": config.max_payload_bytes,
         "ping_interval": PING,
         "jetstream": streams,
-        "cluster": cluster,
+        # Without routes the engine refuses to store anything as one of a cluster.
+        **({"cluster": cluster} if config.peers else {}),
         "accounts": {
             "SYS": {"users": [{"user": SYSTEM_USER, "password": secrets.system}]},
             "SLA": {

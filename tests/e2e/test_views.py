@@ -16,6 +16,7 @@ from selenium.webdriver.support.ui import Select
 
 from dashboard.views import VIEWS
 from tests.support import api
+from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
 from tests.support.site import Site
 
@@ -49,6 +50,8 @@ SAYS = {
     "audit": ("token", "mode"),
 }
 """Words that a view must have."""
+DRAWN = """return [...document.querySelectorAll('.plot, #plot')].every((each) =>
+  !each.offsetParent || each.querySelector('.main-svg'))"""
 
 
 @pytest.fixture
@@ -74,6 +77,7 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
 ) -> None:
     own = [view for view in VIEWS if not view.elsewhere]
     assert set(READY) == {view.key for view in own}, "a view that is added is looked at, too"
+    found = {}
     with page(width, 900, dark=dark) as driver:
         for view in own:
             driver.get(f"{site.url}{path_of(view.key)}")
@@ -81,6 +85,7 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
             until(driver, lambda: text(driver, "#feed") == "live", "the shell knows the server")
             for words in SAYS.get(view.key, ()):
                 until(driver, lambda words=words: words in text(driver), f"{view.key}: {words}")
+            until(driver, lambda: driver.execute_script(DRAWN), "the charts are drawn")
             if folder := os.environ.get("SLA_SCREENSHOTS"):
                 picture(driver, Path(folder) / f"{view.key}-{width}.png", width)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width, view.key
@@ -94,17 +99,16 @@ def test_each_view_is_within_its_width_and_says_what_it_should(
                 if part.get_property("scrollWidth") > part.get_property("clientWidth")
             ]
             assert wide == [], view.key
-            complaints = [line for line in console_errors(driver) if "plotly.min.js" not in line]
-            assert complaints == [], view.key
+            found[view.key] = violations(driver)
+            assert console_errors(driver) == [], view.key
+        for path in ("reports", "login"):
+            driver.get(f"{site.url}{path}")
+            found[path] = violations(driver)
+    assert {key: lines for key, lines in found.items() if lines} == {}, "what axe-core finds"
 
 
 def picture(driver: Chrome, path: Path, width: int) -> None:
-    """A PNG of the whole view, with its charts drawn."""
-    drawn = (
-        "return [...document.querySelectorAll('.plot, #plot')].every((each) => "
-        "!each.offsetParent || each.querySelector('.main-svg'))"
-    )
-    until(driver, lambda: driver.execute_script(drawn), "the charts are drawn")
+    """A PNG of the whole view."""
     height = driver.execute_script("return document.documentElement.scrollHeight")
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

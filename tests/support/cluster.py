@@ -159,3 +159,39 @@ class LocalCluster:
                 self.kill(index)
         self._pipe.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def configurations(directory: Path, size: int = 3, *, tls: bool = False) -> list[Path]:
+    """Files of so many servers whose nodes are one cluster on loopback; each has a directory of its own.
+
+    The first has the certificate authority.
+    """
+    places = {f"n{number}": (free_port(), free_port()) for number in range(1, size + 1)}
+    paths = []
+    for name, (listen, routes) in places.items():
+        home = directory / name
+        home.mkdir(parents=True)
+        lines = [
+            f'data_dir = "{home}/data"',
+            f'runtime_dir = "{home}/run"',
+            "[cluster]",
+            'name = "demo"',
+            f'node = "{name}"',
+            f'site = "site-{name}"',
+            f'listen = "127.0.0.1:{listen}"',
+            f'routes = "127.0.0.1:{routes}"',
+            f"store_bytes = {1 << 30}",
+            f"tls = {{enabled = {str(tls).lower()}}}",
+        ]
+        for peer, (peer_listen, peer_routes) in places.items():
+            if peer != name:
+                lines += [
+                    "[[cluster.peers]]",
+                    f'name = "{peer}"',
+                    f'listen = "127.0.0.1:{peer_listen}"',
+                    f'routes = "127.0.0.1:{peer_routes}"',
+                ]
+        path = home / "config.toml"
+        path.write_text("\n".join(lines) + "\n")
+        paths.append(path)
+    return paths

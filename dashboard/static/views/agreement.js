@@ -5,7 +5,7 @@ import {call, read} from "../api.js";
 import {code, keyOf} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
-import {drawHeat} from "../heat.js";
+import {daysOf, drawHeat} from "../heat.js";
 import {showDecisions, showFigures, showMissing} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
@@ -137,15 +137,9 @@ function hourCell(hour) {
 }
 
 function showHeat() {
-  const days = new Map();
-  for (const hour of page.hours.items) {
-    const at = new Date(hour.hour_us / 1000);
-    const key = at.toDateString();
-    if (!days.has(key)) days.set(key, {label: at.toLocaleDateString("en-GB", {weekday: "short", day: "numeric", month: "short"}), cells: Array(24).fill(null)});
-    days.get(key).cells[at.getHours()] = hourCell(hour);
-  }
+  const days = daysOf(page.hours.items, hourCell);
   const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
-  if (days.size) drawHeat($("heat"), "", heads, [...days.values()]);
+  if (days.length) drawHeat($("heat"), "", heads, days);
   else $("heat").replaceChildren(element("caption", {class: "empty"}, "No slice of this period was judged yet: the first comes a minute or two after the agreement was applied."));
 }
 

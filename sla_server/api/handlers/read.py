@@ -431,14 +431,15 @@ def episodes(context: AppContext, request: Request) -> Response:
 
 
 def throttles(context: AppContext, request: Request) -> Response:
-    """Throttles as recorded, with the live view of those in force."""
-    in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
-    if g.scope is None:
-        rows = context.source.throttles(in_force, limit)
-    else:  # theirs may be behind those of others
-        newest = context.source.throttles(in_force, LIMIT_MAX)
-        rows = [row for row in newest if g.scope.has_volume(row["volume"])][:limit]
-    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
+    """A page of throttles as recorded, with the live view of those in force."""
+    in_force = responses.flag(request, "in_force")
+
+    def read(limit: int, before: str | None) -> list[Row]:
+        rows: list[Row] = context.source.throttles(in_force, limit, before)
+        return rows
+
+    rows, last = _page_of(read, request, "throttles")
+    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"), last)
 
 
 def decisions(context: AppContext, request: Request) -> Response:
@@ -508,8 +509,10 @@ def _with_live(context: AppContext, rows: list[Row], table: str, key: str) -> li
 class LiveObjectives:
     """Live entries of agreements; of promises beyond ``services.live_rows`` those that say only the state."""
 
-    def __init__(self, context: AppContext) -> None:
-        self._others = {} if context.live.is_stale() else context.live.others()
+    def __init__(self, context: AppContext, others: Mapping[tuple[str, str], Row] | None = None) -> None:
+        if others is None:
+            others = {} if context.live.is_stale() else context.live.others()
+        self._others = others
         self._rows: dict[str, list[Row]] = {}
         for entry in snapshot_now(context)["slas"]:
             self._rows.setdefault(str(entry.get("name")), []).append(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,24 +25,43 @@ NAMES_S: Final = 5.0
 SLICE_COLUMNS: Final = ("version", "state", "ours", "inexact", "length_us")
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names as they were read: when, and by which stamp it shows that they changed (None: read again)."""
+
+    read_s: float
+    stamp: Row | None
+    names: Mapping[str, str]
+
+
 class PageQueries:
     """The questions; ``read`` runs a statement (``SqlReader``). Thread: any.
 
-    State: ``_names``, names that were read lately and when; an entry is replaced, never changed.
+    State: ``_names``, names that were read lately; an entry is replaced, never changed.
     """
 
     def __init__(self, read: Callable[[Executable], list[Row]]) -> None:
         self._read = read
-        self._names: dict[str, tuple[float, Mapping[str, str]]] = {}
+        self._names: dict[str, _Names] = {}
 
     def agreement_names(self) -> Mapping[str, str]:
-        """Name to priority of each agreement in force, by name, as of ``NAMES_S`` ago at most."""
-        return self._kept("agreements", self._agreement_names)
+        """Name to priority of each agreement in force, as of ``NAMES_S`` ago at most."""
+        return self._kept("agreements", self._agreement_names, self._agreements_stamp)
 
     def _agreement_names(self) -> dict[str, str]:
         table = schema.agreements
-        statement = select(table.c.name, table.c.priority).where(table.c.ended_us.is_(None))
-        return {row["name"]: row["priority"] for row in self._read(statement.order_by(table.c.name))}
+        rows = self._read(select(table.c.name, table.c.priority).where(table.c.ended_us.is_(None)))
+        return {row["name"]: row["priority"] for row in rows}
+
+    def _agreements_stamp(self) -> Row:
+        """What differs after any version began or ended: a fifth of the time that the names take."""
+        table = schema.agreements
+        counts = func.count().label("versions"), func.count(table.c.ended_us).label("ended")
+        newest = (
+            func.max(table.c.applied_us).label("applied_us"),
+            func.max(table.c.ended_us).label("ended_us"),
+        )
+        return self._read(select(*counts, *newest).select_from(table))[0]
 
     def volume_names(self) -> Mapping[str, str]:
         """Name to backend of each volume, by name, as of ``NAMES_S`` ago at most."""
@@ -52,12 +72,21 @@ class PageQueries:
         rows = self._read(select(table.c.volume, table.c.backend).order_by(table.c.volume))
         return {row["volume"]: row["backend"] for row in rows}
 
-    def _kept(self, which: str, ask: Callable[[], dict[str, str]]) -> Mapping[str, str]:
-        """What was read lately, else what is read now; two threads may both read."""
+    def _kept(
+        self, which: str, ask: Callable[[], dict[str, str]], stamp_of: Callable[[], Row] | None = None
+    ) -> Mapping[str, str]:
+        """What was read lately or has not changed since by its stamp, else what is read now.
+
+        Two threads may both read. The stamp is read before the names: what changes between is seen next time.
+        """
         known = self._names.get(which)
-        if known is None or time.monotonic() - known[0] > NAMES_S:
-            known = self._names[which] = time.monotonic(), MappingProxyType(ask())
-        return known[1]
+        if known is not None and time.monotonic() - known.read_s <= NAMES_S:
+            return known.names
+        stamp = stamp_of() if stamp_of is not None else None
+        is_same = known is not None and stamp is not None and known.stamp == stamp
+        names = known.names if known is not None and is_same else MappingProxyType(ask())
+        self._names[which] = _Names(time.monotonic(), stamp, names)
+        return names
 
     def agreements_named(self, names: Collection[str]) -> list[Row]:
         """The version in force of each of these agreements, ``spec`` decoded, without the document's text."""

@@ -329,12 +329,16 @@ class SqlReader:
         found = self._rows(select(schema.episodes).where(begins).limit(2))
         return found[0] if len(found) == 1 else None
 
-    def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
-        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen."""
+    def throttles(self, in_force: bool = False, limit: int = 100, before: str | None = None) -> list[Row]:
+        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen.
+
+        ``before``: see ``events``.
+        """
         table = schema.throttles
-        statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
+        statement = self._page(table, "throttle_id", limit, before, table.c.requested_us)
         wanted = statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement
-        return decode_json(self._rows(wanted), ("members",))
+        found = self._with_cursor(self._rows(wanted), "throttle_id", "requested_us")
+        return decode_json(found, ("members",))
 
     def events(
         self,

@@ -66,7 +66,7 @@ def pages(rig):
 
 
 def test_names_of_agreements_in_force(pages):
-    assert list(pages.agreement_names().items()) == [("a_b", "gold"), ("erp-gold", "gold")]
+    assert pages.agreement_names() == {"a_b": "gold", "erp-gold": "gold"}
     (row,) = pages.agreements_named(["erp-gold", "old", "none"])
     assert (row["version"], row["spec"]["spec"]) == (2, {"labels": {"a": 1}})
     assert "document" not in row
@@ -91,6 +91,13 @@ def test_names_are_asked_for_once_in_a_while(pages, rig, monkeypatch):
     assert "new" not in pages.agreement_names(), "those read a moment ago"
     monkeypatch.setattr(module, "NAMES_S", -1.0)
     assert "new" in pages.agreement_names()
+    asked = []
+    monkeypatch.setattr(pages, "_agreement_names", lambda: asked.append("names"))
+    assert "new" in pages.agreement_names()
+    assert asked == [], "the table has not changed: what is known is as good"
+    rig.feed(record_message([agreement("newer")]))
+    pages.agreement_names()
+    assert asked == ["names"]
 
 
 def test_slices_by_the_hour_are_of_the_newest_revision(pages):
