@@ -10,6 +10,7 @@ ClusterError (sla_server.cluster.errors)
     ├── DestinationDiffers        it exists with other settings
     ├── DestinationFull           it refuses more until some is consumed (retryable)
     ├── PayloadTooLarge           it does not fit into one message of the engine
+    ├── FragmentsDamaged          fragments are missing, or not what was sent
     ├── NotConfirmed              no answer in time: it may have happened (retryable, with the same identity)
     └── SessionClosed             the session was closed
 """
@@ -111,7 +112,17 @@ class PayloadTooLarge(MessagesError):
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
-        super().__init__(f"a message of {size_bytes} bytes exceeds {limit_bytes} bytes. Divide it")
+        super().__init__(f"a message of {size_bytes} bytes exceeds {limit_bytes} bytes. Use send_large")
+
+
+class FragmentsDamaged(MessagesError):
+    """A message of fragments cannot be put together."""
+
+    exit_status = 65
+
+    def __init__(self, identity: str, problem: str) -> None:
+        self.identity = identity
+        super().__init__(f"message {identity}: {problem}. What was read of it must not be used")
 
 
 class NotConfirmed(MessagesError):

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from pmdaemon.runtime.clock import Deadline
 from sla_server.cluster.messages import names
@@ -35,6 +36,7 @@ from sla_server.cluster.messages.consumer import (
     Received,
     run_handler,
 )
+from sla_server.cluster.messages.fragments import MANIFEST, FragmentStore
 from sla_server.cluster.messages.identifiers import IdentifierSource
 from sla_server.cluster.messages.link import EngineLink
 from sla_server.cluster.messages.ordered import OrderedPool
@@ -45,10 +47,12 @@ from sla_server.cluster.messages.producer import (
     Outgoing,
     Producer,
     SendWindows,
+    checked_headers,
 )
 
 WINDOW_MESSAGES = 1000
 WINDOW_BYTES = 16 << 20
+FRAGMENTS_BYTES = 256 << 20
 
 
 class MessageSession:
@@ -62,6 +66,7 @@ class MessageSession:
         replicas: of the catalogue and of ``_DMQ``, if this session is the first to need them.
         workers: threads that run handlers.
         window_messages, window_bytes: what may be unconfirmed at once.
+        fragments_bytes: for fragments of large messages, if this session is the first to send one.
         tls: if nodes ask for it.
 
     Raises:
@@ -80,6 +85,7 @@ class MessageSession:
         workers: int = 4,
         window_messages: int = WINDOW_MESSAGES,
         window_bytes: int = WINDOW_BYTES,
+        fragments_bytes: int = FRAGMENTS_BYTES,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         names.check_name(name, "session")
@@ -97,6 +103,7 @@ class MessageSession:
             self.link = EngineLink(urls, name, tls)
             try:
                 self.catalogue = Catalogue(self.link, replicas)
+                self._fragments = FragmentStore(self.link, replicas, fragments_bytes)
                 self.link.run(self.catalogue.open())
             except BaseException:
                 self.link.close()
@@ -201,6 +208,46 @@ class MessageSession:
         )
         made.set()
         return self._add_consumer(consumer)
+
+    def send_large(self, name: str, source: BinaryIO, headers: Mapping[str, str] | None = None) -> str:
+        """Store a message of any size, read from ``source`` piece by piece; returns its identity (C8).
+
+        Raises:
+            DestinationFull: there is no room for its fragments, or for the message at the destination.
+            NotConfirmed: perhaps stored.
+            OSError: of ``source``; no consumer sees anything of it.
+        """
+        names.check_name(name)
+        outbox, identity = self._outbox(name), str(self.identifiers.make())
+        own = checked_headers(headers)
+        manifest = self._fragments.store(identity, source)
+        message = Outgoing(
+            identity,
+            b"",
+            own | {IDENTITY: identity, MANIFEST: manifest.encode()},
+            Deadline(SEND_LIMIT_S),
+            SEND_LIMIT_S,
+        )
+        outbox.add(message, wait=True)
+        return message.done.result()
+
+    def read_large(self, received: Received) -> Iterator[bytes]:
+        """The pieces of a message that ``send_large`` sent. Use them only when the last has come.
+
+        Raises:
+            FragmentsDamaged: a piece is missing, or they are not what was sent.
+            NotConfirmed: no node answers.
+        """
+        return self._fragments.read(received)
+
+    def acknowledge_large(self, received: Received) -> None:
+        """Acknowledge it, then remove its fragments: for queues, where no other consumer needs them.
+
+        Raises:
+            NotConfirmed, SessionClosed: as by ``Received.acknowledge``.
+        """
+        received.acknowledge()
+        self._fragments.remove(received.identity)
 
     @property
     def resumptions(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from sla_server.cluster.messages.errors import (
     DestinationDiffers,
     DestinationFull,
     DestinationMissing,
+    FragmentsDamaged,
 )
 from tests.support.cluster import LocalCluster
 
@@ -37,10 +39,10 @@ _nodes = itertools.count(1)
 def open_session(cluster: LocalCluster, tmp_path: Path) -> Iterator[OpenSession]:
     sessions: list[MessageSession] = []
 
-    def make(name: str = "test", **options: int) -> MessageSession:
+    def make(name: str = "test", workers: int = 4) -> MessageSession:
         node = next(_nodes)
         sessions.append(
-            MessageSession(cluster.urls, name, node=node, directory=tmp_path / str(node), **options)
+            MessageSession(cluster.urls, name, node=node, directory=tmp_path / str(node), workers=workers)
         )
         return sessions[-1]
 
@@ -54,7 +56,7 @@ def small(name: str, kind: DestinationKind = DestinationKind.QUEUE, max_messages
 
 
 def numbers(consumer: Consumer, count: int) -> list[int]:
-    found = []
+    found: list[int] = []
     for _ in range(count):
         received = consumer.receive(LIMIT_S)
         assert received is not None, f"{len(found)} of {count} came"
@@ -245,3 +247,23 @@ def test_mistakes_are_said(open_session: OpenSession) -> None:
     session.create(small("limits", max_messages=5))
     with pytest.raises(DestinationDiffers, match="max_msgs is 5, not 6"):
         session.create(small("limits", max_messages=6))
+
+
+def test_a_large_message_travels_in_fragments(cluster: LocalCluster, open_session: OpenSession) -> None:
+    sending, receiving = open_session("sending"), open_session("receiving")
+    sending.create(small("films"))
+    film = bytes(range(256)) * 20_000  # 5 MB, with the last fragment shorter
+    identity = sending.send_large("films", io.BytesIO(film))
+    consumer = receiving.consumer("films", "cinema")
+    received = consumer.receive(LIMIT_S)
+    assert received is not None
+    assert (received.identity, received.data) == (identity, b"")
+    pieces = receiving.read_large(received)
+    start = next(pieces)
+    cluster.kill(node_index(cluster, receiving))
+    assert start + b"".join(pieces) == film
+    cluster.restore()
+    receiving.acknowledge_large(received)
+    with pytest.raises(FragmentsDamaged, match="not stored"):
+        next(receiving.read_large(received))
+    assert consumer.receive(0.5) is None

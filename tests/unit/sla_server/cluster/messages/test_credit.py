@@ -12,7 +12,8 @@ from sla_server.cluster.messages.errors import BadSettings
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 5), st.integers(1, 60))
 def test_a_window_never_exceeds_its_limits(sizes: list[int], messages: int, size_bytes: int) -> None:
-    window, under_way = Window(messages, size_bytes), []
+    window = Window(messages, size_bytes)
+    under_way: list[int] = []
     for size in sizes:
         while not window.has_room(size):
             window.give(under_way.pop(0))
