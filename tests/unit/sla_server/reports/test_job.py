@@ -22,7 +22,7 @@ def test_the_configuration_is_checked_and_shown(tmp_path: Path) -> None:
 
 def test_a_wrong_key_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "server.toml"
-    path.write_text('[reports]\nintervall = "week"\n')
+    path.write_text('[reports]\nevery = "week"\n')
     done = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
     assert done.exit_code == 78
-    assert "reports.intervall: no such key" in capfd.readouterr().err
+    assert "reports.every: no such key" in capfd.readouterr().err
