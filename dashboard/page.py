@@ -6,6 +6,7 @@ served with an ETag and checked by the browser on each load, so an upgrade shows
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import version
 from importlib.resources import as_file, files
@@ -28,6 +29,12 @@ page = Blueprint(
 )
 
 
+def server_zone() -> str:
+    """What this machine calls its time zone; a browser that does not know the name shows UTC."""
+    linked = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
+    return os.environ.get("TZ", "").lstrip(":") or linked or "UTC"
+
+
 def _shell_of(view: PageView) -> Callable[..., str]:
     """Renders a view's shell; its script asks the API for what is in it."""
     listed = [each for each in VIEWS if not each.above]
@@ -39,6 +46,7 @@ def _shell_of(view: PageView) -> Callable[..., str]:
             views=listed,
             name=name,
             version=version("storage-sla-server"),
+            server_zone=server_zone(),
         )
 
     return shell

@@ -27,6 +27,7 @@ READY = {
     "overview": "[data-sla='erp-gold/latency'] meter",
     "agreements": "[data-promise='erp-gold/latency'] meter",
     "agreement": "#heat .b2 button",
+    "apply": "#not-here a",
     "volumes": "[data-volume=erp-db] [data-total]",
     "volume": "[data-neighbour=erp-db]",
     "backends": "[data-backend=disk-0]",

@@ -6,9 +6,11 @@ import {code, keyOf} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
 import {drawHeat} from "../heat.js";
+import {startMaintenance} from "../maintenance.js";
 import {showDecisions, showFigures, showMissing} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
+import {dayKey, hourOf} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const HOUR_US = 3600e6;
@@ -139,10 +141,10 @@ function hourCell(hour) {
 function showHeat() {
   const days = new Map();
   for (const hour of page.hours.items) {
-    const at = new Date(hour.hour_us / 1000);
-    const key = at.toDateString();
-    if (!days.has(key)) days.set(key, {label: at.toLocaleDateString("en-GB", {weekday: "short", day: "numeric", month: "short"}), cells: Array(24).fill(null)});
-    days.get(key).cells[at.getHours()] = hourCell(hour);
+    const at = hour.hour_us / 1000;
+    const key = dayKey(at);
+    if (!days.has(key)) days.set(key, {label: f.weekdayOf(hour.hour_us), cells: Array(24).fill(null)});
+    days.get(key).cells[hourOf(at)] = hourCell(hour);
   }
   const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
   if (days.size) drawHeat($("heat"), "", heads, [...days.values()]);
@@ -259,7 +261,10 @@ async function show() {
 }
 
 export async function start(shell) {
+  page.shell = shell;
   page.name = shell.name;
+  $("edit").href = `/apply?name=${encodeURIComponent(shell.name)}`;
+  $("maintenance-open").addEventListener("click", startMaintenance(shell.name, loadOnce));
   page.base = `/slas/${encodeURIComponent(shell.name)}`;
   page.address = startAddress(FIELDS, null, show);
   if (!await loadLive()) return;
@@ -267,4 +272,8 @@ export async function start(shell) {
   setInterval(() => { if (!document.hidden) loadLive(); }, LIVE_MS);
   setInterval(() => { if (!document.hidden) loadSlow(); }, SLOW_MS);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.hours && showBudget());
+}
+
+export function onSession() {
+  for (const id of ["maintenance-actions", "document-actions"]) $(id).hidden = !page.shell.signedIn();
 }
