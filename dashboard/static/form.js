@@ -27,7 +27,7 @@ export function startForm(dialog, {consequence, send, done = () => {}}) {
     said.classList.toggle("problem-words", found.bad);
     setText(said, found.words);
   };
-  form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(say, PAUSE_MS); });
+  for (const kind of ["input", "change"]) form.addEventListener(kind, () => { clearTimeout(timer); timer = setTimeout(say, PAUSE_MS); });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {

@@ -71,7 +71,7 @@ async function check() {
     call("POST", "/admission", text).then(({body}) => ({body}), (error) => ({error}))]);
   if (number !== page.turn) return;
   const {error, body} = tried;
-  showProblems(error?.errors || []);
+  showProblems(error?.errors || admitted.error?.errors || []);
   setBadge($("valid"), ...(error ? ["bad", "not valid"] : body ? ["ok", "valid"] : ["warn", "not known"]));
   setText($("valid-words"), error ? error.message : body ? changeWords(body) : "The server has not answered yet. Change something, or wait and try again.");
   showAdmission(admitted.body, error ? "" : admitted.error?.message);
@@ -101,7 +101,7 @@ export async function start(shell) {
       if (name && (body.applied[0].kind || "SLA") === "SLA") location.assign(agreementAddress(name));
       else shell.notice("It is on its way.");
     }});
-  $("fields").addEventListener("input", () => soon(onFields));
+  for (const kind of ["input", "change"]) $("fields").addEventListener(kind, () => { $("apply").disabled = true; soon(onFields); });
   $("fields").addEventListener("submit", (event) => event.preventDefault());
   $("text").addEventListener("input", () => { $("apply").disabled = true; soon(check); });
   $("apply").addEventListener("click", () => page.checked && ask());
