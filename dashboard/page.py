@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, send_file
 
+from dashboard.graph import GRAPH, make_graph
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
 from dashboard.views import VIEWS, PageView
@@ -22,6 +23,8 @@ from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
 
 REPORTS: Final = "reports"
+ABOUT_ALL: Final = (REPORTS, GRAPH)
+"""Blueprints whose pages are about all agreements and volumes."""
 FREE: Final = ("page.static", "page.plotly_script")
 """What the form to sign in needs, too."""
 page = Blueprint(
@@ -65,15 +68,21 @@ def plotly_script() -> Response:
 
 
 def guard_page(context: AppContext) -> Callable[[], Any]:
-    """Where reading needs a login, pages send those without one to the form; reports are all or nothing."""
+    """Where reading needs a login, pages send those without one to the form.
+
+    Reports and the graph of a backend are all or nothing: who sees some agreements alone does not see them.
+    """
 
     def check() -> Any:
-        if request.blueprint not in (page.name, REPORTS) or request.endpoint in FREE:
+        if request.blueprint not in (page.name, *ABOUT_ALL) or request.endpoint in FREE:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
-        if request.blueprint == REPORTS and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
-            abort(403, "This account sees its own agreements alone; the list of reports is about all.")
+        if (
+            request.blueprint in ABOUT_ALL
+            and context.scopes.of(context.guard.admit(request, PAGE)) is not None
+        ):
+            abort(403, "This account sees its own agreements alone; this is about all.")
         return None
 
     return check
@@ -86,4 +95,5 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
+    app.register_blueprint(make_graph(context))
     return app

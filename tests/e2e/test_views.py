@@ -162,6 +162,12 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         driver.get(f"{site.url}volumes/batch")
         wait_for(driver, "#ranges [aria-current]")
         wait_for(driver, "#latency-plot .main-svg")
+        wait_for(driver, "#graph path.own")
+        driver.find_element(By.LINK_TEXT, "127.0.0.1").click()
+        until(driver, lambda: asked_client(site) == "127.0.0.1", "the history of one client")
+        assert driver.current_url.endswith("?client=127.0.0.1")
+        driver.find_element(By.ID, "all-clients").click()
+        until(driver, lambda: asked_client(site) == "", "all of them again")
         driver.find_element(By.LINK_TEXT, "7 days").click()
         until(driver, lambda: driver.current_url.endswith("?range=7d"), "the range is in the address")
         until(driver, lambda: asked_span_us(site) == 7 * 86_400_000_000, "seven days were asked for")
@@ -211,6 +217,12 @@ def asked_span_us(site: Site) -> int:
     """How long the history was that was asked for last."""
     spans = [asked[3] - asked[2] for asked in list(site.source.asked) if asked[0] == "rollup_history"]
     return int(spans[-1])
+
+
+def asked_client(site: Site) -> str:
+    """Of which client the history was that was asked for last; empty: of all."""
+    asked = [each for each in list(site.source.asked) if each[0] == "rollup_history"][-1]
+    return str(asked[4]) if len(asked) > 4 else ""
 
 
 def test_what_is_not_there_is_said(site: Site, page: Page) -> None:

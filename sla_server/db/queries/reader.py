@@ -81,8 +81,7 @@ class SqlReader:
         return [dict(zip(keys, row, strict=True)) for row in result.all()]
 
     def _one(self, statement: Executable) -> Row | None:
-        rows = self._rows(statement)
-        return rows[0] if rows else None
+        return next(iter(self._rows(statement)), None)
 
     def meta(self, key: str) -> str | None:
         """A value of table ``meta``."""
@@ -566,8 +565,8 @@ class SqlReader:
                 sums[key] = (counted + row["counted"], missed + row["missed"])
         return sums
 
-    def rollup_history(self, volume: str, from_us: int, to_us: int) -> list[Row]:
-        """One row a slot, summed over the volume's streams, oldest first.
+    def rollup_history(self, volume: str, from_us: int, to_us: int, client: str | None = None) -> list[Row]:
+        """One row a slot, summed over the volume's streams or those of one client of it, oldest first.
 
         Long ranges, and those whose single rollups have moved to files, come by the hour (``history``). Each
         row has slot_us (its start), length_us, the counters, held_max, inflight_max, iops, bytes_per_s and
@@ -575,6 +574,7 @@ class SqlReader:
         """
         streams = schema.streams
         statement = select(streams.c.stream_id).where(streams.c.volume == volume)
+        statement = statement if client is None else statement.where(streams.c.client == client)
         with translated(self._engine), self._engine.connect() as connection:
             stream_ids = sorted(connection.execute(statement).scalars())
             return read_history(connection, stream_ids, from_us, to_us)
