@@ -22,7 +22,7 @@ OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
 )
-WAIT_S = 12.0
+WAIT_S = 60.0
 
 
 @contextmanager
