@@ -10,7 +10,7 @@ REAL := tests/crash tests/e2e tests/integration
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 unexport PYTHONDONTWRITEBYTECODE # some hundred interpreters start: each would compile everything again
-.PHONY: help demo test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark fmt lint types check unit bench docs clean
+.PHONY: help demo demo-cluster test test-loaded setup setup-bench crash chaos fuzz bench-mailbox bench-queue bench-poll bench-fleet bench-spark bench-spark_large bench-spark_fleet fmt lint types check unit bench docs clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ help: ## show this list
 demo: ## the whole cycle on this machine; ARGS="--for 60" ends by itself
 	@deploy/setup.sh demo
 	@$(PY) -m benchmarks.demonstration $(ARGS)
+
+demo-cluster: ## three nodes on this machine, one is killed, nothing acknowledged is lost; ARGS="--tls --for 10"
+	@deploy/setup.sh demo
+	@$(PY) -m benchmarks.cluster_demo $(ARGS)
 
 # Two runs at once. Tests of processes and databases wait for them much of the time; those of tests/unit never wait and
 # give way to them. Which files go first: tests/conftest.py. ARGS="tests/e2e -k name": some.
@@ -87,13 +91,19 @@ bench-poll: setup-bench ## polling 50 to 4000 gateways against other ways, a C l
 bench-fleet: setup-bench ## the whole server under 4,000 simulated gateways for ten minutes; ARGS="--for 60"
 	@$(PY) -m benchmarks.fleet $(ARGS)
 
-bench-spark: setup-bench ## the policy job on Spark beside DuckDB and Polars; ARGS="--rows 50000000"
+bench-spark: setup-bench ## the policy job on 1 M rollups on Spark beside DuckDB and Polars, five minutes
 	@$(PY) -m benchmarks.spark $(ARGS)
+
+bench-spark_large: setup-bench ## the same on 10 M and on 50 M; ARGS="--rows 10000000"
+	@$(PY) -m benchmarks.spark_large $(ARGS)
+
+bench-spark_fleet: setup-bench ## the policy job on 86 M hours of 4,000 gateways, and its memory
+	@$(PY) -m benchmarks.spark_fleet $(ARGS)
 
 bench-queue: setup-bench ## the disk queue against files, SQLite and persist-queue
 	@$(PY) -m benchmarks.queue $(ARGS)
 
-bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events
+bench-%: setup ## one benchmark: demo, sla, gateway, nbd, control, ingest, query, tls, events, forecast
 	@$(PY) -m benchmarks.$* $(ARGS)
 
 docs: setup ## regenerate the configuration reference, the messages, the schema, manuals and docs/measurements

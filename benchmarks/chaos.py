@@ -6,7 +6,7 @@ outages overflow it, and with a clock that is stepped). They reach the server th
 about once a second, one of:
 
     kill -9     of one process: dbmanager, services, delivery, pmdaemon, pair, appserver, supervisor, link,
-                plane, agent
+                plane, agent; each third time of any two of them at once
     cut, stall  of all connections, up to 8 s
     disk        the server's data directory (a tmpfs; needs root) is full for some seconds, its log with it
     log         the reader of the server's log pipe is killed, or reads nothing for some seconds
@@ -37,6 +37,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -98,6 +99,15 @@ BLOCK_BYTES = 4096
 STARVED = ("dbmanager", "services")
 SETTLE_S = 120.0
 KILLS = 220  # of a run that is recorded
+BOTH_EVERY = 3
+BOTH = "two-at-once"
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill them with -9, one right behind the other."""
+    for pid in list(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Chaos:
@@ -170,7 +180,9 @@ class Chaos:
         self._heal(proxy)
         clients.finish()
         self._settle()
-        span = self._recipients.settle(lambda: self._kill("appserver"), self._revive, self.faults["disk"])
+        span = self._recipients.settle(
+            lambda: kill(self._pids("appserver")), self._revive, self.faults["disk"]
+        )
         self._stop_all()
         proof = prove(self._database_config(), self._data, self._gateways())
         stored = read_events(self._database_config(), self._data)
@@ -244,9 +256,8 @@ class Chaos:
         while time.monotonic() < end_s and kills < most_kills:
             [name] = self._rng.choices(names, weights)
             if name in VICTIMS:
-                killed = self._kill(name)
-                kills += killed
-                self.faults[name] += killed
+                is_for_two = kills % BOTH_EVERY == BOTH_EVERY - 1 and kills + 2 <= most_kills
+                kills += self._kill_some(name, is_for_two=is_for_two)
             elif getattr(self, f"_{name}")(proxy):
                 self.faults[name] += 1
             time.sleep(self._rng.uniform(0.5, 1.5) * pause_s)
@@ -257,12 +268,15 @@ class Chaos:
     def _pids(self, name: str) -> list[int]:
         return self.stage.pids(VICTIMS[name][0].format(sockets=self.stage.sockets, folder=self.folder))
 
-    def _kill(self, name: str) -> int:
-        pids = self._pids(name)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return min(1, len(pids))
+    def _kill_some(self, name: str, *, is_for_two: bool) -> int:
+        """Kill a victim, or it and another one at once; how many that were."""
+        others = {other: weight for other, (_, weight) in VICTIMS.items() if other != name}
+        names = [name, *(self._rng.choices([*others], [*others.values()]) if is_for_two else ())]
+        found = {each: pids for each in names if (pids := self._pids(each))}
+        kill(pid for pids in found.values() for pid in pids)
+        self.faults.update(found.keys())
+        self.faults[BOTH] += len(found) > 1
+        return len(found)
 
     def _cut(self, proxy: CuttingProxy) -> bool:
         proxy.cut()

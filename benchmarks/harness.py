@@ -180,9 +180,22 @@ def store(name: str, result: dict[str, Any], lacks: str) -> None:
 
 
 def run(
-    name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS, options: Options | None = None
+    name: str,
+    measure: Callable[[], Sample],
+    most_runs: int = MOST_RUNS,
+    options: Options | None = None,
+    *,
+    is_timed: bool = True,
 ) -> int:
-    """Measure, print, write the JSON; returns 0 when every goal was met."""
+    """Measure, print, write the JSON; returns 0 when every goal was met.
+
+    Args:
+        name: of the record.
+        measure: one whole run.
+        most_runs: how often, until it is quiet.
+        options: how it was asked for.
+        is_timed: whether what others do on the machine changes the values.
+    """
     options = options or Options()
     best: Sample | None = None
     attempts = []
@@ -193,7 +206,7 @@ def run(
         attempts.append(foreign.cores)
         if best is None or sample.foreign_cores < best.foreign_cores:
             best = sample
-        if foreign.cores <= NOISY_CORES:
+        if foreign.cores <= NOISY_CORES or not is_timed:
             break
         print(
             f"noisy: other processes used {foreign.cores:.2f} core in run {attempt} of {most_runs}",
@@ -201,7 +214,7 @@ def run(
         )
     assert best is not None  # MOST_RUNS is at least 1
     rows = rows_for(name, best.values)
-    is_noisy = best.foreign_cores > NOISY_CORES
+    is_noisy = is_timed and best.foreign_cores > NOISY_CORES
     missing = [row["key"] for row in rows if row["value"] is None]
     lacks = ", ".join(
         text
@@ -231,8 +244,13 @@ def run(
 
 
 def main(
-    name: str, measure: Callable[[], Sample], most_runs: int = MOST_RUNS, options: Options | None = None
+    name: str,
+    measure: Callable[[], Sample],
+    most_runs: int = MOST_RUNS,
+    options: Options | None = None,
+    *,
+    is_timed: bool = True,
 ) -> None:
     """Entry point of a benchmark module."""
     assert threading.current_thread() is threading.main_thread()
-    sys.exit(run(name, measure, most_runs, options))
+    sys.exit(run(name, measure, most_runs, options, is_timed=is_timed))

@@ -112,7 +112,13 @@ class World:
             "progress": [{"gateway_id": row["gateway_id"], "corrected_us": END_US} for row in gateways],
             "agreements": [self._agreement(n) for n in range(self.agreements)],
             "policies": [
-                {"version": n + 1, "created_us": END_US, "state": "superseded", "job": "{}", "report": "{}"}
+                {
+                    "version": n + 1,
+                    "created_us": END_US,
+                    "state": "superseded",
+                    "job": "{}",
+                    "report": json.dumps({"harms": [self._harm(each) for each in range(self.agreements)]}),
+                }
                 for n in range(self.policies)
             ],
             "processes": [
@@ -122,6 +128,13 @@ class World:
                 {"owner": "server", "pool": f"pool-{n}", "read_us": END_US} for n in range(self.backends)
             ],
         }
+
+    def _harm(self, number: int) -> dict[str, Any]:
+        """One row of a policy's attribution."""
+        numbers = {"step": 0, "share": 0.5, "avoided_bad": 40, "avoided_missed": 9e5, "bad": 60}
+        names = {"backend": "disk-0", "sla": f"sla-{number:03}", "objective": "latency"}
+        when = dict.fromkeys(("first_us", "last_us", "worst_us"), END_US - DAY_US)
+        return {**names, **numbers, **when, "volume": self.volume(number), "likely_cause": True, "reason": ""}
 
     def _agreement(self, number: int) -> dict[str, Any]:
         objective = {

@@ -2,7 +2,9 @@
 
 Rows are generated once for each size (``spark_world``) and read from Parquet files. Every run is a cold
 process, from the start of Python to its end, Spark's own start included; engines take turns, and the median
-of three counts. The results of the three must be equal, or the benchmark ends with an error.
+of three counts. The results of the three must be equal, attribution and burst pairs among them, or the
+benchmark ends with an error. ``spark_large`` does the same with more rows, ``spark_fleet`` is Spark alone on
+86 million hours. Each stores a result of its own, with its options.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def compared(place: Path, rounds: int) -> dict[str, list[dict[str, Any]]]:
             runs[engine].append(once(engine, place))
             last = runs[engine][-1]
             print(f"  {engine}: {last['wall_s']:.1f} s, {last['memory_mib']}", flush=True)
-    results = ("capacity", "costs", "caps", "capped", "sums")
+    results = ("capacity", "costs", "caps", "capped", "sums", "harms", "bursts")
     first = {key: runs["spark"][0][key] for key in results}
     for engine, made in runs.items():
         for run in made:
@@ -89,26 +91,34 @@ def measure(rows: list[int], rounds: int) -> harness.Sample:
             values[f"spark_{name}_s"] = wall["spark"]
             values[f"duckdb_{name}_ratio"] = wall["spark"] / wall["duckdb"]
             values[f"polars_{name}_ratio"] = wall["spark"] / wall["polars"]
+            values["spark_start_s"] = statistics.median(run["start_s"] for run in runs["spark"])
             values["driver_mib"] = max(
                 [values.get("driver_mib", 0), *(run["memory_mib"]["the driver"] for run in runs["spark"])]
             )
+            values[f"harms_{name}"] = len(runs["spark"][0]["harms"])
+            values[f"bursts_{name}"] = len(runs["spark"][0]["bursts"])
+        if {"10m", "50m"} <= raw.keys():
+            values["growth"] = values["spark_50m_s"] / 5 / values["spark_10m_s"]
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return harness.Sample(values, raw, {name: version(name) for name in ("pyspark", "duckdb", "polars")})
 
 
-def main() -> None:
-    """Measure 1 and 10 million rows, or what was asked for."""
+def main(name: str = "spark", sizes: tuple[int, ...] = (1_000_000,)) -> None:
+    """Measure these sizes, or what was asked for.
+
+    Args:
+        name: of the record.
+        sizes: of the run that is recorded, in rollups.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes, in rollups"
-    )
+    parser.add_argument("--rows", type=int, nargs="+", default=list(sizes), help="sizes, in rollups")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each engine")
     chosen = parser.parse_args()
     options = harness.Options.of(parser, chosen)
-    harness.main("spark", lambda: measure(chosen.rows, chosen.rounds), most_runs=1, options=options)
+    harness.main(name, lambda: measure(chosen.rows, chosen.rounds), most_runs=1, options=options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The computation of the policy job in Spark, DuckDB and Polars, each a cold process of its own.
 
 ``python -m benchmarks.spark_engines ENGINE DIR`` prints one line of JSON: seconds of start and of work, the
-most memory, and the results. Reading, joining and summing is the engine's; the models are the same functions
-of ``policy_jobs.grouped`` in all three, in Spark inside its workers.
+most memory, and the results. ENGINE is spark, duckdb or polars; fleet is Spark on ``spark_world.LARGE``.
+Reading, joining and summing is the engine's; the models are the same functions of ``policy_jobs.grouped`` in
+all three, in Spark inside its workers.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks import spark_world
 from sla_server.policy_jobs import grouped, model
+from sla_server.policy_jobs.bursts import HORIZON_S
 from sla_server.policy_jobs.cost_model import MIN_IOS, MOST_UNDER_WAY
 from sla_server.policy_jobs.inputs import JobInputs, Statistics
-from sla_server.policy_jobs.job import Found, compute
-from sla_server.policy_jobs.transforms import HOUR_DDL, MISSED_DDL, QUARTER_US, SLOT_DDL, US_A_SECOND
+from sla_server.policy_jobs.job import BURST_DAYS, Found, compute
+from sla_server.policy_jobs.transforms import (
+    HOUR_DDL,
+    LEAST_PART,
+    MISSED_DDL,
+    MIXED,
+    MOST_INTERVALS,
+    QUARTER_US,
+    SLOT_DDL,
+    US_A_SECOND,
+)
 
 SETUP = f"""
 CREATE VIEW streams_now AS
@@ -88,10 +101,41 @@ FROM ends JOIN coming c USING (zone, like_hour)
 """  # noqa: S608 - numbers of ours
 
 
+INTERVALS = f"""
+CREATE TABLE intervals AS
+WITH wanted AS (
+    SELECT *, missed > allowed * counted AS is_bad, {MIXED.replace("div", "//")} AS mixed
+    FROM points WHERE counted >= {MIN_IOS}),
+broken AS (
+    SELECT *, bool_or(is_bad) OVER (PARTITION BY backend, sla, objective, step) AS was_broken FROM wanted),
+ranked AS (
+    SELECT *, row_number() OVER (alike ORDER BY mixed, at_us) AS place, count(*) OVER alike AS total
+    FROM broken WHERE was_broken WINDOW alike AS (PARTITION BY backend, sla, objective, step, is_bad)),
+covered AS (
+    SELECT backend, sla, objective, list_sort(list(DISTINCT volume)) AS victims FROM promised GROUP BY ALL)
+SELECT ranked.* EXCLUDE (is_bad, mixed, was_broken, place, total), victims,
+    total / least(total, {MOST_INTERVALS})::DOUBLE AS times
+FROM ranked JOIN covered USING (backend, sla, objective) WHERE place <= {MOST_INTERVALS}
+"""  # noqa: S608 - numbers of ours
+USES = f"""
+WITH uses AS (
+    SELECT backend, volume, at_us, used
+    FROM volume_slots JOIN (SELECT DISTINCT backend, at_us FROM intervals) USING (backend, at_us)),
+sums AS (
+    SELECT backend, volume, sum(round(used * 1e6)::BIGINT)::BIGINT AS micro FROM uses GROUP BY ALL),
+large AS (
+    SELECT backend, volume
+    FROM (SELECT *, sum(micro) OVER (PARTITION BY backend)::BIGINT AS total FROM sums)
+    WHERE micro >= {LEAST_PART}::DOUBLE * total)
+SELECT backend, volume, at_us, used FROM uses JOIN large USING (backend, volume)
+"""  # noqa: S608 - numbers of ours
+RECENT = "SELECT backend, volume, at_us, demand FROM volume_slots JOIN capped USING (volume) WHERE at_us >= ?"
+
+
 def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.Table]) -> pa.Table:
     """What Spark's ``applyInArrow`` does, in this process: one call a group."""
     ordered = table.sort_by([(key, "ascending") for key in keys])
-    found, start = [], 0
+    found, start = [function(ordered.slice(0, 0))] if not ordered.num_rows else [], 0
     values = list(zip(*(ordered[key].to_pylist() for key in keys), strict=True))
     for end in range(1, len(values) + 1):
         if end == len(values) or values[end] != values[start]:
@@ -100,8 +144,45 @@ def groups(table: pa.Table, keys: list[str], function: Callable[[pa.Table], pa.T
     return pa.concat_tables(found)
 
 
+def harms_of(intervals: pa.Table, uses: pa.Table) -> list[dict[str, Any]]:
+    """Who hurt whom, in the order of ``job.compute``."""
+
+    def of_backend(rows: pa.Table) -> pa.Table:
+        name = rows["backend"][0] if rows.num_rows else None
+        return grouped.harms_of(rows, uses.filter(pc.equal(uses["backend"], name)))
+
+    found: list[dict[str, Any]] = groups(intervals, ["backend"], of_backend).to_pylist()
+    return _in_order(found, 5)
+
+
+def bursts_of(recent: pa.Table, read: JobInputs) -> list[dict[str, Any]]:
+    """Burst pairs of the volumes with a cap, in the order of ``job.compute``."""
+    if not recent.num_rows:
+        return []
+
+    def of_volume(rows: pa.Table) -> pa.Table:
+        return grouped.burst_of(rows, read.hours.half_life_days, read.hours.end_us)
+
+    return _in_order(groups(recent, ["backend", "volume"], of_volume).to_pylist(), 2)
+
+
+def _in_order(rows: list[dict[str, Any]], columns: int) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: [str(value) for value in list(row.values())[:columns]])
+
+
+def compared_burst(row: dict[str, Any]) -> dict[str, Any]:
+    """A burst pair as it is compared: by what it lets pass, which pairs of equal merit have in common."""
+    least = row["cost_per_s"] * HORIZON_S + row["burst_cost"]
+    return {"backend": row["backend"], "volume": row["volume"], "days": row["days"], "least": least}
+
+
+def recent_from_us(read: JobInputs) -> int:
+    """Where the slots begin from which burst pairs are learnt."""
+    return read.hours.end_us - BURST_DAYS * 86_400 * US_A_SECOND
+
+
 def models(points: pa.Table, slots: pa.Table, demand: pa.Table, read: JobInputs) -> Found:
-    """The part that all engines but Spark have in this process."""
+    """The part that all engines but Spark have in this process, but for harms and bursts."""
     keys = ["backend", "sla", "objective", "step"]
     capacity = [model.with_former(row, {}) for row in groups(points, keys, grouped.capacity_of).to_pylist()]
     costs = groups(slots, ["backend"], grouped.cost_of).to_pylist()
@@ -136,8 +217,21 @@ def in_duckdb(place: Path, read: JobInputs) -> Found:
     for kind in ("rollups", "missed"):
         connection.read_parquet(f"{place}/{kind}/*.parquet").create_view(kind)
     connection.execute(SETUP)
-    points, slots, demand = (connection.sql(query).to_arrow_table() for query in (POINTS, COSTS, DEMAND))
-    return models(points, slots, demand, read)
+    connection.execute(f"CREATE TABLE points AS {POINTS}")
+    connection.execute(INTERVALS)
+    points, slots, demand, intervals, uses = (
+        connection.sql(query).to_arrow_table()
+        for query in ("FROM points", COSTS, DEMAND, "FROM intervals", USES)
+    )
+    found = models(points, slots, demand, read)
+    connection.register("capped", pa.table({"volume": capped_names(found)}))
+    recent = connection.sql(RECENT, params=[recent_from_us(read)]).to_arrow_table()
+    return replace(found, harms=harms_of(intervals, uses), bursts=bursts_of(recent, read))
+
+
+def capped_names(found: Found) -> pa.Array:
+    """The volumes with a cap."""
+    return pa.array(sorted({row["volume"] for row in found.capped}), pa.string())
 
 
 def in_polars(place: Path, read: JobInputs) -> Found:
@@ -145,7 +239,7 @@ def in_polars(place: Path, read: JobInputs) -> Found:
     import polars as pl
 
     def small(table: pa.Table) -> Any:
-        return pl.from_arrow(table).lazy()
+        return pl.DataFrame(pl.from_arrow(table)).lazy()
 
     def sums(*names: str) -> list[Any]:
         return [pl.col(name).sum() for name in names]
@@ -232,15 +326,63 @@ def in_polars(place: Path, read: JobInputs) -> Found:
         .join(coming, ["zone", "like_hour"])
         .select("backend", "volume", "hour_of_week", "p50", "p95", "mean_cost")
     )
-    results = pl.collect_all([points, costs, demand], engine="streaming")
-    return models(*(_plain(each.to_arrow()) for each in results), read)
+    victims = promised.group_by("backend", "sla", "objective").agg(
+        pl.col("volume").unique().sort().alias("victims")
+    )
+    results = pl.collect_all([points, costs, demand, victims], engine="streaming")
+    intervals = _intervals_in_polars(results[0].lazy(), results[3].lazy()).collect()
+    uses = _uses_in_polars(volume_slots, intervals.lazy()).collect()
+    found = models(_plain(results[0]), _plain(results[1]), _plain(results[2]), read)
+    capped = small(pa.table({"volume": capped_names(found)}))
+    slots = volume_slots.filter(pl.col("at_us") >= recent_from_us(read)).join(capped, "volume")
+    recent = slots.select("backend", "volume", "at_us", "demand").collect()
+    return replace(
+        found, harms=harms_of(_plain(intervals), _plain(uses)), bursts=bursts_of(_plain(recent), read)
+    )
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Strings as Spark and DuckDB have them."""
+def _intervals_in_polars(points: Any, victims: Any) -> Any:
+    """``transforms.intervals_to_attribute``."""
+    import polars as pl
+
+    keys = ["backend", "sla", "objective", "step"]
+    alike = [*keys, "is_bad"]
+    mixed = pl.col("at_us") // US_A_SECOND * 1_000_003 % 16_777_213
+    return (
+        points.filter(pl.col("counted") >= MIN_IOS)
+        .with_columns((pl.col("missed") > pl.col("allowed") * pl.col("counted")).alias("is_bad"))
+        .filter(pl.col("is_bad").any().over(keys))
+        .with_columns(mixed.alias("mixed"))
+        .sort(*alike, "mixed", "at_us")
+        .with_columns(
+            pl.int_range(1, pl.len() + 1).over(alike).alias("place"), pl.len().over(alike).alias("total")
+        )
+        .filter(pl.col("place") <= MOST_INTERVALS)
+        .with_columns((pl.col("total") / pl.min_horizontal("total", MOST_INTERVALS)).alias("times"))
+        .drop("is_bad", "mixed", "place", "total")
+        .join(victims, ["backend", "sla", "objective"])
+    )
+
+
+def _uses_in_polars(volume_slots: Any, intervals: Any) -> Any:
+    """``transforms.uses_of_backends``."""
+    import polars as pl
+
+    wanted = intervals.select("backend", "at_us").unique()
+    uses = volume_slots.join(wanted, ["backend", "at_us"]).select("backend", "volume", "at_us", "used")
+    micro = (pl.col("used") * 1e6).round().cast(pl.Int64).sum().alias("micro")
+    sums = uses.group_by("backend", "volume").agg(micro)
+    is_large = pl.col("micro") >= LEAST_PART * pl.col("micro").sum().over("backend")
+    return uses.join(sums.filter(is_large).select("backend", "volume"), ["backend", "volume"])
+
+
+def _plain(frame: Any) -> pa.Table:
+    """A Polars table with strings as Spark and DuckDB have them."""
+    import polars as pl
+
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
     fields = [
-        field.with_type(pa.string()) if field.type in (pa.large_string(), pa.string_view()) else field
-        for field in table.schema
+        field.with_type(pa.string()) if field.type == pa.large_string() else field for field in table.schema
     ]
     return table.cast(pa.schema(fields))
 
@@ -253,10 +395,13 @@ def in_spark(place: Path, read: JobInputs) -> tuple[Found, float, dict[str, int]
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as work:
         spark = build_session("local[*]", Path(work), "2g")
         start_s = time.monotonic() - started_s
+        hours = spark.createDataFrame([], HOUR_DDL)
+        if (place / "hours").exists():
+            hours = spark.read.schema(HOUR_DDL).parquet(f"{place}/hours")
         rows = Statistics(
             spark.read.schema(SLOT_DDL).parquet(f"{place}/rollups"),
             spark.read.schema(MISSED_DDL).parquet(f"{place}/missed"),
-            spark.createDataFrame([], HOUR_DDL),
+            hours,
         )
         found = compute(spark, rows, read)
         memory = peak_mib()
@@ -268,9 +413,10 @@ def main() -> None:
     """Compute with one engine, and print what came of it."""
     engine, place = sys.argv[1], Path(sys.argv[2])
     started_s = time.monotonic()
-    read = spark_world.fleet()
-    start_s, memory = 0.0, {}
-    if engine == "spark":
+    read = spark_world.fleet(spark_world.LARGE if engine == "fleet" else spark_world.SMALL)
+    start_s = 0.0
+    memory: dict[str, int] = {}
+    if engine in ("spark", "fleet"):
         found, start_s, memory = in_spark(place, read)
     else:
         found = {"duckdb": in_duckdb, "polars": in_polars}[engine](place, read)
@@ -287,6 +433,8 @@ def main() -> None:
             for name in ("cost_per_s", "demand_p50", "demand_p95")
         },
         "capped": len(found.capped),
+        "harms": found.harms,
+        "bursts": [compared_burst(row) for row in found.bursts],
     }
     print(json.dumps(result))
 

@@ -1,116 +1,91 @@
-"""Who slowed whom down on a backend, as a picture: volumes on the left, promises at risk on the right.
+"""A drawing of who did what to whom: names on the left, names on the right, lines between them. Pure.
 
-It rests on stored decisions: each says which promise was at risk, and who used its backend how much at that
-time. That they coincide is all it shows; what would have been without one of them was not tried. The server
-draws it (``templates/graph.svg``); its colours are those of the page, into which it is put.
+``draw`` makes SVG for an ``img`` of the page: no script and no style, so any Content-Security-Policy allows
+it, and colours that can be read on a light ground and on a dark one. Whatever it shows must be in a table
+beside it, too: a line has its words as a title, and no program reads a picture aloud.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+from xml.sax.saxutils import escape, quoteattr
 
-from flask import Blueprint, Response, abort, render_template, request
-
-from sla_server.api.context import AppContext
-
-GRAPH: Final = "graph"
-KINDS: Final = ("start", "pre-position", "decrease", "unattributed", "infeasible")
-"""Decisions at which a promise was at risk, with the use of its backend."""
-MOST: Final = 8
-"""Volumes and promises drawn, those with the most first."""
-DECISIONS_MAX: Final = 500
-SPAN_MAX_US: Final = 31 * 86_400_000_000
-ROW_PX: Final = 34
-TOP_PX: Final = 40
-LEFT_X, RIGHT_X, WIDE_PX = 170, 270, 440
-LINE_PX: Final = 9.0
-"""How wide the line of all of a backend's load is."""
-NAME_CHARS: Final = 22
+MOST_LINES: Final = 20
+WIDTH: Final = 720
+ROW: Final = 34
+NAME_WIDTH: Final = 230
+MOST_LETTERS: Final = 30  # of a name; the whole of it is its title
+THICKEST: Final = 14.0
+THINNEST: Final = 1.5
+INK: Final = "#7a828c"
+SURE: Final = "#c8553d"
+UNSURE: Final = "#8a8f98"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A volume used the backend while a promise on it was at risk."""
+class Line:
+    """From one name to another.
 
-    volume: str
-    promise: str
-    share: float
-    """Of the backend's load, on average over the decisions."""
-    decisions: int
+    Attributes:
+        weight: 0..1, its width.
+        sure: drawn whole; else dashed.
+        words: what it says, its title.
+    """
+
+    source: str
+    target: str
+    weight: float
+    sure: bool
+    words: str
 
 
-def links_of(decisions: Iterable[Mapping[str, Any]]) -> list[Link]:
-    """Links of some decisions of one backend, the largest share first; a client counts for its volume."""
-    shares: dict[tuple[str, str], float] = {}
-    counts: dict[str, int] = {}
-    for row in decisions:
-        figures, promise = row.get("figures") or {}, row.get("victim") or ""
-        use = [each for each in figures.get("use") or [] if isinstance(each, dict)]
-        if not promise or not use:
-            continue
-        counts[promise] = counts.get(promise, 0) + 1
-        for each in use:
-            key = str(each.get("volume", "")).partition("/")[0], promise
-            shares[key] = shares.get(key, 0.0) + float(each.get("share_ratio") or 0.0)
-    found = [
-        Link(volume, promise, share / counts[promise], counts[promise])
-        for (volume, promise), share in shares.items()
+def draw(lines: Sequence[Line], title: str) -> str:
+    """The heaviest lines as SVG; without any it is a picture without lines."""
+    shown = sorted(lines, key=lambda line: -line.weight)[:MOST_LINES]
+    sources = _places(line.source for line in shown)
+    targets = _places(line.target for line in shown)
+    height = ROW * max(len(sources), len(targets), 1)
+    left, right = _centred(sources, height), _centred(targets, height)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label={quoteattr(title)} font-family="sans-serif" font-size="13">',
+        f"<title>{escape(title)}</title>",
+        *(_path(line, left[line.source], right[line.target]) for line in reversed(shown)),
+        *(_name(name, NAME_WIDTH - 8, y, "end") for name, y in left.items()),
+        *(_name(name, WIDTH - NAME_WIDTH + 8, y, "start") for name, y in right.items()),
+        "</svg>",
     ]
-    return sorted(found, key=lambda link: (-link.share, link.volume, link.promise))
+    return "\n".join(parts)
 
 
-def picture_of(links: list[Link], own: str) -> dict[str, Any]:
-    """Where everything is drawn; ``own`` is the volume whose view it is."""
-    volumes = list(dict.fromkeys(link.volume for link in links))[:MOST]
-    if own in (link.volume for link in links) and own not in volumes:
-        volumes[-1] = own
-    promises = list(dict.fromkeys(link.promise for link in links if link.volume in volumes))[:MOST]
-
-    def place(names: list[str]) -> dict[str, int]:
-        return {name: TOP_PX + ROW_PX * number for number, name in enumerate(names)}
-
-    left, right = place(volumes), place(promises)
-    shown = [link for link in links if link.volume in left and link.promise in right]
-    return {
-        "wide": WIDE_PX,
-        "high": TOP_PX + ROW_PX * max(len(left), len(right), 1),
-        "left_x": LEFT_X,
-        "right_x": RIGHT_X,
-        "left": left,
-        "right": right,
-        "own": own,
-        "lines": [
-            {"link": link, "y0": left[link.volume], "y1": right[link.promise],
-             "px": round(max(1.0, LINE_PX * min(link.share, 1.0)), 1)}
-            for link in shown
-        ],
-    }  # fmt: skip
+def _places(names: Iterable[str]) -> list[str]:
+    """Each name once, in order."""
+    return list(dict.fromkeys(names))
 
 
-def make_graph(context: AppContext) -> Blueprint:
-    """The one route; ``guard_page`` lets in who may see all volumes."""
-    graph = Blueprint(GRAPH, __name__, template_folder="templates")
-
-    @graph.get("/volumes/<path:name>/graph.svg")
-    def drawn(name: str) -> Response:
-        """Of the volume's backend over a range of time."""
-        now_us = context.clock.unix_us()
-        from_us, to_us = (request.args.get(key, default, int) for key, default in
-                          (("from_us", now_us - 86_400_000_000), ("to_us", now_us)))  # fmt: skip
-        if not 0 < to_us - from_us <= SPAN_MAX_US or not 0 <= from_us < 1 << 62:
-            abort(400, "from_us must lie before to_us, by 31 days at most.")
-        backend = context.source.backend_of(name)
-        asked = {"backend": backend, "kinds": KINDS, "from_us": from_us, "until_us": to_us}
-        rows = context.source.decisions(**asked, limit=DECISIONS_MAX) if backend else []
-        text = render_template(
-            "graph.svg", backend=backend or "", short=_short, **picture_of(links_of(rows), name)
-        )
-        return Response(text, mimetype="image/svg+xml")
-
-    return graph
+def _centred(names: Sequence[str], height: int) -> dict[str, float]:
+    """The height of each name; the shorter column is centred."""
+    top = (height - ROW * len(names)) / 2
+    return {name: top + ROW * (number + 0.5) for number, name in enumerate(names)}
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+def _path(line: Line, from_y: float, to_y: float) -> str:
+    begin, end = NAME_WIDTH, WIDTH - NAME_WIDTH
+    middle = (begin + end) / 2
+    width = max(THINNEST, THICKEST * min(max(line.weight, 0.0), 1.0))
+    dashes = "" if line.sure else ' stroke-dasharray="6 5"'
+    return (
+        f'<path d="M{begin} {from_y:g}C{middle:g} {from_y:g} {middle:g} {to_y:g} {end} {to_y:g}" fill="none" '
+        f'stroke="{SURE if line.sure else UNSURE}" stroke-opacity="0.7" stroke-width="{width:.1f}"{dashes}>'
+        f"<title>{escape(line.words)}</title></path>"
+    )
+
+
+def _name(name: str, x: int, y: float, anchor: str) -> str:
+    short = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+    return (
+        f'<text x="{x}" y="{y + 4:g}" text-anchor="{anchor}" fill="{INK}">{escape(short)}'
+        f"<title>{escape(name)}</title></text>"
+    )

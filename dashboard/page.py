@@ -14,16 +14,17 @@ from typing import Any, Final
 
 from flask import Blueprint, Flask, Response, abort, redirect, render_template, request, send_file
 
-from dashboard.graph import GRAPH, make_graph
+from dashboard.harms import HARMS, make_harms
 from dashboard.login import make_blueprint
 from dashboard.reports import make_reports
+from dashboard.shared_use import SHARED_USE, make_shared_use
 from dashboard.views import VIEWS, PageView
 from sla_server.api.app import create_app as create_api_app
 from sla_server.api.context import AppContext
 from sla_server.api.security import PAGE
 
 REPORTS: Final = "reports"
-ABOUT_ALL: Final = (REPORTS, GRAPH)
+ABOUT_ALL: Final = (REPORTS, HARMS, SHARED_USE)
 """Blueprints whose pages are about all agreements and volumes."""
 FREE: Final = ("page.static", "page.plotly_script")
 """What the form to sign in needs, too."""
@@ -70,7 +71,7 @@ def plotly_script() -> Response:
 def guard_page(context: AppContext) -> Callable[[], Any]:
     """Where reading needs a login, pages send those without one to the form.
 
-    Reports and the graph of a backend are all or nothing: who sees some agreements alone does not see them.
+    Reports, and the graphs of who hurt or slowed whom, are all or nothing.
     """
 
     def check() -> Any:
@@ -78,11 +79,9 @@ def guard_page(context: AppContext) -> Callable[[], Any]:
             return None
         if not context.guard.may_read(request):
             return redirect("/login", 303)
-        if (
-            request.blueprint in ABOUT_ALL
-            and context.scopes.of(context.guard.admit(request, PAGE)) is not None
-        ):
-            abort(403, "This account sees its own agreements alone; this is about all.")
+        is_about_all = request.blueprint in ABOUT_ALL
+        if is_about_all and context.scopes.of(context.guard.admit(request, PAGE)) is not None:
+            abort(403, "This account sees its own agreements alone, and this is about all of them.")
         return None
 
     return check
@@ -95,5 +94,6 @@ def create_app(context: AppContext) -> Flask:
     app.register_blueprint(page)
     app.register_blueprint(make_blueprint(context))
     app.register_blueprint(make_reports(context))
-    app.register_blueprint(make_graph(context))
+    app.register_blueprint(make_harms(context))
+    app.register_blueprint(make_shared_use(context))
     return app

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from flask import Blueprint, Response, abort, render_template, request
+from pydantic import ValidationError
 
 from dashboard.views import VIEWS
 from sla_server.api.context import AppContext
@@ -26,6 +27,9 @@ PAGE_ROWS: Final = 100
 MOST_NUMBER: Final = 1 << 31
 FORMS: Final = {"html": "text/html", "csv": "text/csv", "json": "application/json"}
 POLICY: Final = "Content-Security-Policy"
+OTHER_RELEASE: Final = (
+    "{0} was issued by another release, in a form unknown here. As issued: /reports/{0}.json"
+)
 
 
 def make_reports(context: AppContext) -> Blueprint:
@@ -66,9 +70,12 @@ def _one(context: AppContext) -> Callable[[str], Response]:
             row = found_report(context, name)
         except ApiError as exc:
             abort(exc.status, exc.detail)
-        issued = IssuedReport.model_validate_json(row["body"])
         if form == "json":
             return _file(row["body"], form, row["report_id"])
+        try:
+            issued = IssuedReport.model_validate_json(row["body"])
+        except ValidationError:
+            abort(406, OTHER_RELEASE.format(row["report_id"]))
         if form == "csv":
             return _file(as_csv(issued.content), form, row["report_id"])
         return _page(as_html(issued.content, issued, row["digest"]))

@@ -70,9 +70,9 @@ fi
 python=${python:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed; set PYTHON=/path/to/python3"
 
-extras=server,policy
-[ "$what" = test ] && extras=server,policy,test,dev
-[ "$what" = bench ] && extras=server,policy,test,dev,bench
+extras=server,policy,cluster
+[ "$what" = test ] && extras=server,policy,cluster,test,dev
+[ "$what" = bench ] && extras=server,policy,cluster,test,dev,bench
 stamp=.venv/.installed-$what
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
     if [ ! -x .venv/bin/python ]; then
@@ -80,9 +80,9 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt
         "$python" -m venv .venv
     fi
     say "installing Python packages into .venv (about 1 GB, Spark included; some minutes the first time)"
-    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
+    .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt \
         -e ".[$extras]" 2>&1 | awk '/^(Collecting|  Building|Installing|Successfully|ERROR)/ { print "    " substr($0, 1, 74); fflush() }'
-    .venv/bin/python -c 'import sla_server, pyspark' || fail "the installation did not finish; run 'make clean' and try again"
+    .venv/bin/python -c 'import sla_server, pyspark, nats' || fail "the installation did not finish; run 'make clean' and try again"
     touch "$stamp"
     [ "$what" = demo ] || touch .venv/.installed-demo
     [ "$what" = bench ] && touch .venv/.installed-test

@@ -19,6 +19,7 @@ from pmdaemon.runtime.config import StrictModel
 from pmdaemon.space.config import SpaceConfig
 from sla_server.agreements.fields import TimeZone
 from sla_server.api.config import ApiConfig
+from sla_server.cluster.config import ClusterConfig
 from sla_server.db.config import DatabaseConfig
 from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
@@ -56,6 +57,9 @@ class PolicyJobConfig(StrictModel):
     schedule: Annotated[str, AfterValidator(_schedule)] = ""
     """When the server starts the job: `hourly`, `daily`, a time of day in UTC (`02:30`), or `every 6h`.
     Empty: never; the systemd timer may start it."""
+    rollup_schedule: Annotated[str, AfterValidator(_schedule)] = ""
+    """The same for the rollup job, which makes hourly and daily rollups of what has left SQL, on the same
+    Spark. Best some time before the policy job, which reads them."""
     publish: Literal["if-it-helps", "always"] = "if-it-helps"
     """Whether a policy is put in force only if the back-test shows that it avoids broken promises."""
     back_test_days: int = Field(default=7, ge=1, le=35)
@@ -99,6 +103,7 @@ class ServerConfig(StrictModel):
     reports: ReportsConfig = Field(default_factory=ReportsConfig)
     storage: StorageConfig = Field(default_factory=StorageConfig)
     space: SpaceConfig = Field(default_factory=SpaceConfig)
+    cluster: ClusterConfig | None = None
 
     @model_validator(mode="after")
     def _leases_outlast_polls(self) -> ServerConfig:

@@ -1,7 +1,8 @@
 """One part of the server as a process: ``python -m sla_server.process services --config FILE``.
 
-The supervisor starts the parts this way; systemd can run each alone the same way. The heavy imports of a
-part happen only in its own process. Why it ended by itself is noted (``runtime.failures``).
+The supervisor starts the parts this way, forked from a process that has made their heavy imports; systemd can
+run each alone the same way, and then it imports what it needs itself. Why a part ended by itself is noted
+(``runtime.failures``).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MODULES: Final = {
     "services": "sla_server.services.process",
     "dbmanager": "sla_server.db.process",
     "appserver": "sla_server.api.server",
+    "cluster": "sla_server.cluster.process",
 }
 log = structlog.get_logger("part")
 

@@ -24,6 +24,7 @@ from pmdaemon.poller.config import ListedGateway
 from pmdaemon.wire.names import NAME_RE
 from pmdaemon.wire.rates import LEAST_BURST_S, MOST_BURST_S
 from sla_server.agreements.selectors import parse_labels
+from sla_server.audit_chain import PRUNED
 from sla_server.services.control.groups import MOST_VOLUMES, MOST_WEIGHT
 from sla_server.services.control.throttle import LEAST
 
@@ -215,13 +216,20 @@ RoleName = Literal["viewer", "operator", "admin"]
 Password = Annotated[str, StringConstraints(min_length=12, max_length=1024)]
 
 
+def _is_requested(action: str) -> str:
+    """Triggers let rows leave the audit log that a row ``audit-pruned`` names."""
+    if action == PRUNED:
+        raise ValueError("only the database manager writes that rows have left the audit log")
+    return action
+
+
 class AccessChange(RequestBody):
     """A change of who may come in, or an entry of the audit log alone."""
 
     table: Literal["", "accounts", "api_tokens", "sessions"] = ""
     row: dict[str, Any] = Field(default_factory=dict)
     """Of that table, as it is stored."""
-    action: Annotated[str, StringConstraints(pattern="^[a-z][a-z-]{2,39}$")]
+    action: Annotated[str, StringConstraints(pattern="^[a-z][a-z-]{2,39}$"), AfterValidator(_is_requested)]
     """Of the audit log."""
     subject: Annotated[str, StringConstraints(max_length=200)]
     before: dict[str, Any] | None = None

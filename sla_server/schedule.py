@@ -1,15 +1,16 @@
 """When a job runs by itself, and that run: a child process of the supervisor, never in a part of it.
 
-    [policy] schedule = ""          never (the default; a systemd timer may start it); so [reports] schedule
+    [policy] schedule = ""          never (the default; a systemd timer may start it); so [policy]
+                                    rollup_schedule and [reports] schedule
                         "hourly"    at the full hour
                         "daily"     at 00:00 UTC
                         "02:30"     daily at this time, UTC
                         "every 6h"  at multiples of it since 00:00 UTC (s, m, h or d; at least 10 s)
 
 A run that was due while the server was down is made up for, a minute after its start: the file
-``DATA_DIR/policy-job/scheduled`` (or ``report-job``) has the time of the last one. A job holds a lock of its
-own, so one that a person started is no trouble (status 79). While a run goes on no other is due. A clock
-that was ahead and is set right delays a run by a period at most.
+``DATA_DIR/policy-job/scheduled`` (or ``rollup-job``, ``report-job``) has the time of the last one. A job
+holds a lock of its own, so one that a person started is no trouble (status 79). While a run goes on no other
+is due. A clock that was ahead and is set right delays a run by a period at most.
 
 Thread: the supervisor's only one.
 """
@@ -36,7 +37,11 @@ LEAST_S: Final = 10
 FIRST_AFTER_S: Final = 60  # of the server's start: its database may have to be made
 DAY_S: Final = 86_400
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
-MODULES: Final = {"policy": "sla_server.policy_jobs.job", "report": "sla_server.reports.job"}
+MODULES: Final = {
+    "policy": "sla_server.policy_jobs.job",
+    "rollup": "sla_server.policy_jobs.rollup_job",
+    "report": "sla_server.reports.job",
+}
 WORDS: Final = {"hourly": 3600, "daily": DAY_S}
 QUIET: Final = {
     0: "it has published a policy",
@@ -87,7 +92,7 @@ class ScheduledJob:
     """A job on its schedule.
 
     Attributes:
-        name: ``policy`` or ``report``; its module, and the directory of its files.
+        name: ``policy``, ``rollup`` or ``report``; its module, and the directory of its files.
         child: the job's process, when it runs.
     """
 

@@ -9,13 +9,15 @@ State (all in ``Supervisor``, touched by its one thread only):
 
 Order: delivery, dbmanager, services, pmdaemon, appserver; stopped in reverse, so that polling ends first,
 then the mailboxes drain, then the queue is synced and the writer flushed; delivery takes the events of them
-all. A dead part is restarted with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event
-says so; the others go on. One that makes no progress is reported, then killed. A part whose first start ends
+all. A node of a cluster (``[cluster]``) starts before them and stops after them. A dead part is restarted
+with backoff (0.2 s doubling to 10 s, reset after 60 s of life) and an event says so; the others go on. One
+that makes no progress is reported, then killed. A part whose first start ends
 with EX_CONFIG (a schema of a newer release, a setting that cannot be) ends the server with the same status:
-trying again would change nothing. Children are exec'ed and hold a pipe to the supervisor: if it dies, however
-it dies, they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on
-the data directory forbids a second server (``directories``). When a part has met damage in a mailbox segment,
-the parts that use it are ended, the segment is made again, and they start again as after a death. With
+trying again would change nothing. Parts are forked from one process that has imported for all of them
+(``template``), or exec'ed when it cannot, and hold a pipe to the supervisor: if it dies, however it dies,
+they stop. SIGHUP goes on to delivery, which lets go of the files that recipients write. A lock on the data
+directory forbids a second server (``directories``). When a part has met damage in a mailbox segment, those
+that use it are ended, the segment is made again, and they start again as after a death. With
 ``[policy] schedule`` it also starts the policy job, with ``[reports] schedule`` the report job; neither is a
 part: they end by themselves (``schedule``).
 """
@@ -41,6 +43,7 @@ from pmdaemon.runtime.files import make_directory
 from pmdaemon.runtime.hangup import Hangup, blocked
 from pmdaemon.runtime.service_manager import ServiceManager
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.template import Template
 from pmdaemon.runtime.watchdog import EachSecond
 from pmdaemon.wire.messages.server import Problem
 from sla_server.config import ResolvedConfig
@@ -62,12 +65,24 @@ from sla_server.vitals import REPORTED_BACKOFF_S, Reports, stalled, stalled_even
 
 log = structlog.get_logger("supervisor")
 PARTS: Final = ("delivery", "dbmanager", "services", "pmdaemon", "appserver")
+IMPORTED: Final = (
+    "pmdaemon.runtime.lean_structlog",  # before structlog: see there
+    "sla_server.events.delivery",
+    "sla_server.db.process",
+    "sla_server.services.process",
+    "sla_server.api.server",
+    "pmdaemon.cli",
+)
+"""What the parts import, by the template that they are forked from; delivery's first, it starts first."""
+TEMPLATE_S: Final = 60.0  # for its imports; after that the parts are started one by one
+CLUSTER: Final = "cluster"
 PROCESSES: Final = ChildKind("part", max_wait_s=10.0, healthy_s=60.0, stop_s=10.0)
 """To stop, the flush of dbmanager takes longest; systemd's own limit is 90 s."""
 STEP_S: Final = 0.1
 EX_CONFIG: Final = 78  # of sysexits: a schema from the future, files of an earlier version
 FAILED_SO: Final = {
     "policy": "the policy in force stays as it was",
+    "rollup": "days that are due are rolled up by the next run",
     "report": "reports that are due are issued by the next run",
 }
 MOST_REASON: Final = 1000  # characters of why a part has ended
@@ -87,6 +102,7 @@ class Supervisor:
     hangup: Hangup = field(default_factory=Hangup)
     parts: dict[str, Child] = field(default_factory=dict)
     _pipe: ParentPipe = field(default_factory=ParentPipe)
+    _template: Template = field(default_factory=lambda: Template(IMPORTED))
     _boxes: tuple[Mailbox, ...] = ()  # in both segments, while they are in order
     clock: SteadyClock = field(default_factory=SteadyClock)
     _clock_file: ClockFile | None = None
@@ -107,6 +123,8 @@ class Supervisor:
         lock = lock_data_dir(self.config.data_dir)
         is_stopped = False
         try:
+            with blocked():
+                self._template.open()
             prepare_runtime_dir(self.config.runtime_dir)
             identity, is_empty = data_identity(self.config.data_dir)
             if self._segments.bind(identity, is_empty=is_empty):
@@ -119,7 +137,8 @@ class Supervisor:
             notify = NotifyDirectories.of(self.config.notify, self.config.data_dir)
             prepare_notify_dirs(notify, self.config.data_dir)
             attach_reserves("supervisor", self._reserves)
-            for name in PARTS:
+            self._template.wait_ready(TEMPLATE_S, self.stop.fileno())
+            for name in parts_of(self.config):
                 self._start(self.add(name, self._command(name)))
             self._jobs = self._scheduled()
             log.info(
@@ -134,6 +153,7 @@ class Supervisor:
             return self._status
         finally:
             self._pipe.close()
+            self._template.close()
             self._detach()
             if is_stopped and self._is_drained:
                 self._segments.remove()
@@ -163,7 +183,12 @@ class Supervisor:
 
     def _scheduled(self) -> list[ScheduledJob]:
         """The jobs for which the configuration has a schedule."""
-        texts = {"policy": self.config.policy.schedule, "report": self.config.reports.schedule}
+        policy = self.config.policy
+        texts = {
+            "policy": policy.schedule,
+            "rollup": policy.rollup_schedule,
+            "report": self.config.reports.schedule,
+        }
         schedules = {name: JobSchedule.parse(text) for name, text in texts.items()}
         return [
             ScheduledJob(schedule, self.config.data_dir, self.config_path, self._pipe, self.clock, name=name)
@@ -179,7 +204,16 @@ class Supervisor:
             CLOCK_FILE: str(self.config.runtime_dir / "clock"),
             EVENTS_DIR: str(self._reserves),
         }
-        part = Child(PROCESSES, name, command, self._pipe, self.clock, env=environment, has_pulse=True)
+        part = Child(
+            PROCESSES,
+            name,
+            command,
+            self._pipe,
+            self.clock,
+            env=environment,
+            has_pulse=True,
+            template=self._template,
+        )
         self.parts[name] = part
         return part
 
@@ -320,10 +354,18 @@ class Supervisor:
         for job in self._jobs:
             job.stop()
         statuses: dict[str, int] = {}
-        for name in reversed(PARTS):
+        for name in reversed(parts_of(self.config)):
             if name in self.parts:
                 statuses |= stop_together([self.parts[name]], self.clock)
         self._is_drained = statuses.get("dbmanager") == 0
+
+
+def parts_of(config: ResolvedConfig) -> tuple[str, ...]:
+    """The parts that this configuration has, in the order of their start.
+
+    A node of a cluster carries other servers' messages, too: it comes first and goes last.
+    """
+    return PARTS if config.cluster is None else (CLUSTER, *PARTS)
 
 
 def describe_step(step: ClockStep) -> str:

@@ -22,6 +22,12 @@ export function fillState(td, row) {
   td.lastChild.title = reason;
 }
 
+// What was asked for is older than the snapshot: since when is of the state of then, so of no other one.
+export function factsNow(facts, row) {
+  const {state, since_us: since, ...more} = facts || {};
+  return {...more, since_us: state === row.state ? since : null};
+}
+
 // Name as a link to its view; below it what there is more to say.
 export function fillAgreement(td, row) {
   if (!td.firstChild) {

@@ -124,7 +124,6 @@ export const moment = (us) => (us ? words(us / 1000, {day: "numeric", month: "sh
   hour: "2-digit", minute: "2-digit"}) : DASH);
 
 export const day = (us) => (us ? words(us / 1000, {day: "numeric", month: "short", year: "numeric"}) : DASH);
-export const weekdayOf = (us) => words(us / 1000, {weekday: "short", day: "numeric", month: "short"});
 export const clockOf = (us) => words(us / 1000, {hour: "2-digit", minute: "2-digit"});
 
 export const SLICES = {good: "good", bad: "bad", no_data: "no data", not_applicable: "does not apply", excluded: "excluded"};

@@ -290,6 +290,15 @@ class Authority:
         made = self._signer().partner(key, name, now_us, lifetime_s)
         return certificates.key_pem(key) + certificates.pem(made)
 
+    def node_credential(self, name: str, hosts: Sequence[str], lifetime_s: float) -> bytes:
+        """Key and certificate (PEM, one behind the other) for a node of a cluster at these addresses.
+
+        It is not recorded, as those for NBD: it ends by its date.
+        """
+        key, now_us = certificates.make_key(), self._clock.unix_us()
+        made = self._signer().node(key, name, hosts, now_us, lifetime_s)
+        return certificates.key_pem(key) + certificates.pem(made)
+
     # -- revocation
 
     def revoke(self, who: str, reason: str) -> tuple[list[IssuedCertificate], list[tokens.Token]]:

@@ -10,6 +10,7 @@ gateway's name up to 128:
               each entry of its list of volumes, percent-encoded, if it has one
     server    urn:storage-sla:server
     partner   urn:storage-sla:partner:NAME: one of two cooperating servers, as server and as client
+    node      urn:storage-sla:node:NAME and its addresses: one of a cluster, as server and as client
     NBD       urn:storage-sla:name:NAME as a client of gateways, without an id, so that it can register none;
               host names and addresses as a gateway's listener
 
@@ -43,6 +44,7 @@ NAME_PREFIX: Final = "urn:storage-sla:name:"
 VOLUMES_PREFIX: Final = "urn:storage-sla:volumes:"
 SERVER_URI: Final = "urn:storage-sla:server"
 PARTNER_PREFIX: Final = "urn:storage-sla:partner:"
+NODE_PREFIX: Final = "urn:storage-sla:node:"
 _COMMON_NAME_LIMIT: Final = 64
 _UNREADABLE: Final = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 
@@ -164,6 +166,14 @@ class Signer:
     def partner(self, key: Key, name: str, now_us: int, lifetime_s: float) -> x509.Certificate:
         """A certificate for one of two cooperating servers, which dial each other."""
         names = _uris([f"{PARTNER_PREFIX}{name}"])
+        usages = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+        return self._sign(key.public_key(), name, names, usages, now_us, lifetime_s)
+
+    def node(
+        self, key: Key, name: str, hosts: Sequence[str], now_us: int, lifetime_s: float
+    ) -> x509.Certificate:
+        """A certificate for a node of a cluster and its clients; ``hosts`` are names or IP addresses."""
+        names = [*_uris([f"{NODE_PREFIX}{name}"]), *(_host(text) for text in hosts)]
         usages = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
         return self._sign(key.public_key(), name, names, usages, now_us, lifetime_s)
 

@@ -63,6 +63,19 @@ def partner(authority: Path, certificate: Path, *, server_side: bool) -> ssl.SSL
     return context
 
 
+def node(authority: Path, certificate: Path) -> ssl.SSLContext:
+    """For a client of a cluster's nodes; the node's certificate must name the address that was dialled.
+
+    Raises:
+        StateUnusable: a file cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    _trust(context, authority)
+    load_certificate(context, certificate)
+    return context
+
+
 def unverified() -> ssl.SSLContext:
     """For asking a server for its CA: nothing secret is sent, and what comes is compared with the pin."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -37,6 +37,7 @@ import random
 import resource
 import selectors
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -89,32 +90,60 @@ FULL_PAUSE_NS: Final = 20_000_000  # while no pair has room for one more: those 
 NOFILE_MIN: Final = 256
 RETIRE_NS: Final = 30 * 10**9
 NO_ROOM_NS: Final = 60 * 10**9  # until the next try: an operator has to make room first
+MOST_UNPOSTED: Final = 64  # announcements; each of them is an event, too
 log = structlog.get_logger("pmdaemon")
 
 
-def reserve_pair(segment: Path, clock: Clock, index: int) -> bool:
-    """Reserve the room of a pair; False if there is none, which has been announced."""
-    name = f"pair-{index}"
-    try:
-        reserve_room(segment, name)
-    except SegmentMissing:
-        return True  # not made yet: the pair waits for it, and its next start reserves
-    except MailboxError as exc:
-        log.error("no-room-for-pair", pair=index, error=str(exc))
-        _announce_no_room(segment, clock.unix_us(), name, str(exc))
-        return False
-    return True
+class PairRooms:
+    """Room for the mailboxes of pairs in the main segment, and who has to know that there is none.
 
+    A pair without room is announced once, and again after it had some. An announcement that dbmanager has no
+    room for is posted again each second.
 
-def _announce_no_room(segment: Path, at_us: int, name: str, problem: str) -> None:
-    text = f"{name} is not started: {problem}. The pairs that run serve its gateways, too"
-    event = event_row("no-room-for-pair", "warning", "pmdaemon", name, text, at_us)
-    raise_event(event)
-    try:
-        with attach(segment, "pmdaemon") as mailbox:
-            mailbox.post("dbmanager", RecordRows([["events", event]], None, "pmdaemon").encode())
-    except MailboxError as exc:
-        log.warning("not-announced", error=str(exc))
+    Args:
+        segment: path of the main segment.
+    """
+
+    def __init__(self, segment: Path, clock: Clock) -> None:
+        self._segment = segment
+        self._clock = clock
+        self._without: set[int] = set()
+        self._unposted: deque[bytes] = deque(maxlen=MOST_UNPOSTED)
+
+    def reserve(self, index: int) -> bool:
+        """Reserve the room of a pair; False if there is none, which has been announced."""
+        name = f"pair-{index}"
+        try:
+            reserve_room(self._segment, name)
+        except SegmentMissing:
+            return True  # not made yet: the pair waits for it, and its next start reserves
+        except MailboxError as exc:
+            log.error("no-room-for-pair", pair=index, error=str(exc))
+            if index not in self._without:
+                self._without.add(index)
+                self._announce(name, str(exc))
+            return False
+        self._without.discard(index)
+        return True
+
+    def post(self) -> None:
+        """Post what dbmanager has not taken yet."""
+        if not self._unposted:
+            return
+        try:
+            with attach(self._segment, "pmdaemon") as mailbox:
+                while self._unposted:
+                    mailbox.post("dbmanager", self._unposted[0])
+                    self._unposted.popleft()
+        except MailboxError as exc:
+            log.warning("not-announced", waiting=len(self._unposted), error=str(exc))
+
+    def _announce(self, name: str, problem: str) -> None:
+        text = f"{name} is not started: {problem}. The pairs that run serve its gateways, too"
+        event = event_row("no-room-for-pair", "warning", "pmdaemon", name, text, self._clock.unix_us())
+        raise_event(event)
+        self._unposted.append(RecordRows([["events", event]], None, "pmdaemon").encode())
+        self.post()
 
 
 class PairManager:
@@ -353,9 +382,9 @@ class Daemon:
         self._clock = clock or server_clock()
         self._pipe = ParentPipe()
         cpus = len(os.sched_getaffinity(0))
-        self._has_room = functools.partial(reserve_pair, config.segment_path, self._clock)
+        self._rooms = PairRooms(config.segment_path, self._clock)
         self.pair_manager = PairManager(
-            config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._has_room
+            config.pmdaemon, config_path, self._pipe, self._clock, cpus, self._rooms.reserve
         )
         self._selector = selectors.DefaultSelector()
         if config.pmdaemon.tls.enabled:
@@ -506,6 +535,7 @@ class Daemon:
             self._dialler.replace(listed)
         before = {child: child.control for child in self.pair_manager.children}
         self.pair_manager.review()
+        self._rooms.post()
         for child, channel in before.items():
             if channel is not None and child not in self.pair_manager.children:
                 self._forget(channel)
@@ -530,7 +560,7 @@ class Daemon:
         now_ns = self._clock.monotonic_ns()
         for child in self.pair_manager.children:
             if child.is_due:
-                if not self._has_room(child.index):  # the segment may have been made again since
+                if not self._rooms.reserve(child.index):  # the segment may have been made again since
                     child.due_ns = now_ns + NO_ROOM_NS
                 elif child.start() and child.control is not None:
                     self._selector.register(child.control, selectors.EVENT_READ, child)

@@ -5,10 +5,11 @@
 The supervisor keeps the processes of the server this way, the PMDaemon its pairs, the agent its planes and
 its link. Each of them runs its own loop, says why a child has ended and in which order children stop.
 
-A child is exec'ed (never forked with threads) and holds one end of the parent's pipe: it stops when the
-parent is gone, however it died. It is watched through a pidfd. Its environment says how often it was started
-again and how its predecessor ended. A host without memory, processes or descriptors to spare is a reason to
-try again later: the other children must go on.
+A child is exec'ed, or forked by a ``template`` process that has imported what it needs (never forked with
+threads). It holds one end of the parent's pipe: it stops when the parent is gone, however it died. It is
+watched through a pidfd. Its environment says how often it was started again and how its predecessor ended. A
+host without memory, processes or descriptors to spare is a reason to try again later: the other children must
+go on.
 
 A child with a pulse that makes no progress is reported, then killed (the limits are in ``runtime.watchdog``)
 and started again. The data planes of the agent have no pulse: they carry application I/O.
@@ -34,6 +35,7 @@ import structlog
 from pmdaemon.runtime.backoff import Backoff
 from pmdaemon.runtime.clock import Clock, Deadline
 from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.template import ForkedProcess, NoTemplate, Template
 from pmdaemon.runtime.watchdog import KILLED_S, Pulse
 
 log = structlog.get_logger("children")
@@ -103,6 +105,7 @@ class Child:
         name: for people, in log lines.
         env: what to add to the environment.
         has_pulse: whether it must show progress.
+        template: forks it if it can; else it is exec'ed.
 
     Attributes:
         process: while it runs.
@@ -127,6 +130,7 @@ class Child:
         *,
         env: Mapping[str, str] | None = None,
         has_pulse: bool = False,
+        template: Template | None = None,
     ) -> None:
         self.kind = kind
         self.name = name
@@ -145,6 +149,7 @@ class Child:
         self._clock = clock
         self._env = env or {}
         self._has_pulse = has_pulse
+        self._template = template
         self._backoff = Backoff(FIRST_WAIT_S, kind.max_wait_s)
         self._started_ns = 0
         self._pid_fd = -1
@@ -207,10 +212,11 @@ class Child:
             RESTARTS_ENV: str(self.restarts),
             REASON_ENV: reason,
         }
-        process = subprocess.Popen(
+        fds = (self._pipe.child_fd, *((pulse.fd,) if pulse else ()), *self.descriptors)
+        process = self._forked(environment, fds) or subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._pipe.child_fd, *((pulse.fd,) if pulse else ()), *self.descriptors),
+            pass_fds=fds,
             env=environment,
             start_new_session=self.kind.has_session,
         )
@@ -221,6 +227,15 @@ class Child:
             process.wait()
             raise
         self.process = process
+
+    def _forked(self, environment: Mapping[str, str], fds: Sequence[int]) -> ForkedProcess | None:
+        if self._template is None:
+            return None
+        try:
+            return self._template.start(self.command, environment, fds, has_session=self.kind.has_session)
+        except NoTemplate as exc:
+            log.info(f"{self.kind.name}-not-forked", **self._label(), reason=str(exc))
+            return None
 
     def adopt(self, pid: int, since_unix_us: int) -> None:
         """It runs already: the program that this one replaced by exec has started it.

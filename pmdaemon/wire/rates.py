@@ -206,7 +206,12 @@ class RateSet:
 
     def ready_ns(self) -> int:
         """From this moment the next I/O passes all three."""
-        return max((rate.ready_ns() for rate in self._present), default=0)
+        found: int | None = None
+        for rate in self._present:
+            ready_ns = rate.tat_ns - rate.tau_ns
+            if found is None or ready_ns > found:
+                found = ready_ns
+        return found or 0
 
     def charge(self, now_ns: int, transfer_bytes: int, cost: float, part: float = 1.0) -> None:
         """Admit one I/O now: one operation, its bytes, its cost; or only this part of it."""

@@ -1,13 +1,14 @@
 """Signing in and out, and every change of accounts, tokens and sessions: one request to ``services`` each.
 
-A change holds in this process as soon as ``services`` has taken it (``Directory.put``), and everywhere when
-it is durable. A session begins at once, whatever became of its row: a person who was given the right to come
-in need not wait for the database. Thread: any.
+A change holds in this process as soon as it was asked for (``Directory.put``), unless ``services`` refuse it,
+also later (``take_back``), and everywhere when it is durable. A session begins at once, whatever became of
+its row: a person who was given the right to come in need not wait for the database. Thread: any.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any, Final
 
 import structlog
@@ -17,6 +18,7 @@ from pmdaemon.runtime.clock import Clock
 from pmdaemon.runtime.excerpt import printable
 from sla_server.api.accounts import ACTIVE, SESSIONS_MAX, Directory, digest_of, role_of
 from sla_server.api.errors import LoginRefused, TooManyLogins
+from sla_server.api.failed_logins import Entry, FailedLogins
 from sla_server.api.operations import Operation, Operations
 from sla_server.api.passwords import PASSWORD_MAX, LoginLimits, Passwords
 from sla_server.api.roles import Principal
@@ -43,6 +45,7 @@ class Access:
         self.directory = directory
         self.passwords = passwords or Passwords()
         self._limits = LoginLimits(clock)
+        self._failed = FailedLogins(clock)
         self._operations = operations
         self._clock = clock
         self._session_us = round(session_hours * HOUR_US)
@@ -73,6 +76,8 @@ class Access:
             operation.result()
         if row is not None:
             self.directory.put(table, row)
+            if waits:  # a session that has begun goes on, see the module
+                operation.on_refusal(lambda: self.directory.take_back(table, row))
         return operation
 
     def record(self, who: str, action: str, subject: str, after: Any = None) -> None:
@@ -96,20 +101,29 @@ class Access:
         is_usable = account is not None and account["state"] == ACTIVE
         stored = account["password"] if account is not None and is_usable else ""
         if not self.passwords.verify(stored, password[:PASSWORD_MAX]) or account is None:
-            self.record(NOBODY, "login-failed", name, {"address": address})
+            self._record_failed(self._failed.add(name, address, is_account=account is not None))
             raise LoginRefused
         if self.directory.account(name) != account:  # changed while the password was looked at
             raise LoginRefused
         self._limits.succeeded(name, address)
+        self._record_failed(self._failed.succeeded(name, address))
         return Principal(name, role_of(account), account["labels"], account=name)
 
     def code_refused(self, address: str) -> None:
-        """Somebody tried a one-time code that is not good; recorded as often as passwords may be tried."""
+        """Somebody tried a one-time code that is not good; counted as often as passwords may be tried."""
         try:
             self._limits.take("", address)
         except TooManyLogins:
             return
-        self.record(NOBODY, "login-failed", "one-time code", {"address": address})
+        self._record_failed(self._failed.add("one-time code", address))
+
+    def record_failed_logins(self, *, all_of_them: bool = False) -> None:
+        """Record what was counted of failed logins: of spans that have passed, or all at the end."""
+        self._record_failed(self._failed.rest() if all_of_them else self._failed.due())
+
+    def _record_failed(self, entries: Iterable[Entry]) -> None:
+        for subject, after in entries:
+            self.record(NOBODY, "login-failed", subject, after)
 
     def by_code(self, principal: Principal | None) -> Principal | None:
         """Who spends a one-time code, as they are now: that of a session is good while the session is.

@@ -78,7 +78,8 @@ class Directory:
         self._read_ns: int | None = None
         self._is_known = False
         self._rows: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
-        self._own: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
+        self._stored: dict[str, dict[str, Row]] = {table: {} for table in KEYS}
+        self._own: dict[str, dict[str, list[Row]]] = {table: {} for table in KEYS}
         self._tokens: dict[str, Row] = {}
 
     def refresh(self) -> None:
@@ -108,15 +109,19 @@ class Directory:
 
     def _merge(self, found: dict[str, list[Row]], now_us: int) -> None:
         for table, key in KEYS.items():
-            rows = {str(row[key]): row for row in found[table]}
+            self._stored[table] = {str(row[key]): row for row in found[table]}
+            rows = dict(self._stored[table])
             own = self._own[table]
-            for name, row in list(own.items()):
-                stored = rows.get(name)
-                is_over = row.get("expires_us", now_us + 1) <= now_us if table != "accounts" else False
-                if is_over or (stored is not None and stored["changed_us"] >= row["changed_us"]):
-                    del own[name]
+            for name, changes in list(own.items()):
+                stored_us = rows[name]["changed_us"] if name in rows else -1
+                left = [row for row in changes if row["changed_us"] > stored_us]
+                if table != "accounts":
+                    left = [row for row in left if row.get("expires_us", now_us + 1) > now_us]
+                if left:
+                    own[name] = left
+                    rows[name] = left[-1]
                 else:
-                    rows[name] = row
+                    del own[name]
             self._rows[table] = rows
         self._index()
 
@@ -127,8 +132,23 @@ class Directory:
         """What this process has changed just now; SQL will have it soon."""
         name = str(row[KEYS[table]])
         with self._lock:
-            self._own[table][name] = row
+            self._own[table].setdefault(name, []).append(row)
             self._rows[table][name] = row
+            if table == "api_tokens":
+                self._index()
+
+    def take_back(self, table: str, row: Row) -> None:
+        """A change that was ``put`` is none: what was so before holds again, unless it changed once more."""
+        name = str(row[KEYS[table]])
+        with self._lock:
+            left = [one for one in self._own[table].pop(name, []) if one is not row]
+            if left:
+                self._own[table][name] = left
+            rows, before = self._rows[table], left[-1] if left else self._stored[table].get(name)
+            if before is None:
+                rows.pop(name, None)
+            else:
+                rows[name] = before
             if table == "api_tokens":
                 self._index()
 
@@ -167,7 +187,7 @@ class Directory:
         return None if row is None or row["state"] == DELETED else dict(row)
 
     def by_token(self, secret: str) -> Principal | None:
-        """Who has this API token; None: unknown, expired or revoked.
+        """Who has this API token; None: unknown, expired or revoked, or the account that made it has ended.
 
         Raises:
             Unavailable: as ``rows``.
@@ -177,12 +197,19 @@ class Directory:
         with self._lock:
             self._check_known()
             row = self._tokens.get(digest)
+            maker = self._rows["accounts"].get(row["created_by"]) if row is not None else None
         if row is None or not hmac.compare_digest(str(row["digest"]), digest):
             return None
         if row["revoked_us"] is not None or 0 < row["expires_us"] <= self._clock.unix_us():
             return None
-        who = f"token {row['name']}"
-        return Principal(who, role_of(row), row["labels"], token_id=row["token_id"])
+        who, role, labels = f"token {row['name']}", role_of(row), str(row["labels"])
+        if maker is not None:
+            # It can do no more than who made it may do now; an account of that name made later is another.
+            if maker["state"] != ACTIVE or maker["created_us"] > row["created_us"]:
+                return None
+            role = min(role, role_of(maker))
+            labels = ",".join(dict.fromkeys(one for one in (labels, str(maker["labels"])) if one))
+        return Principal(who, role, labels, token_id=row["token_id"])
 
     def by_session(self, secret: str) -> Principal | None:
         """Who is signed in with this session; None: ended, or never was.

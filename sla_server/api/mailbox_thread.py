@@ -10,6 +10,7 @@ goes on. Any other error ends the thread, and with it, by policy, the process; t
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import structlog
 
@@ -45,7 +46,16 @@ class RequestPoster:
 class MailboxThread:
     """The taking side. Thread: ``run`` is the body of ``api-mailbox``."""
 
-    def __init__(self, mailbox: Mailbox, live: LiveView, operations: Operations, stop: Stop) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        live: LiveView,
+        operations: Operations,
+        stop: Stop,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``look`` is called in each round: it posts what has become due."""
+        self._look = look
         self._mailbox = mailbox
         self._live = live
         self._operations = operations
@@ -55,6 +65,7 @@ class MailboxThread:
         """Take messages and dispatch them until the stop."""
         while not self._stop.is_set():
             watchdog.beat()
+            self._look()
             if self.step() == 0:
                 wait_any([self._mailbox], BACKSTOP_S, [self._stop])
 

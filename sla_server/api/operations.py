@@ -41,6 +41,27 @@ class Operation:
     code: int = 0
     body: dict[str, Any] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event, repr=False)
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _undoing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Guards ``_undo``, and that ``done`` is set: each is called once, however the two threads meet."""
+
+    def on_refusal(self, undo: Callable[[], None]) -> None:
+        """Call this if ``services`` refuse, however late: at once if they have."""
+        with self._undoing:
+            if not self.done.is_set():
+                self._undo.append(undo)
+                return
+        if self.code >= 400:
+            undo()
+
+    def complete(self, code: int, body: dict[str, Any]) -> None:
+        """The answer has come. Thread: the mailbox thread."""
+        self.code, self.body = code, body
+        with self._undoing:
+            self.done.set()
+            undo, self._undo = self._undo, []
+        for each in undo if code >= 400 else ():
+            each()
 
     def result(self) -> dict[str, Any]:
         """The answer's body.
@@ -130,8 +151,7 @@ class Operations:
                 return False
         if response.code == 202:  # "not yet", said by services; the final answer follows under the same id
             return True
-        operation.code, operation.body = response.code, response.body
-        operation.done.set()
+        operation.complete(response.code, response.body)
         return True
 
     def find(self, req: str) -> Operation:

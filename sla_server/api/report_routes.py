@@ -6,6 +6,9 @@ from typing import Final
 
 from sla_server.api.route import ANY, LIMIT, ApiRoute, Query
 
+CHAIN_PAGE: Final = 200
+"""Reports that one request hashes: some 4 MB."""
+MOST_NUMBER: Final = (1 << 31) - 1
 REPORT_ROUTES: Final = (
     ApiRoute(
         "GET",
@@ -29,7 +32,7 @@ REPORT_ROUTES: Final = (
         (
             Query("name", "string", "Only those of this agreement."),
             LIMIT,
-            Query("before", "integer", "The `next` of the page before.", least=1, most=(1 << 31) - 1),
+            Query("before", "integer", "The `next` of the page before.", least=1, most=MOST_NUMBER),
         ),
         items="reports",
     ),
@@ -51,7 +54,12 @@ REPORT_ROUTES: Final = (
         "GET",
         "/report-chain",
         "report_chain",
-        "Whether each report names the digest of the one before it; those in which something was found.",
+        "Whether each report names the digest of the one before it; those of a page, oldest first, in which "
+        "something was found, and how many were checked.",
+        (
+            Query("after", "integer", "The `next` of the page before.", least=0, most=MOST_NUMBER),
+            Query("limit", "integer", "Reports to check; default 200.", least=1, most=CHAIN_PAGE),
+        ),
         items=ANY,
     ),
 )

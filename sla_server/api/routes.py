@@ -368,7 +368,7 @@ ROUTES: Final = (
         "/throttles",
         "throttles",
         "Throttles, newest first.",
-        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT),
+        (Query("in_force", "boolean", "1: only those that hold I/O back now."), LIMIT, BEFORE),
         items="throttles",
         scope="throttles",
     ),
@@ -525,6 +525,15 @@ ROUTES: Final = (
         "/policies/{version}/volumes/{volume}",
         "policy_volume",
         "What one policy version means for one volume: caps and demands by hour, what they rest on.",
+    ),
+    ApiRoute(
+        "GET",
+        "/policies/{version}/harms",
+        "policy_harms",
+        "Who hurt whom by one policy version: volumes, the promises they hurt, when and how much, and "
+        "whether that is a likely cause or a correlation.",
+        (LIMIT,),
+        items=ANY,
     ),
     ApiRoute(
         "GET",

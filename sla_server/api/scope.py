@@ -31,9 +31,34 @@ FRESH_S: Final = 10.0
 SCOPES_MAX: Final = 64
 PAGES_MAX: Final = 20
 ABOUT_OTHERS: Final = frozenset(
-    ("text", "details", "victim", "members", "who", "reason", "why", "note", "causes")
+    (
+        *("text", "details", "victim", "members", "who", "reason", "why", "note", "causes"),
+        *("group_name", "cap_group", "loop_start", "loop_ceiling", "gen", "applied_by", "author"),
+    )
 )
-"""Columns that may be about neighbours, whatever the row is of."""
+"""Columns that may be about neighbours, whatever the row is of: a group has the volumes of several, figures
+of a loop are of all throttled volumes of a backend, and staff of the provider is none of a customer's affair.
+"""
+SHOWN: Final = {
+    "throttles": frozenset(
+        (
+            *("throttle_id", "volume", "client", "backend", "source", "state", "cursor", "live"),
+            *("cost_per_s", "ops_per_s", "bytes_per_s", "burst_s", "lifted_to", "floor"),
+            *("requested_us", "confirmed_us", "seen_us", "released_us", "expires_us", "since_us"),
+            *("mean_hold_us", "worst_hold_us", "longest_hold_us", "late_ios"),
+        )
+    ),
+    "episodes": frozenset(
+        (
+            *("episode_id", "name", "objective", "opened_us", "closed_us", "worst_u", "slices_bad"),
+            *("slices", "cursor"),
+        )
+    ),
+    "events": frozenset(("event_id", "at_us", "kind", "severity", "element", "subject", "cursor")),
+}
+"""Of rows that control and delivery write, which grow columns: these and no other."""
+OWN_REASON: Final = ABOUT_OTHERS - {"reason"}
+"""Of a judged slice the reason is its own: slow, few I/Os, no samples."""
 LIVE_KEYS: Final = ("at_us", "mode", "server")
 """Of a snapshot: what is no list and the same for everybody."""
 
@@ -102,9 +127,13 @@ class LabelScope:
         if route.scope == "live":
             body = self._live(body)
         elif route.scope in is_theirs:
-            rows = [_plain(row) for row in body["items"] if is_theirs[route.scope](row)]
+            shown = SHOWN.get(route.scope)
+            rows = [_plain(row, shown=shown) for row in body["items"] if is_theirs[route.scope](row)]
             body = {key: body[key] for key in ("next", "server") if key in body} | {"items": rows}
         elif route.scope in ("sla", "volume"):
+            body = _first_level(body)
+            if "items" in body:
+                body["items"] = [_first_level(row) for row in body["items"]]
             if "live" in body:
                 body["live"] = _plain(body["live"])
         else:  # a mistake in the table: better nothing than too much
@@ -154,11 +183,20 @@ class LabelScope:
         return {"totals": {}, "policy": None, **kept}
 
 
-def _plain(value: Any) -> Any:
-    """The same without columns that may be about others, also in rows within rows."""
+def _plain(value: Any, shown: Collection[str] | None = None) -> Any:
+    """The same without columns that may be about others, also in rows within rows; ``shown``: only these."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items() if key not in ABOUT_OTHERS}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+        return {
+            key: _plain(one, shown if key == "live" else None)
+            for key, one in value.items()
+            if key not in ABOUT_OTHERS and (shown is None or key in shown)
+        }
+    return [_plain(one, shown) for one in value] if isinstance(value, list) else value
+
+
+def _first_level(row: Row) -> Row:
+    """What is said of their own agreement or volume; its document stays whole."""
+    return {key: value for key, value in row.items() if key not in OWN_REASON}
 
 
 class Scopes:

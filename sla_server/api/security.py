@@ -39,7 +39,9 @@ from sla_server.api.roles import Principal, Role
 from sla_server.api.route import ApiRoute
 
 CODE_LIFE_S: Final = 900.0
-CODES_MAX: Final = 32
+CODES_EACH: Final = 8
+"""Codes of one account that wait to be spent; its oldest gives way to one more, nobody else's does."""
+CODES_MAX: Final = 1024
 REPLACED: Final = "Delete it; a new one is made at the next start"
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
 PAGE_POLICY: Final = (
@@ -104,13 +106,21 @@ class Logins:
         self._codes: dict[bytes, tuple[int, Principal]] = {}  # digest -> monotonic end, for whom
 
     def issue(self, principal: Principal = LOCAL) -> str:
-        """A new code, valid once, for ``CODE_LIFE_S``: who spends it is signed in as ``principal``."""
+        """A new code, valid once, for ``CODE_LIFE_S``: who spends it is signed in as ``principal``.
+
+        Raises:
+            Unavailable: ``CODES_MAX`` wait to be spent.
+        """
         code = secrets.token_urlsafe(24)
         end_ns = self._clock.monotonic_ns() + round(CODE_LIFE_S * 1e9)
         with self._lock:
             self._drop_old()
-            while len(self._codes) >= CODES_MAX:
-                del self._codes[next(iter(self._codes))]
+            same = [key for key, (_end, who) in self._codes.items() if _issuer(who) == _issuer(principal)]
+            if len(same) >= CODES_EACH:
+                del self._codes[same[0]]
+            if len(self._codes) >= CODES_MAX:
+                problem = f"{CODES_MAX} one-time addresses wait to be opened"
+                raise Unavailable(problem, "Sign in with name and password, or try again in 15 minutes")
             self._codes[_digest(code)] = end_ns, principal
         return code
 
@@ -124,6 +134,11 @@ class Logins:
         now_ns = self._clock.monotonic_ns()
         for digest in [key for key, (end_ns, _who) in self._codes.items() if end_ns <= now_ns]:
             del self._codes[digest]
+
+
+def _issuer(principal: Principal) -> str:
+    """Whose codes count together; the local administrator is one, whatever name it gives."""
+    return principal.account or ("" if principal.who.startswith(LOCAL.who) else principal.who)
 
 
 def _digest(code: str) -> bytes:

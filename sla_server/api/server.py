@@ -65,6 +65,7 @@ from sla_server.api.live_view import LiveView
 from sla_server.api.mailbox_thread import MailboxThread, RequestPoster
 from sla_server.api.metrics import MailboxCollector, Metrics
 from sla_server.api.operations import Operations
+from sla_server.api.passwords import network_of
 from sla_server.api.scope import Scopes
 from sla_server.api.security import PEER_UID, Guard, Logins, load_or_make_token
 from sla_server.api.tls import PageCertificate
@@ -274,7 +275,7 @@ class HttpListener:
                 waits[channel] = wait
         if len(waits) >= self._places:
             uids = {} if self._port is None else sockets.client_uids(self._port)
-            users = {channel: uids.get(channel.addr[:2]) for channel in waits}
+            users = {channel: user_of(channel, uids, self._port) for channel in waits}
             waiting = {channel: wait.moved_s for channel, wait in waits.items() if wait.phase != "working"}
             for channel in connections_to_close(waiting, users, len(waits) - self._places + 1):
                 channel.handle_close()
@@ -291,6 +292,14 @@ class HttpListener:
         )
 
 
+def user_of(channel: Any, uids: Mapping[Any, int], port: int | None) -> int | str | None:
+    """Who has a connection: a user of this machine, or a place in the network; None: on the Unix socket."""
+    if port is None:
+        return None
+    uid = uids.get(channel.addr[:2])
+    return network_of(str(channel.addr[0])) if uid is None else uid
+
+
 def phase_of(channel: Any) -> Phase:
     """The phase that a connection is in."""
     if channel.total_outbufs_len:
@@ -302,13 +311,13 @@ def phase_of(channel: Any) -> Phase:
 
 
 def connections_to_close(
-    waiting: Mapping[Any, float], users: Mapping[Any, int | None], count: int
+    waiting: Mapping[Any, float], users: Mapping[Any, int | str | None], count: int
 ) -> list[Any]:
     """Choose ``count`` connections to close, fewer if there are not so many.
 
     Args:
         waiting: connection that may be closed -> when its peer last did something.
-        users: every connection -> its user, None if unknown.
+        users: every connection -> its user (``user_of``).
         count: how many places are needed.
     """
     connections_of = Counter(users.values())
@@ -360,7 +369,13 @@ class WebServer:
     def serve(self) -> int:
         """Serve until the stop; 1 if a thread died, else 0."""
         threads = ThreadGroup(lambda name, exc: self.stop.set(f"thread {name} died: {exc}"))
-        mailbox_thread = MailboxThread(self.mailbox, self.context.live, self.context.operations, self.stop)
+        mailbox_thread = MailboxThread(
+            self.mailbox,
+            self.context.live,
+            self.context.operations,
+            self.stop,
+            self.context.access.record_failed_logins,
+        )
         threads.start("api-mailbox", mailbox_thread.run)
         body_bytes = self.config.max_body_bytes
         if self.local is not None:
@@ -383,6 +398,7 @@ class WebServer:
         finally:
             log.info("page-stopping", reason=self.stop.reason)
             self.stop.set("the page stopped")
+            self.context.access.record_failed_logins(all_of_them=True)
             threads.join(2 * STOP_LIMIT_S)
         return 1 if threads.failed else 0
 

@@ -64,6 +64,8 @@ class Client:
     local: Path | None = None
     """The server's Unix socket, if calls go there."""
     timeout_s: float = TIMEOUT_S
+    awaits_pending: bool = True
+    """Whether a change that was taken is waited for; otherwise it is asked about once."""
     _http: httpx.Client | None = None
     _wants_login: bool = False
     _address: tuple[str, int] | None = None
@@ -213,15 +215,16 @@ class Client:
 
     def _await(self, operation: str, headers: dict[str, str]) -> Any:
         """Poll an operation until it has ended."""
-        end_s = time.monotonic() + PENDING_LIMIT_S
-        while time.monotonic() < end_s:
+        end_s = time.monotonic() + (PENDING_LIMIT_S if self.awaits_pending else 0.0)
+        while True:
             state = _answer(self.server, self._send("GET", operation, headers=headers))
             if state["state"] == "done":
                 return state["body"]
             if state["state"] == "failed":
                 raise RequestRefused(int(state["code"]), state["body"])
+            if time.monotonic() >= end_s:
+                raise Pending(operation)
             time.sleep(PENDING_INTERVAL_S)
-        raise Pending(operation)
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
         if self._http is None:

@@ -1,7 +1,7 @@
 """``sla delete``: end what is in force, by name, by label, or as a file of documents names it.
 
-Each thing is ended by a call of its own. What was ended is reported at once; what could not be ended does not
-keep the others, and is said at the end with status 1.
+Each thing is ended by a call of its own. What was ended is reported at once; what could not be ended, or has
+no answer yet, does not keep the others, and is said at the end with status 1 or 75.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 from sla_server.cli import formatting
 from sla_server.cli.client import Client
 from sla_server.cli.completion import names as names_in_shell
-from sla_server.cli.errors import BadUsage, RequestRefused
+from sla_server.cli.errors import BadUsage, Pending, RequestRefused
 from sla_server.cli.formatting import OUTPUT, pass_client, print_json
 from sla_server.cli.kinds import KindGroup, bare_name, near, singular_of
 from sla_server.cli.labels import check_labels
@@ -76,6 +76,7 @@ _PLURALS: Final = {
     "Recipient": "recipients",
     "Calendar": "calendars",
 }
+PAGE: Final = 1000
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Say what would be ended; change nothing.")
 
 
@@ -143,19 +144,28 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
 
     Raises:
         RequestRefused: some could not be ended, and why.
+        Pending: the server has taken them all, and has not answered yet for some; the list says which.
     """
     ended: list[Row] = []
     refused: list[RequestRefused] = []
+    pending: list[Pending] = []
+    things_in_force = _InForce(client)
     try:
         for kind, name in things:
+            state = "would be ended" if dry_run else "ended"
             try:
-                found = _find(client, kind, name) if dry_run or kind in ("throttles", "gateways") else name
+                found = name
+                if dry_run or kind in ("throttles", "gateways"):
+                    found = things_in_force.find(kind, name)
                 if not dry_run:
-                    _end(client, kind, found)
+                    _end(client, kind, found, things_in_force)
             except RequestRefused as exc:
                 refused.append(exc)
                 continue
-            state = "would be ended" if dry_run else "ended"
+            except Pending as exc:
+                pending.append(exc)
+                state = "pending"
+                client.awaits_pending = False  # services that are away answer none of the others sooner
             ended.append({"kind": singular_of(kind), "name": name, "state": state})
             if output != "json":
                 click.echo(f"{name}: {state}")
@@ -168,34 +178,55 @@ def _end_all(client: Client, things: Sequence[tuple[str, str]], *, dry_run: bool
         said = "\n  ".join(str(one) for one in refused)
         problem = f"{len(refused)} of {len(things)} were not ended:\n  {said}"
         raise RequestRefused(refused[0].status, {"detail": problem})
+    if pending:
+        raise pending[0]
 
 
-def _find(client: Client, kind: str, name: str) -> str:
-    """What the call that ends it has to name.
+class _InForce:
+    """What is in force, of kinds whose names must be looked up; each list is read once, to its end."""
 
-    Raises:
-        RequestRefused: there is none of this name.
-    """
-    ending = ENDINGS[kind]
-    query = {"in_force": "1", "limit": 1000} if kind == "throttles" else {}
-    rows = client.get(ending.listing, **query)["items"]
-    for row in rows:
-        called = {str(row.get(key)) for key in (ending.key, "name", "throttle_id") if row.get(key)}
-        if kind == "throttles":
-            called.add(formatting.throttled(row))
-        if name in called:
-            return str(row[ending.key]) if kind == "gateways" else name
-    fix = near(name, (str(row[ending.key]) for row in rows if row.get(ending.key)))
-    problem = f"no {singular_of(kind)} {name[:200]!r} is in force"
-    raise RequestRefused(404, {"detail": problem, "fix": fix or f"'sla get {kind}' lists what there is"})
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._rows: dict[str, list[Row]] = {}
+
+    def rows(self, kind: str) -> list[Row]:
+        """All of a kind; throttles come a page after the other."""
+        if kind not in self._rows:
+            listing, rows = ENDINGS[kind].listing, list[Row]()
+            query: dict[str, Any] = {"in_force": "1", "limit": PAGE} if kind == "throttles" else {}
+            before: str | None = None
+            while True:
+                page = self._client.get(listing, **query, **({"before": before} if before else {}))
+                rows += page["items"]
+                before = page.get("next") if kind == "throttles" else None
+                if before is None:
+                    break
+            self._rows[kind] = rows
+        return self._rows[kind]
+
+    def find(self, kind: str, name: str) -> str:
+        """What the call that ends it has to name.
+
+        Raises:
+            RequestRefused: there is none of this name.
+        """
+        ending, rows = ENDINGS[kind], self.rows(kind)
+        for row in rows:
+            called = {str(row.get(key)) for key in (ending.key, "name", "throttle_id") if row.get(key)}
+            if kind == "throttles":
+                called.add(formatting.throttled(row))
+            if name in called:
+                return str(row[ending.key]) if kind == "gateways" else name
+        fix = near(name, (str(row[ending.key]) for row in rows if row.get(ending.key)))
+        problem = f"no {singular_of(kind)} {name[:200]!r} is in force"
+        raise RequestRefused(404, {"detail": problem, "fix": fix or f"'sla get {kind}' lists what there is"})
 
 
-def _end(client: Client, kind: str, name: str) -> None:
+def _end(client: Client, kind: str, name: str, in_force: _InForce) -> None:
     if kind != "throttles":
         client.change("DELETE", ENDINGS[kind].path.format(quote(name, safe="")))
         return
-    rows = client.get("/throttles", in_force="1", limit=1000)["items"]
-    if any(row.get("throttle_id") == name for row in rows):
+    if any(row.get("throttle_id") == name for row in in_force.rows(kind)):
         client.change("DELETE", f"/throttles/{quote(name, safe='')}")
         return
     group = name.removeprefix("group ")

@@ -111,11 +111,13 @@ class LiveValuesMissing(CliError):
 
 
 class JobFailed(CliError):
-    """The policy job ended with an error, which it has printed."""
+    """A job ended with an error, which it has printed."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(
+        self, status: int, name: str = "policy", effect: str = "the policy in force stays as it was"
+    ) -> None:
         self.exit_status = status if 0 < status < 126 else 1
-        super().__init__(f"the policy job ended with status {status}; the policy in force stays as it was")
+        super().__init__(f"the {name} job ended with status {status}; {effect}")
 
 
 class PolicyNotPublished(CliError):

@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "token": ("users", "API tokens of programs: list, create, revoke."),
     "audit": ("audit", "The log of who changed what: verify that it is whole, and export it."),
     "ca": ("ca", "Certificates for gateways: make the authority, enrol, revoke, list."),
+    "cluster": ("cluster", "The nodes that carry messages between servers: make, join, look, move, drain."),
     "support": ("support", "Gather what those who help need to see."),
     "top": ("top", "Watch agreements, volumes and throttles live; q or Ctrl-C ends it."),
     "schema": ("documents", "Print the JSON Schema of all kinds of documents, or of one."),

@@ -44,10 +44,21 @@ def policy() -> None:
     """Compute policies from what was stored, and list them."""
 
 
-def job_command(config: Path | None) -> list[str]:
+def job_command(config: Path | None, module: str = "job") -> list[str]:
     """The job's command line."""
-    command = [sys.executable, "-m", "sla_server.policy_jobs.job"]
+    command = [sys.executable, "-m", f"sla_server.policy_jobs.{module}"]
     return [*command, "--config", str(config)] if config else command
+
+
+def _status_of_job(command: list[str], unchanged: str) -> int:
+    """Run a job. It has a session of its own: Ctrl-C reaches this command alone, and the job ends with it."""
+    try:
+        return subprocess.run(
+            command, check=False, start_new_session=True, preexec_fn=end_with_parent
+        ).returncode
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; {unchanged}", err=True)
+        raise SystemExit(130) from None
 
 
 @policy.command("run")
@@ -56,17 +67,7 @@ def job_command(config: Path | None) -> list[str]:
 def run(client: Client, config: Path | None) -> None:
     """Run the policy job and have its result put in force."""
     click.echo("policy job: starting Spark; this takes a minute at most on small data", err=True)
-    # A session of its own: Ctrl-C reaches this command alone, and the job ends with it, however it ends.
-    try:
-        status = subprocess.run(
-            job_command(config or client.config),
-            check=False,
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        ).returncode
-    except KeyboardInterrupt:
-        click.echo("interrupted; the policy in force stays", err=True)
-        raise SystemExit(130) from None
+    status = _status_of_job(job_command(config or client.config), "the policy in force stays")
     if status == NOT_PUBLISHED:
         raise PolicyNotPublished
     if status:
@@ -76,6 +77,16 @@ def run(client: Client, config: Path | None) -> None:
         click.echo(
             f"policy version {version} announced" if version else "no new policy version to put in force"
         )
+
+
+@policy.command("rollup")
+@CONFIG
+@pass_client
+def rollup(client: Client, config: Path | None) -> None:
+    """Make hourly and daily rollups of what has left SQL; the policy job reads them."""
+    command = job_command(config or client.config, "rollup_job")
+    if status := _status_of_job(command, "the days before are rolled up"):
+        raise JobFailed(status, "rollup", "what was rolled up before stays")
 
 
 def _announced(client: Client) -> int | None:

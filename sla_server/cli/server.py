@@ -33,6 +33,7 @@ from pmdaemon.runtime.excerpt import printable_lines
 from pmdaemon.runtime.failures import failures
 from pmdaemon.runtime.sockets import open_listener
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.runtime.threads import set_os_thread_name, watch
 from sla_server import config as configuration
 from sla_server import directories
 from sla_server.cli.errors import RequestRefused
@@ -41,7 +42,7 @@ from sla_server.cli.output import DATA_OUTPUT, print_json
 from sla_server.cli.relay import relay
 from sla_server.directories import leave_runtime_dir, prepare_runtime_dir
 from sla_server.errors import ServerNotRunning, ServerRunning
-from sla_server.supervisor import PARTS, Supervisor
+from sla_server.supervisor import PARTS, Supervisor, parts_of
 from sla_server.topology import app_layout, later_pairs, main_layout
 
 if TYPE_CHECKING:  # imported where it is used: a server in the foreground needs no HTTP client
@@ -142,6 +143,10 @@ def check_addresses(config: configuration.ResolvedConfig) -> None:
     for setting, (host, port), left in (
         ("api.listen", parse_address(config.api.listen), "api.port"),
         ("pmdaemon.listen", parse_address(config.pmdaemon.listen), "pmdaemon.port"),
+        *(
+            (f"cluster.{key}", parse_address(getattr(config.cluster, key)), "main.mbx")
+            for key in (("listen", "routes") if config.cluster else ())
+        ),
     ):
         deadline = Deadline(LEFTOVER_LIMIT_S if (config.runtime_dir / left).exists() else 0)
         while True:
@@ -244,6 +249,31 @@ def stop(path: Path | None, limit_s: float) -> None:
 cli.add_command(relay)
 
 
+@cli.command()
+@CONFIG
+def node(path: Path | None) -> None:
+    """Run only this machine's node of the cluster, [cluster] of the file, in the foreground.
+
+    For a machine that has no server of its own, such as the third of a pair.
+    """
+    config = configuration.load(path)
+    if config.cluster is None:
+        raise ConfigError(
+            str(path or "configuration"),
+            "has no table [cluster]",
+            "docs/operations/cluster.md has an example",
+        )
+    from sla_server.cluster.process import run
+
+    logs.configure("cluster")
+    set_os_thread_name("sla-cluster")
+    stop = Stop()
+    stop.install_signals()
+    stop.watch_parent()
+    watch(stop)
+    raise SystemExit(run(config, stop))
+
+
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
     """The state of a running server.
@@ -254,6 +284,7 @@ class ServerStatus:
         health: ``ok``, ``degraded`` or ``down``; "" without an answer.
         problems: what the parts report (``/api/v1/health``).
         failures: part -> why it ended at its last start.
+        parts: those that it should have.
     """
 
     processes: list[dict[str, Any]] = field(default_factory=list)
@@ -261,12 +292,13 @@ class ServerStatus:
     health: str = ""
     problems: list[dict[str, Any]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    parts: tuple[str, ...] = PARTS
 
     @property
     def missing(self) -> list[str]:
         """Parts that do not run."""
         running = {row["name"] for row in self.processes if row["state"] == "running"}
-        return [name for name in PARTS if name not in running]
+        return [name for name in self.parts if name not in running]
 
     @property
     def is_ready(self) -> bool:
@@ -324,16 +356,16 @@ def connected(config: configuration.ResolvedConfig, path: Path | None) -> Iterat
 
 def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid: int) -> ServerStatus:
     """Ask the server whose supervisor has this pid."""
-    failed = failures(config.runtime_dir)
+    failed, parts = failures(config.runtime_dir), parts_of(config)
     if client is None:
-        return ServerStatus(trouble=NO_ANSWER, failures=failed)
+        return ServerStatus(trouble=NO_ANSWER, failures=failed, parts=parts)
     health: dict[str, Any] = {}
     try:
         health = client.get("/health")
     except RequestRefused as exc:  # 503: down, and its body says why
         health = exc.problem
     except SlaError as exc:
-        return ServerStatus(trouble=str(exc).splitlines()[0], failures=failed)
+        return ServerStatus(trouble=str(exc).splitlines()[0], failures=failed, parts=parts)
     rows: list[dict[str, Any]] = []
     trouble = ""
     try:
@@ -341,7 +373,7 @@ def ask_status(config: configuration.ResolvedConfig, client: Client | None, pid:
     except SlaError as exc:
         trouble = str(exc).splitlines()[0]
     return ServerStatus(
-        rows, trouble, str(health.get("status", "")), list(health.get("problems", [])), failed
+        rows, trouble, str(health.get("status", "")), list(health.get("problems", [])), failed, parts
     )
 
 

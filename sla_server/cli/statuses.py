@@ -63,4 +63,5 @@ EXIT_STATUSES: Final[dict[int, ExitStatus]] = {
         "sla policy show says why.",
     ),
     130: ExitStatus("Interrupted."),
+    143: ExitStatus("--watch was ended by SIGTERM."),
 }

@@ -33,6 +33,7 @@ from sla_server.cli.errors import CliError, LiveValuesMissing
 from sla_server.cli.formatting import Column, FiniteRange, build, console, pass_client
 from sla_server.cli.labels import check_labels
 from sla_server.cli.tables import hold_of, now_of, objective_of, promise, state_of, what_of
+from sla_server.cli.watch import ended_by_sigterm
 from sla_server.rows import Row
 
 SLAS: Final = (
@@ -255,6 +256,7 @@ def top(
     shown = frame(snapshot, trouble, chosen.narrowed(_fitting(view)))
     with (
         contextlib.suppress(KeyboardInterrupt),
+        ended_by_sigterm(),
         _keys(),
         Live(shown, console=console(), screen=True, auto_refresh=False) as live,
     ):

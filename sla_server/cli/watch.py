@@ -12,7 +12,9 @@ import contextlib
 import functools
 import io
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +68,7 @@ def follow(draw: Callable[[], Any], interval_s: float, wait: Callable[[float], N
     is_screen = sys.stdout.isatty() and form() not in (JSON, YAML, NAME)
     show = _on_screen if is_screen else _as_stream
     last: list[str] = []
-    with contextlib.suppress(KeyboardInterrupt), show(sys.stdout) as shown:
+    with contextlib.suppress(KeyboardInterrupt), ended_by_sigterm(), show(sys.stdout) as shown:
         while True:
             lines, trouble = _picture(draw, has_last=bool(last))
             last = lines or last
@@ -74,6 +76,23 @@ def follow(draw: Callable[[], Any], interval_s: float, wait: Callable[[float], N
             wait(interval_s)
     if is_screen:
         click.echo("\n".join(last))
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, with the screen as it was before; the status says which it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Capture(io.StringIO):

@@ -111,7 +111,7 @@ def _pruned_row(after: dict[str, Any], now_us: int) -> Row:
     return {
         "audit_id": str(uuid.uuid5(NAMESPACE, f"{after['through']}/{after['digest']}")),
         "at_us": now_us,
-        "who": "server",
+        "who": audit_chain.KEEPER,
         "action": audit_chain.PRUNED,
         "subject": str(after["through"]),
         "before": "null",

@@ -34,6 +34,13 @@ class FilesConfig(StrictModel):
     rollups_max_age_days: float = Field(default=35.0, gt=0)
     """Files of rollups are given up at this age; above ``policy.window_days``, or the job learns less."""
 
+    hours_max_age_days: float = Field(default=396.0, gt=0)
+    """Files of hourly rollups, which the rollup job makes of rollups that have left SQL, are given up at this
+    age: 13 months."""
+
+    days_max_age_days: float = Field(default=1096.0, gt=0)
+    """Files of daily rollups are given up at this age: three years."""
+
     merge_below_bytes: int = Field(default=32 << 20, ge=0)
     """Only files below this size are merged with others; 0: none."""
 

@@ -73,6 +73,8 @@ class StatisticsSnapshot:
     Attributes:
         slot_files, missed_files: files with further rows of ``rollups`` and ``rollup_missed``; a key may be
             in several and in SQL: add them up.
+        hour_files: files of hourly rollups.
+        hour_days: begins of the days (us UTC) of which they have every hour; SQL may have the same hours.
         streams, volumes: the whole tables.
 
     Raises:
@@ -149,6 +151,9 @@ class StatisticsSnapshot:
     def _take_small(self, connection: Connection) -> None:
         self.slot_files = self._found(connection, manifest.ROLLUPS)
         self.missed_files = self._found(connection, manifest.MISSED)
+        self.hour_files = self._found(connection, manifest.HOURS)
+        in_hours = manifest.snapshot(connection, manifest.HOURS, *self.window_us)
+        self.hour_days = sorted({row.min_us // schema.DAY_US * schema.DAY_US for row in in_hours})
         self.streams = whole_table(connection, schema.streams)
         self.volumes = whole_table(connection, schema.volumes)
 

@@ -237,6 +237,9 @@ SERVER: Final = {
     "policy-job-failed": EventKind(
         "warning", "The policy job that the server started has failed.", "`sla get jobs` says why."
     ),
+    "rollup-job-failed": EventKind(
+        "warning", "The rollup job that the server started has failed.", "`sla get jobs` says why."
+    ),
     "report-job-failed": EventKind(
         "warning", "The report job that the server started has failed.", "`sla get jobs` says why."
     ),
@@ -324,6 +327,18 @@ DELIVERY: Final = {
     "silence-applied": EventKind("info", "Events are held back for a time."),
     "silence-ended": EventKind("info", "A silence was ended."),
 }
+CLUSTER: Final = {
+    "cluster-engine-died": EventKind(
+        "warning",
+        "The engine of this node of the cluster ended by itself and is started again.",
+        "`sla cluster status`; its last lines are in the server's log.",
+    ),
+    "cluster-engine-reduced": EventKind(
+        "warning",
+        "The engine cannot write each message to disk before it acknowledges it.",
+        "Install nats-server 2.12 or newer; docs/operations/cluster.md.",
+    ),
+}
 RELAY: Final = {
     "relay-started": EventKind("info", "A relay was started.", ends="relay-documents"),
     "relay-documents-refused": EventKind(
@@ -350,6 +365,7 @@ GROUPS: Final = {
     "The server": SERVER,
     "Delivery itself": DELIVERY,
     "A relay": RELAY,
+    "A cluster": CLUSTER,
 }
 KINDS: Final = {name: kind for group in GROUPS.values() for name, kind in group.items()}
 

@@ -93,9 +93,18 @@ class Event:
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as ``schema`` describes them."""
-        row = self.row()
-        row["source"], row["recorded_us"] = self.source, self.recorded_us
-        return row
+        return {  # ``row`` and two more, in one piece: thousands of events a second are written so
+            "event_id": self.event_id,
+            "at_us": self.at_us,
+            "kind": self.kind,
+            "severity": self.severity,
+            "element": self.element,
+            "subject": self.subject,
+            "text": self.text,
+            "details": dict(self.details),
+            "source": self.source,
+            "recorded_us": self.recorded_us,
+        }
 
     def encode(self) -> bytes:
         """The event as one line of JSON without its end."""

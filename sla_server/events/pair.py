@@ -141,7 +141,7 @@ class CooperatingPair:
         items = self._core.later_items
         while items:
             try:
-                self._later.add([items[0]])
+                self._later.take_over(items[0])
             except QueueFull:  # the next turn tries again
                 return
             items.popleft()

@@ -220,6 +220,23 @@ class PartnerLedger:
         with self._lock:
             self._taken.update(events)
 
+    def kept(self, queue_id: str, items: Iterable[QueuedEvent]) -> None:
+        """The partner has these: what was delivered here may have come to another place there.
+
+        An event that is held back goes from one of its queues to the other. It is remembered until the
+        recipient has passed the newest place: the partner forgets what we have reported when it dies.
+        """
+        with self._lock:
+            for item in items:
+                if not item.recipient:
+                    continue
+                at = queue_id, item.seq
+                known, identity = self._notes.delivered.get(item.recipient, {}), _delivery_id(item)
+                if identity in known:
+                    known[identity], self.is_dirty = at, True
+                if (addressed := (item.event.event_id, item.recipient)) in self._taken:
+                    self._taken[addressed] = at
+
     def unsent(self) -> dict[str, list[str]]:
         """Deliveries since ``delivered`` or the last call: recipient to identities, each once."""
         with self._lock:

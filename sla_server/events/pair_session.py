@@ -409,12 +409,12 @@ class KeeperSession(MirrorSession):
         if all(queue.queue_id != events.queue_id for queue in self._ledger.queues):
             raise PeerRefused("queue", f"it sends events of {events.queue_id}, which its HELLO did not name")
         records = list(events.each())
-        for seq, data in records:
-            try:
-                decode(seq, data)
-            except (ValueError, RecursionError) as exc:
-                raise PeerRefused("event", f"it sent what is no event: {exc}") from exc
+        try:
+            items = [decode(seq, data) for seq, data in records]
+        except (ValueError, RecursionError) as exc:
+            raise PeerRefused("event", f"it sent what is no event: {exc}") from exc
         seq, is_full = self._store.add(events.queue_id, records)
+        self._ledger.kept(events.queue_id, items)
         self.send(MirrorKept(events.queue_id, seq, is_full))
 
     def _confirm(self, said: MirrorConfirmed) -> None:

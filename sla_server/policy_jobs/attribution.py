@@ -241,10 +241,11 @@ def _without(load: Floats, used: Floats, ratio: Floats, weight: Floats) -> Float
 
 def describe(row: Mapping[str, Any]) -> list[str]:
     """A row of ``grouped.HARMS`` for people."""
-    evidence = "likely cause" if row["likely_cause"] else "correlation"
+    hurt = "hurt" if row["likely_cause"] else "may have hurt"
+    share = f"{row['share']:.0%} of the harm; " if row["share"] >= LEAST_SHARE else ""
     return [
-        f"  {row['volume']} hurt {row['sla']}/{row['objective']} on {row['backend']} ({evidence}): "
-        f"{row['share']:.0%} of the harm; without it {row['avoided_bad']} of {row['bad']} bad intervals "
-        "would be good",
+        f"  {row['volume']} {hurt} {row['sla']}/{row['objective']} on {row['backend']} "
+        f"({'likely cause' if row['likely_cause'] else 'correlation'}): {share}without it "
+        f"{row['avoided_bad']} of {row['bad']} bad intervals would be good",
         *([f"    {row['reason']}"] if row["reason"] else []),
     ]

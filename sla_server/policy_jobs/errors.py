@@ -90,14 +90,14 @@ class SparkFailed(PolicyJobError):
 
 
 class JobRunning(PolicyJobError):
-    """Another policy job holds the lock."""
+    """Another run of the same job holds the lock."""
 
     retryable = True
     exit_status = 79
 
-    def __init__(self, lock: Path) -> None:
+    def __init__(self, lock: Path, name: str = "policy") -> None:
         self.lock = lock
-        super().__init__(f"another policy job is running (it holds {lock}); wait for it to end")
+        super().__init__(f"another {name} job is running (it holds {lock}); wait for it to end")
 
 
 class NothingToLearn(PolicyJobError):

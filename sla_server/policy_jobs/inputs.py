@@ -32,6 +32,7 @@ from sla_server.policy_jobs.transforms import (
     SLOT_COLUMNS,
     SLOT_DDL,
     STREAM_COLUMNS,
+    US_A_DAY,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class JobInputs:
         promises: in force.
         hours: which hour of the week is when, at each backend.
         former_capacity: backend -> the newest valid capacity of an earlier policy, cost units a second.
+        slots_an_hour: of fine rollups; an hourly one weighs as many of them.
     """
 
     streams: pa.Table
@@ -66,6 +68,7 @@ class JobInputs:
     promises: Sequence[Promise]
     hours: HourTables
     former_capacity: dict[str, float]
+    slots_an_hour: int = 60
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,16 @@ class Statistics:
     hours: DataFrame
 
 
-def read(store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobConfig) -> JobInputs:
+def read(
+    store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobConfig, rollup_s: int = 60
+) -> JobInputs:
     """What the driver needs.
+
+    Args:
+        store: agreements, documents and former policies.
+        snapshot: of the statistics.
+        settings: of the job.
+        rollup_s: length of a fine rollup.
 
     Raises:
         NothingToLearn: there are no rollups in the window.
@@ -90,7 +101,8 @@ def read(store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobCo
         UnreadableAgreement: one in force does not fit this release.
         DatabaseUnavailable: retryable.
     """
-    if not snapshot.rows(SLOTS) and not snapshot.rows(HOURS) and not snapshot.slot_files.paths:
+    in_files = snapshot.slot_files.paths or snapshot.hour_files.paths
+    if not snapshot.rows(SLOTS) and not snapshot.rows(HOURS) and not in_files:
         raise NothingToLearn(settings.window_days)
     in_force = [_in_force(row) for row in store.reader.agreements(in_force=True)]
     streams = snapshot.streams.select(list(STREAM_COLUMNS))
@@ -111,7 +123,7 @@ def read(store: PolicyStore, snapshot: StatisticsSnapshot, settings: PolicyJobCo
         _holidays(store, settings.calendar),
     )
     former = _former_capacity(store.reader.policies(limit=1))
-    return JobInputs(streams, volumes, scope, in_scope, hours, former)
+    return JobInputs(streams, volumes, scope, in_scope, hours, former, 3600 // rollup_s)
 
 
 def zones_of(in_force: Sequence[InForce], backend_of: Mapping[str, str], default: str) -> dict[str, str]:
@@ -152,22 +164,33 @@ def statistics(spark: SparkSession, snapshot: StatisticsSnapshot) -> Statistics:
     return Statistics(
         slots=_rows(spark, snapshot, SLOTS, SLOT_DDL, snapshot.slot_files),
         missed=_rows(spark, snapshot, MISSED, MISSED_DDL, snapshot.missed_files),
-        hours=_rows(spark, snapshot, HOURS, HOUR_DDL, None),
+        hours=_rows(spark, snapshot, HOURS, HOUR_DDL, snapshot.hour_files, snapshot.hour_days),
     )
 
 
 def _rows(
-    spark: SparkSession, snapshot: StatisticsSnapshot, table: str, ddl: str, files: Files | None
+    spark: SparkSession,
+    snapshot: StatisticsSnapshot,
+    table: str,
+    ddl: str,
+    files: Files,
+    days: Sequence[int] = (),
 ) -> DataFrame:
-    """Rows of SQL and of files; a file deleted by now ends the job instead of counting less."""
+    """Rows of SQL and of files; a file deleted by now ends the job instead of counting less.
+
+    Of ``days`` the files have every row: those in SQL are the same ones.
+    """
     from pyspark.sql import functions as F
 
     rows = sql_source.rows_in_sql(spark, snapshot, table, COLUMNS[table], ddl)
-    if files is None or not files.paths:
+    if not files.paths:
         return rows
+    time = COLUMNS[table][0]
     begin_us, end_us = snapshot.window_us
     in_files = spark.read.schema(ddl).parquet(*map(for_spark, files.paths))
-    in_window = (F.col("slot_us") >= begin_us) & (F.col("slot_us") < end_us)
+    in_window = (F.col(time) >= begin_us) & (F.col(time) < end_us)
+    if days:
+        rows = rows.where(~F.expr(f"{time} div {US_A_DAY} * {US_A_DAY}").isin(*days))
     return rows.unionByName(in_files.where(in_window))
 
 

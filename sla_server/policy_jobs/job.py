@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from sla_server.policy_jobs.demand import HourTables
 
+T = TypeVar("T")
 EX_UNAVAILABLE: Final = 69
 EX_TEMPFAIL: Final = 75
 BURST_DAYS: Final = 7  # slots of a volume come to one call: a week of minutes is 10,000
@@ -69,8 +70,8 @@ NICER: Final = 10  # as the systemd unit: whatever else this machine does goes f
 
 
 @contextmanager
-def only_one(lock: Path) -> Iterator[None]:
-    """Hold the job's lock.
+def only_one(lock: Path, name: str = "policy") -> Iterator[None]:
+    """Hold the lock of the job of this name.
 
     Raises:
         JobRunning: another run holds it.
@@ -80,7 +81,7 @@ def only_one(lock: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise JobRunning(lock) from exc
+            raise JobRunning(lock, name) from exc
         yield
 
 
@@ -143,7 +144,7 @@ def compute(spark: SparkSession, rows: inputs.Statistics, read: inputs.JobInputs
             spark.createDataFrame(table)
             for table in (read.hours.zones, read.hours.learned, read.hours.coming)
         )
-        rates = slots.unionByName(transforms.without_covered_hours(hours, slots))
+        rates = transforms.slots_and_hours(slots, hours, read.slots_an_hour)
         demand = transforms.hourly_demand(rates, zones, learned)
         needs = [
             (backend, model.encode(each)) for backend, each in model.needs_of(capacity, read.promises).items()
@@ -184,9 +185,9 @@ def _sorted(frame: DataFrame, columns: int = 4) -> list[dict[str, Any]]:
 def on_spark(
     settings: configuration.PolicyJobConfig,
     job_dir: Path,
-    action: Callable[[SparkSession], Found],
+    action: Callable[[SparkSession], T],
     log_path: Path,
-) -> tuple[Found, dict[str, int]]:
+) -> tuple[T, dict[str, int]]:
     """Start Spark, compute, stop it; with it comes what memory that took (``session.peak_mib``).
 
     Raises:
@@ -301,11 +302,11 @@ def _computed(
         config.database, config.data_dir, window_us, inputs.COLUMNS, scratch_of(job_dir)
     )
     with closing(taken) as snapshot:
-        read = inputs.read(store, snapshot, settings)
+        read = inputs.read(store, snapshot, settings, config.database.rollup_s)
         in_sql, in_files, hours = (
             snapshot.rows(inputs.SLOTS),
             snapshot.slot_files.rows,
-            snapshot.rows(inputs.HOURS),
+            snapshot.rows(inputs.HOURS) + snapshot.hour_files.rows,
         )
         log_path = job_dir / "spark.log"
         noted.note("Spark computes", rows=in_sql + in_files + hours)
@@ -314,8 +315,9 @@ def _computed(
             return compute(spark, inputs.statistics(spark, snapshot), read)
 
         click.echo(
-            f"{in_sql} rollups and {hours} hours are in SQL, {in_files} rollups in "
-            f"{len(snapshot.slot_files.paths)} files; Spark starts, and writes its warnings to {log_path}",
+            f"{in_sql} rollups are in SQL, {in_files} in {len(snapshot.slot_files.paths)} files, {hours} "
+            f"hours in SQL and {len(snapshot.hour_files.paths)} files; Spark starts, and writes its warnings "
+            f"to {log_path}",
             err=True,
         )
         with stderr_to(log_path):

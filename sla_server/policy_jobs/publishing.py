@@ -37,15 +37,18 @@ class JobRun:
 
 
 @contextmanager
-def noted(store: PolicyStore, who: str, status_of: Callable[[SlaError], int]) -> Iterator[JobRun]:
+def noted(
+    store: PolicyStore, who: str, status_of: Callable[[SlaError], int], kind: str = KIND
+) -> Iterator[JobRun]:
     """Note a run from begin to end, however it ends. The caller holds the job's lock.
 
     Args:
         store: with the right to insert.
         who: started it.
         status_of: the exit status of an error.
+        kind: of the job.
     """
-    job_id = store.begin_job(KIND, who)
+    job_id = store.begin_job(kind, who)
     run = JobRun(lambda text, rows=None: _noted(store, job_id, text, rows))
     try:
         yield run

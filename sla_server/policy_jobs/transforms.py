@@ -23,6 +23,8 @@ MICRO: Final = 1e6
 MOST_INTERVALS: Final = (
     1000  # a promise and step; what is attributed depends on the kinds of them, not their number
 )
+MIXED: Final = "at_us div 1000000 * 1000003 % 16777213"
+"""An order of intervals that follows no rhythm of the load, and that any engine can compute."""
 LEAST_PART: Final = 0.01  # of a backend's cost; smaller volumes are told apart from the others by no model
 
 
@@ -107,7 +109,7 @@ def hourly_demand(rates: DataFrame, zones: DataFrame, learned: DataFrame) -> Dat
     """Demand of each volume by hour of the week, as clocks at its backend show it.
 
     Args:
-        rates: of ``volume_slots``.
+        rates: of ``volume_slots``, with ``times``: how many intervals a row represents.
         zones: backend, zone.
         learned: of ``demand.HourTables``.
 
@@ -119,13 +121,13 @@ def hourly_demand(rates: DataFrame, zones: DataFrame, learned: DataFrame) -> Dat
 
     begin = (F.floor(F.col("at_us") / QUARTER_US) * QUARTER_US).cast("bigint").alias("begin_us")
     return (
-        rates.select("backend", "volume", "demand", "ios", "cost_milli", begin)
+        rates.select("backend", "volume", "demand", "ios", "cost_milli", "times", begin)
         .join(F.broadcast(zones), "backend")
         .join(F.broadcast(learned), ["zone", "begin_us"])
         .groupBy("backend", "volume", "hour_of_week")
         .agg(
-            F.percentile("demand", F.array(F.lit(0.5), F.lit(0.95)), F.col("weight")).alias("p"),
-            F.count("*").alias("samples"),
+            F.percentile("demand", F.array(F.lit(0.5), F.lit(0.95)), F.expr("weight * times")).alias("p"),
+            F.sum("times").alias("samples"),
             (F.try_divide(F.sum("cost_milli"), F.sum("ios")) / 1000.0).alias("mean_cost"),
         )
         .select(
@@ -155,6 +157,18 @@ def expected_demand(demand: DataFrame, zones: DataFrame, coming: DataFrame) -> D
 
     local = demand.withColumnRenamed("hour_of_week", "like_hour").join(F.broadcast(zones), "backend")
     return local.join(F.broadcast(coming), ["zone", "like_hour"]).select(*demand.columns)
+
+
+def slots_and_hours(slots: DataFrame, hours: DataFrame, slots_an_hour: int) -> DataFrame:
+    """Fine intervals, and hours where there are none, each with ``times``: how many intervals it represents.
+
+    An hour of a steady load weighs what its fine intervals would weigh: the demand is the same.
+    """
+    from pyspark.sql import functions as F
+
+    fine = slots.withColumn("times", F.lit(1).cast("bigint"))
+    coarse = without_covered_hours(hours, slots).withColumn("times", F.lit(slots_an_hour).cast("bigint"))
+    return fine.unionByName(coarse)
 
 
 def without_covered_hours(hours: DataFrame, slots: DataFrame) -> DataFrame:
@@ -228,7 +242,7 @@ def intervals_to_attribute(points: DataFrame, promised: DataFrame) -> DataFrame:
         .withColumn("is_bad", is_bad)
         .withColumn("was_broken", F.max("is_bad").over(Window.partitionBy(*keys)))
         .where("was_broken")
-        .withColumn("rank", F.row_number().over(alike.orderBy(F.xxhash64("at_us"), "at_us")))
+        .withColumn("rank", F.row_number().over(alike.orderBy(F.expr(MIXED), "at_us")))
         .withColumn("all", F.count("*").over(alike))
         .where(F.col("rank") <= MOST_INTERVALS)
         .withColumn("times", F.col("all") / F.least("all", F.lit(MOST_INTERVALS)).cast("double"))
@@ -323,6 +337,7 @@ STREAM_COLUMNS: Final = ("stream_id", "volume", "client", "backend")
 HOURS_A_WEEK: Final = 168
 US_A_SECOND: Final = 1_000_000
 US_AN_HOUR: Final = 3600 * US_A_SECOND
+US_A_DAY: Final = 24 * US_AN_HOUR
 QUARTER_US: Final = US_AN_HOUR // 4
 MONDAY_OFFSET_HOURS: Final = 72
 """1970-01-01 was a Thursday: hour 0 of the epoch is hour 72 of a week that starts on Monday 00 UTC."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from sla_server.agreements import periods
@@ -102,16 +103,21 @@ def day_figures(slices: ObjectiveSlices, period: ReportPeriod, end_us: int) -> l
 
 
 def gaps(slices: ObjectiveSlices, spans: Iterable[Span]) -> list[Span]:
-    """Parts of ``spans`` that no stored slice covers, at least a slice long."""
+    """Parts of ``spans`` that no stored slice covers, at least a slice long.
+
+    Rows are in order of their starts; each span begins at the first row that reaches into it.
+    """
     found: list[Span] = []
+    covered = [(row["start_us"], row["start_us"] + row["length_us"]) for row in slices.rows]
+    reaches = list(accumulate((end_us for _, end_us in covered), max))
     for from_us, to_us in spans:
         reached = from_us
-        for row in slices.rows:
-            end_us = row["start_us"] + row["length_us"]
-            if end_us <= reached or row["start_us"] >= to_us:
-                continue
-            if row["start_us"] > reached:
-                found.append((reached, row["start_us"]))
+        for place in range(bisect_right(reaches, from_us), len(covered)):
+            start_us, end_us = covered[place]
+            if start_us >= to_us:
+                break
+            if start_us > reached:
+                found.append((reached, start_us))
             reached = max(reached, end_us)
         if reached < to_us:
             found.append((reached, to_us))
@@ -141,6 +147,8 @@ def service_s(slices: ObjectiveSlices, spans: Iterable[Span]) -> tuple[int, int]
         for item, _ in slices.by_version.values():
             begin_us = max(from_us, item.applied_us)
             end_us = to_us if item.ended_us is None else min(to_us, item.ended_us)
+            if begin_us >= end_us:
+                continue
             spec = item.agreement.spec
             inside_us += periods.service_us(
                 spec.service_hours, begin_us, end_us, spec.time_zone, item.calendar

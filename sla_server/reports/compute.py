@@ -6,6 +6,7 @@ are those of ``agreements.compliance`` and ``credits``, which the server itself 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -38,6 +39,7 @@ from sla_server.reports.document import (
 )
 from sla_server.reports.inputs import MOST_EPISODES, MOST_THROTTLES, ReportInputs
 from sla_server.reports.words import duration
+from sla_server.services.judging.track import JUDGE_BACK_US
 
 LATE_US: Final = 2 * 86_400 * SECOND_US
 """Late data may revise a slice for so long (``judging.track.OPEN_US``)."""
@@ -103,7 +105,9 @@ def _slices(inputs: ReportInputs, name: str) -> ObjectiveSlices | None:
 
 
 def _within(slices: ObjectiveSlices, bounds: Span) -> ObjectiveSlices:
-    rows = [row for row in slices.rows if bounds[0] <= row["start_us"] < bounds[1]]
+    """Those that start within; rows are in order, so a year of days reads each row once."""
+    first, end = (bisect_left(slices.rows, us, key=lambda row: row["start_us"]) for us in bounds)
+    rows = slices.rows[first:end]
     return ObjectiveSlices(slices.name, rows, slices.terms, slices.last, slices.by_version)
 
 
@@ -300,13 +304,25 @@ def _preliminary(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> lis
         found.append("statistics that arrive late may revise slices until 48 h after the end")
     if now_us >= end_us:
         for each in slices:
-            judged_us = max((row["start_us"] + row["length_us"] for row in each.rows), default=0)
             spans = accounts.promised_spans(each, (period.from_us, end_us))
-            if spans and judged_us < spans[-1][1] and now_us < end_us + LATE_US:
+            if spans and not _is_judged(inputs, each.name, spans[-1][1]):
                 found.append(f"the last slices of {each.name} are not judged yet")
     if found and any(row["closed_us"] is None for row in inputs.episodes):
         found.append("a violation goes on")
     return found
+
+
+def _is_judged(inputs: ReportInputs, name: str, end_us: int) -> bool:
+    """Whether judging has passed this time, so that nothing until then is still to come.
+
+    The clock alone does not say so: it may be ahead by weeks, or the server was away and catches up just now.
+    Where no slice of the objective is stored, there may never be one: the other ones say how far judging is,
+    as they do where the server was away for so long that the last slices stay unjudged.
+    """
+    own_us = inputs.judged.get(name, 0)
+    if own_us:
+        return own_us >= end_us or inputs.judged_us >= end_us + JUDGE_BACK_US
+    return inputs.judged_us >= end_us
 
 
 def _notes(inputs: ReportInputs, slices: Iterable[ObjectiveSlices]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -32,10 +33,11 @@ MOST_NAMED: Final = 5
 def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> list[ReportedEpisode]:
     """Violations that lasted in some of the period, oldest first."""
     found = []
+    bad = {name: _BadSlices(each.rows) for name, each in slices.items()}
     for row in inputs.episodes:
         end_us = row["closed_us"] or inputs.end_us
         inside_us = min(end_us, inputs.end_us) - max(row["opened_us"], inputs.period.from_us)
-        cause, text, volumes = _cause(row, end_us, inputs, slices.get(row["objective"]))
+        cause, text, volumes = _cause(row, end_us, inputs, bad.get(row["objective"]))
         found.append(
             ReportedEpisode(
                 episode_id=row["episode_id"],
@@ -53,8 +55,24 @@ def episodes_of(inputs: ReportInputs, slices: Mapping[str, ObjectiveSlices]) -> 
     return found
 
 
+class _BadSlices:
+    """Bad slices of an objective, in order, so that each violation looks at its own alone."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = [row for row in rows if row["state"] == "bad"]
+        self._longest_us = max((row["length_us"] for row in self._rows), default=0)
+
+    def within(self, from_us: int, to_us: int) -> list[Row]:
+        """Those that reach into [from_us, to_us)."""
+        first, end = (
+            bisect_left(self._rows, us, key=lambda row: row["start_us"])
+            for us in (from_us - self._longest_us, to_us)
+        )
+        return [row for row in self._rows[first:end] if row["start_us"] + row["length_us"] > from_us]
+
+
 def _cause(
-    row: Row, end_us: int, inputs: ReportInputs, slices: ObjectiveSlices | None
+    row: Row, end_us: int, inputs: ReportInputs, bad: _BadSlices | None
 ) -> tuple[Cause, str, list[str]]:
     """Why a promise was broken, as far as what is stored says so.
 
@@ -69,7 +87,7 @@ def _cause(
     kinds = {each["kind"] for each in decided}
     reasons = {each["reason"] for each in decided}
     slowed = _slowed(victim, row["opened_us"], end_us, inputs.throttles)
-    if "storage-fault" in reasons or _hung(row, end_us, slices):
+    if "storage-fault" in reasons or _hung(row, end_us, bad):
         return "storage", "the storage hung or failed: I/Os did not complete", slowed
     if "infeasible" in kinds:
         return (
@@ -99,16 +117,10 @@ def _slowed(victim: str, opened_us: int, end_us: int, throttles: Iterable[Row]) 
     return sorted(found)
 
 
-def _hung(row: Row, end_us: int, slices: ObjectiveSlices | None) -> bool:
+def _hung(row: Row, end_us: int, bad: _BadSlices | None) -> bool:
     """Whether most of its bad slices are hangs or failures."""
-    bad = [
-        each["reason"]
-        for each in (slices.rows if slices is not None else ())
-        if each["state"] == "bad"
-        and each["start_us"] < end_us
-        and each["start_us"] + each["length_us"] > row["opened_us"]
-    ]
-    return sum(reason in STORAGE_REASONS for reason in bad) * 2 > len(bad)
+    reasons = [each["reason"] for each in (bad.within(row["opened_us"], end_us) if bad is not None else ())]
+    return sum(reason in STORAGE_REASONS for reason in reasons) * 2 > len(reasons)
 
 
 def _users(decided: Iterable[Row], name: str) -> list[str]:

@@ -1,7 +1,8 @@
 """What a report is computed from, and how it is read: stored rows, as of one moment.
 
 A slice has revisions, each with the time at which it was judged. So a report can be computed again as of the
-time at which it was issued, whatever was judged since (``verify``).
+time at which it was issued, whatever was judged since (``verify``). SQL picks the revision: however often
+slices were judged again, one row of each is read, and at most ``MOST_SLICES`` of a report.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class ReportInputs:
             window the one that ends with it.
         slices: objective to the newest revision of each slice, from the first credited period on.
         revised: slices with a revision after ``as_of_us``.
+        judged_us: until when any slice was judged; ``judged``: the same by objective. 0: none was.
         held: volume to I/Os and delay of the hours in which it was throttled for this agreement.
     """
 
@@ -61,6 +63,8 @@ class ReportInputs:
     credited: Sequence[Span] = ()
     slices: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     revised: int = 0
+    judged_us: int = 0
+    judged: Mapping[str, int] = field(default_factory=dict)
     episodes: Sequence[Row] = ()
     decisions: Sequence[Row] = ()
     decisions_from_us: int | None = None
@@ -175,11 +179,14 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInp
     agreed = [objective.name for item in found.held_versions for objective in item.agreement.judged]
     names = dict.fromkeys([*agreed, *reader.reports.report_objectives(name, from_us, end_us)])
     slices: dict[str, list[Row]] = {}
-    revised = 0
+    left = most_slices
     for objective in names:
-        every = reader.reports.slice_revisions(name, objective, from_us, end_us)
-        slices[objective] = newest_by(every, as_of_us)
-        revised += len({row["start_us"] for row in every if row["judged_us"] > as_of_us})
+        # More than expected: stored by a version with shorter slices that cannot be read any more.
+        found_slices = reader.reports.slices_as_of(name, objective, from_us, end_us, as_of_us, left + 1)
+        left -= len(found_slices)
+        if left < 0:
+            raise PeriodTooLong(period.text, most_slices - left, most_slices)
+        slices[objective] = found_slices
     victims = [f"{name}/{objective}" for objective in names]
     episodes = reader.reports.episodes_between(name, period.from_us, end_us, MOST_EPISODES)
     first_us = min([period.from_us, *(row["opened_us"] for row in episodes)]) - BEFORE_US
@@ -195,7 +202,11 @@ def _read(reader: SqlReader, found: ReportInputs, most_slices: int) -> ReportInp
         rows=found.rows,
         credited=credited,
         slices=slices,
-        revised=revised,
+        revised=sum(
+            reader.reports.revised_after(name, objective, from_us, end_us, as_of_us) for objective in names
+        ),
+        judged_us=reader.reports.judged_until(as_of_us),
+        judged={objective: reader.reports.judged_until(as_of_us, (name, objective)) for objective in names},
         episodes=[_episode_by(row, as_of_us) for row in episodes],
         decisions=reader.decisions(
             victims=victims, from_us=first_us, until_us=end_us, newest_first=False, limit=MOST_DECISIONS
@@ -218,17 +229,6 @@ def _expected_slices(versions: Iterable[InForce], from_us: int, end_us: int) -> 
             length_s = objective.budgeting.slice_s
             shortest[objective.name] = min(length_s, shortest.get(objective.name, length_s))
     return sum((end_us - from_us) // (length_s * SECOND_US) + 1 for length_s in shortest.values())
-
-
-def newest_by(rows: Iterable[Row], as_of_us: int) -> list[Row]:
-    """Of each slice the newest revision that was judged by then, oldest slice first."""
-    found: dict[int, Row] = {}
-    for row in rows:
-        if row["judged_us"] <= as_of_us:
-            before = found.get(row["start_us"])
-            if before is None or row["revision"] > before["revision"]:
-                found[row["start_us"]] = row
-    return [found[start_us] for start_us in sorted(found)]
 
 
 def throttled_spans(row: Row, from_us: int, to_us: int) -> Span | None:

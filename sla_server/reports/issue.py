@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pydantic import ValidationError
+
 from sla_server.agreements.difference import differences
 from sla_server.reports.compute import LATE_US, compute_report, plain
 from sla_server.reports.document import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # rows come in and go out; how is the caller's affair
     from sla_server.db.reports import ChainEnd, ReportStore
 
 MOST_REVISED: Final = 200
+OTHER_RELEASE: Final = "all: the one before it was issued by another release"
 PERIODS_BACK: Final = 2
 """The newest periods that are over: the one before the last is made up for, if the server was away then."""
 DueKind = Literal["own"] | PeriodKind
@@ -76,12 +79,10 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
     revision, revises, revised = 0, None, list[RevisedField]()
     name, period = content.agreement.name, content.period
     if end.latest is not None:
-        before = IssuedReport.model_validate_json(end.latest["body"])
-        _check_still_stored(before, content)
-        revised = changed_fields(before.content, content)
+        revised = _revised(end.latest, content)
         if not revised:
             return None
-        revision, revises = before.revision + 1, before.report_id
+        revision, revises = end.latest["revision"] + 1, end.latest["report_id"]
     report_id = f"{name}-{period.text}" + (f"-r{revision}" if revision else "")
     report = IssuedReport(
         number=end.number,
@@ -112,6 +113,25 @@ def _row(content: ReportContent, end: ChainEnd, who: str, now_us: int) -> dict[s
         "summary": summary_of(content),
         "body": body.decode(),
     }
+
+
+def _revised(latest: Row, content: ReportContent) -> list[RevisedField]:
+    """What a revision of the newest report of the period would change; nothing: there is no need of one.
+
+    Raises:
+        NothingToReport: slices have left since, or what is final is of another release.
+    """
+    try:
+        before = IssuedReport.model_validate_json(latest["body"])
+    except ValidationError as exc:
+        if not latest["is_preliminary"]:
+            problem = (
+                f"{latest['report_id']} was issued by another release, so nothing says what would change"
+            )
+            raise NothingToReport(f"{problem}: it stays as it is") from exc
+        return [RevisedField(field=OTHER_RELEASE, before=None, after=None)]
+    _check_still_stored(before, content)
+    return changed_fields(before.content, content)
 
 
 def _check_still_stored(before: IssuedReport, content: ReportContent) -> None:

@@ -74,12 +74,14 @@ class Verification:
 
     Attributes:
         checked: what was compared, in words, whether or not something was found.
+        number: of the report in the chain, where that is walked along.
     """
 
     report_id: str
     findings: list[Discrepancy] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     left_out: int = 0
+    number: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -111,12 +113,20 @@ def canonical_text(value: Any) -> bytes:
     ).encode()
 
 
-def verify_chain(reader: SqlReader) -> Iterator[Verification]:
-    """Check digests, numbers and audit entries of all reports, oldest first."""
-    number, previous = 0, NO_REPORT
-    while rows := reader.reports.issued_after(number, BATCH):
+def verify_chain(reader: SqlReader, after: int = 0, most: int | None = None) -> Iterator[Verification]:
+    """Check digests, numbers and audit entries of reports, oldest first.
+
+    Args:
+        reader: of what is stored.
+        after: reports behind the one of this number; 0: from the first one on.
+        most: so many of them; None: all.
+    """
+    number, previous = after, _digest_at(reader, after)
+    left = most
+    while rows := reader.reports.issued_after(number, BATCH if left is None else min(BATCH, left)):
+        left = None if left is None else left - len(rows)
         for row in rows:
-            found = Verification(row["report_id"])
+            found = Verification(row["report_id"], number=row["number"])
             if row["number"] != number + 1:
                 text = f"number {number + 1} is missing: the report after {number} is {row['number']}"
                 found.add("broken", "number", text)
@@ -125,6 +135,14 @@ def verify_chain(reader: SqlReader) -> Iterator[Verification]:
             check_document(found, row, reader.reports.audit_of(row["report_id"]))
             number, previous = row["number"], row["digest"]
             yield found
+
+
+def _digest_at(reader: SqlReader, number: int) -> str:
+    """What the report after this one has to name; "", which none names, if this one is not there."""
+    if number == 0:
+        return NO_REPORT
+    rows = reader.reports.issued_after(number - 1, 1)
+    return str(rows[0]["digest"]) if rows and rows[0]["number"] == number else ""
 
 
 def taken_away(reader: SqlReader) -> Iterator[Verification]:

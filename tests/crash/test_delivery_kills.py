@@ -23,7 +23,7 @@ from pmdaemon.reserve.reader import ReserveReader
 from sla_server.agreements.load import load_documents
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 from tests.support.deliveries import event
-from tests.support.event_deaths import EVENTS, SLOTS
+from tests.support.event_deaths import EVENTS, RESERVES, SLOTS
 from tests.support.forks import Children
 from tests.support.receivers import HttpReceiver, status
 
@@ -44,17 +44,18 @@ def lines(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
+@pytest.mark.parametrize("is_initial", [False, True])
 def test_a_death_at_every_store_of_recording_and_taking_loses_no_accepted_event(
-    children: Children, tmp_path: Path
+    children: Children, tmp_path: Path, is_initial: bool
 ) -> None:
     deaths = 0
     for kill_at in range(10_000):
         folder = tmp_path / str(kill_at)
         folder.mkdir()
-        result, output = children.run("record", str(folder), kill_at)
+        result, output = children.run("record", str(folder), kill_at, int(is_initial))
         assert result in (0, -9), output
         noticed, accepted = len(lines(folder / "noticed")), len(lines(folder / "accepted"))
-        reader = ReserveReader(folder / "a.normal.reserve")
+        reader = ReserveReader(folder / RESERVES[is_initial])
         rest = reader.take(SLOTS)
         numbers = [json.loads(record.payload)["number"] for record in rest]
         assert numbers == sorted(numbers), kill_at

@@ -22,6 +22,7 @@ def test_no_cut_is_lost_or_doubled(tmp_path: Path) -> None:
     )
     assert proof.problems == []
     assert sum(count for name, count in faults.items() if name in chaos.VICTIMS) == 20
+    assert faults[chaos.BOTH] > 0
     assert proof.events.sent > 0
     assert set(proof.events.arrived) == {"broken", "healthy", "file"}
     assert proof.delivered + proof.held + proof.dropped >= proof.made > 20

@@ -104,13 +104,14 @@ def test_the_chart_begins_with_the_first_sample(tmp_path: Path, page: Page) -> N
             assert first_s <= time.time()
             # The axis is a minute at least, and no longer than the page has been fed.
             assert 60 <= last_s - first_s < max(60.0, time.time() - began_s) + 15
-            assert "of the last 15 min" not in text(driver, "#chart-title")
+            title = text(driver, "#chart-title")  # before the trends of the page are replaced below
+            assert "of the last 15 min" not in title
+            assert title.partition("; now ")[2].startswith("9.20 ms of 12.0 ms, kept.")
             assert from_module(driver, "chart.js", OVER_A_SILENCE).count("M") == 2, "no line is drawn over it"
             assert "to keep b/x, a/x" in from_module(driver, "format.js", WORDS_OF_A_LOOP)
             states = ["ok", "at-risk", "idle", "out-of-curve", "not-known-yet"]
             words = ["kept", "at risk", "idle", "above demand", "not-known-yet"]
             assert from_module(driver, "format.js", f"{states}.map(m.stateWords)") == words
-            assert text(driver, "#chart-title").partition("; now ")[2].startswith("9.20 ms of 12.0 ms, kept.")
     finally:
         site.close()
         site.mailbox.close()
@@ -137,6 +138,29 @@ def test_seventy_open_pages_do_not_hang_the_api(site: Site) -> None:
     again = ask(site, "/api/v1/live/stream")
     assert again.status == 200
     again.close()
+
+
+TWENTY_FIVE = """m.daysOf(Array.from({length: 25},
+  (_, at) => ({hour_us: Date.UTC(2026, 9, 24, 22 + at) * 1000, at})), (hour) => ({at: hour.at}))"""
+"""Of heat.js: the hours of 2026-10-25 in Berlin."""
+
+
+def test_a_day_of_25_hours_shows_them_all(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(site.url)
+        driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+        day, again = from_module(driver, "heat.js", TWENTY_FIVE)
+        assert [cell["at"] for cell in day["cells"]] == [0, 1, 2, *range(4, 25)]
+        assert [(hour, cell["at"]) for hour, cell in enumerate(again["cells"]) if cell] == [(2, 3)]
+        assert again["label"] == f"{day['label']}, again"
+
+
+def test_since_when_is_of_the_state_that_is_shown(site: Site, page: Page) -> None:
+    with page() as driver:
+        driver.get(site.url)
+        asked = "m.factsNow({state: 'ok', since_us: 5, customer: 'acme'}, {state: %r})"
+        assert from_module(driver, "cells.js", asked % "ok") == {"customer": "acme", "since_us": 5}
+        assert from_module(driver, "cells.js", asked % "violating") == {"customer": "acme", "since_us": None}
 
 
 @pytest.mark.parametrize(

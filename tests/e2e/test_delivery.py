@@ -1,4 +1,4 @@
-"""Events reach a webhook while the database manager stands still, and after the whole server was killed."""
+"""Events reach their recipients while the database manager stands still, and after the server was killed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Driver, whole_product
+from tests.e2e.test_cycle import gold_state
 from tests.support.receivers import HttpReceiver, status
-from tests.support.stage import Stage
+from tests.support.stage import GOLD_IOPS, GREEDY_DEPTH, Stage
 
 pytestmark = pytest.mark.e2e
 DOCUMENTS = """
@@ -27,6 +30,24 @@ kind: Route
 metadata: {{name: all}}
 spec: {{recipients: [oncall], match: {{kinds: [mode-changed, process-restarted]}}}}
 """
+VIOLATIONS = """
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {{name: oncall}}
+spec: {{webhook: {{url: "{url}"}}, timeout: 2s}}
+---
+apiVersion: storage-sla/v1
+kind: Recipient
+metadata: {{name: book}}
+spec: {{file: {{path: book.jsonl}}}}
+---
+apiVersion: storage-sla/v1
+kind: Route
+metadata: {{name: violations}}
+spec: {{recipients: [oncall, book], match: {{kinds: [violation-opened, violation-closed]}}}}
+"""
+CALM = "[services.control]\nepisode_calm_s = 2\nepisode_calm_max_s = 2\n"
+OPENED, CLOSED = "violation-opened", "violation-closed"
 LIMIT_S = 120.0
 
 
@@ -44,8 +65,12 @@ class Answering:
 
     def events(self, code: int = 200) -> list[tuple[str, str]]:
         """Kind and subject of what was answered so."""
+        return [(event["kind"], event["subject"]) for event in self.all_events(code)]
+
+    def all_events(self, code: int = 200) -> list[dict[str, Any]]:
+        """What was answered so."""
         return [
-            (alert["delivery"]["event"]["kind"], alert["delivery"]["event"]["subject"])
+            alert["delivery"]["event"]
             for (_, _, _, body), given in zip(list(self.receiver.requests), list(self.codes), strict=False)
             if given == code
             for alert in json.loads(body)["alerts"]
@@ -99,3 +124,53 @@ def test_events_come_without_the_database_manager_and_after_the_death_of_all(tmp
         )
         first = list(dict.fromkeys(answering.events()))
         assert first.index(restarted("appserver")) < first.index(restarted("services"))
+
+
+def written(stage: Stage) -> list[dict[str, Any]]:
+    """The events in the file of the recipient "book"."""
+    path = stage.folder / "data" / "notices" / "book.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["event"] for line in lines]
+
+
+def of_episode(events: list[dict[str, Any]], episode_id: str) -> list[str]:
+    """The kinds of its events in the order in which they came, each event once."""
+    found = {each["event_id"]: each for each in events if each["details"]["episode_id"] == episode_id}
+    return [each["kind"] for each in found.values()]
+
+
+def kill_all(stage: Stage) -> None:
+    """The server's parent first, so that it starts none of the others again."""
+    for fragment in ("-m sla_server start", "sla_server.process", "-m pmdaemon"):
+        stage.kill(fragment)
+    stage.wait(lambda: not stage.pids("sla_server.process") + stage.pids("-m pmdaemon"), "the end of all")
+
+
+def test_a_violation_that_ends_while_the_server_is_down_ends_for_each_recipient(
+    tmp_path: Path, driver: Driver
+) -> None:
+    answering = Answering()
+    with answering.receiver as receiver, whole_product(tmp_path, CALM) as stage:
+        (tmp_path / "notify.yaml").write_text(VIOLATIONS.format(url=receiver.url))
+        stage.sla("apply", "-f", str(tmp_path / "notify.yaml"))
+        gold_agent, greedy_agent = stage.agents
+        driver.start(gold_agent.socket(stage), "erp-db", rate_iops=GOLD_IOPS)
+        stage.wait(lambda: gold_state(stage) == "ok", "the promise kept", limit_s=LIMIT_S)
+        answering.code = 503  # one recipient has confirmed the beginning when the server dies, one has not
+        greedy = driver.start(greedy_agent.socket(stage), "batch", depth=GREEDY_DEPTH)
+        stage.wait(lambda: answering.all_events(503) and written(stage), "the beginning", limit_s=LIMIT_S)
+        begun = written(stage)[-1]
+        assert begun["kind"] == OPENED
+        episode_id = begun["details"]["episode_id"]
+
+        kill_all(stage)
+        driver.stop(greedy)
+        answering.code = 200
+        stage.start_server()
+        for events in (answering.all_events, lambda: written(stage)):
+            stage.wait(
+                lambda events=events: CLOSED in of_episode(events(), episode_id),
+                "the end of the episode",
+                limit_s=LIMIT_S,
+            )
+            assert of_episode(events(), episode_id) == [OPENED, CLOSED]

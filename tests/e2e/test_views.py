@@ -194,7 +194,7 @@ def test_the_views_of_one_thing_lead_to_each_other(site: Site, page: Page) -> No
         driver.get(f"{site.url}volumes/batch")
         wait_for(driver, "#ranges [aria-current]")
         wait_for(driver, "#latency-plot .main-svg")
-        wait_for(driver, "#graph path.own")
+        wait_for(driver, "#graph svg path")
         driver.find_element(By.LINK_TEXT, "127.0.0.1").click()
         until(driver, lambda: asked_client(site) == "127.0.0.1", "the history of one client")
         assert driver.current_url.endswith("?client=127.0.0.1")

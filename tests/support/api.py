@@ -248,6 +248,7 @@ def december() -> StoredRows:
         slice_row(from_us + minute * MINUTE_US, "bad" if 20 <= minute < 25 else "good", **named)
         for minute in range(60)
     ]
+    slices.append(slice_row(NOW_US - MINUTE_US, judged_us=NOW_US, **named))  # judging goes on
     opened_us, closed_us = from_us + 20 * MINUTE_US, from_us + 25 * MINUTE_US
     throttles = [throttle_row("batch", opened_us, closed_us, victim="erp-gold/latency")]
     episodes = [episode_row(opened_us, closed_us, name="erp-gold")]
@@ -369,6 +370,26 @@ class FakeAccess:
 
     def sessions(self, now_us: int) -> list[dict[str, Any]]:
         return [row for row in self._all("sessions") if row["expires_us"] > now_us]
+
+
+def _harm(volume: str, share: float, reason: str = "") -> dict[str, Any]:
+    """A row of a policy's attribution."""
+    return {
+        "backend": "disk-0",
+        "sla": "erp-gold",
+        "objective": "latency",
+        "step": 0,
+        "volume": volume,
+        "share": share,
+        "avoided_bad": 9,
+        "avoided_missed": 1200.5,
+        "bad": 12,
+        "first_us": NOW_US - 7_200_000_000,
+        "last_us": NOW_US,
+        "worst_us": NOW_US - 3_600_000_000,
+        "likely_cause": not reason,
+        "reason": reason,
+    }
 
 
 class FakeSource:
@@ -633,9 +654,12 @@ class FakeSource:
         self._row("episode", episode_id)
         return dict(EPISODE) if str(EPISODE["episode_id"]).startswith(episode_id) else None
 
-    def throttles(self, in_force: bool = False, limit: int = 100) -> list[dict[str, Any]]:
-        self._row("throttles", in_force, limit)
-        return [{"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}][:limit]
+    def throttles(
+        self, in_force: bool = False, limit: int = 100, before: str | None = None
+    ) -> list[dict[str, Any]]:
+        self._row("throttles", in_force, limit, before)
+        row = {"throttle_id": "t-1", "volume": "batch", "state": "seen", "cost_per_s": 290.0}
+        return [] if before else [{**row, "cursor": f"{NOW_US}:t-1"}][:limit]
 
     def events(
         self, limit: int = 100, before: str | None = None, since_us: int | None = None
@@ -677,7 +701,8 @@ class FakeSource:
                             "cost_per_s": 900.0,
                             "reason": "largest load at which the promise was kept",
                         }
-                    ]
+                    ],
+                    "harms": [_harm("crm", 0.2, reason="only 12 intervals, 30 needed"), _harm("batch", 0.7)],
                 },
             }
         ]

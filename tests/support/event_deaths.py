@@ -21,6 +21,7 @@ from sla_server.events.config import EventsConfig
 from sla_server.events.recipients.config import NotifyConfig
 from tests.support.killing import Deadly, Fate
 
+RESERVES = ("a.normal.reserve", "a.initial.reserve")
 SLOTS = 4
 EVENTS = 14
 
@@ -43,19 +44,19 @@ def main(mode: str, folder: str, *arguments: float) -> None:
     """One child's life."""
     match mode:
         case "record":
-            record(Path(folder), Fate(int(arguments[0])))
+            record(Path(folder), Fate(int(arguments[0])), is_initial=bool(arguments[1]))
         case "deliver":
             deliver(Path(folder), arguments[0])
 
 
-def record(folder: Path, fate: Fate) -> None:
-    """Record and take in turns; every store into the reserve counts.
+def record(folder: Path, fate: Fate, *, is_initial: bool) -> None:
+    """Record and take in turns; every store into the reserve, one of either period, counts.
 
     ``noticed`` gets a line before each event is recorded, ``accepted`` after it, ``taken`` what was taken
     before it is released.
     """
-    path = folder / "a.normal.reserve"
-    writer, reader = ReserveWriter(path, SLOTS), ReserveReader(path)
+    path = folder / RESERVES[is_initial]
+    writer, reader = ReserveWriter(path, SLOTS, synced=is_initial), ReserveReader(path)
     for side in (writer._file, reader._file):
         mortal: Any = side
         mortal.words, mortal.bytes = Deadly(fate, side.words), Deadly(fate, side.bytes)

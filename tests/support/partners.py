@@ -128,7 +128,7 @@ class PartnerServer:
         if self.is_main_loop_busy:
             return
         while self.core.later_items:
-            self.rig.later.add([self.core.later_items.popleft()])
+            self.rig.later.take_over(self.core.later_items.popleft())
         lanes, changed = self.rig.engine.lanes, self.ledger.take_change()
         if self.under_way.must_compose(lanes, has_changed=changed):
             self.rig.engine.set_router(self.rig.router)

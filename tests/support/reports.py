@@ -105,9 +105,25 @@ class StoredRows:
     def _slices(self, name: str, from_us: int, to_us: int) -> Iterable[Row]:
         return (row for row in self.slices if row["name"] == name and from_us <= row["start_us"] < to_us)
 
-    def slice_revisions(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
-        found = (row for row in self._slices(name, from_us, to_us) if row["objective"] == objective)
-        return sorted(found, key=lambda row: (row["start_us"], row["revision"]))
+    def slices_as_of(
+        self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
+    ) -> list[Row]:
+        newest: dict[int, Row] = {}
+        for row in sorted(self._slices(name, from_us, to_us), key=lambda row: int(row["revision"])):
+            if row["objective"] == objective and row["judged_us"] <= as_of_us:
+                newest[row["start_us"]] = row
+        return [newest[start_us] for start_us in sorted(newest)][:limit]
+
+    def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
+        rows = self._slices(name, from_us, to_us)
+        return len(
+            {row["start_us"] for row in rows if row["objective"] == objective and row["judged_us"] > as_of_us}
+        )
+
+    def judged_until(self, as_of_us: int, of: tuple[str, str] | None = None) -> int:
+        judged = [row for row in self.slices if row["judged_us"] <= as_of_us]
+        own = [row for row in judged if of in (None, (row["name"], row["objective"]))]
+        return max((row["start_us"] + row["length_us"] for row in own), default=0)
 
     def episodes_between(self, name: str, from_us: int, to_us: int, limit: int) -> list[Row]:
         return [

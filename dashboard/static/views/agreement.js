@@ -5,12 +5,11 @@ import {call, read} from "../api.js";
 import {code, keyOf} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
-import {drawHeat} from "../heat.js";
+import {daysOf, drawHeat} from "../heat.js";
 import {startMaintenance} from "../maintenance.js";
 import {showDecisions, showFigures, showMissing} from "../parts.js";
 import {drawLines} from "../plot.js";
 import {startInline, whyAddress} from "../why.js";
-import {dayKey, hourOf} from "../zone.js";
 
 const $ = (id) => document.getElementById(id);
 const HOUR_US = 3600e6;
@@ -139,15 +138,9 @@ function hourCell(hour) {
 }
 
 function showHeat() {
-  const days = new Map();
-  for (const hour of page.hours.items) {
-    const at = hour.hour_us / 1000;
-    const key = dayKey(at);
-    if (!days.has(key)) days.set(key, {label: f.weekdayOf(hour.hour_us), cells: Array(24).fill(null)});
-    days.get(key).cells[hourOf(at)] = hourCell(hour);
-  }
+  const days = daysOf(page.hours.items, hourCell);
   const heads = Array.from({length: 24}, (_, hour) => (hour % 3 ? "" : String(hour).padStart(2, "0")));
-  if (days.size) drawHeat($("heat"), "", heads, [...days.values()]);
+  if (days.length) drawHeat($("heat"), "", heads, days);
   else $("heat").replaceChildren(element("caption", {class: "empty"}, "No slice of this period was judged yet: the first comes a minute or two after the agreement was applied."));
 }
 

@@ -2,7 +2,7 @@
 
 import {read} from "../api.js";
 import {backendAddress, code, fillAgreement, fillBudget, fillEvents, fillState, keyOf, measuredPair, promisedPair,
-  volumeAddress, whyLink} from "../cells.js";
+  factsNow, volumeAddress, whyLink} from "../cells.js";
 import {addPoint, drawChart, drawSpark, hasTrend, loadTrend, spanMs} from "../chart.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
@@ -84,7 +84,7 @@ const COLUMNS = [
 function showPromises(snapshot) {
   const rank = (row) => (NEEDS_A_LOOK.indexOf(row.state) + 4) % 4; // others last, else as they come: by name
   const rows = [...snapshot.slas].sort((one, other) => rank(one) - rank(other)).slice(0, MOST_ROWS)
-    .map((row) => ({...row, ...page.facts.get(keyOf(row))}));
+    .map((row) => ({...row, ...factsNow(page.facts.get(keyOf(row)), row)}));
   fillTable($("slas"), COLUMNS, rows, keyOf, () =>
     ["No promise to keep yet. Write an agreement in YAML and apply it: ", code("sla apply -f agreement.yaml")]);
 }
@@ -217,7 +217,8 @@ async function loadFacts() {
   const [promises, episodes] = await Promise.all([read(`/promises?limit=${MOST_ROWS}`), read("/episodes?open=1&limit=10")]);
   if (promises) {
     page.facts = new Map(promises.items.map((row) => [keyOf(row),
-      {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, since_us: row.since_us}]));
+      {customer: row.customer, volumes: row.volumes, volume_count: row.volume_count, state: row.state,
+        since_us: row.since_us}]));
   }
   if (episodes) page.episodes = episodes.items;
   if (!promises && shell.isStale()) {

@@ -3,6 +3,7 @@
 import {code} from "../cells.js";
 import {element, setBadge} from "../dom.js";
 import * as f from "../format.js";
+import {showHarms} from "../harms.js";
 import {startList} from "../list.js";
 
 const columns = [
@@ -19,4 +20,4 @@ const columns = [
 ];
 
 export const start = () => { startList({path: "/policies", id: "policies", columns, keyOf: (row) => row.version, fields: {}, limit: 100,
-  refreshMs: 15000, empty: () => ["No policy was computed yet. Compute one from what was stored: ", code("sla policy run")]}); };
+  refreshMs: 15000, onAnswer: ({items}) => showHarms(items[0]?.version), empty: () => ["No policy was computed yet. Compute one from what was stored: ", code("sla policy run")]}); };

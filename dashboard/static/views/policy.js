@@ -5,6 +5,7 @@ import {call, read} from "../api.js";
 import {agreementAddress, backendAddress, volumeAddress} from "../cells.js";
 import {element, fillList, fillTable, setBadge, setText} from "../dom.js";
 import * as f from "../format.js";
+import {showHarms} from "../harms.js";
 import {drawHeat} from "../heat.js";
 import {startList} from "../list.js";
 import {showMissing} from "../parts.js";
@@ -95,5 +96,5 @@ export async function start(shell) {
     fields: {match: "", after: "", volume: ""}, mine: ["volume"], onShow: () => list && showWeek(),
     onAnswer: ({items}) => { first ||= items[0]?.volume || ""; if (list) showWeek(); },
     empty: () => ["It says nothing of any volume: it was computed before there was I/O."]});
-  await Promise.all([showWeek(), showDifference(Number(shell.name))]);
+  await Promise.all([showWeek(), showDifference(Number(shell.name)), showHarms(Number(shell.name))]);
 }

@@ -139,17 +139,17 @@ async function loadSlow() {
   await loadGraph(span);
 }
 
-// Drawn by the server; put into the page, so that it has its colours and its links work.
+// Drawn by the server and put into the page; what its lines say is a list below it, too.
 async function loadGraph(span) {
-  const answer = await fetch(`/volumes/${encodeURIComponent(page.name)}/graph.svg?${new URLSearchParams(span)}`).catch(() => null);
+  const answer = await fetch(`/volumes/${encodeURIComponent(page.name)}/shared-use.svg?${new URLSearchParams(span)}`).catch(() => null);
   if (!answer?.ok) return;
   const text = (await answer.text()).trim();
   if ($("graph").dataset.shown === text) return;
   $("graph").dataset.shown = text;
   const svg = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
-  const isEmpty = svg.dataset.links === "0";
-  $("graph").replaceChildren(isEmpty ? element("p", {class: "empty"}, `No promise on its backend was at risk in the last ${range()[0]}.`)
-    : document.importNode(svg, true));
+  const words = [...svg.querySelectorAll("path > title")].map((title) => title.textContent).reverse();
+  if (words.length) $("graph").replaceChildren(document.importNode(svg, true), element("ul", {class: "plain"}, ...words.map((each) => element("li", {}, each))));
+  else $("graph").replaceChildren(element("p", {class: "empty"}, `No promise on its backend was at risk in the last ${range()[0]}.`));
 }
 
 function show() {

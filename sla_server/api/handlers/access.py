@@ -244,7 +244,7 @@ def create_token(context: AppContext, request: Request) -> Response:
         "digest": digest_of(secret),
         "role": body.role,
         "labels": labels,
-        "created_by": g.who,
+        "created_by": _maker(context),
         "created_us": now_us,
         "changed_us": now_us,
         "expires_us": now_us + round(body.days * DAY_US),
@@ -254,6 +254,13 @@ def create_token(context: AppContext, request: Request) -> Response:
     # Not 202 if ``services`` are slow: the secret is in this answer alone.
     context.access.change(g.who, "token-create", body.name, "api_tokens", row, after=after)
     return responses.as_json({**_shown(row), "token": secret}, headers={"Cache-Control": "no-store"})
+
+
+def _maker(context: AppContext) -> str:
+    """Whose token it will be; of one that is made with a token who has made that: it ends with them."""
+    principal: Principal = g.principal
+    rows = context.access.directory.rows("api_tokens") if principal.token_id else []
+    return next((str(row["created_by"]) for row in rows if row["token_id"] == principal.token_id), g.who)
 
 
 def revoke_token(context: AppContext, _request: Request, which: str) -> Response:

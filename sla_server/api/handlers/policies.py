@@ -72,6 +72,24 @@ def policy_volume(context: AppContext, _request: Request, version: str, volume: 
     return responses.as_json(answer)
 
 
+def policy_harms(context: AppContext, request: Request, version: str) -> Response:
+    """Who hurt whom by one version's attribution, the largest share of each promise first."""
+    return responses.as_list(harms_of(context, version)[: responses.limit(request)])
+
+
+def harms_of(context: AppContext, version: str) -> list[Row]:
+    """All of them.
+
+    Raises:
+        BadInput, NotFound: as ``found_policy``.
+    """
+    report = found_policy(context, version)["report"] or {}
+    rows: list[Row] = list(report.get("harms") or ())
+    return sorted(
+        rows, key=lambda row: (row["backend"], row["sla"], row["objective"], row["step"], -row["share"])
+    )
+
+
 def policy_diff(context: AppContext, request: Request, version: str, other: str) -> Response:
     """Volumes whose caps differ between two versions, a page."""
     before, after = found_policy(context, version), found_policy(context, other)

@@ -430,14 +430,15 @@ def episodes(context: AppContext, request: Request) -> Response:
 
 
 def throttles(context: AppContext, request: Request) -> Response:
-    """Throttles as recorded, with the live view of those in force."""
-    in_force, limit = responses.flag(request, "in_force"), responses.limit(request)
-    if g.scope is None:
-        rows = context.source.throttles(in_force, limit)
-    else:  # theirs may be behind those of others
-        newest = context.source.throttles(in_force, LIMIT_MAX)
-        rows = [row for row in newest if g.scope.has_volume(row["volume"])][:limit]
-    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"))
+    """A page of throttles as recorded, with the live view of those in force."""
+    in_force = responses.flag(request, "in_force")
+
+    def read(limit: int, before: str | None) -> list[Row]:
+        rows: list[Row] = context.source.throttles(in_force, limit, before)
+        return rows
+
+    rows, last = _page_of(read, request, "throttles")
+    return live_list(context, _with_live(context, rows, "throttles", "throttle_id"), last)
 
 
 def decisions(context: AppContext, request: Request) -> Response:

@@ -10,6 +10,7 @@ from flask import Request, Response
 from sla_server.api import responses
 from sla_server.api.context import AppContext
 from sla_server.api.errors import BadInput, NotFound
+from sla_server.api.report_routes import CHAIN_PAGE, MOST_NUMBER
 from sla_server.reports.compute import compute_report, plain
 from sla_server.reports.document import ReportContent
 from sla_server.reports.errors import NoSuchPeriod, NothingToReport, PeriodTooLong
@@ -18,6 +19,7 @@ from sla_server.reports.verify import taken_away, verify_chain, verify_report
 from sla_server.rows import Row
 
 MOST_BROKEN: Final = 100
+"""Of a page of the chain; ``is_good`` counts all."""
 MOST_SLICES: Final = 150_000
 """Of a report that is computed within a request: some 120 MB for a second. A quarter has 132,480 minutes."""
 
@@ -46,7 +48,7 @@ def computed(context: AppContext, name: str, period: str) -> ReportContent:
 def reports(context: AppContext, request: Request) -> Response:
     """Issued reports, newest first."""
     limit = responses.limit(request)
-    before = responses.number(request, "before", 0, most=(1 << 31) - 1) or None
+    before = responses.number(request, "before", 0, most=MOST_NUMBER) or None
     rows = context.source.reports.issued(limit, before, request.args.get("name") or None)
     return responses.as_list(rows, str(rows[-1]["number"]) if len(rows) == limit else None)
 
@@ -66,15 +68,17 @@ def report_verification(context: AppContext, _request: Request, report_id: str) 
     return responses.as_json(found.as_dict())
 
 
-def report_chain(context: AppContext, _request: Request) -> Response:
-    """Check digests of all reports; those in which something was found, and how many there are."""
-    count, broken = 0, []
-    for found in verify_chain(context.source):
-        count += 1
-        if found.findings:
-            broken.append(found.as_dict())
-    broken += [found.as_dict() for found in taken_away(context.source)]
-    return responses.as_list(broken[:MOST_BROKEN], count=count, is_good=not broken)
+def report_chain(context: AppContext, request: Request) -> Response:
+    """Check digests of a page of reports; those in which something was found, and how many were checked."""
+    limit = responses.number(request, "limit", CHAIN_PAGE, least=1, most=CHAIN_PAGE)
+    after = responses.number(request, "after", 0, most=MOST_NUMBER)
+    checked = list(verify_chain(context.source, after, limit))
+    broken = [found.as_dict() for found in checked if found.findings]
+    is_last = len(checked) < limit
+    if is_last:
+        broken += [found.as_dict() for found in taken_away(context.source)]
+    last = None if is_last else str(checked[-1].number)
+    return responses.as_list(broken[:MOST_BROKEN], last, count=len(checked), is_good=not broken)
 
 
 def found_report(context: AppContext, report_id: str) -> Row:

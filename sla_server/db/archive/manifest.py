@@ -23,6 +23,14 @@ from sla_server.db.upsert import upsert
 CUTS: Final = "cuts"
 ROLLUPS: Final = "rollups"
 MISSED: Final = "missed"
+HOURS: Final = "hours"
+HOUR_MISSED: Final = "hour_missed"
+DAYS: Final = "days"
+DAY_MISSED: Final = "day_missed"
+KINDS: Final = (CUTS, ROLLUPS, MISSED, HOURS, HOUR_MISSED, DAYS, DAY_MISSED)
+BY_HOUR: Final = (HOURS, HOUR_MISSED)
+BY_DAY: Final = (DAYS, DAY_MISSED)
+"""What the rollup job makes of ``ROLLUPS`` and ``MISSED`` (``db.rollups``)."""
 COMPLETE_FROM_KEY: Final = "cuts_complete_from_us"
 """Key of ``meta``: cuts that ended before it may have been given up with their files."""
 MOVED_KEY: Final = "rollups_moved_until_us"

@@ -50,7 +50,7 @@ from pmdaemon.runtime.clock import Clock
 from sla_server.db.archive import manifest
 from sla_server.db.archive.export import RollupExport
 from sla_server.db.archive.files import CUT_SCHEMA, FileWriter, fitted, opened, tables_of
-from sla_server.db.archive.manifest import CUTS, FileRow, ManifestChanged
+from sla_server.db.archive.manifest import BY_DAY, BY_HOUR, CUTS, FileRow, ManifestChanged
 from sla_server.db.archive.store import FileStore
 from sla_server.db.config import FilesConfig
 from sla_server.db.engine import begin
@@ -109,11 +109,14 @@ def _packed(rows: Sequence[FileRow], limit_bytes: int) -> list[list[FileRow]]:
 def files_to_give_up(rows: Iterable[FileRow], now_us: int, config: FilesConfig) -> list[FileRow]:
     """Files in use that are too old, or too many."""
     cuts_before_us = now_us - round(config.cuts_max_age_h * HOUR_US)
-    rollups_before_us = now_us - round(config.rollups_max_age_days * DAY_US)
+    other_before_us = now_us - round(config.rollups_max_age_days * DAY_US)
+    before_us = {CUTS: cuts_before_us}
+    before_us |= dict.fromkeys(BY_HOUR, now_us - round(config.hours_max_age_days * DAY_US))
+    before_us |= dict.fromkeys(BY_DAY, now_us - round(config.days_max_age_days * DAY_US))
     out: list[FileRow] = []
     kept_cuts: list[FileRow] = []
     for row in rows:
-        if row.max_us < (cuts_before_us if row.kind == CUTS else rollups_before_us):
+        if row.max_us < before_us.get(row.kind, other_before_us):
             out.append(row)
         elif row.kind == CUTS:
             kept_cuts.append(row)

@@ -129,7 +129,8 @@ def _read_sql(engine: Engine) -> _Sql:
         out.waiting = sum(abs(seqs.get(f"{q}/sql", 0) - seqs.get(f"{q}/parquet", 0)) for q in queues)
         out.rollups = _by_hour(connection, schema.rollups, SUMMED, 0)
         # Hours are kept for a year: only those that something can be compared with.
-        oldest_us = min([*out.rollups, *(row.min_us for row in out.rows)], default=0) // HOUR_US * HOUR_US
+        compared = [row.min_us for row in out.rows if row.kind in (CUTS, ROLLUPS)]
+        oldest_us = min([*out.rollups, *compared], default=0) // HOUR_US * HOUR_US
         oldest_us = min(oldest_us, out.complete_from_us or oldest_us)
         out.hours = _by_hour(connection, schema.rollup_hours, SUMMED, oldest_us)
         out.cuts = _by_hour(connection, schema.coverage, ("cuts",), oldest_us)
@@ -268,7 +269,7 @@ def overview(engine: Engine, files: FileStore) -> dict[str, Any]:
     used = [row for row in rows if row.replaced_us is None]
     replaced = [row for row in rows if row.replaced_us is not None]
     kinds = []
-    for kind in (manifest.CUTS, manifest.ROLLUPS, manifest.MISSED):
+    for kind in manifest.KINDS:
         of_kind = [row for row in used if row.kind == kind]
         kinds.append(
             {

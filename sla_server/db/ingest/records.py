@@ -19,6 +19,7 @@ from pmdaemon.reserve import raise_event
 from pmdaemon.runtime import strict_json
 from pmdaemon.runtime.excerpt import excerpt, printable
 from pmdaemon.wire.messages.stored import storable
+from sla_server.audit_chain import PRUNED
 from sla_server.db import audit, schema
 from sla_server.db.errors import BadRecord
 from sla_server.db.upsert import upsert
@@ -85,6 +86,8 @@ def check_row(table_name: object, row: object) -> tuple[str, Row]:
         )
     if table_name == "audit" and row.keys() & _CHAIN_COLUMNS:
         raise BadRecord(table_name, "RECORD sets neither `seq` nor `digest`: the chain is the database's")
+    if table_name == "audit" and row.get("action") == PRUNED:
+        raise BadRecord(table_name, "RECORD says not that rows have left: the log's keeper alone does")
     if table_name == "policies" and set(row) != _POLICY_COLUMNS:
         raise BadRecord(table_name, "RECORD sets only `state`, by `version`")
     if table_name == "gateways" and (set(row) != _LOST_COLUMNS or row["state"] != "lost"):

@@ -328,12 +328,16 @@ class SqlReader:
         found = self._rows(select(schema.episodes).where(begins).limit(2))
         return found[0] if len(found) == 1 else None
 
-    def throttles(self, in_force: bool = False, limit: int = 100) -> list[Row]:
-        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen."""
+    def throttles(self, in_force: bool = False, limit: int = 100, before: str | None = None) -> list[Row]:
+        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen.
+
+        ``before``: see ``events``.
+        """
         table = schema.throttles
-        statement = select(table).order_by(table.c.requested_us.desc(), table.c.throttle_id).limit(limit)
+        statement = self._page(table, "throttle_id", limit, before, table.c.requested_us)
         wanted = statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement
-        return decode_json(self._rows(wanted), ("members",))
+        found = self._with_cursor(self._rows(wanted), "throttle_id", "requested_us")
+        return decode_json(found, ("members",))
 
     def events(
         self,
@@ -474,10 +478,7 @@ class SqlReader:
         backends: Collection[str] = (),
         limit: int = 100,
     ) -> list[Row]:
-        """Throttles in force at that time, newest first.
-
-        Of these volumes, for these victims, or of the loops of these backends.
-        """
+        """Throttles then in force, newest first: of these volumes, for these victims, of these backends' loops."""
         return self._rows(explanations.throttles_at(volumes, victims, backends, at_us, limit))
 
     def agreements_at(self, at_us: int, name: str | None = None, page: int = 2048) -> Iterator[Row]:
@@ -572,12 +573,10 @@ class SqlReader:
         row has slot_us (its start), length_us, the counters, held_max, inflight_max, iops, bytes_per_s and
         p50_us, p95_us, p99_us (upper bucket edges of reads and writes together; None without I/O).
         """
-        streams = schema.streams
-        statement = select(streams.c.stream_id).where(streams.c.volume == volume)
-        statement = statement if client is None else statement.where(streams.c.client == client)
+        statement = select(schema.streams.c.stream_id).where(schema.streams.c.volume == volume)
+        statement = statement if client is None else statement.where(schema.streams.c.client == client)
         with translated(self._engine), self._engine.connect() as connection:
-            stream_ids = sorted(connection.execute(statement).scalars())
-            return read_history(connection, stream_ids, from_us, to_us)
+            return read_history(connection, sorted(connection.execute(statement).scalars()), from_us, to_us)
 
     def hours(self, from_us: int, to_us: int) -> list[Row]:
         """Hourly rollups with their stream's names; ``hist`` is int64 of shape (50,)."""

@@ -1,4 +1,4 @@
-"""What reports ask of SQL: slices with all their revisions, and what throttles did in a span.
+"""What reports ask of SQL: slices as of a time, and what throttles did in a span.
 
 ``ReportQueries`` is ``SqlReader.reports``.
 """
@@ -36,14 +36,46 @@ SLICE_COLUMNS: Final = (
 )
 
 
-def all_revisions(name: str, objective: str, from_us: int, to_us: int) -> Select[Any]:
-    """Slices that start in [from_us, to_us), every revision, oldest first."""
-    table = schema.slices
-    place = tuple_(table.c.name, table.c.objective, table.c.start_us)  # see ``slices.newest``
-    wanted = table.c.name == name, table.c.objective == objective
+def _slices_within(table: Any, name: str, objective: str, from_us: int, to_us: int) -> list[Any]:
+    """As one range of the primary key: see ``slices.newest``."""
+    place = tuple_(table.c.name, table.c.objective, table.c.start_us)
     bounds = place >= (name, objective, from_us), place < (name, objective, to_us)
+    return [table.c.name == name, table.c.objective == objective, *bounds]
+
+
+def slices_as_of(
+    name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
+) -> Select[Any]:
+    """Of each slice that starts in [from_us, to_us) the newest revision judged by then, oldest first."""
+    table = schema.slices
+    newer = table.alias("newer")
+    is_newer = exists().where(
+        *_slices_within(newer, name, objective, from_us, to_us),
+        newer.c.start_us == table.c.start_us,
+        newer.c.revision > table.c.revision,
+        newer.c.judged_us <= as_of_us,
+    )
+    wanted = *_slices_within(table, name, objective, from_us, to_us), table.c.judged_us <= as_of_us
     columns = (table.c[column] for column in SLICE_COLUMNS)
-    return select(*columns).where(*wanted, *bounds).order_by(table.c.start_us, table.c.revision)
+    return select(*columns).where(*wanted, ~is_newer).order_by(table.c.start_us).limit(limit)
+
+
+def revised_after(name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> Select[Any]:
+    """``n``: of how many of those slices a revision was judged later."""
+    table = schema.slices
+    wanted = *_slices_within(table, name, objective, from_us, to_us), table.c.judged_us > as_of_us
+    return select(func.count(table.c.start_us.distinct()).label("n")).where(*wanted)
+
+
+def newest_judged(as_of_us: int, of: tuple[str, str] | None = None) -> Select[Any]:
+    """The slice with the latest start that was judged by then: of an objective, or of all."""
+    table = schema.slices
+    wanted = [table.c.judged_us <= as_of_us]
+    order = [table.c.start_us.desc()]
+    if of is not None:
+        wanted += [table.c.name == of[0], table.c.objective == of[1]]
+        order = [table.c.name.desc(), table.c.objective.desc(), *order]  # along the primary key
+    return select(table.c.start_us, table.c.length_us).where(*wanted).order_by(*order).limit(1)
 
 
 def judged_objectives(name: str, from_us: int, to_us: int) -> Select[Any]:
@@ -87,9 +119,20 @@ class ReportQueries:
         """See ``judged_objectives``."""
         return [row["objective"] for row in self._rows(judged_objectives(name, from_us, to_us))]
 
-    def slice_revisions(self, name: str, objective: str, from_us: int, to_us: int) -> list[Row]:
-        """See ``all_revisions``."""
-        return self._rows(all_revisions(name, objective, from_us, to_us))
+    def slices_as_of(
+        self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int, limit: int
+    ) -> list[Row]:
+        """See the function."""
+        return self._rows(slices_as_of(name, objective, from_us, to_us, as_of_us, limit))
+
+    def revised_after(self, name: str, objective: str, from_us: int, to_us: int, as_of_us: int) -> int:
+        """See the function."""
+        return int(self._rows(revised_after(name, objective, from_us, to_us, as_of_us))[0]["n"])
+
+    def judged_until(self, as_of_us: int, of: tuple[str, str] | None = None) -> int:
+        """Until when slices were judged by then, of one objective or of any; 0: none was."""
+        rows = self._rows(newest_judged(as_of_us, of))
+        return rows[0]["start_us"] + rows[0]["length_us"] if rows else 0
 
     def episodes_between(self, name: str, from_us: int, to_us: int, limit: int) -> list[Row]:
         """See the function."""

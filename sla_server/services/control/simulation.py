@@ -176,6 +176,7 @@ class SimGateway:
         self._arrivals = 0
         self.caps: dict[str, RateSet] = {}
         self.named: dict[str, list[tuple[str, Sequence[str]]]] = {}  # globs, and whom each is not for
+        self._own: dict[tuple[str, str], tuple[RateSet, ...]] = {}  # answers of ``_rates_of`` for these caps
         self.gen = self.seq = 0
         self._lease_ends = math.inf
         self._lease_s = 0.0
@@ -230,7 +231,7 @@ class SimGateway:
                 if not queue:
                     continue
                 rates = self._rates_of(volume, client)
-                wait_ns = max((self._wait_ns(each, now_ns) for each in rates), default=0)
+                wait_ns = max([self._wait_ns(each, now_ns) for each in rates]) if rates else 0
                 if wait_ns > 0:
                     soonest_ns = min(soonest_ns or wait_ns, wait_ns)
                 elif head is None or queue[0][0] < head[0][0]:
@@ -250,9 +251,13 @@ class SimGateway:
 
     def _rates_of(self, volume: str, client: str) -> tuple[RateSet, ...]:
         """The rates that hold for a client: its own, and those it shares with others of its glob."""
+        if (found := self._own.get((volume, client))) is not None:
+            return found
         globs = (glob for glob, others in self.named.get(volume, ()) if is_of_glob(client, glob, others))
         targets = (target_of(volume, name) for name in (client, *globs))
-        return tuple(self.caps[target] for target in targets if target in self.caps)
+        found = tuple(self.caps[target] for target in targets if target in self.caps)
+        self._own[volume, client] = found
+        return found
 
     def _wait_ns(self, rates: RateSet | None, now_ns: int) -> int:
         return 0 if rates is None or self.deaf else rates.ready_ns() - now_ns
@@ -289,7 +294,7 @@ class SimGateway:
 
     def apply(self, decision: SetCaps) -> None:
         """Caps arrive: the complete set of this gateway."""
-        before, self.caps = self.caps, {}
+        before, self.caps, self._own = self.caps, {}, {}
         for cap in (*decision.caps, *decision.clients):
             target = target_of(cap["volume"], cap.get("client", ""))
             rates = Rates(cap.get("ops_per_s"), cap.get("bytes_per_s"), cap.get("cost_per_s"))
@@ -327,7 +332,8 @@ class SimGateway:
 
     def expire_lease(self) -> None:
         """No renewal came for a lease: back to the static policy."""
-        self.caps, self.gen, self._gen_changed, self._lease_ends = {}, 0, True, math.inf
+        self.caps, self._own = {}, {}
+        self.gen, self._gen_changed, self._lease_ends = 0, True, math.inf
         for volume in self.volumes:
             self._admit(volume)
 

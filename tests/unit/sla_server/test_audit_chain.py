@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sla_server.audit_chain import PRUNED, ChainCheck, digest_of
+from sla_server.audit_chain import KEEPER, PRUNED, ChainCheck, digest_of
 from tests.support.api import audit_rows
 
 Rows = list[dict[str, Any]]
@@ -63,9 +63,25 @@ def pruned(through: int, kept: tuple[int, ...] = ()) -> Rows:
     rows = audit_rows(8)
     pairs = {str(seq): [rows[seq - 2]["digest"] if seq > 1 else "", rows[seq - 1]["digest"]] for seq in kept}
     after = {"through": through, "digest": rows[through - 1]["digest"], "kept": pairs}
-    row = {**rows[-1], "seq": 9, "action": PRUNED, "subject": str(through), "after": json.dumps(after)}
+    row = {
+        **rows[-1],
+        "seq": 9,
+        "who": KEEPER,
+        "action": PRUNED,
+        "subject": str(through),
+        "after": json.dumps(after),
+    }
     rows.append({**row, "digest": digest_of(rows[-1]["digest"], row)})
     return [row for row in rows if row["seq"] > through or row["seq"] in kept]
+
+
+def test_that_rows_have_left_is_for_the_keeper_of_the_log_to_say() -> None:
+    rows = audit_rows(8)
+    after = {"through": 5, "digest": rows[4]["digest"], "kept": {}}
+    said = {**rows[-1], "seq": 9, "action": PRUNED, "subject": "5", "after": json.dumps(after)}
+    rows.append({**said, "digest": digest_of(rows[-1]["digest"], said)})
+    assert problems(rows)[0] == "row 9 says that rows have left, and is by ann"
+    assert "missing" in problems(rows[5:])[-1]
 
 
 def test_rows_that_left_by_age_are_no_gap() -> None:

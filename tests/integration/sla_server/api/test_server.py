@@ -278,6 +278,20 @@ def test_when_all_places_are_taken_who_only_waits_gives_way(
     assert [item.is_open for item in (working, first, second, other)] == [True, False, False, True]
 
 
+def test_many_connections_from_one_address_do_not_displace_those_of_others(
+    idle_listener: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, now_s = idle_listener
+    far = Channel(listener, addr=("198.51.100.9", 4001))
+    listener.make_room()
+    now_s[0] = 1.0
+    many = [Channel(listener, addr=("203.0.113.5", port)) for port in (5001, 5002, 5003)]
+    monkeypatch.setattr(server.sockets, "client_uids", lambda _port: {})
+    listener.make_room()
+    assert far.is_open, "it has waited longest, and is the only one from there"
+    assert sum(one.is_open for one in many) == 1
+
+
 def test_who_does_not_read_gives_way_before_who_reads(
     idle_listener: tuple[HttpListener, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,29 @@ def test_a_report_that_says_the_same_is_not_issued_again_and_a_revision_says_wha
     assert checked(store, second["report_id"]) == []
 
 
+def test_one_row_of_each_slice_is_read_however_often_it_was_judged(store: ReportStore) -> None:
+    def read(as_of_us: int, limit: int = 100) -> list[tuple[int, int]]:
+        rows = store.reader.reports.slices_as_of("gold", "latency", DAY, DAY + DAY_US, as_of_us, limit)
+        return [(row["start_us"], row["revision"]) for row in rows]
+
+    put(store._engine, slices, [
+        slice_row(DAY + minute * MINUTE_US, revision=revision, judged_us=AFTER + revision)
+        for minute in (0, 1) for revision in range(1, 40)
+    ])  # fmt: skip
+    assert len(read(AFTER + 99, 5000)) == 1440
+    assert read(AFTER + 99, 2) == [(DAY, 39), (DAY + MINUTE_US, 39)]
+    assert read(AFTER + 7, 2) == [(DAY, 7), (DAY + MINUTE_US, 7)]
+    assert read(AFTER, 1) == [(DAY, 0)]
+    counted = [
+        store.reader.reports.revised_after("gold", "latency", DAY, DAY + DAY_US, AFTER + at) for at in (7, 39)
+    ]
+    assert counted == [2, 0]
+    assert store.reader.reports.judged_until(AFTER) == DAY + 2 * DAY_US
+    assert store.reader.reports.judged_until(AFTER, ("gold", "latency")) == DAY + 2 * DAY_US
+    assert store.reader.reports.judged_until(AFTER, ("gold", "other")) == 0
+    assert store.reader.reports.judged_until(DAY) == 0
+
+
 def test_a_row_of_an_issued_report_cannot_be_changed_or_taken_away(store: ReportStore) -> None:
     issued(store)
     for statement in ("UPDATE reports SET body = ''", "DELETE FROM reports"):

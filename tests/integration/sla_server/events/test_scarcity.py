@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from pmdaemon.reserve.raising import EventRaiser
-from pmdaemon.reserve.reader import ReserveReader
 from sla_server.agreements.load import load_documents
-from sla_server.events.event import parse
 from sla_server.events.routing import NotificationInForce, RoutingFile, RoutingTable
 from tests.support.deliveries import event
+from tests.support.delivery_process import delivering, until
 from tests.support.forks import Children
 from tests.support.receivers import HttpReceiver
 from tests.support.small_disk import SmallDisk
@@ -36,9 +35,11 @@ except OSError as exc:
 ROW = {"at_us": 5, "kind": "process-stalled", "severity": "critical", "element": "server", "subject": "hurt",
        "text": problem, "details": {}}
 assert all(raise_event({**ROW, "event_id": f"e{n}", "subject": str(n)}) for n in range(20))
+os.write(1, b".")
+os.read(0, 1)
 """
 ENOMEM = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 from pmdaemon.reserve import attach_reserves, initialized, raise_event
 attach_reserves("hurt", Path(sys.argv[1]))
@@ -54,25 +55,9 @@ while size >= 512:
 ROW = {"at_us": 5, "kind": "process-stalled", "severity": "critical", "element": "server", "subject": "hurt",
        "text": "Cannot allocate memory", "details": {}}
 assert all(raise_event({**ROW, "event_id": "e%d" % n, "subject": "%d" % n}) for n in range(20))
+os.write(1, b".")
+os.read(0, 1)
 """
-
-
-@pytest.mark.parametrize(
-    ("program", "text"), [(EMFILE, "Too many open files"), (ENOMEM, "Cannot allocate memory")]
-)
-def test_a_process_without_descriptors_or_memory_records_its_events(
-    program: str, text: str, tmp_path: Path
-) -> None:
-    tmp_path.chmod(0o700)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = [parse(each.payload) for each in ReserveReader(tmp_path / "hurt.normal.reserve").take(99)]
-    assert [event.event_id for event in found] == [f"e{number}" for number in range(20)]
-    assert {event.text for event in found} == {text}
 
 
 DOCUMENTS = """
@@ -86,6 +71,38 @@ kind: Route
 metadata: {{name: all}}
 spec: {{recipients: [outside]}}
 """
+
+
+def got(receiver: HttpReceiver) -> list[dict[str, str]]:
+    """The events that came."""
+    bodies = [body for _, _, _, body in list(receiver.requests)]
+    return [alert["delivery"]["event"] for body in bodies for alert in json.loads(body)["alerts"]]
+
+
+@pytest.mark.parametrize(
+    ("program", "text"), [(EMFILE, "Too many open files"), (ENOMEM, "Cannot allocate memory")]
+)
+def test_events_of_a_process_without_descriptors_or_memory_are_recorded_and_delivered(
+    program: str, text: str, tmp_path: Path
+) -> None:
+    reserves = tmp_path / "data" / "events" / "reserve"
+    reserves.mkdir(parents=True, mode=0o700)
+    with HttpReceiver() as receiver, delivering(tmp_path, DOCUMENTS.format(url=receiver.url)):
+        state = tmp_path / "run" / "metrics" / "delivery.json"
+        until(lambda: state.exists() and '"outside"' in state.read_text(), "the recipient is known")
+        hurt = subprocess.Popen(
+            [sys.executable, "-c", program, str(reserves)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
+        )  # fmt: skip
+        with hurt:
+            assert hurt.stdout is not None
+            assert hurt.stdout.read(1) == b"."  # it has raised them, and is as it was
+            wanted = [f"e{number}" for number in range(20)]
+            until(lambda: [each["event_id"] for each in got(receiver)] == wanted, "all in their order")
+            assert hurt.poll() is None
+        assert hurt.returncode == 0
+    assert {each["text"] for each in got(receiver)} == {text}
 
 
 def fill(path: Path) -> None:
@@ -120,12 +137,7 @@ def test_on_a_full_disk_events_are_recorded_and_delivered() -> None:
         for number in range(50):
             assert raiser.record(event(number, subject=str(number)).row()) is not None
         children.run("deliver", str(disk.path), 5.0)
-        got = [
-            alert["delivery"]["event"]
-            for _, _, _, body in receiver.requests
-            for alert in json.loads(body)["alerts"]
-        ]
         own = "event-state-not-written"  # delivery itself is met by the full disk, too
-        identities = dict.fromkeys(each["event_id"] for each in got if each["kind"] != own)
+        identities = dict.fromkeys(each["event_id"] for each in got(receiver) if each["kind"] != own)
         assert list(identities) == [f"e{number}" for number in range(50)]
         raiser.close()

@@ -83,7 +83,9 @@ def test_nothing_of_spark_is_left_when_the_job_ends(
         (scratch / "spark-1" / "blockmgr").mkdir(parents=True)
         raise ends
 
-    snapshot = SimpleNamespace(rows=lambda _table: 1, slot_files=Files(), close=lambda: None)
+    snapshot = SimpleNamespace(
+        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
+    )
     monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
     monkeypatch.setattr(job.inputs, "read", lambda *_: None)
     monkeypatch.setattr(job, "on_spark", compute)
@@ -112,7 +114,9 @@ def test_a_run_that_the_server_stops_is_not_shown_as_running(
         time.sleep(10)
         raise AssertionError("it was not stopped")
 
-    snapshot = SimpleNamespace(rows=lambda _table: 1, slot_files=Files(), close=lambda: None)
+    snapshot = SimpleNamespace(
+        rows=lambda _table: 1, slot_files=Files(), hour_files=Files(), close=lambda: None
+    )
     monkeypatch.setattr(job, "StatisticsSnapshot", lambda *_: snapshot)
     monkeypatch.setattr(job.inputs, "read", lambda *_: None)
     monkeypatch.setattr(job, "on_spark", compute)

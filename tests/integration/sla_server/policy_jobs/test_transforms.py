@@ -108,13 +108,14 @@ def test_promises_meet_their_streams(spark: SparkSession, streams: DataFrame) ->
 
 
 RATES_DDL = (
-    "backend string, volume string, at_us bigint, ios bigint, cost_milli bigint, demand double, used double"
+    "backend string, volume string, at_us bigint, ios bigint, cost_milli bigint, demand double, used double, "
+    "times bigint"
 )
 
 
 def test_demand_by_hour_of_week(spark: SparkSession) -> None:
     rows = [
-        ("disk", "erp", hour * US_AN_HOUR, 10, 20_000, float(value), 0.0)
+        ("disk", "erp", hour * US_AN_HOUR, 10, 20_000, float(value), 0.0, 1)
         for hour, value in ((0, 10), (168, 30), (1, 5))
     ]
     tables = utc_hours("disk", window_us=(0, 200 * US_AN_HOUR))
@@ -136,7 +137,7 @@ def test_percentiles_are_those_of_the_weighted_values_and_hours_are_local(spark:
     values = np.random.default_rng(3).uniform(1, 100, 24).round(3)
     rates = spark.createDataFrame(
         [
-            ("disk", "erp", int(at), 10, 10_000, float(value), 0.0)
+            ("disk", "erp", int(at), 10, 10_000, float(value), 0.0, 1)
             for at, value in zip(at_us, values, strict=True)
         ],
         RATES_DDL,

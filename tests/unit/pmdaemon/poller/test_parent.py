@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pmdaemon.mailbox import attach, create_segment
-from pmdaemon.mailbox.errors import RoomMissing
+from pmdaemon.mailbox.errors import MailboxFull, RoomMissing
 from pmdaemon.poller import parent as module
 from pmdaemon.poller.balance import HUNG_CHECKS, SHARDS, HangDetector
 from pmdaemon.poller.channel import ChannelMessage
@@ -26,7 +28,7 @@ from pmdaemon.poller.channel_messages import (
     Unreadable,
 )
 from pmdaemon.poller.config import PmConfig
-from pmdaemon.poller.parent import PairManager, reserve_pair
+from pmdaemon.poller.parent import PairManager, PairRooms
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import ParentPipe
 from pmdaemon.wire import frame
@@ -284,23 +286,37 @@ def segment(tmp_path: Path) -> Path:
     return tmp_path / "main.mbx"
 
 
-def test_a_pair_can_attach_once_its_room_is_reserved(segment: Path) -> None:
-    attach(segment, "pair-0").close()
-    with pytest.raises(RoomMissing):
-        attach(segment, "pair-1")
-    assert reserve_pair(segment, FakeClock(), 1)
-    attach(segment, "pair-1").close()
-    with pytest.raises(RoomMissing):
-        attach(segment, "pair-2")
+@pytest.fixture
+def rooms(segment: Path) -> PairRooms:
+    return PairRooms(segment, FakeClock())
 
 
-def test_without_room_an_event_says_so(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def no_space(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(_fd: int, _offset: int, _length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", refuse)
-        assert not reserve_pair(segment, FakeClock(), 1)
+        yield
+
+
+def test_a_pair_can_attach_once_its_room_is_reserved(segment: Path, rooms: PairRooms) -> None:
+    attach(segment, "pair-0").close()
+    with pytest.raises(RoomMissing):
+        attach(segment, "pair-1")
+    assert rooms.reserve(1)
+    attach(segment, "pair-1").close()
+    with pytest.raises(RoomMissing):
+        attach(segment, "pair-2")
+
+
+def test_without_room_an_event_says_so_once(
+    segment: Path, rooms: PairRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with no_space(monkeypatch):
+        assert not rooms.reserve(1)
+        assert not rooms.reserve(1)
     with attach(segment, "dbmanager") as keeper:
         (message,) = keeper.take()
     received = frame.decode(message.payload)
@@ -310,12 +326,46 @@ def test_without_room_an_event_says_so(segment: Path, monkeypatch: pytest.Monkey
     assert "Enlarge it" in row["text"]
 
 
-def test_a_pair_that_the_segment_does_not_know_is_not_started(segment: Path) -> None:
-    assert not reserve_pair(segment, FakeClock(), 7)
+def test_room_that_is_missing_again_is_announced_again(
+    segment: Path, rooms: PairRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with no_space(monkeypatch):
+        assert not rooms.reserve(1)
+    assert rooms.reserve(1)
+    segment.unlink()
+    create_segment(segment, main_layout(3), later_pairs(3))
+    with no_space(monkeypatch):
+        assert not rooms.reserve(1)
+    with attach(segment, "dbmanager") as keeper:
+        assert len(keeper.take()) == 1
+
+
+def test_an_announcement_that_finds_no_room_is_posted_later(
+    segment: Path, rooms: PairRooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with attach(segment, "pmdaemon") as sender:
+        for size in (60_000, 8):
+            with suppress(MailboxFull):
+                while True:
+                    sender.post("dbmanager", bytes(size))
+    with no_space(monkeypatch):
+        assert not rooms.reserve(1)
+    with attach(segment, "dbmanager") as keeper:
+        while found := keeper.take():
+            assert not any(b"no-room" in bytes(message.payload) for message in found)
+        rooms.post()
+        (message,) = keeper.take()
+        assert b"no-room-for-pair" in bytes(message.payload)
+        rooms.post()
+        assert keeper.take() == []
+
+
+def test_a_pair_that_the_segment_does_not_know_is_not_started(rooms: PairRooms) -> None:
+    assert not rooms.reserve(7)
 
 
 def test_a_segment_that_is_not_made_yet_is_waited_for_by_the_pair(tmp_path: Path) -> None:
-    assert reserve_pair(tmp_path / "main.mbx", FakeClock(), 1)
+    assert PairRooms(tmp_path / "main.mbx", FakeClock()).reserve(1)
 
 
 def test_what_cannot_be_read_is_dropped_and_the_parent_lives_on(parent: Parent) -> None:

@@ -11,8 +11,10 @@ import dashboard
 from dashboard.views import VIEWS
 from pmdaemon.runtime.clock import FakeClock
 from pmdaemon.runtime.stop import Stop
+from pmdaemon.wire.kinds import Kind
 from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyLogins
+from sla_server.api.failed_logins import MOST_KEYS, FailedLogins
 from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.passwords import ACCOUNT_TRIES, ADDRESS_TRIES, PAIR_TRIES, LoginLimits, network_of
 from sla_server.api.route import PREFIX
@@ -493,3 +495,121 @@ def test_a_stranger_is_not_told_where_the_database_is(
     assert "database" in answer.text
     assert "postgresql" not in answer.text
     assert "postgresql" in closed.get("/api/v1/ready", headers=bearer).text
+
+
+def failures(mailbox: api.AnsweringMailbox) -> list[tuple[str, Any]]:
+    entries = [item["body"] for item in mailbox.recorded if item["body"]["action"] == "login-failed"]
+    return [(entry["subject"], entry["after"].get("count", 1)) for entry in entries]
+
+
+def test_wrong_passwords_for_a_day_make_two_rows_an_hour(
+    web: FlaskClient, context: AppContext, mailbox: api.AnsweringMailbox, clock: FakeClock
+) -> None:
+    tried = 0
+    for _try in range(200):
+        tried += sign_in(web, "ann", "wrong") == 403
+        clock.advance(PAIR_TRIES[1])
+        context.access.record_failed_logins()
+    context.access.record_failed_logins(all_of_them=True)
+    assert tried == 200
+    assert failures(mailbox) == [("ann", 1), ("ann", 119), ("ann", 1), ("ann", 79)]
+    last = mailbox.recorded[-1]["body"]["after"]
+    assert (last["to_us"] - last["from_us"], last["address"]) == (78 * 30_000_000, "127.0.0.1")
+
+
+def test_names_that_are_no_account_make_no_row_each(
+    web: FlaskClient, context: AppContext, mailbox: api.AnsweringMailbox, clock: FakeClock
+) -> None:
+    for number in range(40):
+        assert sign_in(web, f"guess-{number}", "wrong") == 403
+        clock.advance(ADDRESS_TRIES[1])
+    context.access.record_failed_logins(all_of_them=True)
+    assert failures(mailbox) == [("no such account", 1), ("no such account", 39)]
+    assert mailbox.recorded[-1]["body"]["after"]["names"][:2] == ["guess-39", "guess-38"]
+
+
+def test_failures_from_everywhere_are_counted_together_in_the_end() -> None:
+    failed = FailedLogins(FakeClock())
+    entries = [
+        entry for number in range(5000) for entry in failed.add("ann", f"10.{number // 256}.{number % 256}.1")
+    ]
+    assert len(entries) == MOST_KEYS + 1
+    (rest,) = failed.rest()
+    assert (rest[0], rest[1]["count"]) == ("many accounts", 5000 - MOST_KEYS - 1)
+
+
+def test_a_change_that_is_refused_later_is_undone(
+    web: FlaskClient, context: AppContext, mailbox: api.AnsweringMailbox, bearer: dict[str, str]
+) -> None:
+    """It was answered 202 and changed what this process knows; the refusal came afterwards."""
+    sign_in(web, "ann")
+    mailbox.answer = None
+    assert web.put("/api/v1/users/ann", json={"role": "admin"}, headers=bearer).status_code == 202
+    assert not state(web)["signed_in"], "a change ends sessions at once"
+    body = {"name": "bob", "role": "viewer", "password": NEXT}
+    assert web.post("/api/v1/users", json=body, headers=bearer).status_code == 202
+    names = [row["name"] for row in web.get("/api/v1/users", headers=bearer).json["items"]]
+    assert names == ["ann", "bob"]
+    for request in mailbox.recorded[-2:]:
+        refusal = {"req": request["req"], "ok": False, "code": 409, "body": {"detail": "no"}}
+        mailbox.arrive(Kind.RESPONSE, refusal)
+    (row,) = web.get("/api/v1/users", headers=bearer).json["items"]
+    assert (row["name"], row["role"]) == ("ann", "operator")
+    assert state(web)["signed_in"]
+
+
+def test_of_two_changes_the_one_that_is_not_refused_holds(
+    web: FlaskClient, mailbox: api.AnsweringMailbox, bearer: dict[str, str], source: api.FakeSource
+) -> None:
+    mailbox.stored = lambda _header: None  # durable, not yet in SQL
+    assert web.put("/api/v1/users/ann", json={"enabled": False}, headers=bearer).status_code == 200
+    mailbox.answer = None
+    assert web.put("/api/v1/users/ann", json={"enabled": True}, headers=bearer).status_code == 202
+    refusal = {"req": mailbox.recorded[-1]["req"], "ok": False, "code": 409, "body": {}}
+    mailbox.arrive(Kind.RESPONSE, refusal)
+    assert web.get("/api/v1/users", headers=bearer).json["items"][0]["state"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"role": "viewer"}, 403),
+        ({"role": "operator"}, 200),
+        ({"enabled": False}, 401),
+        (None, 401),
+    ],
+)
+def test_a_token_does_no_more_than_who_made_it_may_do_now(
+    web: FlaskClient, bearer: dict[str, str], change: dict[str, Any] | None, status: int
+) -> None:
+    user(web, bearer, "eva", "admin")
+    assert sign_in(web, "eva") == 303
+    first = web.post("/api/v1/tokens", json={"name": "first", "role": "admin"}, headers=PAGE).json
+    by_token = {"Authorization": f"Bearer {first['token']}"}
+    second = web.post("/api/v1/tokens", json={"name": "second", "role": "admin"}, headers=by_token).json
+    assert second["created_by"] == "eva", "whose token made it"
+    if change is None:
+        assert web.delete("/api/v1/users/eva", headers=bearer).status_code == 200
+    else:
+        assert web.put("/api/v1/users/eva", json=change, headers=bearer).status_code == 200
+    for made in (first, second):
+        program = {"Authorization": f"Bearer {made['token']}"}
+        answer = web.put("/api/v1/mode", json={"mode": "enforce"}, headers=program)
+        assert answer.status_code == status
+        assert web.get("/api/v1/users", headers=program).status_code in (401, 403)
+    if change is None:
+        user(web, bearer, "eva", "admin")
+        assert web.get("/api/v1/users", headers=by_token).status_code == 401, "another person's account"
+
+
+def test_a_token_sees_no_more_than_who_made_it_may_see_now(
+    web: FlaskClient, bearer: dict[str, str], context: AppContext
+) -> None:
+    user(web, bearer, "eva", "admin")
+    sign_in(web, "eva")
+    body = {"name": "first", "role": "viewer", "labels": "tier=gold"}
+    secret = web.post("/api/v1/tokens", json=body, headers=PAGE).json["token"]
+    web.put("/api/v1/users/eva", json={"role": "viewer", "labels": "customer=acme"}, headers=bearer)
+    principal = context.access.directory.by_token(secret)
+    assert principal is not None
+    assert (principal.role.name, principal.labels) == ("viewer", "tier=gold,customer=acme")

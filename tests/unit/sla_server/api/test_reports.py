@@ -5,10 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from typing import Any
 
+import pytest
 from flask.testing import FlaskClient
 
+from sla_server.reports.issue import issue
 from tests.support import api
+
+CHAIN = "/api/v1/report-chain"
 
 
 def test_the_list(web: FlaskClient, source: api.FakeSource) -> None:
@@ -51,3 +56,75 @@ def test_what_is_not_there_is_404_and_what_is_no_period_400(web: FlaskClient) ->
         ("/reports?before=x", 200),
     ):
         assert web.get(path).status_code == status, path
+
+
+@pytest.fixture
+def five(source: api.FakeSource) -> Any:
+    """Five issued reports; the rows that were read with their bodies, by request."""
+    stored = source.stored_reports
+    for day in range(18, 22):
+        assert issue(stored, "erp-gold", f"2026-12-{day}", "ann", api.NOW_US) is not None  # type: ignore[arg-type]
+    return stored
+
+
+def test_a_request_checks_a_page_of_the_chain(
+    web: FlaskClient, five: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, read = [], five.issued_after
+
+    def counted(number: int, limit: int) -> Any:
+        limits.append(limit)
+        return read(number, limit)
+
+    monkeypatch.setattr(five, "issued_after", counted)
+    pages: list[Any] = [web.get(f"{CHAIN}?limit=2").json]
+    while pages[-1]["next"]:
+        pages.append(web.get(f"{CHAIN}?limit=2&after={pages[-1]['next']}").json)
+    assert [(page["count"], page["next"], page["is_good"]) for page in pages] == [
+        (2, "2", True), (2, "4", True), (1, None, True),
+    ]  # fmt: skip
+    assert max(limits) <= 2
+    for query in ("limit=201", "limit=0", "after=x", "after=-1"):
+        assert web.get(f"{CHAIN}?{query}").status_code == 400, query
+
+
+def test_a_page_of_the_chain_begins_with_the_digest_of_the_one_before(web: FlaskClient, five: Any) -> None:
+    def wheres(query: str) -> list[tuple[str, list[str]]]:
+        items = web.get(f"{CHAIN}?{query}").json["items"]  # type: ignore[index]
+        return [(item["report_id"], [each["where"] for each in item["findings"]]) for item in items]
+
+    five.issued_rows[1]["digest"] = "0" * 64
+    second, third = (five.issued_rows[place]["report_id"] for place in (1, 2))
+    assert wheres("limit=2") == [(second, ["digest"])]
+    assert wheres("limit=2&after=2") == [(third, ["previous"])]
+    del five.issued_rows[1]
+    assert wheres("limit=2") == [(third, ["number"])]
+    assert wheres("limit=2&after=2") == [(third, ["previous"])]
+
+
+def test_throttles_come_in_pages(
+    web: FlaskClient, source: api.FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [api.throttle(throttle_id=f"t-{at}", cursor=f"{at}:t-{at}") for at in range(5, 0, -1)]
+
+    def throttles(_in_force: bool, limit: int, before: str | None = None) -> Any:
+        return [row for row in rows if before is None or row["cursor"] < before][:limit]
+
+    monkeypatch.setattr(source, "throttles", throttles)
+    first: Any = web.get("/api/v1/throttles?in_force=1&limit=3").json
+    assert ([row["throttle_id"] for row in first["items"]], first["next"]) == (["t-5", "t-4", "t-3"], "3:t-3")
+    second: Any = web.get("/api/v1/throttles?in_force=1&limit=3&before=3:t-3").json
+    assert ([row["throttle_id"] for row in second["items"]], second["next"]) == (["t-2", "t-1"], None)
+
+
+def test_a_report_of_another_release_is_there_as_it_was_issued(
+    web: FlaskClient, source: api.FakeSource
+) -> None:
+    (row,) = source.stored_reports.issued_rows
+    row["body"] = '{"form": 99}'
+    for path in ("/reports/1", "/reports/erp-gold-2026-12.csv"):
+        answer = web.get(path)
+        assert (answer.status_code, "/reports/erp-gold-2026-12.json" in answer.text) == (406, True)
+    assert web.get("/reports/1.json").text == row["body"]
+    assert web.get("/api/v1/reports/1").json["report"] == {"form": 99}  # type: ignore[index]
+    assert web.get("/reports").status_code == 200

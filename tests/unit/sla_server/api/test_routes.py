@@ -234,7 +234,7 @@ def test_text_that_no_database_takes_is_refused_at_the_door(
 
 def test_throttles_in_force(web: FlaskClient, source: api.FakeSource) -> None:
     items(web, "throttles?in_force=1&limit=5")
-    assert source.asked[-1] == ("throttles", True, 5)
+    assert source.asked[-1] == ("throttles", True, 5, None)
     assert web.get("/api/v1/throttles?in_force=maybe").status_code == 400
 
 

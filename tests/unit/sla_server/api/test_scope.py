@@ -31,7 +31,13 @@ class Customers(api.FakeSource):
     def agreements(self, in_force: bool = True) -> list[dict[str, Any]]:
         spec = {"metadata": {"labels": {"customer": "globex"}}, "spec": {"scope": {"volumes": ["glo-*"]}}}
         own = {"name": "globex-silver", "version": 1, "priority": "silver", "ended_us": None, "spec": spec}
+        own["applied_by"] = "staff"
         return [*super().agreements(in_force), own]
+
+    def agreement(self, name: str, version: int | None = None) -> dict[str, Any] | None:
+        if name != "globex-silver":
+            return super().agreement(name, version)
+        return next(row for row in self.agreements() if row["name"] == name)
 
     def volumes(self) -> list[dict[str, Any]]:
         rows = super().volumes()
@@ -62,11 +68,12 @@ def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> FlaskClient:
     shown = api.snapshot()
     own = {"name": "globex-silver", "priority": "silver", "why": "batch"}
     slas = [*shown["slas"], {**shown["slas"][0], **own}]
-    own = {"volume": "glo-1", "backend": "glo-disk", "gateways": ["glo-gw"]}
+    own = {"volume": "glo-1", "backend": "glo-disk", "gateways": ["glo-gw"], "cap_group": "acme-and-globex"}
     volumes = [*shown["volumes"], {**shown["volumes"][0], **own}]
     context.live.put(api.snapshot(slas=slas, volumes=volumes))
     app = dashboard.create_app(context)
     app.test_client_class = Browser
+    app.config["SOURCE"] = source
     web = app.test_client()
     assert web.post("/login", data={"name": "glo", "password": api.PASSWORD}).status_code == 303
     return web
@@ -107,7 +114,7 @@ def test_what_is_its_own_is_shown(globex: FlaskClient) -> None:
     assert globex.get("/api/v1/episodes?name=erp-gold").status_code == 404
     assert globex.get("/api/v1/volumes/glo-1").status_code == 200
     assert globex.get("/").status_code == 200
-    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold"):
+    for path in ("/reports", "/reports/1", "/reports/now?name=erp-gold", "/policies/3/harms.svg"):
         assert globex.get(path).status_code == 403, "they are about all agreements"
 
 
@@ -150,3 +157,27 @@ def test_a_volume_that_clients_share_is_nobodys_alone() -> None:
         False,
     )
     assert not LabelScope("customer=globex", rows).has_volume("a-1")
+
+
+def test_no_column_of_a_throttle_is_about_its_group_or_the_backend_s_others(
+    globex: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = globex.application.config["SOURCE"]
+    figures = {"loop_start": 5810.0, "loop_ceiling": 9000.0, "gen": 4711, "cursor": "9:t-9"}
+    row = api.throttle(throttle_id="t-9", volume="glo-1", group_name="acme-and-globex", **figures)
+    monkeypatch.setattr(source, "throttles", lambda *_asked: [{**row, "column_of_tomorrow": "acme"}])
+    (shown,) = globex.get("/api/v1/throttles").json["items"]
+    assert (shown["volume"], shown["cost_per_s"], shown["live"]) == ("glo-1", 290.0, None)
+    hidden = {"group_name", "loop_start", "loop_ceiling", "gen", "victim", "text", "column_of_tomorrow"}
+    assert hidden & shown.keys() == set()
+
+
+def test_what_is_shown_of_their_own_has_no_staff_and_no_group(globex: FlaskClient) -> None:
+    (row,) = globex.get("/api/v1/slas").json["items"]
+    assert "applied_by" not in row
+    live = globex.get("/api/v1/live").json
+    assert [set(each) & {"cap_group", "why", "text"} for each in (*live["slas"], *live["volumes"])] == [
+        set(),
+        set(),
+    ]
+    assert "applied_by" not in globex.get("/api/v1/slas/globex-silver").json

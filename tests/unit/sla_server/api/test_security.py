@@ -10,9 +10,12 @@ import dashboard
 from pmdaemon.errors import ConfigError
 from pmdaemon.runtime.clock import FakeClock
 from sla_server.api.context import AppContext
+from sla_server.api.errors import Unavailable
+from sla_server.api.roles import Principal, Role
 from sla_server.api.routes import ROUTES
 from sla_server.api.security import (
     CODE_LIFE_S,
+    CODES_EACH,
     CODES_MAX,
     PEER_UID,
     Logins,
@@ -185,9 +188,28 @@ def test_codes_end_with_time_and_are_bounded(clock: FakeClock) -> None:
     assert not logins.spend("")
     codes = [logins.issue() for _ in range(40)]
     assert not logins.spend(codes[0])
-    assert not logins.spend(codes[-CODES_MAX - 1])
-    assert logins.spend(codes[-CODES_MAX]), "using a code, or a wrong one, makes no other one void"
+    assert not logins.spend(codes[-CODES_EACH - 1])
+    assert logins.spend(codes[-CODES_EACH]), "using a code, or a wrong one, makes no other one void"
     assert logins.spend(codes[-1])
+
+
+def test_codes_of_one_account_displace_none_of_another_s(clock: FakeClock) -> None:
+    def person(number: int) -> Principal:
+        return Principal(f"user-{number}", Role.viewer, account=f"user-{number}")
+
+    logins = Logins(clock)
+    code = logins.issue()
+    for _ in range(5 * CODES_EACH):
+        logins.issue(person(0))
+    assert logins.spend(code) is not None
+    code = logins.issue()
+    for number in range(CODES_MAX - 1 - CODES_EACH):
+        logins.issue(person(number + 1))
+    with pytest.raises(Unavailable, match="wait to be opened"):
+        logins.issue(person(CODES_MAX))
+    assert logins.spend(code) is not None
+    clock.advance(CODE_LIFE_S)
+    assert logins.spend(logins.issue()) is not None
 
 
 def test_the_token_is_made_once_and_private(tmp_path: Path) -> None:

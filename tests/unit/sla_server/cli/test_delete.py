@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sla_server.cli import client as client_module
 from sla_server.cli.client import Client
 from sla_server.cli.errors import ServerDown
 from tests.support import api
@@ -98,6 +99,34 @@ def test_a_throttle_by_volume_client_group_or_id(sla: Terminal, monkeypatch: pyt
         assert sla("delete", "throttle", name).output == f"{name}: ended\n"
         asked = {key: value for key, value in sla.asked[-1][1].items() if value}
         assert asked.items() >= body.items()
+
+
+def test_a_throttle_behind_the_first_page_is_found_and_pages_are_read_once(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [api.throttle(throttle_id=f"t-{at}", volume=f"v-{at}", cursor=f"1:{at}") for at in range(2500)]
+    asked: list[str | None] = []
+
+    def throttles(_in_force: bool, limit: int, before: str | None = None) -> list[dict[str, Any]]:
+        asked.append(before)
+        first = 0 if before is None else int(before.partition(":")[2]) + 1
+        return rows[first : first + limit]
+
+    monkeypatch.setattr(sla.source, "throttles", throttles)
+    assert sla("delete", "throttle", "v-2400", "t-2499").output == "v-2400: ended\nt-2499: ended\n"
+    wanted = [{key: value for key, value in body.items() if value} for _, body in sla.asked]
+    assert [each.get("volume") or each.get("throttle_id") for each in wanted] == ["v-2400", "t-2499"]
+    assert asked == [None, "1:999", "1:1999"]
+
+
+def test_one_that_is_pending_does_not_keep_the_others(sla: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PENDING_LIMIT_S", 0.0)
+    sla.mailbox.answer = lambda header: None if header["body"]["name"] == "a" else (True, 200, {})
+    done = sla("delete", "sla", "a", "b")
+    assert (done.exit_code, done.stdout) == (75, "a: pending\nb: ended\n")
+    assert "/api/v1/operations/" in done.stderr
+    rows = json.loads(sla("delete", "sla", "a", "b", "-o", "json").stdout)
+    assert [(row["name"], row["state"]) for row in rows] == [("a", "pending"), ("b", "ended")]
 
 
 @pytest.mark.parametrize(

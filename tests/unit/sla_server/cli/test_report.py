@@ -6,6 +6,11 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
+from sla_server.api.handlers import reports as handlers
+from sla_server.reports.issue import issue
+from tests.support import api
 from tests.support.cli import Terminal
 
 
@@ -90,3 +95,17 @@ def test_verify_says_which_figure_differs(sla: Terminal) -> None:
     done = sla("report", "verify", "erp-gold-2026-12")
     assert done.exit_code == 1
     assert "differs: objectives[latency].slices.bad: the report says 5, what is stored gives 6" in done.output
+
+
+def test_the_whole_chain_is_checked_a_page_after_the_other(
+    sla: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = sla.source.stored_reports
+    for day in range(18, 22):
+        assert issue(stored, "erp-gold", f"2026-12-{day}", "ann", api.NOW_US) is not None  # type: ignore[arg-type]
+    monkeypatch.setattr(handlers, "CHAIN_PAGE", 2)
+    done = sla("report", "verify")
+    assert done.output == "5 reports: each names the digest of the one before it\n"
+    stored.issued_rows[4]["digest"] = "f" * 64
+    done = sla("report", "verify")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (1, "5 reports: the chain is broken")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,3 +150,20 @@ def test_commands_watch_and_end_with_status_0(
     interrupted(monkeypatch, 3)
     done = sla(*words, "--watch", "--interval", "0.2")
     assert (done.exit_code, done.stdout) == (0, once.stdout)
+
+
+def test_sigterm_ends_it_with_the_screen_as_it_was_and_its_own_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen, before = Screen(), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "stdout", screen)
+
+    def wait(_seconds: float) -> None:
+        handler: Any = signal.getsignal(signal.SIGTERM)
+        handler(signal.SIGTERM, None)  # as Python calls it, between two steps
+
+    with pytest.raises(SystemExit) as ended:
+        follow(lambda: click.echo("a"), 1.0, wait)
+    assert ended.value.code == 143
+    assert screen.getvalue().endswith(watch.LEAVE)
+    assert signal.getsignal(signal.SIGTERM) is before

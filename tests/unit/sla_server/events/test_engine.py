@@ -496,7 +496,7 @@ def test_what_is_resolved_is_reminded_of_no_more(tmp_path: Path) -> None:
 # Deaths.
 
 
-def delivered_after_crashes(tmp_path: Path, crash_at: int) -> tuple[list[str], list[str], bool]:
+def delivered_after_crashes(tmp_path: Path, crash_at: int, queue: str) -> tuple[list[str], list[str], bool]:
     """Run a day's history with a crash at the n-th operation of the disk; returns what two recipients got."""
     first, second = InlineSender("first"), InlineSender("second")
     router, clock = ToAll("first", Routed("second", "all", remind_s=300.0)), FakeClock()
@@ -516,7 +516,7 @@ def delivered_after_crashes(tmp_path: Path, crash_at: int) -> tuple[list[str], l
             else:
                 rig.restart()
             while todo:
-                rig.add(todo[0])
+                rig.add(todo[0], queue=queue)
                 todo.pop(0)  # accepted
                 rig.run(1)
             rig.run(30)
@@ -529,13 +529,16 @@ def delivered_after_crashes(tmp_path: Path, crash_at: int) -> tuple[list[str], l
     raise AssertionError("it died more than once")
 
 
-def test_a_death_at_every_operation_of_the_disk_loses_nothing_and_keeps_the_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", ["main", "initial"])
+def test_a_death_at_every_operation_of_the_disk_loses_nothing_and_keeps_the_order(
+    tmp_path: Path, queue: str
+) -> None:
     """The held event comes last; repeats are those of a batch under way."""
-    whole = delivered_after_crashes(tmp_path, 0)
+    whole = delivered_after_crashes(tmp_path, 0, queue)
     assert whole == (["e1", "e2", "e4", "e5", "e6", "e3"], [f"e{n}" for n in range(1, 7)], False)
     deaths = 0
     for crash_at in range(1, 400):
-        first, second, died = delivered_after_crashes(tmp_path, crash_at)
+        first, second, died = delivered_after_crashes(tmp_path, crash_at, queue)
         if not died:
             break
         deaths += 1

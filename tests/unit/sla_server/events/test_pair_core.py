@@ -307,6 +307,82 @@ def test_what_was_held_back_at_a_lost_server_comes_from_the_other_when_it_is_due
     assert len(pair.b.store) == 0
 
 
+def moved_and_delivered_here(pair: Partners) -> None:
+    """The partner has held two events back, died, come back, and moved them behind one that is under way."""
+    until_us = pair.clock.unix_us() + 20_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda each, _recipient, now_us: (
+            Held("quiet hours", until_us) if now_us < until_us and each.event_id != "a3" else None
+        )
+    pair.a.add(*numbered("a", 2))
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    pair.run(20)
+    assert pair.b.got["r"] == ids("a", 2)
+    pair.a.restart()
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 1, 3))
+    pair.run(5)
+    assert pair.a.got["r"] == ["a3"]
+    assert len(pair.a.rig.later) == 0
+    pair.kill(pair.a)
+
+
+def test_what_was_held_back_and_delivered_here_is_not_delivered_here_again(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    moved_and_delivered_here(pair)
+    pair.lose()
+    pair.run(5)
+    assert pair.b.got["r"] == ids("a", 3)
+
+
+def test_what_was_held_back_and_delivered_here_is_not_delivered_by_its_server(tmp_path: Path) -> None:
+    pair = Partners(tmp_path)
+    moved_and_delivered_here(pair)
+    pair.a.restart()
+    pair.a.answers("r")
+    pair.run(5)
+    assert pair.a.got["r"] == ["a3", "a3"]
+    assert pair.b.got["r"] == ids("a", 2)
+    assert len(pair.b.store) == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_both_have_held_back_comes_from_the_survivor(tmp_path: Path, *, is_killed: bool) -> None:
+    pair = Partners(tmp_path)
+    until_us = pair.clock.unix_us() + 60_000_000
+    for server in (pair.a, pair.b):
+        server.rig.router.holds = lambda each, _recipient, now_us: (
+            Held("quiet hours", until_us) if now_us < until_us and each.event_id != "a0" else None
+        )
+    pair.a.answers("r", None)
+    pair.a.add(*numbered("a", 1, 0))
+    pair.run()
+    opened, closed = (event(n, f"violation-{state}") for n, state in ((1, "opened"), (2, "closed")))
+    pair.a.add(opened, closed)  # wait for the answer
+    pair.run()
+    pair.kill(pair.a)
+    pair.lose()
+    assert pair.b.got["r"] == ["a0"]
+    assert len(pair.b.rig.later) == 2
+    pair.a.restart()
+    pair.a.answers("r")
+    pair.run(3)
+    assert len(pair.a.rig.later) == 2
+    pair.kill(pair.a)
+    pair.lose()
+    if is_killed:
+        pair.kill(pair.b)
+        pair.b.restart()
+    pair.run(60)
+    assert pair.b.got["r"] == ["a0", "e1", "e2"]
+    pair.a.restart()
+    pair.run(3)
+    assert pair.of_recipient("r") == ["a0", "a0", "e1", "e2"]
+    assert len(pair.b.store) == len(pair.b.rig.later) == 0
+
+
 def test_a_reminder_of_a_lost_server_comes_once(tmp_path: Path) -> None:
     pair = Partners(tmp_path)
     for server in (pair.a, pair.b):

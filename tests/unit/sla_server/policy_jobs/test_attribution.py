@@ -15,6 +15,7 @@ from sla_server.policy_jobs.attribution import (
     OTHERS,
     SharedIntervals,
     attribute,
+    describe,
     inflation,
     non_negative_ridge,
 )
@@ -154,3 +155,12 @@ def test_an_interval_that_stands_for_several_counts_as_often() -> None:
 def test_where_nothing_was_bad_none_is_blamed() -> None:
     seen = history()
     assert attribute(dataclasses.replace(seen, missed=seen.missed * 0)) == []
+
+
+def test_what_is_said_of_a_cause_and_of_a_correlation() -> None:
+    row = {"volume": "b", "sla": "gold", "objective": "p95", "backend": "disk", "bad": 4, "avoided_bad": 3}
+    told = describe({**row, "share": 0.62, "likely_cause": True, "reason": ""})
+    rest = "without it 3 of 4 bad intervals would be good"
+    assert told == [f"  b hurt gold/p95 on disk (likely cause): 62% of the harm; {rest}"]
+    told = describe({**row, "share": 0.0, "likely_cause": False, "reason": "only 5 intervals"})
+    assert told == [f"  b may have hurt gold/p95 on disk (correlation): {rest}", "    only 5 intervals"]

@@ -36,6 +36,7 @@ def snapshot(rows: int = 1) -> Any:
     return SimpleNamespace(
         rows=lambda _table: rows,
         slot_files=Files(),
+        hour_files=Files(),
         window_us=WINDOW_US,
         streams=STREAMS,
         volumes=pa.table({"volume": ["vol-1"], "backend": ["new-array"], "size_bytes": [1]}),

@@ -253,3 +253,66 @@ def test_a_period_that_goes_on_beyond_the_report_s_end_is_credited_so_far() -> N
     (month,) = found.credits.periods
     assert (month.is_over, month.version) == (False, 2)
     assert found.credits.note.startswith("no period of the agreement ends in this one")
+
+
+def test_a_report_is_final_when_judging_has_passed_its_end_and_not_when_the_clock_says_so() -> None:
+    rows = stored()
+    del rows.slices[600:]
+    weeks_ahead = AFTER + 30 * DAY_US
+    because = ["the last slices of latency are not judged yet"]
+    assert report(rows, now_us=weeks_ahead).preliminary_because == because
+    rows.slices.append(slice_row(DAY + 3 * DAY_US, name="other"))
+    assert report(rows, now_us=weeks_ahead).preliminary_because == because, "it catches up"
+    rows.slices.append(slice_row(DAY + DAY_US))
+    assert report(rows, now_us=weeks_ahead).preliminary_because == []
+
+
+def test_slices_that_stay_unjudged_hold_no_report_up() -> None:
+    away_for_weeks = stored()
+    del away_for_weeks.slices[600:]
+    away_for_weeks.slices.append(slice_row(DAY + 8 * DAY_US, name="other"))
+    assert not report(away_for_weeks).is_preliminary
+    without_volumes = stored(slices=[])
+    assert report(without_volumes).preliminary_because == ["the last slices of latency are not judged yet"]
+    without_volumes.slices.append(slice_row(DAY + DAY_US, name="other"))
+    assert not report(without_volumes).is_preliminary
+
+
+class CountedRow(dict[str, object]):
+    """Counts in ``looks`` how often some column of any row is read."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> object:
+        CountedRow.looks += 1
+        return super().__getitem__(name)
+
+
+def looks_at(versions: int, minutes: int, episodes: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of a month of days with so many of each."""
+    step = DAY_US // versions
+    rows = StoredRows(
+        [
+            version_row(DAILY, number + 1, DAY + number * step, DAY + (number + 1) * step)
+            for number in range(versions)
+        ]
+    )
+    spacing = DAY_US // minutes // MINUTE_US * MINUTE_US
+    rows.slices = [
+        CountedRow(slice_row(DAY + at * spacing, "bad", version=at * spacing // step + 1))
+        for at in range(minutes)
+    ]
+    rows.stored_episodes = [
+        episode_row(DAY + at * spacing, DAY + at * spacing + MINUTE_US) for at in range(episodes)
+    ]
+    monkeypatch.setattr(CountedRow, "looks", 0)
+    assert len(report(rows).objectives) == 1
+    return CountedRow.looks
+
+
+def test_each_slice_is_looked_at_a_few_times_however_many_versions_and_violations_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = looks_at(2, 240, 2, monkeypatch)
+    assert looks_at(120, 240, 2, monkeypatch) < 2 * few, "versions"
+    assert looks_at(2, 240, 240, monkeypatch) < 2 * few, "violations"

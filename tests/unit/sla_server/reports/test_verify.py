@@ -123,3 +123,19 @@ def test_slices_that_are_no_longer_stored_make_no_revision() -> None:
     with pytest.raises(NothingToReport, match="erp-gold-2026-10 rests on are no longer stored"):
         issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
     assert len(rows.issued_rows) == 1
+
+
+def test_the_final_report_revises_a_preliminary_one_of_another_release_and_none_that_was_final() -> None:
+    rows, now = example_month()
+    assert issue(rows, "erp-gold", "2026-10", "ann", now) is not None  # type: ignore[arg-type]
+    (stored,) = rows.issued_rows
+    stored["body"] = '{"form": 99}'
+    with pytest.raises(NothingToReport, match="another release"):
+        issue(rows, "erp-gold", "2026-10", "ann", now)  # type: ignore[arg-type]
+    stored["is_preliminary"] = True
+    row = issue(rows, "erp-gold", "2026-10", "ann", now, only_first=True)  # type: ignore[arg-type]
+    assert row is not None
+    assert (row["report_id"], row["revises"], row["is_preliminary"]) == (
+        "erp-gold-2026-10-r1", "erp-gold-2026-10", False,
+    )  # fmt: skip
+    assert issue(rows, "erp-gold", "2026-10", "ann", now) is None  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ def test_an_entry_alone() -> None:
         {"action": "user-add", "subject": "ann", "table": "policies", "row": {}},
         {"action": "Drop table", "subject": "ann"},
         {"subject": "ann"},
+        {"action": "audit-pruned", "subject": "5", "after": {"through": 5}},
     ],
 )
 def test_other_tables_and_actions_are_refused(body: dict[str, object]) -> None:

@@ -21,8 +21,8 @@ from sla_server.storage_resources.forecast import (
     growth_spike,
     theil_sen,
 )
+from tests.support.pool_histories import SIZE, covered
 
-SIZE = 1000
 FIRST = 20_000
 
 
@@ -114,43 +114,10 @@ def test_one_history_has_one_forecast() -> None:
     assert found.earliest_us < found.full_us < found.latest_us
 
 
-def generated(number: int) -> tuple[forecasts.Floats, float]:
-    """A history of 10 to 89 days, and the day (from its end) on which its pool is full."""
-    rng = np.random.default_rng((7, number))
-    count, slope, start = int(rng.integers(10, 90)), rng.uniform(1, 8), rng.uniform(100, 400)
-    days = np.arange(count)
-    true, noise = start + slope * days, slope * rng.uniform(0.2, 3)
-    full = (SIZE - start) / slope - (count - 1)
-    match number % 5:
-        case 0:
-            return true + rng.normal(0, noise, count), full
-        case 1:  # a rhythm of a week
-            rhythm = noise * np.sin(2 * np.pi * (days + rng.integers(7)) / 7)
-            return true + rhythm + rng.normal(0, noise / 3, count), full
-        case 2:  # what is above the line today is so tomorrow
-            off = np.zeros(count)
-            for day in range(1, count):
-                off[day] = 0.6 * off[day - 1] + rng.normal(0, noise)
-            return true + off, full
-        case 3:  # outliers
-            return true + rng.normal(0, noise, count) + 10 * noise * (rng.random(count) < 0.08), full
-    steps = rng.normal(slope, slope * rng.uniform(0.5, 1.5), 5000)  # each day's growth is another one
-    path = start + np.cumsum(steps)
-    return path[:count], float(np.argmax(path >= SIZE) - (count - 1))
-
-
 def test_the_day_is_within_its_interval_in_nine_of_ten_generated_histories() -> None:
-    named = within = 0
-    for number in range(200):
-        used, full = generated(number)
-        found = made(used)
-        if full <= 0 or found.full_us is None:
-            continue
-        named += 1
-        latest = float("inf") if found.latest_us is None else ahead_days(len(used), found.latest_us)
-        within += ahead_days(len(used), found.earliest_us) <= full <= latest
-    assert named >= 180
-    assert within / named >= 0.9, f"{within} of {named}"
+    found = covered(200)
+    assert found.named >= 180
+    assert found.within / found.named >= 0.9, found
 
 
 def test_the_share_that_a_line_explains() -> None:

@@ -368,6 +368,11 @@ def test_throttles_in_force(rig):
     assert len(rig.reader.throttles()) == 8
     assert len(rig.reader.throttles(limit=3)) == 3
     assert rig.reader.throttles()[0]["cost_per_s"] == 5.0
+    pages, before = [], None
+    while page := rig.reader.throttles(in_force=True, limit=3, before=before):
+        pages.append([row["throttle_id"] for row in page])
+        before = page[-1]["cursor"]
+    assert pages == [["seen", "confirmed", "sent"], ["requested"]]
 
 
 def test_a_throttle_is_written_in_steps(rig):

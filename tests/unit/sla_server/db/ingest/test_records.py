@@ -74,6 +74,11 @@ def test_json_columns_take_text_maps_and_nothing():
         ("slices", {"name": "a", "objective": "b", "start_us": 1, "revision": 1 << 31}, "whole number"),
         ("slices", {"name": "a", "objective": "b", "start_us": 1, "revision": 1, "ours": "no"}, "takes bool"),
         ("throttles", {"throttle_id": "t", "cost_per_s": "5"}, "takes float"),
+        (
+            "audit",
+            {"audit_id": "a", "action": "audit-pruned", "subject": "5"},
+            "says not that rows have left",
+        ),
     ],
 )
 def test_mistakes_are_named(table, row, problem):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from dashboard.graph import MOST, links_of, picture_of
+from dashboard.shared_use import lines_of
 from sla_server.api.context import AppContext
 from tests.support import api
 
@@ -28,32 +28,23 @@ def test_shares_are_means_over_the_decisions_for_a_promise() -> None:
         decision("", batch=1.0),
         {"victim": "gold/latency", "figures": None},
     ]
-    found = [(link.volume, link.promise, round(link.share, 3), link.decisions) for link in links_of(rows)]
+    found = [(line.source, line.target, round(line.weight, 3)) for line in lines_of(rows)]
     assert found == [
-        ("batch", "gold/latency", 0.7, 2),
-        ("batch", "silver/latency", 0.6, 1),
-        ("db", "gold/latency", 0.05, 2),
+        ("batch", "gold/latency", 0.7),
+        ("batch", "silver/latency", 0.6),
+        ("db", "gold/latency", 0.05),
     ]
 
 
-def test_the_largest_are_drawn_and_the_volume_itself() -> None:
-    shares = {f"v{number:02}": 1 - number / 100 for number in range(20)}
-    picture = picture_of(links_of([decision("gold/latency", **shares, own=0.01)]), "own")
-    assert list(picture["left"]) == [f"v{number:02}" for number in range(MOST - 1)] + ["own"]
-    assert len(picture["lines"]) == MOST
-    assert picture_of([], "own")["lines"] == []
-
-
 def test_it_is_drawn_by_the_server(web: FlaskClient, source: api.FakeSource) -> None:
-    answer = web.get(f"/volumes/batch/graph.svg?from_us={api.NOW_US - 10**9}&to_us={api.NOW_US}")
+    answer = web.get(f"/volumes/batch/shared-use.svg?from_us={api.NOW_US - 10**9}&to_us={api.NOW_US}")
     assert (answer.status_code, answer.mimetype) == (200, "image/svg+xml")
     svg = ET.fromstring(answer.text)
-    assert svg.get("data-links") == "2"
     titles = [node.text for node in svg.iterfind(f".//{SVG}path/{SVG}title")]
-    assert titles[0] == "batch had 87 % of the load when erp-gold/latency was at risk (1 decision)"
-    links = [node.get("href") for node in svg.iterfind(f".//{SVG}a")]
-    assert links == ["/volumes/batch", "/volumes/erp-db", "/agreements/erp-gold?objective=latency"]
-    assert web.get("/volumes/batch/graph.svg?from_us=5&to_us=5").status_code == 400
+    assert titles[-1] == "batch had 87% of the load when erp-gold/latency was at risk (1 decision)"
+    assert len(titles) == 2
+    assert all(node.get("stroke-dasharray") for node in svg.iterfind(f".//{SVG}path")), "a correlation"
+    assert web.get("/volumes/batch/shared-use.svg?from_us=5&to_us=5").status_code == 400
 
 
 def test_names_are_text_never_markup(
@@ -61,7 +52,7 @@ def test_names_are_text_never_markup(
 ) -> None:
     row = {"victim": "<b>/latency", "figures": {"use": [{"volume": '"><script>', "share_ratio": 1.0}]}}
     monkeypatch.setattr(source, "decisions", lambda **_: [row])
-    text = web.get("/volumes/batch/graph.svg").text
+    text = web.get("/volumes/batch/shared-use.svg").text
     assert "<script>" not in text
     assert "<b>" not in text
     ET.fromstring(text)
@@ -71,6 +62,6 @@ def test_who_sees_some_agreements_alone_does_not_see_neighbours(
     web: FlaskClient, context: AppContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context.scopes, "of", lambda _principal: object())
-    answer = web.get("/volumes/batch/graph.svg")
+    answer = web.get("/volumes/batch/shared-use.svg")
     assert answer.status_code == 403
     assert "batch" not in answer.text

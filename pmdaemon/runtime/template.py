@@ -1,0 +1,297 @@
+"""A template process: it has imported what children need, and forks each of them when asked.
+
+    parent ──exec──► template: imports, then waits ──fork──► child (runs a module, as ``python -m`` would)
+
+The parts of a server import nearly the same modules. Each by itself, that takes a second of processor and
+tens of MB a part; forked from one process it is done once, and pages are shared until they are written to
+(ADR 34).
+
+The template has read no configuration and holds no descriptor but its socket, so that nothing of one child
+is in another. It runs one thread, and refuses to fork otherwise. It remains the children's parent: it reaps
+one when asked, so that the process id of a child that has ended is nobody else's until then. It ends when
+its socket does; the children then have ``stop.ParentPipe`` as ever.
+
+Messages (SOCK_SEQPACKET, JSON, one answer to each):
+
+    (none)                                  -> {"ready": true}             once, after its imports
+    {"command", "env", "fds", "session"}    -> {"pid"}, {"errno"}, {"refused"}; descriptors by SCM_RIGHTS
+    {"reap": pid}                           -> {"status"} or {"errno"}     as ``subprocess`` gives it
+
+Thread: the parent's only thread; the template has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+log = structlog.get_logger("template")
+
+ANSWER_S: Final = 10.0
+"""A fork takes milliseconds; a template that does not answer by then is killed."""
+MOST_BYTES: Final = 1 << 17
+MOST_FDS: Final = 16
+UNKNOWN_STATUS: Final = 255
+"""Of a child whose template has ended, so that nobody can be asked for it."""
+HARMLESS: Final = frozenset({"jemalloc_bg_thd"})
+"""Threads of libraries that survive a fork: jemalloc, which Arrow brings, starts its own again."""
+ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1"}
+"""Of the template: numpy's library would start a thread a processor when it is imported."""
+
+
+class NoTemplate(OSError):
+    """It is not ready, or has ended: whoever asks starts the child by itself."""
+
+
+class Template:
+    """The parent's side.
+
+    Args:
+        modules: what it imports; one that cannot be imported is left to the child that needs it.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def open(self) -> None:
+        """Start it, if the host can; it is ready when it has imported everything."""
+        self.close()
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as exc:
+            log.warning("template-not-started", problem=exc.strerror)
+            return
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "pmdaemon.runtime.template", str(theirs.fileno()), *self._modules],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env={**os.environ, **ENVIRONMENT},
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                ours.close()
+                log.warning("template-not-started", problem=exc.strerror)
+                return
+        self._socket = ours
+
+    def wait_ready(self, limit_s: float, *others: int) -> bool:
+        """Wait until it is ready or has ended, or one of the others can be read; whether it is ready."""
+        if self._socket is not None and not self._is_ready:
+            poller = select.poll()
+            for fd in (self._socket.fileno(), *others):
+                poller.register(fd, select.POLLIN)
+            if self._socket.fileno() in [fd for fd, _ in poller.poll(limit_s * 1000)]:
+                try:
+                    self._is_ready = bool(self._receive().get("ready"))
+                except NoTemplate:
+                    self.close()
+        return self._is_ready
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], fds: Sequence[int], *, has_session: bool
+    ) -> ForkedProcess:
+        """Fork a child that runs ``python -m MODULE ...`` with this environment and these descriptors.
+
+        Raises:
+            NoTemplate: it is not ready, or the command is of another kind.
+            OSError: the host cannot just now.
+        """
+        if command[:2] != [sys.executable, "-m"]:
+            raise NoTemplate(f"{command[:2]} is no module of Python")
+        if self._socket is None:
+            self.open()  # for the next start
+        if not self.wait_ready(0):
+            raise NoTemplate("it is not ready")
+        request = {"command": list(command), "env": dict(env), "fds": list(fds), "session": has_session}
+        answer = self._ask(request, fds)
+        if "refused" in answer:
+            raise NoTemplate(answer["refused"])
+        if "errno" in answer:
+            raise OSError(answer["errno"], os.strerror(answer["errno"]))
+        return ForkedProcess(self, answer["pid"])
+
+    def reap(self, pid: int) -> int:
+        """The exit status of a child that has ended."""
+        try:
+            return int(self._ask({"reap": pid}).get("status", UNKNOWN_STATUS))
+        except NoTemplate:
+            return UNKNOWN_STATUS
+
+    def close(self) -> None:
+        """End it; children that run go on."""
+        self._is_ready = False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        if self._socket is None:
+            raise NoTemplate("it has ended")
+        try:
+            self._socket.settimeout(ANSWER_S)
+            socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+            return self._receive()
+        except OSError as exc:
+            log.warning("template-lost", problem=str(exc) or type(exc).__name__)
+            self.close()
+            raise NoTemplate("it has ended") from exc
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._socket is not None  # its callers look
+        data = self._socket.recv(MOST_BYTES)
+        if not data:
+            raise NoTemplate("it has ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+
+class ForkedProcess:
+    """A child of the template. See ``children.Process``.
+
+    Raises:
+        OSError: it cannot be followed, and was killed.
+    """
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self.pid = pid
+        self._template = template
+        self._status: int | None = None
+        try:
+            self._pid_fd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            template.reap(pid)
+            raise
+
+    def wait(self) -> int:
+        """See ``Process``."""
+        if self._status is None:
+            poller = select.poll()
+            poller.register(self._pid_fd, select.POLLIN)
+            poller.poll()
+            self._status = self._template.reap(self.pid)
+            os.close(self._pid_fd)
+        return self._status
+
+    def kill(self) -> None:
+        """Send SIGKILL if it has not been reaped."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int, /) -> None:
+        """See ``Process``."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pid_fd, number)
+
+
+def main(fd: int, modules: Sequence[str]) -> None:
+    """The template: imports, then serves until its socket ends; in a child, runs what was asked for."""
+    from setproctitle import setproctitle
+
+    for module in modules:
+        with contextlib.suppress(Exception):  # the child that needs it says what is wrong with it
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to every object, so that no page stayed shared
+    with socket.socket(fileno=fd) as link:
+        request = _serve(link)
+    if request is not None:
+        setproctitle(" ".join(request["command"]))
+        _run(request)
+
+
+def _serve(link: socket.socket) -> dict[str, Any] | None:
+    """Answer until the parent is gone: None; or, in a child, its request."""
+    link.send(json.dumps({"ready": True}).encode())
+    while True:
+        data, fds, *_ = socket.recv_fds(link, MOST_BYTES, MOST_FDS)
+        if not data:
+            return None
+        request = json.loads(data)
+        answer: dict[str, Any]
+        try:
+            if "reap" in request:
+                answer = {"status": os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])}
+            elif threads := _other_threads():
+                answer = {"refused": f"it runs threads: {', '.join(threads)}"}
+            elif (pid := _fork()) == 0:
+                link.close()
+                _place(fds, request["fds"])
+                return dict(request)
+            else:
+                answer = {"pid": pid}
+        except OSError as exc:
+            answer = {"errno": exc.errno or 0}
+        for each in fds:
+            os.close(each)
+        link.send(json.dumps(answer).encode())
+
+
+def _other_threads() -> list[str]:
+    """Names of the threads that would be missing in a child."""
+    tasks = Path("/proc/self/task")
+    names = {task.name: (task / "comm").read_text(errors="replace").strip() for task in tasks.iterdir()}
+    del names[str(os.getpid())]
+    return sorted(name for name in names.values() if name not in HARMLESS)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts the harmless thread, too
+        return os.fork()
+
+
+def _place(received: Sequence[int], wanted: Sequence[int]) -> None:
+    """Give descriptors the numbers that the environment names."""
+    above = max((*received, *wanted, 2)) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
+    for fd in received:
+        os.close(fd)
+    for fd, number in zip(moved, wanted, strict=True):
+        os.dup2(fd, number, inheritable=False)
+        os.close(fd)
+
+
+def _run(request: Mapping[str, Any]) -> None:
+    """Become the child: session, environment, module."""
+    _python, _m, module, *arguments = request["command"]
+    if request["session"]:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,284 @@
+"""``sla cluster``: the nodes that carry messages between servers.
+
+Membership (``init``, ``invite``, ``join``, ``leave``) is about this machine's files. The rest asks the nodes
+themselves, with the secrets of this machine's node: it works on any member, also while no server runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from pmdaemon.pki.authority import Authority
+from pmdaemon.runtime.config import parse_address
+from pmdaemon.runtime.files import write_whole
+from sla_server import config as configuration
+from sla_server import directories
+from sla_server.cli import formatting
+from sla_server.cli.errors import BadUsage
+from sla_server.cli.formatting import Column, build, console
+from sla_server.cli.output import DATA_OUTPUT, print_json
+from sla_server.cluster import essentials, membership
+from sla_server.cluster.config import ClusterConfig
+
+if TYPE_CHECKING:  # nats and asyncio's client, for the commands that ask nodes
+    from sla_server.cluster.admin import Admin, ClusterState
+
+Answer = TypeVar("Answer")
+NODES: Final = (
+    Column("NODE", lambda row, _now_us: str(row["name"])),
+    Column("SITE", lambda row, _now_us: str(row["site"])),
+    Column("STATE", lambda row, _now_us: str(row["state"])),
+    Column("ENGINE", lambda row, _now_us: str(row["version"])),
+    Column("CLIENTS", lambda row, _now_us: str(row["connections"]), number=True),
+    Column("STORED", lambda row, _now_us: formatting.size(row["stored_bytes"]), number=True),
+    Column("DIGEST", lambda row, _now_us: str(row["digest"])),
+)
+STREAMS: Final = (
+    Column("STREAM", lambda row, _now_us: str(row["name"])),
+    Column("LEADER", lambda row, _now_us: str(row["leader"] or "none")),
+    Column("COMPLETE", lambda row, _now_us: ", ".join(row["current"])),
+    Column("BEHIND", lambda row, _now_us: ", ".join(row["behind"])),
+    Column("MESSAGES", lambda row, _now_us: f"{row['messages']:,}", number=True),
+    Column("STORED", lambda row, _now_us: formatting.size(row["stored_bytes"]), number=True),
+)
+PARAMETERS: Final = (
+    Column("PARAMETER", lambda row, _now_us: str(row["parameter"])),
+    Column("HERE", lambda row, _now_us: str(row["here"])),
+    Column("DIFFERS ON", lambda row, _now_us: str(row["differs"])),
+)
+
+
+@click.group()
+def cluster() -> None:
+    """Nodes that carry messages between servers: make, join, look, move, drain.
+
+    docs/operations/cluster.md begins with three nodes in five minutes.
+    """
+
+
+def _resolved() -> tuple[configuration.ResolvedConfig, ClusterConfig, Path]:
+    """The server's configuration, its table [cluster], and the node's directory."""
+    path: Path | None = click.get_current_context().find_root().params.get("config")
+    config = configuration.load(path)
+    if config.cluster is None:
+        raise BadUsage(
+            f"{path or 'the configuration'} has no table [cluster]. Give the server's file with sla --config "
+            "FILE; docs/operations/cluster.md has an example of the table"
+        )
+    return config, config.cluster, config.cluster.directory(config.data_dir)
+
+
+def _authority(config: configuration.ResolvedConfig) -> Authority:
+    return Authority(config.ca_dir, config.pmdaemon.tls.lifetime_s)
+
+
+def _ask(question: Callable[[Admin], Awaitable[Answer]]) -> Answer:
+    """Put a question to the cluster, as this machine's node."""
+    from sla_server.cluster.admin import Admin
+
+    _, config, directory = _resolved()
+    member = membership.load(config, directory)
+
+    async def asked() -> Answer:
+        async with Admin(config, member) as admin:
+            return await question(admin)
+
+    return asyncio.run(asked())
+
+
+@cluster.command()
+def init() -> None:
+    """Make a new cluster with this machine's node as its first member."""
+    config, own, directory = _resolved()
+    membership.init(own, directory, _authority(config))
+    click.echo(f"cluster {own.name} made; its secrets are in {directory}, mode 0700")
+    for peer in own.peers:
+        click.echo(f"for {peer.name}: sla cluster invite {peer.name} {peer.name}.invitation")
+    click.echo("then: sla-server start, or sla-server node on a machine without a server")
+
+
+@cluster.command()
+@click.argument("node")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def invite(node: str, file: Path) -> None:
+    """Write FILE, with which NODE becomes a member. It is a secret: carry it safely, then delete it."""
+    config, own, directory = _resolved()
+    text = membership.invitation(own, directory, _authority(config), node)
+    if file.exists():
+        raise BadUsage(f"{file} exists; choose another name, or delete it first")
+    write_whole(file, text)
+    click.echo(f"{file} written, mode 0600. On {node}: sla cluster join {file.name}")
+    click.echo(f"The table of {node} must list this node:\n")
+    host = parse_address(own.listen)[0]
+    click.echo(
+        f'  [[cluster.peers]]\n  name = "{own.node}"\n  listen = "{own.listen}"\n  routes = "{own.routes}"'
+    )
+    if host == "127.0.0.1":
+        click.echo("\nThese are addresses of this machine alone; nodes elsewhere cannot reach them", err=True)
+
+
+@cluster.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--again", is_flag=True, help="Replace the credentials that are here, for a new certificate.")
+def join(file: Path, again: bool) -> None:
+    """Become a member with FILE, which 'sla cluster invite' has made."""
+    _, own, directory = _resolved()
+    membership.join(own, directory, file, again=again)
+    click.echo(f"{own.node} is a member of {own.name}. Delete {file}; then: sla-server start")
+
+
+@cluster.command()
+@click.argument("node", required=False)
+@click.option("--yes", is_flag=True, help="Do not ask before what is stored here is removed.")
+def leave(node: str | None, yes: bool) -> None:
+    """Have the cluster forget NODE, which does not run; without NODE: this machine's.
+
+    This machine's credentials and what its engine stored are removed. The copies of streams that NODE had are
+    made again on other nodes, where there are enough.
+    """
+    _, own, directory = _resolved()
+    name = node or own.node
+    if name == own.node:
+        if (pid := directories.running_pid(directory)) is not None:
+            raise BadUsage(
+                f"{name} runs here, process {pid}. Drain and stop it first: sla cluster drain {name}"
+            )
+        if not yes:
+            click.confirm(f"Remove {directory}'s credentials and all that is stored there?", abort=True)
+    if own.peers:
+        _ask(lambda admin: admin.forget(name))
+    if name == own.node:
+        membership.leave(directory)
+    click.echo(f"{name} has left the cluster {own.name}")
+
+
+@cluster.command()
+@DATA_OUTPUT
+def status(output: str) -> None:
+    """List nodes and streams, and what is in trouble.
+
+    Ends with status 0 if all is well, 1 if something is in trouble, 69 if no node answers.
+    """
+    state: ClusterState = _ask(lambda admin: admin.state())
+    if output == "json":
+        print_json(_as_json(state))
+    else:
+        _print(state)
+    if not state.is_well:
+        raise SystemExit(1)
+
+
+@cluster.command()
+@click.argument("node", required=False)
+def drain(node: str | None) -> None:
+    """Have NODE (default: this machine's) hand over all that it leads, before it is stopped."""
+    _, own, _ = _resolved()
+    name = node or own.node
+    moved = _ask(lambda admin: admin.drain(name))
+    for subject in moved:
+        click.echo(f"  handed over: {_what(subject)}")
+    click.echo(f"{name} leads nothing; it may be stopped")
+
+
+@cluster.command()
+@click.argument("stream")
+@click.option("--to", default="", metavar="NODE", help="The node that should lead it.")
+def stepdown(stream: str, to: str) -> None:
+    """Have the leader of STREAM hand over to another node."""
+    after = _ask(lambda admin: admin.stepdown(stream, to))
+    click.echo(f"stream {stream} is led by {after.leader}")
+
+
+@cluster.command()
+@DATA_OUTPUT
+def config(output: str) -> None:
+    """Show the essential parameters of this node, their digest, and nodes that differ.
+
+    Ends with status 1 if one differs.
+    """
+    _, own, _ = _resolved()
+    here = essentials.of(own)
+    rows = _ask(lambda admin: admin.nodes())
+    others = {row.name: essentials.differences(here, row.parameters) for row in rows if row.name != own.node}
+    if output == "json":
+        print_json({"parameters": here, "digest": essentials.digest(here), "differences": others})
+    else:
+        table = [
+            {
+                "parameter": key,
+                "here": value,
+                "differs": ", ".join(
+                    f"{name} ({found[key][1] or 'not set'})" for name, found in others.items() if key in found
+                ),
+            }
+            for key, value in sorted(here.items())
+        ]
+        console().print(build(PARAMETERS, table, 0))
+        click.echo(f"digest {essentials.digest(here)}; {len(rows)} nodes answered")
+    if any(others.values()):
+        raise SystemExit(1)
+
+
+def _as_json(state: ClusterState) -> dict[str, Any]:
+    return {
+        "is_well": state.is_well,
+        "leader": state.leader,
+        "missing": list(state.missing),
+        "trouble": state.trouble,
+        "nodes": [{**asdict(node), "digest": node.digest} for node in state.nodes],
+        "streams": [asdict(stream) for stream in state.streams],
+    }
+
+
+def _print(state: ClusterState) -> None:
+    rows: list[dict[str, Any]] = [
+        {**asdict(node), "digest": node.digest, "state": "leads" if node.name == state.leader else "runs"}
+        for node in state.nodes
+    ]
+    rows += [
+        {
+            "name": name,
+            "site": "",
+            "state": "does not run",
+            "version": "",
+            "connections": "",
+            "stored_bytes": None,
+            "digest": "",
+        }
+        for name in state.missing
+    ]
+    console().print(build(NODES, rows, 0))
+    if state.streams:
+        console().print(build(STREAMS, [asdict(stream) for stream in state.streams], 0))
+    for text in troubles(state):
+        click.echo(f"in trouble: {text}")
+
+
+def troubles(state: ClusterState) -> list[str]:
+    """What is wrong, a line each."""
+    lines = [f"{name} does not run" for name in state.missing]
+    if not state.leader:
+        lines.append("no node leads the cluster: a majority of its nodes is missing")
+    if state.trouble:
+        lines.append(state.trouble)
+    if state.mixed:
+        lines.append("essential parameters differ between nodes: 'sla cluster config' names them")
+    for stream in state.streams:
+        if not stream.leader:
+            lines.append(f"stream {stream.name} has no leader and takes no messages")
+        elif stream.behind:
+            lines.append(f"copies of stream {stream.name} are behind on {', '.join(stream.behind)}")
+    return lines
+
+
+def _what(subject: str) -> str:
+    if ".META." in subject:
+        return "the lead of the cluster"
+    kind, _, name = subject.removeprefix("$JS.API.").partition(".LEADER.STEPDOWN.")
+    return f"{kind.lower()} {name.replace('.', ' / ')}"

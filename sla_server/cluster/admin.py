@@ -1,0 +1,449 @@
+"""Administration: what the nodes of a cluster say of themselves, and what they are asked to do (C13).
+
+Two connections, each made when it is first needed. The one of the system account asks all nodes at once;
+every answer says how many nodes there are, so the asker knows how many answers to expect and does not wait
+for those that will not come. The one of the product's account asks for streams and moves their leaders.
+
+Planned failover is a *stepdown*: the leader of a stream hands over to a copy that has everything, within
+milliseconds, and nothing acknowledged is lost. Without a request to a certain node the engine chooses.
+
+Errors of the client library end here, as ``ClusterError``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import StreamInfo
+from nats.js.errors import ServiceUnavailableError
+
+from pmdaemon.pki import contexts
+from pmdaemon.runtime.clock import Deadline
+from sla_server.cluster import essentials
+from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.errors import ClusterRefused, ClusterUnreachable
+from sla_server.cluster.membership import Membership
+from sla_server.cluster.server_conf import PRODUCT_USER, SYSTEM_USER
+
+CONNECT_S: Final = 5.0
+ANSWER_S: Final = 5.0
+"""For all answers of nodes that live; those of one that hangs are not waited for longer."""
+HAND_OVER_S: Final = 30.0
+MOST_STREAMS: Final = 256  # in one answer of the engine
+PING: Final = "$SYS.REQ.SERVER.PING"
+META_STEPDOWN: Final = "$JS.API.META.LEADER.STEPDOWN"
+STREAM_STEPDOWN: Final = "$JS.API.STREAM.LEADER.STEPDOWN"
+CONSUMER_STEPDOWN: Final = "$JS.API.CONSUMER.LEADER.STEPDOWN"
+REMOVE: Final = "$JS.API.SERVER.REMOVE"
+NO_LEADER: Final = (
+    TimeoutError,
+    nats.errors.TimeoutError,
+    nats.errors.NoRespondersError,
+    ServiceUnavailableError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """What one node says of itself.
+
+    Attributes:
+        expected: nodes that it knows to run, itself included.
+        leader: the node that leads the cluster, as far as this one knows; "" while there is none. One
+            without peers leads itself.
+        members: nodes that the leader knows, with those that do not run; only the leader has them.
+        stored_bytes: by the streams of this node.
+    """
+
+    name: str
+    site: str
+    version: str
+    connections: int
+    expected: int
+    leader: str
+    members: tuple[tuple[str, bool], ...]
+    stored_bytes: int
+    memory_bytes: int
+    parameters: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Of its essential parameters."""
+        return essentials.digest(self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One stream and its copies.
+
+    Attributes:
+        leader: "" while it has none.
+        current: other nodes whose copies have everything.
+        behind: other nodes whose copies have not, or that do not run.
+    """
+
+    name: str
+    subjects: tuple[str, ...]
+    replicas: int
+    leader: str
+    current: tuple[str, ...]
+    behind: tuple[str, ...]
+    messages: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of a cluster at one moment."""
+
+    nodes: tuple[NodeRow, ...]
+    streams: tuple[StreamRow, ...]
+    trouble: str = ""
+
+    @property
+    def leader(self) -> str:
+        """The node that leads the cluster; "" while there is none."""
+        return next((node.leader for node in self.nodes if node.leader), "")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Members that do not run."""
+        answered = {node.name for node in self.nodes}
+        known = (name for node in self.nodes for name, _ in node.members)
+        return tuple(dict.fromkeys(name for name in known if name not in answered))
+
+    @property
+    def is_well(self) -> bool:
+        """Every member answers, there is a leader, all copies have everything, parameters are the same."""
+        return not (self.trouble or self.missing or not self.leader or self.mixed) and all(
+            stream.leader and not stream.behind for stream in self.streams
+        )
+
+    @property
+    def mixed(self) -> bool:
+        """Whether essential parameters differ between nodes."""
+        return len({node.digest for node in self.nodes}) > 1
+
+
+class Admin:
+    """See the module; ``async with``.
+
+    Args:
+        config: of this node.
+        member: its secrets.
+        addresses: which nodes to ask; default: this one and its peers.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, member: Membership, addresses: Sequence[str] | None = None
+    ) -> None:
+        self._config = config
+        self._member = member
+        self._addresses = (
+            list(addresses) if addresses is not None else [config.listen, *(p.listen for p in config.peers)]
+        )
+        self._clients: dict[str, Client] = {}
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for client in self._clients.values():
+            with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+                await client.close()
+
+    async def state(self) -> ClusterState:
+        """Nodes, and streams if the cluster has a majority.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+        """
+        nodes = await self.nodes()
+        try:
+            return ClusterState(nodes, await self.streams())
+        except ClusterRefused as exc:
+            return ClusterState(nodes, (), str(exc))
+
+    async def nodes(self) -> tuple[NodeRow, ...]:
+        """All nodes that answer, by name.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+        """
+        client = await self._client(SYSTEM_USER)
+        with _translated("asking the nodes"):
+            inbox = await client.subscribe(client.new_inbox())
+            await client.publish(PING, b"", reply=inbox.subject)
+            rows: dict[str, NodeRow] = {}
+            deadline = Deadline(ANSWER_S)
+            while len(rows) < max((row.expected for row in rows.values()), default=1):
+                try:
+                    answer = await inbox.next_msg(timeout=max(0.001, deadline.left_s()))
+                except (TimeoutError, nats.errors.TimeoutError):
+                    break
+                row = node_row(json.loads(answer.data))
+                rows[row.name] = row
+            await inbox.unsubscribe()
+        if not rows:
+            raise ClusterUnreachable(", ".join(self._addresses), "it accepts connections and says nothing")
+        return tuple(rows[name] for name in sorted(rows))
+
+    async def streams(self) -> tuple[StreamRow, ...]:
+        """All streams of the product, by name.
+
+        Raises:
+            ClusterUnreachable: no node answers.
+            ClusterRefused: there is no majority.
+        """
+        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        found: list[StreamInfo] = []
+        with _translated("listing the streams"):
+            while True:
+                more = await manager.streams_info(offset=len(found))
+                found += more
+                if len(more) < MOST_STREAMS:
+                    break
+        return tuple(sorted((stream_row(info) for info in found), key=lambda row: row.name))
+
+    async def stepdown(self, stream: str, to: str = "") -> StreamRow:
+        """Have the leader of a stream hand over; returns when another one leads.
+
+        Args:
+            stream: its name.
+            to: the node that should lead it; "": the engine chooses.
+
+        Raises:
+            ClusterRefused: no such stream, a single copy, or the engine cannot do it now.
+        """
+        before = await self._stream(stream)
+        if before.replicas < 2:
+            raise ClusterRefused(
+                f"stream {stream} has a single copy, on {before.leader}: no other can lead it"
+            )
+        if to and to == before.leader:
+            return before
+        if to and to not in before.current:
+            raise ClusterRefused(
+                f"{to} has no complete copy of stream {stream}; these have: "
+                f"{', '.join(before.current) or 'none'}"
+            )
+        await self._step_down(f"{STREAM_STEPDOWN}.{stream}", PRODUCT_USER, to)
+        deadline = Deadline(HAND_OVER_S)
+        while True:
+            after = await self._stream(stream)
+            if after.leader and after.leader != before.leader and (not to or after.leader == to):
+                return after
+            if deadline.passed:
+                raise ClusterRefused(
+                    f"stream {stream} is led by {after.leader or 'no node'} after {HAND_OVER_S:g} s, not by "
+                    f"{to or 'another node'}"
+                )
+            await asyncio.sleep(0.05)
+
+    async def drain(self, node: str) -> list[str]:
+        """Have a node hand over everything that it leads, before it is stopped; returns what it led.
+
+        Raises:
+            ClusterRefused: it still leads something after ``HAND_OVER_S``.
+        """
+        moved: list[str] = []
+        deadline = Deadline(HAND_OVER_S)
+        while led := await self._led_by(node):
+            if deadline.passed:
+                raise ClusterRefused(
+                    f"{node} still leads {', '.join(led[:5])}. Copies elsewhere may be behind, or there is "
+                    "none"
+                )
+            for subject in led:
+                user = SYSTEM_USER if subject == META_STEPDOWN else PRODUCT_USER
+                with contextlib.suppress(ClusterRefused):  # it has just changed, or a copy is behind: again
+                    await self._step_down(subject, user, "")
+                    moved.append(subject)
+            await asyncio.sleep(0.1)
+        return list(dict.fromkeys(moved))
+
+    async def forget(self, node: str) -> None:
+        """Have the cluster forget a node that does not run: it no longer counts for the majority.
+
+        Raises:
+            ClusterRefused: it still runs, is not known, or there is no majority.
+        """
+        if any(row.name == node for row in await self.nodes()):
+            raise ClusterRefused(f"{node} still runs. Stop it first; 'sla cluster drain {node}' before that")
+        await self._request(REMOVE, SYSTEM_USER, {"peer": node})
+
+    async def _led_by(self, node: str) -> list[str]:
+        """Subjects of the stepdowns that take from a node what it leads."""
+        led: list[str] = []
+        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        for stream in await self.streams():
+            if stream.replicas < 2:
+                continue
+            if stream.leader == node:
+                led.append(f"{STREAM_STEPDOWN}.{stream.name}")
+            with _translated(f"listing consumers of {stream.name}"):
+                consumers = await manager.consumers_info(stream.name)
+            led += [
+                f"{CONSUMER_STEPDOWN}.{stream.name}.{consumer.name}"
+                for consumer in consumers
+                if consumer.cluster is not None
+                and consumer.cluster.leader == node
+                and consumer.cluster.replicas
+            ]
+        rows = await self.nodes()
+        if len(rows) > 1 and ClusterState(rows, ()).leader == node:
+            led.append(META_STEPDOWN)
+        return led
+
+    async def _stream(self, name: str) -> StreamRow:
+        manager = (await self._client(PRODUCT_USER)).jetstream(timeout=ANSWER_S)
+        with _translated(f"asking for stream {name}"):
+            return stream_row(await manager.stream_info(name))
+
+    async def _step_down(self, subject: str, user: str, to: str) -> None:
+        await self._request(subject, user, {"placement": {"preferred": to}} if to else {})
+
+    async def _request(self, subject: str, user: str, body: dict[str, Any]) -> dict[str, Any]:
+        client = await self._client(user)
+        with _translated(subject):
+            answer = await client.request(
+                subject, json.dumps(body).encode() if body else b"", timeout=ANSWER_S
+            )
+            found = json.loads(answer.data)
+        if error := found.get("error"):
+            raise ClusterRefused(f"the cluster refuses {subject}: {error.get('description', error)}")
+        assert isinstance(found, dict)
+        return found
+
+    async def _client(self, user: str) -> Client:
+        if user not in self._clients:
+            self._clients[user] = await connect(self._config, self._member, self._addresses, user)
+        return self._clients[user]
+
+
+async def connect(
+    config: ClusterConfig, member: Membership, addresses: Sequence[str], user: str = PRODUCT_USER
+) -> Client:
+    """A connection to one of these nodes; it goes on to others by itself when that one dies.
+
+    Raises:
+        ClusterUnreachable: none takes it.
+    """
+    scheme = "tls" if member.tls else "nats"
+    context: ssl.SSLContext | None = None
+    if member.tls:
+        context = contexts.node(member.tls.authority, member.tls.certificate)
+    secret = member.secrets.system if user == SYSTEM_USER else member.secrets.product
+    problems: list[str] = []
+
+    async def note(error: Exception) -> None:
+        problems.append(str(error) or type(error).__name__)
+
+    client = Client()
+    try:
+        await asyncio.wait_for(
+            client.connect(
+                servers=[f"{scheme}://{address}" for address in addresses],
+                user=user,
+                password=secret,
+                tls=context,
+                name=f"sla-{config.node}",
+                error_cb=note,
+                connect_timeout=round(CONNECT_S),
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                ping_interval=5,
+            ),
+            CONNECT_S * (len(addresses) + 1),
+        )
+    except (OSError, TimeoutError, nats.errors.Error) as exc:
+        with contextlib.suppress(Exception):
+            await client.close()
+        problem = problems[-1] if problems else str(exc) or type(exc).__name__
+        raise ClusterUnreachable(", ".join(addresses), problem) from exc
+    return client
+
+
+def node_row(answer: dict[str, Any]) -> NodeRow:
+    """From an answer to ``PING``."""
+    server, figures = answer["server"], answer.get("statsz", {})
+    streams = figures.get("jetstream") or {}
+    meta, stored = streams.get("meta") or {}, streams.get("stats") or {}
+    tags = [str(tag) for tag in server.get("tags") or ()]
+    members = [
+        (str(peer.get("name", "?")), not peer.get("offline", False)) for peer in meta.get("replicas") or ()
+    ]
+    return NodeRow(
+        name=str(server["name"]),
+        site=essentials.site_of_tags(tags),
+        version=str(server.get("ver", "?")),
+        connections=int(figures.get("connections", 0)),
+        expected=int(figures.get("active_servers", 1)),
+        leader=str(meta.get("leader", "")) if "meta" in streams else str(server["name"]),
+        members=tuple(members),
+        stored_bytes=int(stored.get("storage", 0)),
+        memory_bytes=int(figures.get("mem", 0)),
+        parameters=essentials.of_tags(tags),
+    )
+
+
+def stream_row(info: StreamInfo) -> StreamRow:
+    """From what the engine says of a stream."""
+    cluster = info.cluster
+    peers = (cluster.replicas if cluster else None) or []
+    return StreamRow(
+        name=str(info.config.name),
+        subjects=tuple(info.config.subjects or ()),
+        replicas=info.config.num_replicas or 1,
+        leader=str((cluster.leader if cluster else "") or ""),
+        current=tuple(sorted(str(peer.name) for peer in peers if peer.current and not peer.offline)),
+        behind=tuple(sorted(str(peer.name) for peer in peers if not peer.current or peer.offline)),
+        messages=info.state.messages,
+        stored_bytes=info.state.bytes,
+    )
+
+
+async def check_essentials(config: ClusterConfig, member: Membership) -> list[str]:
+    """Compare essential parameters with every running node that can be reached; returns their names.
+
+    The first peer that can be reached is asked: all nodes that it knows answer through it.
+
+    Raises:
+        EssentialsDiffer: a node has others; names the parameters.
+    """
+    own, seen = essentials.of(config), dict[str, NodeRow]()
+    for peer in config.peers:
+        try:
+            async with Admin(config, member, [peer.listen]) as admin:
+                seen |= {row.name: row for row in await admin.nodes()}
+        except ClusterUnreachable:
+            continue
+        break
+    for name, row in sorted(seen.items()):
+        if name != config.node:
+            essentials.compare(own, row.parameters, name)
+    return sorted(seen)
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Errors of the client library become ours; ``what`` begins the text."""
+    try:
+        yield
+    except (OSError, TimeoutError, nats.errors.Error) as exc:
+        problem = str(exc) or type(exc).__name__
+        if isinstance(exc, NO_LEADER):
+            problem = "no node leads; a majority of the nodes may be missing"
+        raise ClusterRefused(f"{what}: {problem}") from exc

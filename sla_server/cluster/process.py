@@ -1,0 +1,102 @@
+"""The process ``cluster``: one node, from its checks to its orderly stop.
+
+Order of a start: credentials; the engine, found and probed; essential parameters compared with those of the
+nodes that run; then the engine is started and kept running. A node that differs from the others is refused
+before its engine knows of them. At the end the engine stops in order.
+
+The engine's own lines go to this process's standard error. Thread: the main one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from pmdaemon.reserve import event_row, initialized, raise_event
+from pmdaemon.runtime.children import describe_status, stop_together, wait_for_any
+from pmdaemon.runtime.clock import Clock, server_clock
+from pmdaemon.runtime.stop import ParentPipe, Stop
+from pmdaemon.runtime.watchdog import beat
+from sla_server import directories
+from sla_server.cluster import admin, engine, essentials, membership
+from sla_server.cluster.config import ClusterConfig
+from sla_server.cluster.node import Node
+from sla_server.config import ResolvedConfig
+
+log = structlog.get_logger("cluster")
+STEP_S: Final = 1.0
+START_LIMIT_S: Final = 180.0
+"""Probing the engine, and asking peers whose hosts do not answer, before the first step."""
+
+
+def run(config: ResolvedConfig, stop: Stop) -> int:
+    """Run the node of this configuration until the stop.
+
+    Raises:
+        ClusterError: it has no credentials, there is no fit engine, or essential parameters differ.
+        ServerRunning: another process has the node's directory.
+    """
+    assert config.cluster is not None  # the supervisor starts no such part without the table
+    return NodeProcess(config.cluster, config.cluster.directory(config.data_dir), stop, server_clock()).run()
+
+
+class NodeProcess:
+    """See the module."""
+
+    def __init__(self, config: ClusterConfig, directory: Path, stop: Stop, clock: Clock) -> None:
+        self._config = config
+        self._directory = directory
+        self._stop = stop
+        self._clock = clock
+        self._pipe = ParentPipe()
+
+    def run(self) -> int:
+        """See ``run``."""
+        beat(START_LIMIT_S)
+        lock = directories.lock_data_dir(self._directory)
+        try:
+            node = self._prepared()
+            initialized()
+            node.start()
+            while not wait_for_any(self._stop, [node.child], STEP_S):
+                beat()
+                self._keep_running(node)
+            log.info("cluster-stopping", reason=self._stop.reason)
+            stop_together([node.child], self._clock)
+            return 0
+        finally:
+            self._pipe.close()
+            os.close(lock)
+
+    def _prepared(self) -> Node:
+        config = self._config
+        member = membership.load(config, self._directory)
+        found = engine.choose(config.engine, config.sync)
+        log.info("cluster-engine", path=str(found.path), version=found.text, reduced=found.reduced or None)
+        if found.reduced:
+            log.warning("cluster-engine-reduced", version=found.text, problem=found.reduced)
+            text = f"nats-server {found.text} of node {config.node}: {found.reduced}"
+            self._raise("cluster-engine-reduced", text, {"version": found.text})
+        compared = asyncio.run(admin.check_essentials(config, member))
+        digest = essentials.digest(essentials.of(config))
+        log.info("cluster-essentials", digest=digest, compared_with=compared)
+        return Node(config, self._directory, found, member.secrets, self._pipe, self._clock, tls=member.tls)
+
+    def _keep_running(self, node: Node) -> None:
+        child = node.child
+        if child.is_running:
+            if (status := child.wait(0)) is not None:
+                reason = describe_status(status)
+                child.died(reason, status)
+                text = f"the engine of node {node.config.node} has ended ({reason}) and is started again"
+                self._raise("cluster-engine-died", text, {"restarts": child.restarts})
+        elif child.is_due:
+            node.start()
+
+    def _raise(self, kind: str, text: str, details: dict[str, str | int]) -> None:
+        at_us = self._clock.unix_us()
+        raise_event(event_row(kind, "warning", "cluster", self._config.node, text, at_us, details))

@@ -1,0 +1,137 @@
+"""The rollup job: ``python -m sla_server.policy_jobs.rollup_job --config FILE``. A plain command.
+
+Each day that has left SQL, and each day of which late data came, becomes files of hourly and daily rollups,
+one transaction a day (``db.rollups``). A run that ends in between leaves the days before; the next goes on.
+Without a day that is due Spark is not started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from pmdaemon.errors import SlaError
+from pmdaemon.runtime import logs
+from pmdaemon.runtime.stop import end_with_parent
+from sla_server import config as configuration
+from sla_server.db.engine import check_made
+from sla_server.db.rollups import RollupStore, open_rollups
+from sla_server.policy_jobs import publishing, rollups
+from sla_server.policy_jobs.job import NICER, on_spark, only_one, status_of, stopped_in_order
+from sla_server.policy_jobs.session import check_files, scratch_of, stderr_to
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sla_server.db.rollups import DueDay
+
+KIND: Final = "rollup"
+
+
+def run(config: configuration.ResolvedConfig, who: str) -> dict[str, Any]:
+    """One whole run, noted in ``jobs``; returns what was made.
+
+    Raises:
+        JobRunning, FilesNotForSpark, NoJava, SparkFailed, ArchiveFailed, DatabaseUnavailable, NoDatabaseYet:
+            the days before it are rolled up.
+    """
+    check_made(config.database, config.data_dir)
+    check_files(config.database.files.url)
+    job_dir = config.data_dir / "rollup-job"
+    with (
+        only_one(job_dir / "lock", KIND),
+        closing(open_rollups(config.database, config.data_dir)) as store,
+        publishing.noted(store.jobs, who, status_of, KIND) as noted,
+    ):
+        store.sweep()
+        days = store.due()
+        done: dict[str, Any] = {"days": [], "files": 0, "rows": 0, "peak_mib": {}}
+        if days:
+            rows = sum(day.rows for day in days)
+            noted.note(f"Spark rolls up {len(days)} days", rows=rows)
+            done = _on_spark(config, store, job_dir, days, noted)
+        noted.note(summary(done), rows=done["rows"])
+    return done
+
+
+def _on_spark(
+    config: configuration.ResolvedConfig,
+    store: RollupStore,
+    job_dir: Path,
+    days: list[DueDay],
+    noted: publishing.JobRun,
+) -> dict[str, Any]:
+    """Start Spark, roll up, stop it."""
+    log_path, scratch = job_dir / "spark.log", scratch_of(job_dir)
+
+    def action(spark: SparkSession) -> dict[str, Any]:
+        return roll_up(spark, store, days, noted)
+
+    shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+    scratch.mkdir(mode=0o700, parents=True)
+    click.echo(f"{len(days)} days are due; Spark starts, and writes its warnings to {log_path}", err=True)
+    try:
+        with stderr_to(log_path):
+            done, memory = on_spark(config.policy, job_dir, action, log_path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return {**done, "peak_mib": memory}
+
+
+def roll_up(
+    spark: SparkSession, store: RollupStore, days: list[DueDay], noted: publishing.JobRun
+) -> dict[str, Any]:
+    """Roll up these days, one after the other."""
+    done: dict[str, Any] = {"days": [], "files": 0, "rows": 0}
+    for number, day in enumerate(days, 1):
+        made = rollups.rolled_up(spark, day, store)
+        if store.commit(day, made):  # else another server's run was faster
+            done["days"].append(day.name)
+            done["files"] += len(made)
+            done["rows"] += day.rows
+        noted.note(f"{number} of {len(days)} days are rolled up", rows=done["rows"])
+    return done
+
+
+def summary(done: dict[str, Any]) -> str:
+    """One line for people."""
+    days = done["days"]
+    if not days:
+        return "no day is due: every day that has left SQL is rolled up"
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{len(days)} days rolled up ({span}): {done['rows']:,} rollups became {done['files']} files"
+
+
+@click.command()
+@click.option(
+    "--config", "path", type=click.Path(path_type=Path), envvar="SLA_CONFIG", help="The server's TOML file."
+)
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", help="Form of the answer."
+)
+@click.option("--scheduled", is_flag=True, hidden=True, help="Started by the server.")
+def main(path: Path | None, output: str, scheduled: bool) -> None:
+    """Make hourly and daily rollups of the days that have left SQL, and of those of which late data came."""
+    logs.configure("rollup-job")
+    try:
+        config = configuration.load(path)
+        if scheduled:
+            end_with_parent()
+            os.nice(NICER)
+        who = "schedule" if scheduled else os.environ.get("USER", "rollup-job")
+        with stopped_in_order():
+            done = run(config, who)
+    except SlaError as exc:
+        click.echo(f"rollup job: {exc}", err=True)
+        raise SystemExit(status_of(exc)) from exc
+    click.echo(json.dumps(done) if output == "json" else summary(done))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Children forked from a process that has imported for them: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pmdaemon.runtime import template as template_module
+from pmdaemon.runtime.children import Child, ChildKind
+from pmdaemon.runtime.clock import SteadyClock
+from pmdaemon.runtime.stop import ParentPipe
+from pmdaemon.runtime.template import UNKNOWN_STATUS, NoTemplate, Template
+
+READY_S = 120.0
+TOLD = """
+import json, os, sys
+fd = int(os.environ["TOLD_FD"])
+os.write(fd, json.dumps({
+    "argv": sys.argv[1:], "environment": dict(os.environ), "session": os.getsid(0), "pid": os.getpid(),
+    "name": __name__, "preloaded": "xml.dom.minidom" in sys.modules,
+    "title": open("/proc/self/cmdline").read(), "open": sorted(os.listdir("/proc/self/fd"), key=int),
+}).encode())
+os.read(int(os.environ["GO_FD"]), 1)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where modules of the tests are found by template and children."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.getcwd()}")
+    (tmp_path / "told.py").write_text(TOLD)
+    return tmp_path
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Template]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(*modules: str) -> Template:
+            made = Template(modules)
+            stack.callback(made.close)
+            made.open()
+            assert made.wait_ready(READY_S)
+            return made
+
+        yield make
+
+
+class Pipes:
+    """By which a child tells of itself, and is let end."""
+
+    def __init__(self) -> None:
+        self.told, self.tells = os.pipe2(os.O_CLOEXEC)
+        self.waits, self.go = os.pipe2(os.O_CLOEXEC)
+        self.fds = (self.tells, self.waits)
+        self.env = {**os.environ, "TOLD_FD": str(self.tells), "GO_FD": str(self.waits), "OF": "the child"}
+
+    def close(self) -> None:
+        for fd in (self.told, self.tells, self.waits, self.go):
+            os.close(fd)
+
+
+@pytest.fixture
+def pipes() -> Iterator[Pipes]:
+    made = Pipes()
+    yield made
+    made.close()
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_child_is_as_if_it_had_been_executed(opened: Callable[..., Template], pipes: Pipes) -> None:
+    template = opened("xml.dom.minidom", "there_is_no_such_module")
+    child = template.start(command("told", "7"), pipes.env, pipes.fds, has_session=True)
+    told = json.loads(os.read(pipes.told, 1 << 16))
+    assert (told["argv"], told["name"], told["preloaded"]) == (["7"], "__main__", True)
+    assert told["pid"] == told["session"] == child.pid != template.pid
+    assert told["title"].rstrip("\0") == " ".join(command("told", "7"))
+    assert told["environment"] == pipes.env
+    # its three, the two given, and the directory that is being listed; nothing of the template
+    assert set(told["open"]) >= {"0", "1", "2", *map(str, pipes.fds)}
+    assert len(told["open"]) == 6
+    os.write(pipes.go, b"1")
+    assert child.wait() == 7
+    child.send_signal(signal.SIGKILL)  # whoever has the id now is not meant
+
+
+@pytest.mark.usefixtures("folder")
+def test_children_run_side_by_side_and_die_of_signals(opened: Callable[..., Template], pipes: Pipes) -> None:
+    template = opened()
+    first, second = (
+        template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True) for _ in range(2)
+    )
+    first.send_signal(signal.SIGTERM)
+    assert first.wait() == -signal.SIGTERM
+    second.kill()
+    assert second.wait() == -signal.SIGKILL
+    assert template.reap(os.getpid()) == UNKNOWN_STATUS  # no child of the template
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_its_template_a_child_is_executed(opened: Callable[..., Template], pipes: Pipes) -> None:
+    template = opened()
+    left = template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    assert template.pid is not None
+    os.kill(template.pid, signal.SIGKILL)
+    pipe = ParentPipe()
+    env = {"TOLD_FD": str(pipes.tells), "GO_FD": str(pipes.waits)}
+    child = Child(
+        ChildKind("part"), "x", command("told", "3"), pipe, SteadyClock(), env=env, template=template
+    )
+    child.descriptors = pipes.fds
+    os.read(pipes.told, 1 << 16)
+    assert child.start(), "it is executed"
+    told = json.loads(os.read(pipes.told, 1 << 16))
+    assert os.stat(f"/proc/{told['pid']}").st_uid == os.getuid()
+    assert int(Path(f"/proc/{told['pid']}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+    os.write(pipes.go, b"11")
+    assert child.wait(READY_S) == 3
+    assert left.wait() == UNKNOWN_STATUS, "nobody can be asked"
+    with pytest.raises(NoTemplate):  # it opens another one, for later
+        template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    assert template.wait_ready(READY_S)
+    again = template.start(command("told", "5"), pipes.env, pipes.fds, has_session=True)
+    os.write(pipes.go, b"1")
+    assert again.wait() == 5
+    pipe.close()
+
+
+def test_a_template_with_threads_forks_nothing(
+    folder: Path, opened: Callable[..., Template], pipes: Pipes
+) -> None:
+    (folder / "threaded.py").write_text(
+        "import threading, time\n"
+        "t = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nt.start()\n"
+        "open('/proc/self/task/%d/comm' % t.native_id, 'w').write('sleeper')\n"
+    )
+    with pytest.raises(NoTemplate, match="it runs threads: sleeper"):
+        opened("threaded").start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+
+
+def test_what_is_no_module_of_python_is_executed(opened: Callable[..., Template], pipes: Pipes) -> None:
+    with pytest.raises(NoTemplate):
+        opened().start(["sleep", "1"], pipes.env, pipes.fds, has_session=True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_template_that_hangs_is_killed(
+    opened: Callable[..., Template], pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_module, "ANSWER_S", 0.2)
+    template = opened()
+    pid = template.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(NoTemplate):
+        template.start(command("told", "0"), pipes.env, pipes.fds, has_session=True)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+PARENT = """
+import os, signal
+from pmdaemon.runtime.template import Template
+template = Template(())
+template.open()
+template.wait_ready(120)
+print(template.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_it_ends_with_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) > 0
+        assert parent.stdout.read() == "", "the template, which has the pipe, has ended, too"

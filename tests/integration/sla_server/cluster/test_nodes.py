@@ -1,0 +1,187 @@
+"""Nodes as the product runs them: made, joined, started, moved, killed, drained and left by its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pmdaemon.runtime.clock import Deadline
+from sla_server import config as configuration
+from sla_server.cli.main import cli
+from sla_server.cluster import membership
+from tests.support.cluster import READY_S, configurations
+
+
+def _sla(path: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["--config", str(path), "cluster", *words])
+
+
+def _done(path: Path, *words: str) -> str:
+    result = _sla(path, *words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def _members(paths: list[Path]) -> None:
+    """Make the first the first member, and let it invite the others."""
+    _done(paths[0], "init")
+    for path in paths[1:]:
+        name = path.parent.name
+        invitation = path.parent / "invitation"
+        _done(paths[0], "invite", name, str(invitation))
+        assert invitation.stat().st_mode & 0o777 == 0o600
+        _done(path, "join", str(invitation))
+
+
+def _status(path: Path) -> dict[str, Any]:
+    result = _sla(path, "status", "-o", "json")
+    return dict(json.loads(result.stdout)) if result.exit_code in (0, 1) else {}
+
+
+class Nodes:
+    """Processes ``sla-server node``, one a file."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        path = next(path for path in self.paths if path.parent.name == name)
+        command = [sys.executable, "-m", "sla_server", "node", "--config", str(path)]
+        with (path.parent / "log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait_well(self) -> dict[str, Any]:
+        deadline = Deadline(READY_S)
+        while True:
+            state = _status(self.paths[0])
+            if state.get("is_well") and len(state["nodes"]) == len(self.processes):
+                return state
+            assert not deadline.passed, state
+
+    def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        return process.wait(READY_S)
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.end(name, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    paths = configurations(tmp_path_factory.mktemp("nodes"))
+    _members(paths)
+    nodes = Nodes(paths)
+    for path in paths:
+        nodes.start(path.parent.name)
+    nodes.wait_well()
+    yield nodes
+    nodes.close()
+
+
+def _cluster_of(path: Path) -> configuration.ClusterConfig:
+    config = configuration.load(path).cluster
+    assert config is not None
+    return config
+
+
+async def _make_stream(path: Path, name: str) -> None:
+    from nats.js.api import StreamConfig
+
+    from sla_server.cluster.admin import connect
+
+    config = configuration.load(path)
+    assert config.cluster is not None
+    member = membership.load(config.cluster, config.cluster.directory(config.data_dir))
+    client = await connect(config.cluster, member, [config.cluster.listen])
+    await client.jetstream(timeout=30).add_stream(
+        StreamConfig(name=name, subjects=[f"{name}.>"], num_replicas=3)
+    )
+    await client.close()
+
+
+def test_all_nodes_show_the_same_digest_and_one_leads(three: Nodes) -> None:
+    state = _status(three.paths[1])
+    assert [node["name"] for node in state["nodes"]] == ["n1", "n2", "n3"]
+    assert [node["site"] for node in state["nodes"]] == ["site-n1", "site-n2", "site-n3"]
+    assert len({node["digest"] for node in state["nodes"]}) == 1
+    assert state["leader"] in ("n1", "n2", "n3")
+    text = _done(three.paths[2], "config")
+    assert "digest" in text
+    assert "3 nodes answered" in text
+
+
+def test_a_stream_is_moved_to_a_node_and_a_drained_node_leads_nothing(three: Nodes) -> None:
+    import asyncio
+
+    asyncio.run(_make_stream(three.paths[0], "moved"))
+    three.wait_well()
+    [before] = [row for row in _status(three.paths[0])["streams"] if row["name"] == "moved"]
+    target = before["current"][0]
+    assert _done(three.paths[0], "stepdown", "moved", "--to", target) == f"stream moved is led by {target}\n"
+    text = _done(three.paths[0], "drain", target)
+    assert "stream moved" in text
+    state = _status(three.paths[0])
+    assert target not in [row["leader"] for row in state["streams"]]
+    assert state["leader"] != target
+    refused = _sla(three.paths[0], "stepdown", "unknown")
+    assert refused.exit_code == 75
+    assert "stream not found" in refused.output
+
+
+def test_a_killed_node_is_missed_leaves_no_engine_and_comes_back(three: Nodes) -> None:
+    three.end("n3", signal.SIGKILL)
+    deadline = Deadline(READY_S)
+    while (state := _status(three.paths[0])).get("missing") != ["n3"]:
+        assert not deadline.passed, state
+    result = _sla(three.paths[0], "status")
+    assert result.exit_code == 1
+    assert "n3 does not run" in result.output
+    three.start("n3")  # its ports and its store are free: the engine has ended with its parent
+    three.wait_well()
+
+
+def test_other_essential_parameters_are_refused_by_name(three: Nodes) -> None:
+    assert three.end("n2") == 0
+    path = three.paths[1]
+    text = path.read_text()
+    path.write_text(text.replace("[cluster]", "[cluster]\nmax_payload_bytes = 2000000"))
+    command = [sys.executable, "-m", "sla_server", "node", "--config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S, check=False)
+    path.write_text(text)
+    assert done.returncode == 78
+    assert "max_payload_bytes is 2000000 here and 1048576 there" in done.stderr
+    three.start("n2")
+    three.wait_well()
+
+
+def test_an_engine_that_dies_is_started_again(three: Nodes) -> None:
+    parent = three.processes["n1"].pid
+    [child] = (Path(f"/proc/{parent}/task/{parent}/children")).read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    log = three.paths[0].parent / "log"
+    deadline = Deadline(READY_S)
+    while log.read_text().count("engine-started") < 2:
+        assert not deadline.passed
+    three.wait_well()
+
+
+def test_a_node_leaves_after_it_was_stopped(three: Nodes) -> None:
+    assert "still runs" in _sla(three.paths[0], "leave", "n3").output
+    assert three.end("n3") == 0
+    _done(three.paths[2], "leave", "--yes")
+    assert not (three.paths[2].parent / "data/cluster/credentials.json").exists()
+    state = three.wait_well()
+    assert [node["name"] for node in state["nodes"]] == ["n1", "n2"]
+    assert state["missing"] == []

@@ -1,0 +1,76 @@
+"""Which days are rolled up, and what a worker writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sla_server.db import histogram_codec, rollups
+from sla_server.db.archive.files import opened
+from sla_server.db.archive.manifest import HOURS, MISSED, ROLLUPS, FileRow
+from sla_server.db.archive.store import LocalFiles
+from sla_server.db.schema import DAY_US
+
+D0 = 20_000 * DAY_US
+FOREVER = 1 << 60
+
+
+def file(kind: str, day: int, rows: int, cuts: int = 0) -> FileRow:
+    at_us = D0 + day * DAY_US
+    return FileRow(f"{kind}/{day}-{rows}", kind, at_us, at_us + 7, at_us + 9, rows, cuts, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "due"),
+    [
+        ([], []),
+        ([file(ROLLUPS, 0, 60), file(MISSED, 0, 40), file(ROLLUPS, 1, 5)], [(D0, 100), (D0 + DAY_US, 5)]),
+        ([file(ROLLUPS, 0, 60), file(MISSED, 0, 40), file(HOURS, 0, 1, cuts=100)], []),
+        # A late cut has made a further file; then all were merged.
+        ([file(ROLLUPS, 0, 60), file(ROLLUPS, 0, 1), file(HOURS, 0, 1, cuts=60)], [(D0, 61)]),
+        ([file(ROLLUPS, 0, 61), file(HOURS, 0, 1, cuts=61)], []),
+        # Of several files of hours the first one has the number.
+        ([file(ROLLUPS, 0, 61), file(HOURS, 0, 1, cuts=61), file(HOURS, 0, 2)], []),
+        # Hours stay when their rollups were given up.
+        ([file(HOURS, 0, 1, cuts=61)], []),
+    ],
+)
+def test_a_day_is_due_when_its_files_have_other_rows(rows: list[FileRow], due: list[tuple[int, int]]) -> None:
+    assert rollups.due_days(rows, FOREVER, 0) == due
+
+
+def test_a_day_is_due_once_all_of_it_has_left_sql_and_while_nothing_of_it_was_given_up() -> None:
+    rows = [file(ROLLUPS, day, 1) for day in range(3)]
+    until_us = D0 + 2 * DAY_US
+    assert rollups.due_days(rows, until_us, 0) == [(D0, 1), (D0 + DAY_US, 1)]
+    assert rollups.due_days(rows, until_us - 1, 0) == [(D0, 1)]
+    assert rollups.due_days(rows, until_us, D0 + 1) == [(D0 + DAY_US, 1)]
+
+
+def test_a_file_has_one_histogram_a_row_and_counts_only_with_its_row(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    one, other = (np.array([[count] + [0] * 196 + [7]]) for count in (3, 4))
+    blobs = [histogram_codec.encode_many(each)[0] for each in (one, other)]
+    fields = rollups.file_schema(HOURS)
+    columns = {name: pa.array([5, 6], pa.int64()) for name in fields.names}
+    lists = pa.array([blobs, [b""]], pa.list_(pa.binary()))
+    batch = pa.record_batch({**columns, "hist": lists})
+    row = rollups.write(files, HOURS, D0, 99, [batch])
+    assert row is not None
+    assert (row.rows, row.kind, row.min_us, row.max_us) == (2, HOURS, D0, D0 + DAY_US - 1)
+    assert row.owner == rollups.OWNER
+    assert rollups.parse(rollups.encode(row)) == row
+    with opened(files, row):
+        table = pq.read_table(tmp_path / row.path, schema=fields)
+    dense = histogram_codec.decode_many(table["hist"].to_pylist())
+    assert (dense[0, 0], dense[0, 197], dense.sum()) == (7, 14, 21)
+    assert table["hour_us"].to_pylist() == [5, 6]
+
+
+def test_no_row_is_no_file(tmp_path: Path) -> None:
+    assert rollups.write(LocalFiles(tmp_path), HOURS, D0, 99, []) is None
+    assert list(tmp_path.rglob("*.parquet")) == []
