@@ -44,7 +44,7 @@ def make_shared_use(context: AppContext) -> Blueprint:
 
 
 def lines_of(decisions: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """From volumes to promises, as wide as the volume's mean share of the load; a client counts for its volume."""
+    """From volumes to promises, as wide as the mean share of the load; clients count for their volume."""
     shares: dict[tuple[str, str], float] = {}
     counts: dict[str, int] = {}
     for row in decisions:

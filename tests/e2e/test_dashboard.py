@@ -147,8 +147,8 @@ TWENTY_FIVE = """m.daysOf(Array.from({length: 25},
 
 def test_a_day_of_25_hours_shows_them_all(site: Site, page: Page) -> None:
     with page() as driver:
-        driver.get(site.url)
         driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+        driver.get(site.url)
         day, again = from_module(driver, "heat.js", TWENTY_FIVE)
         assert [cell["at"] for cell in day["cells"]] == [0, 1, 2, *range(4, 25)]
         assert [(hour, cell["at"]) for hour, cell in enumerate(again["cells"]) if cell] == [(2, 3)]

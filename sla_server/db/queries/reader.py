@@ -478,7 +478,7 @@ class SqlReader:
         backends: Collection[str] = (),
         limit: int = 100,
     ) -> list[Row]:
-        """Throttles then in force, newest first: of these volumes, for these victims, of these backends' loops."""
+        """Throttles in force then, newest first: of these volumes, for these victims or of these backends."""
         return self._rows(explanations.throttles_at(volumes, victims, backends, at_us, limit))
 
     def agreements_at(self, at_us: int, name: str | None = None, page: int = 2048) -> Iterator[Row]:
