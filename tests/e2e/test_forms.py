@@ -15,7 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from sla_server.agreements.load import AgreementsRefused, load_documents
+from sla_server.agreements.errors import AgreementsRefused
+from sla_server.agreements.load import load_documents
 from tests.support import api
 from tests.support.axe import violations
 from tests.support.browser import console_errors, until, wait_for
