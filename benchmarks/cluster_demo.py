@@ -1,9 +1,9 @@
 """``make demo-cluster``: three nodes on this machine; one is killed, and nothing acknowledged is lost.
 
-Everything is the product's own: three files with ``[cluster]``, ``sla cluster init``, ``invite``, ``join``,
-and three processes ``sla-server node``, all on loopback and in one folder, which is removed at the end. Three
-producers send numbered messages, one after the other, until each is acknowledged; a message that was not is
-sent again under the same identity.
+Everything is the product's own: three files with ``[cluster]``, ``sla cluster init``, ``invite`` and
+``join``, three processes ``sla-server node``, all on loopback and in one folder, which is removed at the end.
+Three producers send numbered messages, one after the other, until each is acknowledged; a message that was
+not is sent again under the same identity.
 
 Phases: three nodes run; the node that leads the stream is killed (SIGKILL, node and engine) and the others go
 on; it comes back and has every message again; a leader hands over as planned. At the end the stream is read

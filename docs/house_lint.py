@@ -114,9 +114,15 @@ def modules() -> list[tuple[Path, ast.Module, str]]:
     return [(path, ast.parse(text), text) for path, text in texts]
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a module: six rules look at them."""
+    return list(ast.walk(tree))
+
+
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and name of each definition, parameter and variable."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -130,7 +136,7 @@ def prose(tree: ast.Module, text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -142,8 +148,8 @@ def prose(tree: ast.Module, text: str) -> Iterator[tuple[int, str]]:
 
 def literals(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of each string literal that is no docstring, without what is allowed."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.lineno, _without_allowed(node.value)
 
@@ -178,7 +184,7 @@ def banned_names() -> Iterator[str]:
 def vague_verbs() -> Iterator[str]:
     """Functions whose names begin with a vague verb."""
     for path, tree, _ in modules():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (verb := vague_verb(node.name)):
                 yield f"{path}:{node.lineno}: {node.name}: say {VERBS[verb]}, not {verb}"
 
@@ -263,7 +269,7 @@ def unused_allowances() -> Iterator[str]:
     texts = [
         node.value
         for _, tree, _ in modules()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     for piece in ALLOWED_LITERALS:

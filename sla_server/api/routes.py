@@ -582,6 +582,7 @@ ROUTES: Final = (
         "stream",
         "Snapshots as server-sent events; 503 with Retry-After when all places are taken.",
         answer="text/event-stream",
+        scope="stream",
     ),
     ApiRoute("GET", "/operations/{operation_id}", "operation", "How a change that was answered 202 went."),
     ApiRoute("GET", "/processes", "processes", "The server's own processes.", items="processes"),

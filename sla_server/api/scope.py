@@ -120,12 +120,12 @@ class LabelScope:
 
     def filtered(self, route: ApiRoute, response: Response) -> Response:
         """The answer with what is theirs."""
-        if route.scope == "free" or response.status_code != 200:
-            return response
+        if route.scope in ("free", "stream") or response.status_code != 200:
+            return response  # a stream asks ``live`` for each of its events
         body = json.loads(response.get_data())
         is_theirs = self._tests()
         if route.scope == "live":
-            body = self._live(body)
+            body = self.live(body)
         elif route.scope in is_theirs:
             shown = SHOWN.get(route.scope)
             rows = [_plain(row, shown=shown) for row in body["items"] if is_theirs[route.scope](row)]
@@ -169,7 +169,8 @@ class LabelScope:
             "events": self._has_event,
         }
 
-    def _live(self, snapshot: Row) -> Row:
+    def live(self, snapshot: Row) -> Row:
+        """Of a snapshot what is theirs."""
         kept: Row = {key: snapshot[key] for key in LIVE_KEYS if key in snapshot}
         for key, value in snapshot.items():
             if isinstance(value, list):

@@ -23,6 +23,7 @@ from sla_server.api.context import AppContext
 from sla_server.api.errors import TooManyStreams
 from sla_server.api.live_view import LiveView, Newest, StreamPlace
 from sla_server.api.openapi import document
+from sla_server.api.roles import Principal
 
 HEARTBEAT_S: Final = 5.0
 SILENT: Final = "no live snapshot lately"
@@ -67,20 +68,35 @@ def stream(context: AppContext, request: Request) -> Response:
     except TooManyStreams:
         context.metrics.streams_refused.inc()
         raise
-    events = EventStream(context.live, place, _still_admitted(context, request))
+    principal = g.principal
+    shown = _whole if g.scope is None else lambda newest: _scoped(context, principal, newest)
+    events = EventStream(context.live, place, _still_admitted(context, request), shown)
     response = Response(events, mimetype="text/event-stream", headers={"Cache-Control": "no-store"})
     response.call_on_close(place.release)  # also when the browser left before the first event
     return response
 
 
+def _whole(newest: Newest) -> str:
+    return newest.json_text
+
+
+def _scoped(context: AppContext, principal: Principal, newest: Newest) -> str:
+    """What an account with labels sees of a snapshot, by the agreements in force now; "": not known now."""
+    try:
+        scope = context.scopes.of(principal)
+    except SlaError:
+        return ""
+    return "" if scope is None else json.dumps(scope.live(newest.snapshot), separators=(",", ":"))
+
+
 def _still_admitted(context: AppContext, request: Request) -> Callable[[], bool]:
-    """Whether the session or the API token of this request is still good; asked after the request, too."""
+    """Whether session or API token of this request are as they were; asked after the request, too."""
     principal, directory = g.principal, context.access.directory
     if principal is not None and principal.token_id:
         token = request.headers.get("Authorization", "").partition(" ")[2].strip()
-        return lambda: directory.by_token(token) is not None
+        return lambda: directory.by_token(token) == principal
     if principal is not None and principal.session:
-        return lambda: directory.by_session_id(principal.session) is not None
+        return lambda: directory.by_session_id(principal.session) == principal
     return lambda: True
 
 
@@ -88,9 +104,15 @@ class EventStream:
     """Iterates over the text of one live stream; ends when the live view closes, or its session or token."""
 
     def __init__(
-        self, view: LiveView, place: StreamPlace, may_go_on: Callable[[], bool] = lambda: True
+        self,
+        view: LiveView,
+        place: StreamPlace,
+        may_go_on: Callable[[], bool] = lambda: True,
+        shown: Callable[[Newest], str] = _whole,
     ) -> None:
+        """``shown``: the text of a snapshot for who asks; "" ends the stream."""
         self._may_go_on = may_go_on
+        self._shown = shown
         self._view = view
         self._place = place
         self._number = 0
@@ -117,7 +139,10 @@ class EventStream:
 
     def _event(self, newest: Newest) -> str:
         self._number = newest.number
-        return f"event: snapshot\nid: {newest.snapshot['at_us']}\ndata: {newest.json_text}\n\n"
+        shown = self._shown(newest)
+        if not shown:
+            raise StopIteration
+        return f"event: snapshot\nid: {newest.snapshot['at_us']}\ndata: {shown}\n\n"
 
     def close(self) -> None:
         """Called by the server however the stream ends."""

@@ -329,15 +329,11 @@ class SqlReader:
         return found[0] if len(found) == 1 else None
 
     def throttles(self, in_force: bool = False, limit: int = 100, before: str | None = None) -> list[Row]:
-        """Throttles, newest first, ``members`` decoded; in force: requested, sent, confirmed or seen.
-
-        ``before``: see ``events``.
-        """
+        """Newest first, ``members`` decoded; in force: requested to seen. ``before``: see ``events``."""
         table = schema.throttles
         statement = self._page(table, "throttle_id", limit, before, table.c.requested_us)
         wanted = statement.where(table.c.state.in_(IN_FORCE_STATES)) if in_force else statement
-        found = self._with_cursor(self._rows(wanted), "throttle_id", "requested_us")
-        return decode_json(found, ("members",))
+        return decode_json(self._with_cursor(self._rows(wanted), "throttle_id", "requested_us"), ("members",))
 
     def events(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sla_server.api.mailbox_thread import MailboxThread
 from sla_server.api.route import PREFIX, ApiRoute
 from sla_server.api.routes import ROUTES
 from sla_server.api.scope import LabelScope
+from sla_server.db.errors import DatabaseUnavailable
 from tests.support import api
 from tests.unit.sla_server.api.conftest import Browser
 
@@ -22,7 +24,7 @@ OTHERS = ("erp", "gold", "batch", "disk-0", "gateway-", "mail", "scratch", "repo
 KNOWN = {"name": "erp-gold", "volume": "erp-db", "version": "2", "kind": "Route", "event_id": "e0001"}
 KNOWN |= {"owner": "gateway-a", "pool": "data", "other": "3", "operation_id": "x", "which": "x"}
 KNOWN |= {"address": "10.0.0.5:7412", "throttle_id": "t-1", "session_id": "5e55"}
-KNOWN |= {"report_id": "r-1", "backend": "disk-0"}
+KNOWN |= {"report_id": "r-1", "backend": "disk-0", "approval_id": "5c0f"}
 
 
 class Customers(api.FakeSource):
@@ -73,7 +75,7 @@ def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> FlaskClient:
     context.live.put(api.snapshot(slas=slas, volumes=volumes))
     app = dashboard.create_app(context)
     app.test_client_class = Browser
-    app.config["SOURCE"] = source
+    app.config["SOURCE"], app.config["LIVE"] = source, context.live
     web = app.test_client()
     assert web.post("/login", data={"name": "glo", "password": api.PASSWORD}).status_code == 303
     return web
@@ -83,6 +85,8 @@ def globex(mailbox: api.AnsweringMailbox, clock: FakeClock) -> FlaskClient:
 def test_no_route_shows_what_is_of_others(
     globex: FlaskClient, mailbox: api.AnsweringMailbox, route: ApiRoute
 ) -> None:
+    if route.scope == "stream":
+        return  # it has no end: see below
     path = (PREFIX + route.path).format(**{name: KNOWN[name] for name in route.parameters})
     headers = {"Origin": "http://127.0.0.1:8411"}
     answer = globex.open(path, method=route.method, headers=headers, json={})
@@ -181,3 +185,41 @@ def test_what_is_shown_of_their_own_has_no_staff_and_no_group(globex: FlaskClien
         set(),
     ]
     assert "applied_by" not in globex.get("/api/v1/slas/globex-silver").json
+
+
+def test_the_live_stream_has_rows_of_their_own_alone(globex: FlaskClient) -> None:
+    view = globex.application.config["LIVE"]
+    answer = globex.get("/api/v1/live/stream", buffered=False)
+    events = iter(answer.response)
+    for at_us in (1, 2):
+        event: Any = next(events)
+        text = event.decode()
+        shown = json.loads(text.partition("data: ")[2])
+        assert [row["name"] for row in shown["slas"]] == ["globex-silver"]
+        assert [row["volume"] for row in shown["volumes"]] == ["glo-1"]
+        assert (shown["gateways"], shown["events"], shown["throttles"], shown["totals"]) == ([], [], [], {})
+        assert [name for name in OTHERS if name in text] == []
+        view.put({**view.newest().snapshot, "at_us": api.NOW_US + at_us})
+    answer.close()
+
+
+def test_the_live_stream_follows_agreements_and_ends_while_they_are_not_known(
+    globex: FlaskClient, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    view, source = globex.application.config["LIVE"], globex.application.config["SOURCE"]
+    answer = globex.get("/api/v1/live/stream", buffered=False)
+    events = iter(answer.response)
+    assert "globex-silver" in str(next(events))
+    monkeypatch.setattr(source, "agreements", lambda *_asked: [])
+    clock.advance(60)
+    view.put({**view.newest().snapshot, "at_us": api.NOW_US + 1})
+    assert "globex-silver" not in str(next(events)), "it is theirs no more"
+
+    def away(*_asked: Any) -> Any:
+        raise DatabaseUnavailable("sqlite", "away")
+
+    monkeypatch.setattr(source, "agreements", away)
+    clock.advance(60)
+    view.put({**view.newest().snapshot, "at_us": api.NOW_US + 2})
+    assert list(events) == []
+    answer.close()
